@@ -36,7 +36,8 @@ struct SessionCiphers {
 /// which it is, nobody in between can talk them out of it. The keys (Note [Encryption]) are HMAC-SHA-256, with the
 /// secret, of what the proofs are of, under another label and for each direction.
 ///   Frames have a largest size, which is known before they are read. A listener allows two seconds for a handshake
-/// (kHandshakeWithin). It closes strangers that take longer, or that exceed its limit.
+/// (kHandshakeWithin), or more where it may not be looking. It closes strangers that take longer, or that exceed its
+/// limit.
 class Handshake {
  public:
   /// Says what a proof is for: one that was made for a port is worth nothing at another.

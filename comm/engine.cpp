@@ -32,15 +32,14 @@ std::uint64_t Engine::submit(const Op& op) {
 
 bool Engine::advance() {
   const bool moved = advance_operations();
-  if (pairs_.idle()) return moved;
-  return pairs_.advance([&](int rank) { return name_of(rank); }) || moved;
+  return pairs_.advance() || moved;
 }
 
 void Engine::check_transfers() {
   if (pairs_.idle()) return;
   const auto who_is_gone = [&]() -> const PairTransfer* {
     for (const PairTransfer* transfer : pairs_.waiting())
-      if (is_gone(transfer->peer)) return transfer;
+      if (is_gone(*transfer)) return transfer;
     return nullptr;
   };
   if (who_is_gone() != nullptr) {
@@ -49,24 +48,27 @@ void Engine::check_transfers() {
     }
     if (const PairTransfer* transfer = who_is_gone()) {
       await_own_stop_request();
-      throw_gone(transfer->peer, describe(*transfer, name_of(transfer->peer)));
+      throw_gone(*transfer);
     }
   }
-  if (pairs_.idle() || !transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
-  const PairTransfer& first = *pairs_.waiting().front();
-  const std::string peer = name_of(first.peer);
-  warn_of_stall(describe(first, peer), transfers_stall_.waited_seconds(), peer);
+}
+
+void Engine::watch_stall_of(const PairTransfer& transfer) {
+  if (!transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
+  const std::string peer = name_of(transfer.peer);
+  warn_of_stall(describe(transfer, peer), transfers_stall_.waited_seconds(), peer);
+}
+
+void Engine::throw_gone(const PairTransfer& transfer) {
+  LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(transfer.peer), describe(transfer, name_of(transfer.peer)));
 }
 
 void Engine::time_out(const PairTransfer& transfer, double waited_seconds) {
-  const std::string peer = name_of(transfer.peer), trouble = trouble_with(transfer.peer);
-  throw_timeout(describe(transfer, peer), waited_seconds, {job_ranks().of(transfer.peer)},
-                trouble.empty() ? peer : fmt::format("{} ({})", peer, trouble));
+  throw_transfer_timeout(transfer, waited_seconds, job_ranks().of(transfer.peer), name_of(transfer.peer),
+                         trouble_with(transfer.peer));
 }
 
-void Engine::check_all_received() {
-  pairs_.check_nothing_left([&](int rank) { return name_of(rank); });
-}
+void Engine::check_all_received() { pairs_.check_nothing_left(); }
 
 void Engine::complete_first() {
   if (const std::uint64_t sequence = first().sequence; sequence > 0) completed_sequence_ = sequence;
@@ -106,15 +108,11 @@ std::vector<std::string> Engine::texts() const {
 }
 
 void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
-  throw_timeout(describe(first()), waited_seconds, ranks, names);
-}
-
-void Engine::throw_timeout(const std::string& what, double waited_seconds, const std::vector<int>& ranks,
-                           const std::string& names) const {
   report_missing_ranks(ranks);
-  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", what, waited_seconds, names),
-                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                                 ranks.empty() ? 0 : ranks.front()));
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),
+      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                  ranks.empty() ? 0 : ranks.front()));
 }
 
 }  // namespace lockstep::comm

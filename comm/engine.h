@@ -77,8 +77,9 @@ class Engine : protected PairStreams {
   bool idle() const { return completed_ == submitted_; }
   /// Whether no send or receive is.
   bool has_no_transfers() const { return pairs_.idle(); }
+  /// Whether nothing is under way.
   bool is_quiet() const { return idle() && has_no_transfers(); }
-  /// Whether it is one of them; it may be gone.
+  /// Whether `transfer`, of which nothing is read, is one of those under way.
   bool has(const PairTransfer* transfer) const { return pairs_.has(transfer); }
 
   /// How a driver waits that calls advance() meanwhile: the caller itself, or a thread of the group.
@@ -87,6 +88,11 @@ class Engine : protected PairStreams {
   /// changes what it looks at knows to call wake_up(). `idle` is for how long nothing has happened.
   virtual void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) = 0;
 
+  /// check_peers() and check_transfers().
+  void check() {
+    check_peers();
+    check_transfers();
+  }
   /// To be called now and then: throws what has ended the group, or will, as far as can be known without waiting.
   virtual void check_peers() {}
   /// For a rank that waits by other means, beside check_peers(): throws if another rank is known to have ended.
@@ -98,8 +104,10 @@ class Engine : protected PairStreams {
 
   // The same for sends and receives.
 
-  /// Throws where a rank that one of them waits for has ended; mentions it when nothing has moved for long.
+  /// Throws where a rank that one of them waits for has ended.
   void check_transfers();
+  /// For a rank that waits for `transfer`, which is one of them: says so when nothing has moved for long.
+  void watch_stall_of(const PairTransfer& transfer);
   [[noreturn]] void time_out(const PairTransfer& transfer, double waited_seconds);
   /// After all ranks' last operation: throws OutOfStepError where another rank has sent what this one has not received.
   void check_all_received();
@@ -117,13 +125,11 @@ class Engine : protected PairStreams {
 
   /// advance() for operations.
   virtual bool advance_operations() = 0;
-  /// "rank 1 (host b)".
-  virtual std::string name_of(int rank) const = 0;
   virtual const JobRanks& job_ranks() const = 0;
-  /// Whether `peer`, which a transfer waits for, is known to have ended, or the way to it to be lost.
-  virtual bool is_gone(int peer) = 0;
-  /// Says so; `waiting_in` is the transfer.
-  [[noreturn]] virtual void throw_gone(int peer, const std::string& waiting_in) const = 0;
+  /// Whether the other rank of a transfer, which waits for it, is known to have ended, or the way to it to be lost.
+  virtual bool is_gone(const PairTransfer& transfer) { return static_cast<void>(transfer), false; }
+  /// Says so.
+  [[noreturn]] virtual void throw_gone(const PairTransfer& transfer);
   /// Why there is no way to it yet, if that is known; empty: there is one.
   virtual std::string trouble_with(int peer) const { return static_cast<void>(peer), std::string(); }
 
@@ -144,9 +150,6 @@ class Engine : protected PairStreams {
   [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
 
  private:
-  [[noreturn]] void throw_timeout(const std::string& what, double waited_seconds, const std::vector<int>& ranks,
-                                  const std::string& names) const;
-
   const int rank_;
   const int size_;
   PairQueues pairs_;

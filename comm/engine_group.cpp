@@ -160,9 +160,10 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
         engine_->wait_policy(false), deadline, done, [&] { return engine_->advance(); },
         [&](Clock::duration so_far) {
           waited = so_far;
-          engine_->check_peers();
-          engine_->check_transfers();
-          if (!deadline.expired()) engine_->watch_stall();
+          engine_->check();
+          if (deadline.expired()) return;
+          engine_->watch_stall();
+          if (transfer != nullptr && !transfer->done) engine_->watch_stall_of(*transfer);
         },
         [&](Clock::duration idle) {
           const auto most = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
@@ -186,15 +187,13 @@ bool InlineGroup::is_time_to_check() {
 
 void InlineGroup::advance_or_check() {
   if (engine_->advance() || engine_->is_quiet() || !is_time_to_check()) return;
-  engine_->check_peers();
-  engine_->check_transfers();
+  engine_->check();
 }
 
 void InlineGroup::watch_peers() {
   guard([&] {
     if (engine_->advance() || !is_time_to_check()) return;
-    engine_->check_peers();
-    engine_->check_transfers();
+    engine_->check();
     engine_->check_ended_peers();
   });
 }
@@ -296,12 +295,7 @@ ThreadGroup::ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engin
     const AllSignalsBlocked blocked;
     thread_ = std::thread([this, make = std::move(make)] { run(make); });
   }
-  try {
-    nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
-  } catch (...) {
-    end_thread(EndRequest::kAbandon);
-    throw;
-  }
+  nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
 }
 
 std::uint64_t ThreadGroup::hand_over(const Op& op) {
@@ -334,15 +328,21 @@ void ThreadGroup::wait(Condition&& done, Deadline deadline) {
   wait_end_.store(kNoWait, std::memory_order_relaxed);
 }
 
-/// The deadline is the thread's to see.
+/// The deadline is the thread's to see. When this throws, the thread has ended: it would continue to read and write
+/// what transfers name, and the caller frees that as it unwinds.
 template <class Condition>
 void ThreadGroup::nap_until(Condition&& done, bool oversubscribed) {
   const auto look = [&] {
     failure_.guard([] { throw_if_stopped("waiting for the other ranks"); });
     return false;
   };
-  wait_until(
-      nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
+  try {
+    wait_until(
+        nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
+  } catch (...) {
+    end_thread(EndRequest::kAbandon);
+    throw;
+  }
 }
 
 void ThreadGroup::end_thread(EndRequest ending) {
@@ -384,14 +384,15 @@ void ThreadGroup::serve() {
 
 void ThreadGroup::check() {
   if (engine_->is_quiet()) return;
-  engine_->check_peers();
-  engine_->check_transfers();
+  engine_->check();
   publish_completed();
   if (engine_->is_quiet()) return;
   const auto now = Clock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
     time_out(std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   engine_->watch_stall();
+  if (const PairTransfer* const transfer = waited_for_transfer_.load(std::memory_order_relaxed))
+    if (engine_->has(transfer)) engine_->watch_stall_of(*transfer);
 }
 
 /// What the caller waits for may have been done meanwhile.

@@ -89,6 +89,7 @@ class ForeignStore final : public Store {
   /// Whatever the program's store throws becomes an error of ours.
   template <class Question>
   static auto ask(Question&& question);
+  [[noreturn]] static void fail(const char* why);
   /// Runs `action` unless the store is broken; what it throws breaks it, and the others are notified.
   template <class Action>
   auto guarded(Action&& action);
@@ -101,6 +102,11 @@ class ForeignStore final : public Store {
   Failure failure_;
 };
 
+void ForeignStore::fail(const char* why) {
+  throw DeviceError(fmt::format("the key-value store through which the ranks join has failed: {}", why),
+                    "look at what keeps the store, and at the log of rank 0");
+}
+
 template <class Question>
 auto ForeignStore::ask(Question&& question) {
   try {
@@ -108,8 +114,9 @@ auto ForeignStore::ask(Question&& question) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw DeviceError(fmt::format("the key-value store through which the ranks join has failed: {}", error.what()),
-                      "look at what keeps the store, and at the log of rank 0");
+    fail(error.what());
+  } catch (...) {
+    fail("it does not say how");
   }
 }
 
@@ -211,7 +218,7 @@ ForeignStore::Value ForeignStore::await(const std::string& key, Deadline deadlin
     const auto asked = Clock::now();
     const auto wait = std::min<Clock::duration>(kMostWait, deadline.remaining());
     if (Value value = look(key, wait)) return value;
-    throw_if_stopped("joining the other ranks");
+    throw_if_stopped("waiting for the other ranks");
     const auto now = Clock::now();
     const bool last = deadline.expired();
     if (last || now >= next_check) {

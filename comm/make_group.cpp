@@ -141,15 +141,16 @@ const BackendFamily* prepare(const World& world, const GroupOptions& options) {
   return named;
 }
 
-std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options, const MpiRanks* over) {
-  const BackendFamily* named = prepare(world, options);
-  if (world.size == 1) return std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
-  for (const auto* family : candidates(named)) {
-    if (family->lack(world, options, nullptr)) continue;
-    if (family->start != nullptr) return family->start(world, options, over);
-    break;
-  }
-  return join_ranks(world, options, over);
+/// A group of `given`, which `make` makes where there are several ranks.
+std::unique_ptr<ProcessGroup> make_original(
+    const World& given, const GroupOptions& options, JobRanks job_ranks,
+    FunctionRef<std::unique_ptr<ProcessGroup>(const World&, const BackendFamily* named, const JobRanks&)> make) {
+  const World world = checked(given, options);
+  const BackendFamily* const named = prepare(world, options);
+  auto group = world.size == 1 ? std::make_unique<SelfGroup>(duration_of(options.timeout_seconds))
+                               : make(world, named, job_ranks);
+  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
+  return group;
 }
 
 }  // namespace
@@ -167,26 +168,25 @@ std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupO
 
 std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOptions& options, JobRanks job_ranks,
                                               const MpiRanks* over) {
-  const World world = checked(given, options);
-  auto group = make(world, options, over);
-  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
-  return group;
+  const auto make = [&](const World& world, const BackendFamily* named, const JobRanks&) {
+    for (const auto* family : candidates(named)) {
+      if (family->lack(world, options, nullptr)) continue;
+      if (family->start != nullptr) return family->start(world, options, over);
+      break;
+    }
+    return join_ranks(world, options, over);
+  };
+  return make_original(given, options, std::move(job_ranks), make);
 }
 
 std::unique_ptr<ProcessGroup> make_group_through(
     const World& given, const GroupOptions& options, JobRanks job_ranks,
     FunctionRef<std::unique_ptr<Store>(const World&, const JobRanks&)> join) {
-  const World world = checked(given, options);
-  prepare(world, options);
-  std::unique_ptr<ProcessGroup> group;
-  if (world.size == 1) {
-    group = std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
-  } else {
-    auto store = join(world, job_ranks);
-    group = make_joined_group(world, options, store);
-  }
-  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
-  return group;
+  const auto make = [&](const World& world, const BackendFamily*, const JobRanks& ranks) {
+    auto store = join(world, ranks);
+    return make_joined_group(world, options, store);
+  };
+  return make_original(given, options, std::move(job_ranks), make);
 }
 
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options) {

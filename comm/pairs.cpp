@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/status_report.h"
 
 namespace lockstep::comm {
 namespace {
@@ -42,12 +43,13 @@ void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
   queues[static_cast<std::size_t>(transfer->peer)].transfers.push_back(std::move(transfer));
 }
 
-bool PairQueues::advance(NameOf name_of) {
+bool PairQueues::advance() {
   if (idle()) return false;
+  streams_.begin_round();
   bool moved = false;
   for (int rank = 0; rank < size_; ++rank) {
     Queue& in = in_[static_cast<std::size_t>(rank)];
-    if (!in.transfers.empty()) moved |= receive(in, rank, name_of);
+    if (!in.transfers.empty()) moved |= receive(in, rank);
     Queue& out = out_[static_cast<std::size_t>(rank)];
     if (!out.transfers.empty()) moved |= send(out, rank);
   }
@@ -73,7 +75,7 @@ bool PairQueues::send(Queue& queue, int to) {
   return true;
 }
 
-bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
+bool PairQueues::receive(Queue& queue, int from) {
   const PairTransfer& transfer = *queue.transfers.front();
   const std::size_t bytes = transfer.what.bytes();
   std::size_t moved = 0;
@@ -81,7 +83,7 @@ bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
     moved = streams_.read_some(from, std::as_writable_bytes(std::span(&queue.header, 1)).subspan(queue.header_bytes));
     queue.header_bytes += moved;
     if (queue.header_bytes < kHeaderBytes) return moved > 0;
-    compare_transfers(transfer, queue.header, name_of);
+    if (queue.header != transfer.what) throw_mismatch(transfer, queue.header, streams_.name_of(from));
   }
   if (queue.bytes < bytes) {
     const std::size_t got = streams_.read_some(from, {transfer.data + queue.bytes, bytes - queue.bytes});
@@ -93,13 +95,18 @@ bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
   return true;
 }
 
-void compare_transfers(const PairTransfer& expected, const PairDescriptor& sent,
-                       FunctionRef<std::string(int rank)> name_of) {
-  if (sent == expected.what) return;
-  const std::string peer = name_of(expected.peer);
+void throw_mismatch(const PairTransfer& expected, const PairDescriptor& sent, const std::string& peer) {
   throw OutOfStepError(
       fmt::format("out of step: {} is in {}, this rank is in {}", peer, sent_text(sent), describe(expected, peer)),
       kMatch);
+}
+
+void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds, int job_rank, const std::string& peer,
+                            const std::string& trouble) {
+  report_missing_ranks({&job_rank, 1});
+  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}{}", describe(transfer, peer),
+                                 waited_seconds, peer, trouble.empty() ? "" : fmt::format(" ({})", trouble)),
+                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", job_rank));
 }
 
 void PairQueues::finish(Queue& queue) {
@@ -107,6 +114,7 @@ void PairQueues::finish(Queue& queue) {
   queue.transfers.pop_front();
   queue.header_bytes = queue.bytes = 0;
   --under_way_;
+  done->keeps.reset();
   done->done.store(true, std::memory_order_release);
 }
 
@@ -127,14 +135,14 @@ bool PairQueues::has(const PairTransfer* transfer) const {
   return false;
 }
 
-void PairQueues::check_nothing_left(NameOf name_of) {
+void PairQueues::check_nothing_left() {
   // A group without transfers on this rank looks too: it may be the receiver who has left all of them out.
   for (int rank = 0; rank < size_; ++rank) {
     PairDescriptor sent;
     const auto header = std::as_writable_bytes(std::span(&sent, 1));
     if (streams_.read_some(rank, header) < header.size()) continue;
     throw OutOfStepError(fmt::format("out of step: {} has issued {}, and this rank ends without receiving it",
-                                     name_of(rank), sent_text(sent)),
+                                     streams_.name_of(rank), sent_text(sent)),
                          kMatch);
   }
 }

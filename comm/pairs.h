@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lockstep/base/dtype.h"
-#include "lockstep/base/function_ref.h"
 
 namespace lockstep::comm {
 
@@ -25,8 +24,8 @@ namespace lockstep::comm {
 ///
 /// An engine moves the streams (PairStreams) whenever it is advanced, all at once: a rank that waits for one transfer
 /// moves all others meanwhile, so a ring in which everybody sends before it receives comes to its end. A send is done
-/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come (64 KiB or so),
-/// and programs must not count on it.
+/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come, from 4 KiB to
+/// megabytes (docs/collectives.md), and programs must not count on it.
 
 /// What the two ranks of a transfer must agree on.
 struct PairDescriptor {
@@ -46,21 +45,30 @@ struct PairTransfer {
   PairDescriptor what;
   bool sends = false;
   int peer = 0;
-  std::byte* data = nullptr;  // what a send only reads
+  std::byte* data = nullptr;          // what a send only reads
+  std::shared_ptr<const void> keeps;  // what owns that, where it is the transfer's to keep
   std::atomic<bool> done{false};
 };
 
 /// "send #3 to rank 1 (4096 f32)"; `peer` is the other rank as messages name it.
 std::string describe(const PairTransfer& transfer, const std::string& peer);
 
-/// Throws OutOfStepError unless what the other rank has `sent` is what this one expects; `name_of` says who that is.
-void compare_transfers(const PairTransfer& expected, const PairDescriptor& sent,
-                       FunctionRef<std::string(int rank)> name_of);
+/// Throws the OutOfStepError of a rank that has `sent` something else than this one expects; `peer` is that rank as
+/// messages name it.
+[[noreturn]] void throw_mismatch(const PairTransfer& expected, const PairDescriptor& sent, const std::string& peer);
+/// Throws the TimeoutError of a wait for `transfer`; `job_rank` and `peer` are the other rank, in the job and as
+/// messages name it; `trouble`, if any, is what is known of the way to it.
+[[noreturn]] void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds, int job_rank,
+                                         const std::string& peer, const std::string& trouble = {});
 
 /// Streams of bytes between this rank and each other one. Nothing of it blocks.
 class PairStreams {
  public:
   virtual ~PairStreams() = default;
+  /// "rank 1 (host b)".
+  virtual std::string name_of(int rank) const = 0;
+  /// All of them are about to be asked.
+  virtual void begin_round() {}
   /// There will be a transfer to or from `peer`.
   virtual void open_stream(int peer) { static_cast<void>(peer); }
   /// Takes some of `bytes` for `to`, from their beginning; how many.
@@ -75,8 +83,6 @@ class PairStreams {
 /// The transfers of one rank that are not done. One thread uses it.
 class PairQueues {
  public:
-  using NameOf = FunctionRef<std::string(int rank)>;
-
   /// `streams` must outlive it.
   PairQueues(int size, PairStreams& streams) : size_(size), streams_(streams) {}
 
@@ -85,14 +91,14 @@ class PairQueues {
   /// Changes when something has moved.
   std::uint64_t progress() const { return progress_; }
   /// Moves what can be moved now; whether anything was. Throws OutOfStepError where another rank sends something else
-  /// than this one receives; `name_of` says who that is.
-  bool advance(NameOf name_of);
-  /// Whether it is one of them; it may be gone.
+  /// than this one receives.
+  bool advance();
+  /// Whether `transfer`, of which nothing is read, is one of them.
   bool has(const PairTransfer* transfer) const;
   /// The next transfer to or from each rank, which waits for that one.
   std::vector<const PairTransfer*> waiting() const;
   /// At the end: throws OutOfStepError where another rank has sent what this one has not received.
-  void check_nothing_left(NameOf name_of);
+  void check_nothing_left();
 
  private:
   /// Transfers one way, to or from one rank.
@@ -104,7 +110,7 @@ class PairQueues {
   };
 
   bool send(Queue& queue, int to);
-  bool receive(Queue& queue, int from, NameOf name_of);
+  bool receive(Queue& queue, int from);
   void finish(Queue& queue);
 
   const int size_;

@@ -36,12 +36,14 @@ ProcessGroup::PairState& ProcessGroup::pair_state() {
   return *pairs_;
 }
 
-Transfer ProcessGroup::isend(const void* values, std::size_t count, DType dtype, int to) {
-  return pair_group().issue_transfer(true, const_cast<void*>(values), count, dtype, to);
+Transfer ProcessGroup::isend(const void* values, std::size_t count, DType dtype, int to,
+                             std::shared_ptr<const void> keeps) {
+  return pair_group().issue_transfer(true, const_cast<void*>(values), count, dtype, to, 0, std::move(keeps));
 }
 
-Transfer ProcessGroup::irecv(void* values, std::size_t count, DType dtype, int from) {
-  return pair_group().issue_transfer(false, values, count, dtype, from);
+Transfer ProcessGroup::irecv(void* values, std::size_t count, DType dtype, int from,
+                             std::shared_ptr<const void> keeps) {
+  return pair_group().issue_transfer(false, values, count, dtype, from, 0, std::move(keeps));
 }
 
 Transfer ProcessGroup::isend(const Region& region, int to) {
@@ -57,7 +59,8 @@ Transfer ProcessGroup::irecv(const Region& region, int from) {
 }
 
 Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
-                                      std::uint64_t all_to_all) {
+                                      std::uint64_t all_to_all, std::shared_ptr<const void> keeps) {
+  check_thread(sends ? "a send" : "a receive");
   failure_.throw_if_any();
   if (peer < 0 || peer >= size_ || peer == rank_)
     throw UsageError(
@@ -65,16 +68,19 @@ Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t coun
         "name another rank, below ProcessGroup::size()");
   PairState& pairs = pair_state();
   const auto transfer = std::make_shared<PairTransfer>();
-  auto& numbers = sends ? pairs.sent : pairs.received;
-  transfer->what.number = ++numbers[static_cast<std::size_t>(peer)];
+  std::uint64_t& number = (sends ? pairs.sent : pairs.received)[static_cast<std::size_t>(peer)];
+  transfer->what.number = number + 1;
   transfer->what.count = count;
   transfer->what.all_to_all = all_to_all;
   transfer->what.dtype = dtype;
   transfer->sends = sends;
   transfer->peer = peer;
   transfer->data = static_cast<std::byte*>(values);
-  pairs.keep(transfer);
+  transfer->keeps = std::move(keeps);
   start_transfer(transfer);
+  // One that was refused does not count.
+  ++number;
+  pairs.keep(transfer);
   return Transfer(this, transfer);
 }
 
@@ -132,17 +138,7 @@ void ProcessGroup::all_to_all_host(const void* from, std::span<const std::size_t
                                                    from_counts[own], to_counts[own])
                                      : std::string()),
                      "give a count for each rank, the same both ways for the rank itself");
-  const std::size_t element = size_of(dtype);
-  std::vector<std::byte*> sources, targets;
-  auto* source = static_cast<std::byte*>(const_cast<void*>(from));
-  auto* target = static_cast<std::byte*>(to);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    sources.push_back(source);
-    targets.push_back(target);
-    source += from_counts[r] * element;
-    target += to_counts[r] * element;
-  }
-  exchange_parts(sources, from_counts, targets, to_counts, dtype);
+  exchange_parts(static_cast<const std::byte*>(from), from_counts, static_cast<std::byte*>(to), to_counts, dtype);
 }
 
 void ProcessGroup::all_to_all(const Region& from, const Region& to) {
@@ -151,29 +147,31 @@ void ProcessGroup::all_to_all(const Region& from, const Region& to) {
   check_region(to, "an all-to-all");
   check_usage(from.dtype == to.dtype, "an all-to-all of two types", "give it two regions of one type");
   const auto counts = equal_counts(from.count, to.count);
-  std::vector<std::byte*> sources, targets;
-  for (std::size_t r = 0; r < counts.size(); ++r) {
-    sources.push_back(from.data() + r * counts[r] * size_of(from.dtype));
-    targets.push_back(to.data() + r * counts[r] * size_of(to.dtype));
-  }
-  exchange_parts(sources, counts, targets, counts, from.dtype);
+  exchange_parts(from.data(), counts, to.data(), counts, from.dtype);
 }
 
-void ProcessGroup::exchange_parts(std::span<std::byte* const> sources, std::span<const std::size_t> from_counts,
-                                  std::span<std::byte* const> targets, std::span<const std::size_t> to_counts,
-                                  DType dtype) {
-  const std::uint64_t number = ++pair_state().all_to_alls;
+void ProcessGroup::exchange_parts(const std::byte* from, std::span<const std::size_t> from_counts, std::byte* to,
+                                  std::span<const std::size_t> to_counts, DType dtype) {
+  const auto offsets_of = [&](std::span<const std::size_t> counts) {
+    std::vector<std::size_t> offsets(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), std::size_t{0});
+    for (std::size_t& offset : offsets) offset *= size_of(dtype);
+    return offsets;
+  };
+  const auto from_offsets = offsets_of(from_counts), to_offsets = offsets_of(to_counts);
+  const std::uint64_t number = pair_state().all_to_alls + 1;
   // Each rank begins with the one after it, so that they do not all talk to the same one.
   std::vector<Transfer> transfers;
   for (int step = 1; step < size_; ++step) {
-    const int next = (rank_ + step) % size_, before = (rank_ + size_ - step) % size_;
-    transfers.push_back(issue_transfer(false, targets[static_cast<std::size_t>(before)],
-                                       to_counts[static_cast<std::size_t>(before)], dtype, before, number));
-    transfers.push_back(issue_transfer(true, sources[static_cast<std::size_t>(next)],
-                                       from_counts[static_cast<std::size_t>(next)], dtype, next, number));
+    const int next_rank = (rank_ + step) % size_, rank_before = (rank_ + size_ - step) % size_;
+    const auto next = static_cast<std::size_t>(next_rank), before = static_cast<std::size_t>(rank_before);
+    transfers.push_back(issue_transfer(false, to + to_offsets[before], to_counts[before], dtype, rank_before, number));
+    pair_state().all_to_alls = number;
+    transfers.push_back(issue_transfer(true, const_cast<std::byte*>(from) + from_offsets[next], from_counts[next],
+                                       dtype, next_rank, number));
   }
   const auto own = static_cast<std::size_t>(rank_);
-  copy(targets[own], sources[own], from_counts[own] * size_of(dtype));
+  copy(to + to_offsets[own], from + from_offsets[own], from_counts[own] * size_of(dtype));
   for (const Transfer& transfer : transfers) transfer.wait();
 }
 
@@ -192,16 +190,26 @@ void ProcessGroup::make_wait_for_transfer(const PairTransfer& transfer, StreamVi
   wait_for_transfer(transfer, Deadline::after(timeout_));
 }
 
-bool Transfer::done() const { return group_ == nullptr || group_->is_transfer_done(*transfer_); }
-void Transfer::wait(Deadline deadline) const {
-  if (group_ != nullptr) group_->wait_for_transfer(*transfer_, deadline);
+bool Transfer::done() const {
+  if (group_ == nullptr) return true;
+  group_->check_thread("a question");
+  return group_->is_transfer_done(*transfer_);
 }
+
+void Transfer::wait(Deadline deadline) const {
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->wait_for_transfer(*transfer_, deadline);
+}
+
 void Transfer::wait() const {
   if (group_ != nullptr) wait(Deadline::after(group_->timeout()));
 }
 
 void Transfer::wait(StreamView stream) const {
-  if (group_ != nullptr) group_->make_wait_for_transfer(*transfer_, stream);
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->make_wait_for_transfer(*transfer_, stream);
 }
 
 }  // namespace lockstep::comm

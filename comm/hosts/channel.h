@@ -53,6 +53,7 @@ class Channel final : private Link::Sink {
   bool listen();
 
   std::size_t links() const { return peers_.size(); }
+  Link& link(std::size_t i) { return peers_[i].link; }
   const Link& link(std::size_t i) const { return peers_[i].link; }
   /// Whether the first operation cannot be finished without data from the other end, or space there.
   bool waits_for(std::size_t i) const;

@@ -7,10 +7,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "comm/hosts/host_engine.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/job_secret.h"
-#include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
@@ -113,10 +111,9 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
     return ours;
   };
   const int local_size = static_cast<int>(here.size());
-  problem.catch_from([&] {
-    connections.board =
-        Segment::map(connections.local, local_size, HostEngine::board_bytes(connections.ranks, local_size), exchange);
-  });
+  connections.layout = HostBoard(connections.ranks, local_size);
+  problem.catch_from(
+      [&] { connections.board = Segment::map(connections.local, local_size, connections.layout.bytes, exchange); });
   while (round < 2) exchange("");
 
   Introduction mine;

@@ -29,7 +29,8 @@ struct HostConnections {
   int local = 0;     // this rank's number on it
   int channels = 1;  // as many as the smallest host has ranks
   Peers peers;
-  Segment board;  // a NodeControlBlock in each rank's part; after it the texts of all ranks, and the rings of this host
+  HostBoard layout;  // of each rank's part of the board
+  Segment board;
   WakeupPipes pipes;
   std::vector<Link> links;  // to the ranks of the same channel, in the order of their hosts; none without a channel
   std::unique_ptr<PeerConnector> connector;  // for sends to ranks of other hosts, and receives from them

@@ -23,14 +23,14 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
       timeout_(timeout),
       sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
             std::move(connections_.pipes)),
-      rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, rings_offset(connections_.ranks)),
-      links_(std::move(connections_.connector), connections_.peers),
-      silent_since_(connections_.links.size()) {
+      rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, connections_.layout.rings),
+      links_(std::move(connections_.connector), connections_.peers) {
+  const std::size_t links = connections_.links.size();
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
                      std::move(connections_.links));
-  put_texts(connections_.board.part(connections_.local) + texts_offset(), connections_.board.part_bytes());
-  entries_to_poll_.reserve(silent_since_.size() + 1);
+  put_texts(connections_.board.part(connections_.local) + connections_.layout.texts, connections_.board.part_bytes());
+  entries_to_poll_.reserve(links + 1);
   missing_.reserve(64);
 }
 
@@ -88,6 +88,7 @@ WaitPolicy HostEngine::wait_policy(bool by_thread) const {
 
 void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<bool()> awake) {
   sync_.announce_sleep();
+  if (!has_no_transfers()) links_.read_ahead();
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
     // What comes for later operations can wait until this rank has come to them.
@@ -104,8 +105,6 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
 
 // ---- Sends and receives ----
 
-std::size_t HostEngine::board_bytes(int ranks, int here) { return rings_offset(ranks) + PairRings::bytes_of(here); }
-
 std::optional<int> HostEngine::local_of(int rank) const {
   const auto found = std::ranges::lower_bound(here_, rank);
   if (found == here_.end() || *found != rank) return std::nullopt;
@@ -120,7 +119,7 @@ std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
   const auto local = local_of(to);
   if (!local) return links_.write_some(to, bytes);
   const std::size_t count = rings_.write_some(*local, bytes);
-  if (count > 0) sync_.wake_sleepers();
+  if (count > 0) sync_.wake(*local);
   return count;
 }
 
@@ -128,7 +127,7 @@ std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
   const auto local = local_of(from);
   if (!local) return links_.read_some(from, bytes);
   const std::size_t count = rings_.read_some(*local, bytes);
-  if (count > 0) sync_.wake_sleepers();
+  if (count > 0) sync_.wake(*local);
   return count;
 }
 

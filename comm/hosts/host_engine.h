@@ -1,6 +1,7 @@
 // Moves the operations of a group on several hosts on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -29,10 +30,6 @@ class HostEngine final : public Engine {
  public:
   HostEngine(HostConnections connections, Clock::duration timeout);
 
-  /// A rank's part of its host's board, in a group of `ranks`, `here` of them on this host: a NodeControlBlock, the
-  /// texts of all ranks, its rings.
-  static std::size_t board_bytes(int ranks, int here);
-
   const char* name() const override { return "hosts"; }
   bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
@@ -53,15 +50,14 @@ class HostEngine final : public Engine {
   bool advance_operations() override;
   std::string name_of(int rank) const override { return connections_.peers.name_of(rank); }
   const JobRanks& job_ranks() const override { return connections_.peers.job_ranks(); }
-  bool is_gone(int peer) override;
-  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override;
+  bool is_gone(const PairTransfer& transfer) override;
+  [[noreturn]] void throw_gone(const PairTransfer& transfer) override;
   std::string trouble_with(int peer) const override { return links_.trouble_with(peer); }
+  void begin_round() override { links_.advance(); }
   void open_stream(int peer) override;
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
   bool is_flushed(int to) override;
-  static std::size_t texts_offset() { return align_up(sizeof(NodeControlBlock)); }
-  static std::size_t rings_offset(int ranks) { return texts_offset() + static_cast<std::size_t>(ranks) * kTextBytes; }
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 
@@ -73,6 +69,7 @@ class HostEngine final : public Engine {
   bool waits_for_local(int local) const;
   void check_abort() const;
   void check_step() const;
+  void listen_while_idle();
   void check_locals();
   void check_links();
   void check_connections();
@@ -82,7 +79,9 @@ class HostEngine final : public Engine {
   std::uint64_t progress() const { return posted_ + finished_ + completed() + (channel_ ? channel_->progress() : 0); }
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void throw_lost(int rank, int error, const std::string& waiting_in) const;
-  [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
+  [[noreturn]] void throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const;
+  Link* way_to(int rank);
+  Clock::duration patience() const { return std::min<Clock::duration>(kLinkPatience, timeout_); }
 
   HostConnections connections_;
   const std::vector<int>& here_;  // the ranks of this host
@@ -100,9 +99,8 @@ class HostEngine final : public Engine {
   Clock::time_point still_since_{};
   StallNotice stall_;
   Clock::time_point next_connection_check_{};
-  std::vector<Clock::time_point> silent_since_;  // by link: since when TCP asks, and nobody answers
-  std::vector<int> silent_;                      // whom this rank misses in the first operation
-  std::vector<int> missing_;                     // whom all of them wait for, as far as is known
+  std::vector<int> silent_;   // whom this rank misses in the first operation
+  std::vector<int> missing_;  // whom all of them wait for, as far as is known
 };
 
 /// The group of the ranks of `store`, whose `peers` are on several hosts: memory inside a host, sockets between them.

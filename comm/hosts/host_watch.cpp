@@ -1,9 +1,6 @@
 // How an engine finds out, and says, who is not there.
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <algorithm>
+#include <cerrno>
 
 #include "base/error.h"
 #include "base/status_report.h"
@@ -17,9 +14,12 @@ namespace {
 // timeout, and longer than a slow step.
 constexpr Clock::duration kPatience = std::chrono::seconds(1);
 constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
-constexpr auto kLongestProbe = std::chrono::seconds(120);
 // What this rank's last words may take.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
+
+bool is_lost(const Link& way, const PairTransfer& transfer) {
+  return way.is_down() || (transfer.sends && way.send_error() != 0);
+}
 
 }  // namespace
 
@@ -34,6 +34,7 @@ bool HostEngine::waits_for_local(int local) const {
 }
 
 void HostEngine::check_peers() {
+  listen_while_idle();
   // This rank's own view first.
   check_step();
   check_abort();
@@ -53,6 +54,11 @@ void HostEngine::check_peers() {
   // The others here have no links, or other ones.
   find_who_is_missing(false);
   if (channel_) sync_.blame(completed() + 1, missing_);
+}
+
+/// Others may say something to a rank that has no operation under way, but waits for a transfer.
+void HostEngine::listen_while_idle() {
+  if (channel_ && idle()) channel_->listen();
 }
 
 void HostEngine::check_abort() const {
@@ -111,60 +117,58 @@ void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) 
                     "look at that host and the network to it");
 }
 
-bool HostEngine::is_gone(int peer) {
-  if (local_of(peer)) return connections_.peers.has_ended(peer);
-  if (links_.is_down(peer)) return true;
-  if (channel_ && idle()) channel_->listen();
-  // The way to it in the channel, where that one is in it: a rank that has ended before it was called never answers.
+/// The connection for transfers. Before it is there: that of the channel, where `rank` is in it, because a rank that
+/// has ended before it was called never answers.
+Link* HostEngine::way_to(int rank) {
+  if (Link* const link = links_.link_with(rank)) return link;
   for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
-    if (channel_->link(i).rank() == peer) return channel_->link(i).is_down();
-  return false;
+    if (channel_->link(i).rank() == rank) return &channel_->link(i);
+  return nullptr;
 }
 
-void HostEngine::throw_gone(int peer, const std::string& waiting_in) const {
-  if (local_of(peer)) connections_.peers.throw_ended(peer, waiting_in);
-  throw_lost(peer, links_.is_down(peer) ? links_.error_of(peer) : 0, waiting_in);
+bool HostEngine::is_gone(const PairTransfer& transfer) {
+  if (local_of(transfer.peer)) return connections_.peers.has_ended(transfer.peer);
+  Link* const way = way_to(transfer.peer);
+  if (way == nullptr) return false;
+  return is_lost(*way, transfer) || way->silence(Clock::now(), patience()) > Clock::duration::zero();
 }
 
-/// A connection on which questions remain unanswered: what has been sent is sent again and again; or nothing can be
-/// sent, because the way is gone, and TCP only probes; or keepalive does. TCP itself would retry for a quarter of an
-/// hour. A peer that only does not read acknowledges or answers probes, and is waited for. Whatever else may be, its
-/// kernel gives a sign at least every two minutes, the longest that TCP waits between two probes.
+void HostEngine::throw_gone(const PairTransfer& transfer) {
+  // What it has said before its end comes first.
+  listen_while_idle();
+  check_abort();
+  const std::string waiting_in = describe(transfer, name_of(transfer.peer));
+  if (local_of(transfer.peer)) connections_.peers.throw_ended(transfer.peer, waiting_in);
+  Link& way = *way_to(transfer.peer);
+  if (is_lost(way, transfer)) throw_lost(transfer.peer, way.error(), waiting_in);
+  throw_silent(transfer.peer, std::max(way.silence(Clock::now(), patience()), patience()), waiting_in);
+}
+
+/// A connection on which nobody answers; a peer that only does not read is waited for.
 void HostEngine::check_connections() {
   const auto now = Clock::now();
   if (!channel_ || now < next_connection_check_) return;
   next_connection_check_ = now + kConnectionCheckEvery;
-  const auto patience = std::min<Clock::duration>(kLinkPatience, timeout_);
   for (std::size_t i = 0; i < channel_->links(); ++i) {
-    const Link& link = channel_->link(i);
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    if (link.is_down() || ::getsockopt(link.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
-    Clock::time_point& since = silent_since_[i];
-    const auto last_word = now - std::chrono::milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
-    const bool unanswered = (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
-    if (!unanswered || last_word > since) since = now;
-    if (!channel_->waits_for(i)) continue;
-    if (now - since >= patience)
-      fail_for_silence(i, now - since);
-    else if (now - last_word >= patience + kLongestProbe)
-      fail_for_silence(i, now - last_word);
+    Link& link = channel_->link(i);
+    const auto silence = link.silence(now, patience());
+    if (silence > Clock::duration::zero() && channel_->waits_for(i))
+      throw_silent(link.rank(), silence, describe(first()));
   }
 }
 
-void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
-  const int silent = channel_->link(i).rank(), in_job = connections_.peers.job_ranks().of(silent);
+void HostEngine::throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const {
+  const int in_job = connections_.peers.job_ranks().of(rank);
   report_missing_ranks({&in_job, 1});
-  throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}",
-                                connections_.peers.name_of(silent), std::chrono::duration<double>(silence).count(),
-                                connections_.peers.name_of(rank()), describe(first())),
-                    "look at that host and the network between the two");
+  throw DeviceError(
+      fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", connections_.peers.name_of(rank),
+                  std::chrono::duration<double>(silence).count(), connections_.peers.name_of(this->rank()), waiting_in),
+      "look at that host and the network between the two");
 }
 
 void HostEngine::check_ended_peers() {
+  listen_while_idle();
   check_abort();
-  if (channel_ && idle()) channel_->listen();
-  std::string who;
   int rank = -1;
   for (int local = 0; local < sync_.size() && rank < 0; ++local)
     if (local != sync_.local() && connections_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);

@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/engine.h"
+#include "comm/shm/pair_rings.h"
 
 namespace lockstep::comm {
 
@@ -44,6 +46,11 @@ void WakeupPipes::drain() const {
 
 static_assert(offsetof(NodeControlBlock, control) == 0);
 
+HostBoard::HostBoard(int ranks, int here)
+    : texts(align_up(sizeof(NodeControlBlock))),
+      rings(texts + static_cast<std::size_t>(ranks) * Engine::kTextBytes),
+      bytes(rings + PairRings::bytes_of(here)) {}
+
 IntraHostSync::IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
     : SlotBoard(local, size, board), drivers_(drivers), pipes_(std::move(pipes)) {
   for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
@@ -55,9 +62,18 @@ void IntraHostSync::wake_sleepers() const {
   if (size() == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < size(); ++i)
-    if (i != local() && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
-        control(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
-      pipes_.wake(static_cast<std::size_t>(i));
+    if (i != local()) wake_if_asleep(i);
+}
+
+void IntraHostSync::wake(int local) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_if_asleep(local);
+}
+
+void IntraHostSync::wake_if_asleep(int local) const {
+  if (control(local).asleep.load(std::memory_order_relaxed) != 0 &&
+      control(local).asleep.exchange(0, std::memory_order_relaxed) != 0)
+    pipes_.wake(static_cast<std::size_t>(local));
 }
 
 void IntraHostSync::wake_up() const {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,6 +31,17 @@ struct NodeControlBlock {
   alignas(64) std::atomic<std::uint32_t> abort_state;
   std::array<char, AbortReason::kMostBytes> reason;
   std::uint32_t abort_bytes;
+};
+
+/// Where what a rank keeps in its part of the host's board begins, in bytes, after its NodeControlBlock.
+struct HostBoard {
+  HostBoard() = default;
+  /// Of a group of `ranks`, `here` of them on this host.
+  HostBoard(int ranks, int here);
+
+  std::size_t texts = 0;  // of all ranks
+  std::size_t rings = 0;  // to the ranks of this host
+  std::size_t bytes = 0;  // of all
 };
 
 /// Wakes ranks of one host that sleep in poll(2): each has a pipe, whose other end the others open through /proc.
@@ -65,6 +77,7 @@ class IntraHostSync : public SlotBoard {
 
   // As SlotBoard's.
   void wake_sleepers() const;
+  void wake(int local) const;
   void announce_sleep() const;
   void end_sleep() const;
   /// From another thread of this process.
@@ -81,6 +94,7 @@ class IntraHostSync : public SlotBoard {
   std::optional<AbortReason> abort_reason() const;
 
  private:
+  void wake_if_asleep(int local) const;
   NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }
 
   const int drivers_;

@@ -1,6 +1,8 @@
 #include "comm/hosts/link.h"
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -12,6 +14,12 @@
 #include <utility>
 
 namespace lockstep::comm {
+namespace {
+
+// Whatever else may be, a peer's kernel gives a sign at least so often: the longest that TCP waits between two probes.
+constexpr auto kLongestProbe = std::chrono::seconds(120);
+
+}  // namespace
 
 Link::Link(UniqueFd socket, int host, int rank, std::optional<SessionCiphers> ciphers)
     : socket_(std::move(socket)), host_(host), rank_(rank) {
@@ -46,8 +54,10 @@ bool Link::send_some() {
   message.msg_iovlen = count;
   const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   full_ = sent < 0 ? errno == EAGAIN || errno == EWOULDBLOCK : static_cast<std::size_t>(sent) < offered;
-  // What is wrong with the connection shows in what it gives: what the peer had said before comes first.
-  if (sent < 0) return false;
+  if (sent < 0) {
+    note_send_error();
+    return false;
+  }
   sent_ += static_cast<std::size_t>(sent);
   idle_ = sent_ == kHeaderBytes + out_.bytes;
   return true;
@@ -62,12 +72,20 @@ bool Link::send_sealed() {
     const ssize_t sent =
         ::send(socket_.get(), sealing.staging.data() + sealing.begin, offered, MSG_NOSIGNAL | MSG_DONTWAIT);
     full_ = sent < 0 ? errno == EAGAIN || errno == EWOULDBLOCK : static_cast<std::size_t>(sent) < offered;
-    if (sent < 0) return moved;
+    if (sent < 0) {
+      note_send_error();
+      return moved;
+    }
     sealing.begin += static_cast<std::size_t>(sent);
     moved = true;
     idle_ = sealing.begin == sealing.end && sealing.sealed == out_.bytes;
   } while (!idle_ && !full_);
   return moved;
+}
+
+/// It does not take the link down: what the peer had said before comes first.
+void Link::note_send_error() {
+  if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) send_error_ = errno;
 }
 
 /// Encrypts what comes next of the message, with the tags that belong to it.
@@ -197,6 +215,18 @@ void Link::discard_incoming() {
 bool Link::is_delivered() const {
   int bytes = 0;
   return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+Clock::duration Link::silence(Clock::time_point now, Clock::duration patience) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (down_ || ::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return {};
+  const auto last_word = now - std::chrono::milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
+  const bool unanswered = (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
+  if (!unanswered || last_word > silent_since_) silent_since_ = now;
+  if (now - silent_since_ >= patience) return now - silent_since_;
+  if (now - last_word >= patience + kLongestProbe) return now - last_word;
+  return {};
 }
 
 void Link::take_down() {

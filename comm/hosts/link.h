@@ -11,6 +11,7 @@
 #include "base/handshake.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/message.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 
@@ -66,8 +67,16 @@ class Link {
   bool is_down() const { return down_; }
   /// poll(2) says so of a link that is held.
   void take_down();
+  /// Why nothing can be sent any more, as errno says; 0: something can, as far as is known. What the peer had sent
+  /// before can still be read.
+  int send_error() const { return send_error_; }
   /// What has happened to it, as errno says; 0: the peer has closed it.
-  int error() const { return error_; }
+  int error() const { return error_ != 0 ? error_ : send_error_; }
+  /// For how long questions have remained unanswered, where that is `patience` or more; else zero. To be called several
+  /// times in that time. What has been sent is sent again and again; or nothing can be sent, because the way is gone,
+  /// and TCP only probes; or keepalive does. TCP itself would retry for a quarter of an hour. A peer that only does not
+  /// read acknowledges or answers probes.
+  Clock::duration silence(Clock::time_point now, Clock::duration patience);
 
   /// The header that has arrived last, if any.
   bool has_heard() const { return heard_; }
@@ -89,6 +98,7 @@ class Link {
   };
 
   bool send_sealed();
+  void note_send_error();
   void stage();
   void take_header(Sink& sink);
   bool offer_room(Sink& sink);
@@ -117,6 +127,8 @@ class Link {
   bool heard_ = false;
   bool down_ = false;
   int error_ = 0;
+  int send_error_ = 0;
+  Clock::time_point silent_since_{};
   std::unique_ptr<Sealing> sealing_;
 };
 

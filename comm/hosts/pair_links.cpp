@@ -15,7 +15,7 @@ constexpr std::size_t kMessageBytes = 64 << 10;
 }  // namespace
 
 struct PairLinks::Peer {
-  explicit Peer(int r) : rank(r) {}
+  explicit Peer(int r, std::optional<Link> l = {}) : rank(r), link(std::move(l)) {}
 
   const int rank;
   std::optional<Link> link;
@@ -39,12 +39,19 @@ void PairLinks::open(int rank) {
   peers_.push_back(std::make_unique<Peer>(rank));
 }
 
+void PairLinks::advance() {
+  if (std::ranges::any_of(peers_, [](const auto& peer) { return !peer->link; })) connector_->advance();
+}
+
+/// A rank with which this one has no transfer may have connected while another one was waited for.
 PairLinks::Peer* PairLinks::connected(int rank) {
   Peer* const peer = find(rank);
-  if (peer == nullptr || peer->link) return peer;
-  connector_->advance();
-  peer->link = connector_->take(rank);
-  return peer->link ? peer : nullptr;
+  if (peer != nullptr && peer->link) return peer;
+  auto link = connector_->take(rank);
+  if (!link) return nullptr;
+  if (peer == nullptr) return peers_.emplace_back(std::make_unique<Peer>(rank, std::move(link))).get();
+  peer->link = std::move(link);
+  return peer;
 }
 
 std::size_t PairLinks::write_some(int to, std::span<const std::byte> bytes) {
@@ -70,12 +77,21 @@ bool PairLinks::is_flushed(int to) {
 std::size_t PairLinks::read_some(int from, std::span<std::byte> bytes) {
   Peer* const peer = connected(from);
   if (peer == nullptr) return 0;
-  while (peer->begin == peer->end && peer->link->receive_some(*this)) {
-  }
+  read_ahead(*peer);
   const std::size_t count = std::min(bytes.size(), peer->end - peer->begin);
   if (count > 0) std::memcpy(bytes.data(), peer->in.get() + peer->begin, count);
   peer->begin += count;
   return count;
+}
+
+void PairLinks::read_ahead() {
+  for (const auto& peer : peers_)
+    if (peer->link) read_ahead(*peer);
+}
+
+void PairLinks::read_ahead(Peer& peer) {
+  while (peer.begin == peer.end && peer.link->receive_some(*this)) {
+  }
 }
 
 std::byte* PairLinks::room_for(Link& link, const MessageHeader& header) {
@@ -100,12 +116,10 @@ void PairLinks::altered(Link& link, Link::Part, const MessageHeader&) {
                     "nothing was made of them; look at the network cards, switches and tunnels between these hosts");
 }
 
-bool PairLinks::is_down(int rank) const {
-  const Peer* const peer = find(rank);
-  return peer != nullptr && peer->link && peer->link->is_down() && peer->begin == peer->end;
+Link* PairLinks::link_with(int rank) const {
+  Peer* const peer = find(rank);
+  return peer != nullptr && peer->link ? &*peer->link : nullptr;
 }
-
-int PairLinks::error_of(int rank) const { return find(rank)->link->error(); }
 
 std::string PairLinks::trouble_with(int rank) const {
   const Peer* const peer = find(rank);

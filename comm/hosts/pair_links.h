@@ -26,16 +26,19 @@ class PairLinks final : private Link::Sink {
 
   /// There will be a transfer to or from `rank`.
   void open(int rank);
+  /// Does what can be done now for connections that are wanted.
+  void advance();
   /// How many of `bytes`, from their beginning, have been taken.
   std::size_t write_some(int to, std::span<const std::byte> bytes);
   bool is_flushed(int to);
   /// How many of `bytes` have been filled. Throws DeviceError for messages that are not as they were sent.
   std::size_t read_some(int from, std::span<std::byte> bytes);
 
-  /// Whether the connection with `rank` is lost, and all that had come before has been read.
-  bool is_down(int rank) const;
-  /// errno's number; 0: the peer has closed it.
-  int error_of(int rank) const;
+  /// Reads a message ahead from each rank of which none is waiting to be read: what nobody receives yet would end each
+  /// sleep, and hide the end of the connection after it. Throws as read_some() does.
+  void read_ahead();
+  /// The connection with `rank`, if there is one. Once it is down, all that had come before has been read.
+  Link* link_with(int rank) const;
   /// Why there is no connection with `rank` yet; empty: there is one, or nobody has wanted one.
   std::string trouble_with(int rank) const;
   /// What poll(2) waits for.
@@ -46,6 +49,7 @@ class PairLinks final : private Link::Sink {
 
   Peer* find(int rank) const;
   Peer* connected(int rank);
+  void read_ahead(Peer& peer);
   std::byte* room_for(Link& link, const MessageHeader& header) override;
   void arrived(Link& link, const MessageHeader& header) override;
   [[noreturn]] void altered(Link& link, Link::Part part, const MessageHeader& header) override;

@@ -101,8 +101,11 @@ constexpr auto kOneAttempt = std::chrono::milliseconds(2000);
 constexpr auto kPause = std::chrono::milliseconds(50);
 // How long a rank that has been called may take to answer: it may not have reached the rendezvous yet.
 constexpr auto kAnswerWithin = std::chrono::seconds(5);
-// And where it is called for sends and receives: it takes calls while it has a transfer of its own.
+// And where it is called for sends and receives: it takes calls while it has a transfer of its own, and perhaps only
+// now and then. That long a caller has, too. One that has had an answer waits longer than its call can still be taken:
+// who takes the call of one that has given it up takes that for its end.
 constexpr auto kPairAnswersWithin = std::chrono::seconds(30);
+constexpr auto kWelcomedWithin = 2 * kPairAnswersWithin;
 // Beside those who are to call.
 constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostWarnings = 5;
@@ -214,7 +217,8 @@ struct PeerConnector::PendingPeer {
   Clock::time_point until{};
 };
 
-PeerConnector::PeerConnector(int rank, Clock::duration patience) : rank_(rank), patience_(patience) {}
+PeerConnector::PeerConnector(int rank, Clock::duration patience)
+    : rank_(rank), patience_(patience), callers_have_(kHandshakeWithin) {}
 PeerConnector::~PeerConnector() = default;
 
 void PeerConnector::set_up(const UniqueFd& socket) const {
@@ -292,6 +296,7 @@ std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts,
     if (of_channel(connection))
       links.emplace_back(std::move(connection.socket), connection.host, connection.rank, std::move(connection.ciphers));
   std::erase_if(connections_, of_channel);
+  callers_have_ = kPairAnswersWithin;
   return links;
 }
 
@@ -316,8 +321,10 @@ void PeerConnector::look(Clock::duration at_most) {
 
   for (std::size_t i = 0; i < connections_.size(); ++i) {
     Connection& connection = connections_[i];
-    if (entries[listeners_.size() + i].revents != 0) continue_connecting(connection);
-    if (connection.is_calling() && Clock::now() >= connection.until) disconnect(connection, errno_text(ETIMEDOUT));
+    if (entries[listeners_.size() + i].revents != 0)
+      continue_connecting(connection);
+    else if (connection.is_calling() && Clock::now() >= connection.until)
+      disconnect(connection, errno_text(ETIMEDOUT));
   }
   std::vector<bool> gone(pending_.size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -401,7 +408,9 @@ void PeerConnector::continue_connecting(Connection& connection) {
     connection.state = Connection::State::kShakingHands;
     connection.until = Clock::now() + (connection.purpose == Purpose::kPair ? kPairAnswersWithin : kAnswerWithin);
   }
-  switch (connection.handshake->advance(connection.socket.get())) {
+  const auto state = connection.handshake->advance(connection.socket.get());
+  if (connection.handshake->has_heard()) connection.until = Clock::now() + kWelcomedWithin;
+  switch (state) {
     case Handshake::State::kDone:
       if (encrypts_) connection.ciphers.emplace(connection.handshake->take_ciphers());
       connection.there = true;
@@ -437,7 +446,7 @@ void PeerConnector::accept(const UniqueFd& listener) {
     }
     set_up(socket);
     pending_.push_back({std::move(socket), Handshake::listen(Handshake::Port::kData, secret_, encrypts_),
-                        Clock::now() + kHandshakeWithin});
+                        Clock::now() + callers_have_});
     if (pending_.size() > kMostStrangers + connections_.size()) make_room();
   }
 }
@@ -465,6 +474,11 @@ bool PeerConnector::read_from(PendingPeer& pending) {
 }
 
 bool PeerConnector::take(PendingPeer& pending) {
+  if (Clock::now() >= pending.until) {  // it may have given this call up
+    pending.handshake.refuse("it takes too long");
+    pending.handshake.flush(pending.socket.get());
+    return false;
+  }
   const auto connection = std::ranges::find_if(connections_, [&](const Connection& one) {
     return !one.calls && !one.taken && pending.handshake.identity() == identity_text(one.rank, rank_, one.purpose);
   });

@@ -105,6 +105,7 @@ class PeerConnector {
   std::string listens_at_;
   std::vector<Connection> connections_;
   std::vector<PendingPeer> pending_;
+  Clock::duration callers_have_;  // for a handshake
   JobSecret secret_;
   bool encrypts_ = false;
   int rejected_ = 0;

@@ -86,7 +86,7 @@ WaitPolicy MpiEngine::wait_policy(bool) const { return nap_policy(oversubscribed
 
 void MpiEngine::sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) {
   // Messages wake nobody.
-  if (!this->idle() || !has_no_transfers()) return nap(idle);
+  if (!is_quiet()) return nap(idle);
   std::unique_lock lock(mutex_);
   wakeup_.wait_for(lock, at_most, [&] { return awake(); });
 }
@@ -94,10 +94,6 @@ void MpiEngine::sleep(Clock::duration at_most, Clock::duration idle, FunctionRef
 void MpiEngine::wake_up() const {
   { const std::lock_guard lock(mutex_); }
   wakeup_.notify_one();
-}
-
-void MpiEngine::throw_gone(int peer, const std::string& waiting_in) const {
-  LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(peer), waiting_in);
 }
 
 void MpiEngine::leave() {

@@ -53,9 +53,6 @@ class MpiEngine final : public Engine {
   bool advance_operations() override;
   std::string name_of(int rank) const override { return session_.name_of_rank(rank); }
   const JobRanks& job_ranks() const override { return session_.job_ranks(); }
-  // mpirun ends all ranks when one has ended.
-  bool is_gone(int) override { return false; }
-  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override;
   std::size_t write_some(int to, std::span<const std::byte> bytes) override { return messages_.write_some(to, bytes); }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return messages_.read_some(from, bytes); }
   bool is_flushed(int to) override { return messages_.is_flushed(to); }

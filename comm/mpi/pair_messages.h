@@ -33,9 +33,10 @@ class PairMessages {
  private:
   struct Peer {
     std::shared_ptr<std::byte[]> out;  // of the message that is being sent
-    MPI_Request request = MPI_REQUEST_NULL;
-    std::unique_ptr<std::byte[]> in;  // of the message that has come last
-    std::size_t begin = 0, end = 0;   // what has not been read of it
+    MPI_Request outgoing = MPI_REQUEST_NULL;
+    std::shared_ptr<std::byte[]> in;  // of the message that is coming, or has come last
+    MPI_Request incoming = MPI_REQUEST_NULL;
+    std::size_t begin = 0, end = 0;  // what has not been read of it
   };
 
   Peer& peer(int rank);

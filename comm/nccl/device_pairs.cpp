@@ -20,7 +20,8 @@ static_assert(std::is_trivially_copyable_v<Announcement>);
 
 struct DevicePairs::Pending {
   std::shared_ptr<PairTransfer> transfer;
-  Announcement announcement{};
+  // The control group's transfer has a share in it: the group may outlive this, and move it still.
+  std::shared_ptr<Announcement> announcement = std::make_shared<Announcement>();
   Transfer announced;  // sent, or to come
   CudaEvent ready;     // of the producer: what the transfer comes after
   CudaEvent done;
@@ -30,10 +31,11 @@ struct DevicePairs::Pending {
 struct DevicePairs::Way {
   int peer = 0;
   bool sends = false;
-  std::unique_ptr<Communicator> communicator;  // the sender is its rank 0; nullptr: the id has not come
   CudaStream stream{CudaStream::Priority::kHigh};
   std::deque<Pending> queue;
   Pending* in_call = nullptr;  // NCCL continues its call in the background
+  // The sender is its rank 0; nullptr: the id has not come. It ends before the stream that it works in.
+  std::unique_ptr<Communicator> communicator;
 };
 
 DevicePairs::DevicePairs(const NcclApi& api, int device, ProcessGroup& control, StreamView producer)
@@ -58,34 +60,38 @@ void DevicePairs::start(std::shared_ptr<PairTransfer> transfer) {
   pending.transfer = std::move(transfer);
   pending.ready.record(native(producer_));
   ++under_way_;
-  auto* const bytes = reinterpret_cast<std::uint8_t*>(&pending.announcement);
+  const auto& announcement = pending.announcement;
   if (!way.sends) {
-    pending.announced = control_.irecv(bytes, sizeof(Announcement), DType::kU8, way.peer);
+    pending.announced = control_.irecv(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
     return;
   }
-  pending.announcement.what = pending.transfer->what;
+  announcement->what = pending.transfer->what;
   if (way.communicator == nullptr) {
-    const ncclResult_t result = api_.get_unique_id(&pending.announcement.id);
+    const ncclResult_t result = api_.get_unique_id(&announcement->id);
     if (result != ncclSuccess) throw_nccl_error(api_, nullptr, result, "making an id for two ranks");
   }
-  pending.announced = control_.isend(bytes, sizeof(Announcement), DType::kU8, way.peer);
+  pending.announced = control_.isend(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
   if (way.communicator != nullptr) return;
   way.communicator = std::make_unique<Communicator>(api_, device_, 0, 2);
-  way.communicator->begin_join(pending.announcement.id);
+  way.communicator->begin_join(announcement->id);
 }
 
-bool DevicePairs::advance(NameOf name_of) {
+bool DevicePairs::advance() {
   if (idle()) return false;
+  control_.poll();  // it carries the announcements
   bool moved = false;
   for (auto& [ranks, way] : ways_) {
     if (way->queue.empty()) continue;
-    moved |= join(*way, name_of) || settle(*way) || launch_next(*way, name_of) || finish_first(*way);
+    moved |= join(*way) || settle(*way) || launch_next(*way) || finish_first(*way);
   }
+  if (moved) ++progress_;
   return moved;
 }
 
+std::string DevicePairs::name_of(int rank) const { return fmt::format("rank {}", control_.job_rank(rank)); }
+
 /// The receiver learns the id with the first announcement.
-bool DevicePairs::join(Way& way, NameOf) {
+bool DevicePairs::join(Way& way) {
   if (way.communicator != nullptr) {
     if (way.communicator->state() != Communicator::State::kInitialising) return false;
     return way.communicator->has_joined();
@@ -93,17 +99,18 @@ bool DevicePairs::join(Way& way, NameOf) {
   Pending& first = way.queue.front();
   if (!first.announced.done()) return false;
   way.communicator = std::make_unique<Communicator>(api_, device_, 1, 2);
-  way.communicator->begin_join(first.announcement.id);
+  way.communicator->begin_join(first.announcement->id);
   return true;
 }
 
-bool DevicePairs::launch_next(Way& way, NameOf name_of) {
+bool DevicePairs::launch_next(Way& way) {
   if (way.in_call != nullptr || way.communicator == nullptr || way.communicator->state() != Communicator::State::kReady)
     return false;
   const auto next = std::ranges::find(way.queue, false, &Pending::launched);
   if (next == way.queue.end() || (!way.sends && !next->announced.done())) return false;
   const PairTransfer& transfer = *next->transfer;
-  if (!way.sends) compare_transfers(transfer, next->announcement.what, name_of);
+  if (!way.sends && next->announcement->what != transfer.what)
+    throw_mismatch(transfer, next->announcement->what, name_of(way.peer));
   next->ready.make_wait(way.stream.get());
   const PairDescriptor& what = transfer.what;
   const ncclDataType_t type = nccl_type_of(what.dtype);
@@ -148,11 +155,10 @@ const DevicePairs::Pending* DevicePairs::find(const PairTransfer& transfer) cons
   return nullptr;
 }
 
-bool DevicePairs::any_launched() const {
-  return std::ranges::any_of(ways_, [](const auto& one) {
-    const auto& queue = one.second->queue;
-    return !queue.empty() && queue.front().launched;
-  });
+const PairTransfer* DevicePairs::first_launched() const {
+  for (const auto& [ranks, way] : ways_)
+    if (!way->queue.empty() && way->queue.front().launched) return way->queue.front().transfer.get();
+  return nullptr;
 }
 
 bool DevicePairs::is_launched(const PairTransfer& transfer) const {

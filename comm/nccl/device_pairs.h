@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "base/cuda/runtime.h"
@@ -25,8 +26,6 @@ namespace lockstep::comm {
 /// One thread uses it.
 class DevicePairs {
  public:
-  using NameOf = PairQueues::NameOf;
-
   /// `api` and `control`, the CPU's group of the same ranks, must outlive it. Transfers come after what `producer` was
   /// given before.
   DevicePairs(const NcclApi& api, int device, ProcessGroup& control, StreamView producer);
@@ -35,11 +34,15 @@ class DevicePairs {
   void start(std::shared_ptr<PairTransfer> transfer);
   bool idle() const { return under_way_ == 0; }
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and NcclError or CudaError.
-  bool advance(NameOf name_of);
-  /// Whether the GPU has been given a transfer that is not done.
-  bool any_launched() const;
+  bool advance();
+  /// Changes when something has moved.
+  std::uint64_t progress() const { return progress_; }
+  /// One that the GPU has been given and that is not done; nullptr: there is none.
+  const PairTransfer* first_launched() const;
   /// Whether the GPU has been given the transfer.
   bool is_launched(const PairTransfer& transfer) const;
+  /// "rank 1".
+  std::string name_of(int rank) const;
   /// Orders `stream` after it; it is launched.
   void make_wait(const PairTransfer& transfer, cudaStream_t stream) const;
 
@@ -54,8 +57,8 @@ class DevicePairs {
 
   Way& way_of(const PairTransfer& transfer);
   const Pending* find(const PairTransfer& transfer) const;
-  bool join(Way& way, NameOf name_of);
-  bool launch_next(Way& way, NameOf name_of);
+  bool join(Way& way);
+  bool launch_next(Way& way);
   bool settle(Way& way);
   bool finish_first(Way& way);
 
@@ -66,6 +69,7 @@ class DevicePairs {
   // By sender and receiver: all ranks end those that they share in the same order.
   std::map<std::pair<int, int>, std::unique_ptr<Way>> ways_;
   std::size_t under_way_ = 0;
+  std::uint64_t progress_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -20,6 +20,7 @@
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
 #include "comm/nccl/stall_poll.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -86,18 +87,21 @@ class NcclGroup final : public DeviceGroup {
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
   void wait_until_complete(std::uint64_t sequence, Deadline deadline);
-  bool advance_pairs();
+  template <class Done, class Look, class TimeOut>
+  void wait_on_host(Deadline deadline, Done&& done, Look&& look, TimeOut&& time_out);
   void finish_transfers();
   template <class Done>
   void wait_for_pair(const PairTransfer& transfer, Deadline deadline, Done&& done);
   void check_peers();
   void check_processes();
   [[noreturn]] void time_out(const Op& op, double waited_seconds);
+  [[noreturn]] void time_out(const PairTransfer& transfer, double waited_seconds) const;
 
   ProcessGroup& control_;
   const StreamView producer_;
   std::shared_ptr<Communicator> communicator_;  // arenas use it too
   DevicePairs pairs_;
+  StallNotice pairs_stall_;
   std::optional<ProgressExchange> progress_exchange_;
   std::optional<HistoryCheck> history_check_;
   std::optional<StallPoll> stall_poll_;
@@ -313,16 +317,25 @@ void NcclGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
 }
 
 void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
-  if (is_complete(sequence)) return;
-  const auto check = [&](Clock::duration waited) {
+  wait_on_host(
+      deadline, [&] { return is_complete(sequence); },
+      [&] { stall_poll_->look(op_log_.first_under_way(), Clock::now()); },
+      [&](double waited_seconds) { time_out(op_log_.first_under_way(), waited_seconds); });
+}
+
+/// Calls look() now and then, and at `deadline` time_out(), which throws.
+template <class Done, class Look, class TimeOut>
+void NcclGroup::wait_on_host(Deadline deadline, Done&& done, Look&& look, TimeOut&& time_out) {
+  Clock::duration waited{};
+  const auto check = [&](Clock::duration so_far) {
+    waited = so_far;
     check_peers();
-    if (is_complete(sequence)) return;
-    if (deadline.expired()) time_out(op_log_.first_under_way(), std::chrono::duration<double>(waited).count());
-    stall_poll_->look(op_log_.first_under_way(), Clock::now());
+    if (!done() && !deadline.expired()) look();
   };
-  wait_until(
-      {.yields = kYields, .check_every = {}}, Deadline::never(), [&] { return is_complete(sequence); },
-      [&] { return advance_pairs(); }, check, [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+  const bool in_time = wait_until(
+      {.yields = kYields, .check_every = {}}, deadline, done, [&] { return pairs_.advance(); }, check,
+      [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+  if (!in_time) time_out(std::chrono::duration<double>(waited).count());
 }
 
 void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
@@ -339,21 +352,19 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
 
 // ---- Sends and receives ----
 
-bool NcclGroup::advance_pairs() {
-  return pairs_.advance([&](int peer) { return fmt::format("rank {}", job_rank(peer)); });
-}
-
 void NcclGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {
   check_usage(!capturing_, "a send or a receive in a capture", "issue it before or after the captured step");
   guard([&] {
     pairs_.start(transfer);
-    advance_pairs();
+    pairs_.advance();
   });
 }
 
 bool NcclGroup::is_transfer_done(const PairTransfer& transfer) {
+  failure_.throw_if_any();
+  if (capturing_) return transfer.done;  // CUDA answers no questions in a capture
   return guard([&] {
-    while (!transfer.done && advance_pairs()) {
+    while (!transfer.done && pairs_.advance()) {
     }
     if (!transfer.done) check_processes();
     return transfer.done.load();
@@ -363,10 +374,9 @@ bool NcclGroup::is_transfer_done(const PairTransfer& transfer) {
 /// What a stream was ordered after need not have been waited for by the host.
 void NcclGroup::finish_transfers() {
   guard([&] {
-    wait_until(
-        {.yields = kYields, .check_every = {}}, Deadline::after(timeout()), [&] { return !pairs_.any_launched(); },
-        [&] { return advance_pairs(); }, [&](Clock::duration) { check_peers(); },
-        [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+    wait_on_host(
+        Deadline::after(timeout()), [&] { return pairs_.first_launched() == nullptr; }, [] {},
+        [&](double waited_seconds) { time_out(*pairs_.first_launched(), waited_seconds); });
   });
 }
 
@@ -383,26 +393,24 @@ template <class Done>
 void NcclGroup::wait_for_pair(const PairTransfer& transfer, Deadline deadline, Done&& done) {
   LOCKSTEP_ASSERT(!capturing_, "a wait for a transfer in a capture");
   guard([&] {
-    const auto check = [&](Clock::duration waited) {
-      check_peers();
-      if (!deadline.expired() || done()) return;
-      const int peer = job_rank(transfer.peer);
-      report_missing_ranks({&peer, 1});
-      throw TimeoutError(fmt::format("{} timed out after {:.3g} s", describe(transfer, fmt::format("rank {}", peer)),
-                                     std::chrono::duration<double>(waited).count()),
-                         fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", peer));
+    const auto look = [&] {
+      if (!pairs_stall_.is_due(pairs_.progress(), Clock::now())) return;
+      const std::string peer = pairs_.name_of(transfer.peer);
+      warn_of_stall(describe(transfer, peer), pairs_stall_.waited_seconds(), peer);
     };
-    wait_until(
-        {.yields = kYields, .check_every = {}}, Deadline::never(), done, [&] { return advance_pairs(); }, check,
-        [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+    wait_on_host(deadline, done, look, [&](double waited_seconds) { time_out(transfer, waited_seconds); });
   });
+}
+
+void NcclGroup::time_out(const PairTransfer& transfer, double waited_seconds) const {
+  throw_transfer_timeout(transfer, waited_seconds, control_.job_rank(transfer.peer), pairs_.name_of(transfer.peer));
 }
 
 // ---- Watching ----
 
 void NcclGroup::poll() {
   failure_.throw_if_any();
-  if (!capturing_ && !pairs_.idle()) guard([&] { advance_pairs(); });
+  if (!capturing_ && !pairs_.idle()) guard([&] { pairs_.advance(); });
   if (capturing_ || is_complete(op_log_.launched())) return;
   const auto now = Clock::now();
   if (now < next_look_) return;

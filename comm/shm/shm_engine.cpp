@@ -1,8 +1,7 @@
 #include "comm/shm/shm_engine.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/backends.h"
@@ -10,13 +9,19 @@
 #include "comm/reduce.h"
 
 namespace lockstep::comm {
+namespace {
+
+// In each rank's part of the board.
+constexpr std::size_t kRingsAt = align_up(sizeof(RankControlBlock));
+
+}  // namespace
 
 ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
     : Engine(rank, size),
       peers_(std::move(peers)),
       memory_(std::move(board)),
       board_(rank, size, memory_),
-      rings_(rank, size, memory_, align_up(sizeof(RankControlBlock))),
+      rings_(rank, size, memory_, kRingsAt),
       sources_(static_cast<std::size_t>(size)),
       copies_(static_cast<std::size_t>(size)) {}
 
@@ -170,19 +175,17 @@ ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
 
 // ---- Sends and receives ----
 
-std::size_t ShmEngine::board_bytes(int ranks) {
-  return align_up(sizeof(RankControlBlock)) + PairRings::bytes_of(ranks);
-}
+std::size_t ShmEngine::board_bytes(int ranks) { return kRingsAt + PairRings::bytes_of(ranks); }
 
 std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
   const std::size_t count = rings_.write_some(to, bytes);
-  if (count > 0) board_.wake_sleepers();
+  if (count > 0) board_.wake(to);
   return count;
 }
 
 std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
   const std::size_t count = rings_.read_some(from, bytes);
-  if (count > 0) board_.wake_sleepers();
+  if (count > 0) board_.wake(from);
   return count;
 }
 

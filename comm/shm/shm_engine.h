@@ -64,9 +64,9 @@ class ShmEngine final : public Engine {
   bool advance_operations() override;
   std::string name_of(int rank) const override { return peers_.name_of(rank); }
   const JobRanks& job_ranks() const override { return peers_.job_ranks(); }
-  bool is_gone(int peer) override { return peers_.has_ended(peer); }
-  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override {
-    peers_.throw_ended(peer, waiting_in);
+  bool is_gone(const PairTransfer& transfer) override { return peers_.has_ended(transfer.peer); }
+  [[noreturn]] void throw_gone(const PairTransfer& transfer) override {
+    peers_.throw_ended(transfer.peer, describe(transfer, name_of(transfer.peer)));
   }
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;

@@ -63,12 +63,20 @@ std::string SlotBoard::progress_of(int local) const {
 
 void SlotBoard::wake_sleepers() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int i = 0; i < size_; ++i) {
-    RankControlBlock& other = control(i);
-    if (i == local_ || other.asleep.load(std::memory_order_relaxed) == 0) continue;
-    other.wakeups.fetch_add(1, std::memory_order_release);
-    ::syscall(SYS_futex, &other.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-  }
+  for (int i = 0; i < size_; ++i)
+    if (i != local_) wake_if_asleep(i);
+}
+
+void SlotBoard::wake(int local) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_if_asleep(local);
+}
+
+void SlotBoard::wake_if_asleep(int local) const {
+  RankControlBlock& other = control(local);
+  if (other.asleep.load(std::memory_order_relaxed) == 0) return;
+  other.wakeups.fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, &other.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 std::uint32_t SlotBoard::announce_sleep() const {

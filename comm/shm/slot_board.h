@@ -100,6 +100,8 @@ class SlotBoard {
 
   /// Wakes those who sleep, after what they may wait for has been written.
   void wake_sleepers() const;
+  /// That one alone, if it sleeps.
+  void wake(int local) const;
   /// Announces that this rank is about to sleep; the ticket for sleep(). What it waits for must be looked at again
   /// between the two: whoever writes it later wakes this rank.
   std::uint32_t announce_sleep() const;
@@ -113,6 +115,8 @@ class SlotBoard {
   bool have_finished(int count, std::uint64_t index, std::uint64_t& known) const;
 
  private:
+  void wake_if_asleep(int local) const;
+
   const int local_;
   const int size_;
   std::vector<RankControlBlock*> controls_;

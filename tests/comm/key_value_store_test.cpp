@@ -207,6 +207,17 @@ TEST(KeyValueStore, AStoreThatThrows) {
   }
 }
 
+// Not even an exception of the standard's.
+TEST(KeyValueStore, AStoreThatThrowsANumber) {
+  class Numbers final : public KeyValueStore {
+   public:
+    void set(const std::string&, const std::string&) override { throw 7; }
+    std::optional<std::string> get(const std::string&, Clock::duration) override { throw 7; }
+  };
+  const auto errors = on_threads(1, [](int) { make_group(1, 2, std::make_shared<Numbers>()); });
+  EXPECT_THAT(errors[0], AllOf(StartsWith("device: the key-value store"), HasSubstr("it does not say how")));
+}
+
 TEST(KeyValueStore, ARankThatGivesUpTellsTheOthers) {
   const auto table = std::make_shared<Table>();
   const auto errors = on_threads(3, [&](int rank) {

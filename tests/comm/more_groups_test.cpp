@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -96,6 +97,9 @@ TEST(MoreGroups, TwoThreadsOfOneGroup) {
       const auto refused = HasSubstr(" from another thread than the one whose operations are under way → let one");
       EXPECT_THAT(elsewhere([&] { group->all_reduce(region, ReduceOp::kMax); }), refused);
       EXPECT_THAT(elsewhere([&] { group->barrier(); }), refused);
+      std::vector<float> values(4);
+      EXPECT_THAT(elsewhere([&] { group->isend(std::span(values), group->size() - 1); }), refused);
+      EXPECT_THAT(elsewhere([&] { group->irecv(std::span(values), group->size() - 1); }), refused);
       EXPECT_THAT(elsewhere([&] { work.wait_host(); }), refused);
       control->barrier().wait_host();
     }

@@ -1,7 +1,11 @@
 // Sends and receives that do not fit each other, and ranks that end, on processes that this test forks.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <functional>
 #include <span>
 #include <string>
@@ -9,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
 
@@ -123,6 +128,70 @@ TEST(PairFaults, ARankThatDiesAmidASend) {
   }
 }
 
+// A send notices it by itself: nothing is received from that rank, and no channel leads to it.
+TEST(PairFaults, AReceiverThatDiesOnAnotherChannel) {
+  on_groups({.hosts = "aabb", .doomed = 3}, [](ProcessGroup& group) {
+    std::vector<float> values(5 * kMuch);  // more than the kernels take
+    const std::span<float> few = std::span(values).first(4);
+    if (group.rank() == 3) {
+      group.send(few, 0);
+      std::this_thread::sleep_for(300ms);
+      die();
+    }
+    if (group.rank() > 0) return true;
+    group.recv(few, 3);
+    return throws<DeviceError>([&] { group.send(std::span(values), 3); }, {"rank 3 (host b)", "has ended", "send #1"});
+  });
+}
+
+// What a rank says before it ends comes first: on the connection of the channel, though no operation is under way.
+TEST(PairFaults, AFailureThatARankAnnouncesBeforeItEnds) {
+  for (const char* hosts : {"ab", "aab"})
+    on_groups({.hosts = hosts}, [](ProcessGroup& group) {
+      const int last = group.size() - 1;
+      std::vector<float> values(8);
+      if (group.rank() == last)
+        return throws<OutOfStepError>([&] { group.recv(std::span(values), last - 1); },
+                                      {"send #1 to this rank (4 f32)"});
+      if (group.rank() == last - 1) group.send(std::span(values).first(4), last);
+      const auto waits = [&] { group.recv(std::span(values), group.rank() == 0 ? 1 : last); };
+      return throws<OutOfStepError>(waits, {fmt::format("rank {} (host b) is out of step", last), "send #1"});
+    });
+}
+
+// What nobody receives yet is read once, and lets those who wait for something else sleep.
+TEST(PairFaults, AMessageThatNobodyReceivesYetLetsOthersSleep) {
+  on_groups({.hosts = "abc"}, [](ProcessGroup& group) {
+    std::vector<float> values(kMuch);
+    const std::span<float> few = std::span(values).first(4);
+    if (group.rank() == 0) {
+      group.recv(few, 1);
+      const auto cpu_seconds = [] {
+        rusage used;
+        ::getrusage(RUSAGE_SELF, &used);
+        return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+               1e-6 * static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+      };
+      const double before = cpu_seconds();
+      group.recv(few, 2);
+      const double used = cpu_seconds() - before;
+      group.recv(std::span(values), 1);
+      group.barrier().wait_host();
+      if (used > 0.5) std::fprintf(stderr, "%.3f s of the CPU in a wait\n", used);
+      return used <= 0.5;
+    }
+    if (group.rank() == 1) {
+      group.send(few, 0);
+      group.send(std::span(values), 0);
+    } else {
+      std::this_thread::sleep_for(1500ms);
+      group.send(few, 0);
+    }
+    group.barrier().wait_host();
+    return true;
+  });
+}
+
 // What is sent and never received is lost: the receiver says so at the end.
 TEST(PairFaults, ASendThatIsNotReceived) {
   for (const char* hosts : {"aa", "ab"})
@@ -145,12 +214,75 @@ TEST(PairFaults, ASendThatIsNotReceived) {
     });
 }
 
+// The call of rank 1 is taken while rank 0 waits for that of rank 2.
+TEST(PairFaults, ASendThatIsNotReceivedWhereNothingIs) {
+  on_groups({.hosts = "abc", .timeout_seconds = 5}, [](ProcessGroup& group) {
+    std::vector<float> values(4);
+    const std::span<float> all(values);
+    if (group.rank() == 0) {
+      group.recv(all, 2);
+      return throws<OutOfStepError>([&] { group.shutdown(); },
+                                    {"rank 1 (host b) has issued send #1 to this rank (4 f32)", "without receiving"});
+    }
+    if (group.rank() == 1) group.send(all, 0);
+    if (group.rank() == 1) group.send(all, 2);
+    if (group.rank() == 2) group.recv(all, 1);
+    if (group.rank() == 2) group.send(all, 0);
+    try {
+      group.shutdown();
+    } catch (const Error&) {  // a peer has ended
+    }
+    return true;
+  });
+}
+
+// A rank that looks at its callers now and then only takes their calls all the same.
+TEST(PairFaults, ARankThatSeldomAnswers) {
+  on_group(
+      {.hosts = "ab"},
+      [](ProcessGroup& group) {
+        std::vector<float> values(4);
+        if (group.rank() == 1) {
+          group.send(std::span(values), 0);
+        } else {
+          std::this_thread::sleep_for(200ms);
+          const Transfer transfer = group.irecv(std::span(values), 1);
+          for (int i = 0; i < 5 && !transfer.done(); ++i) std::this_thread::sleep_for(2100ms);
+          if (!transfer.done()) return false;
+        }
+        group.shutdown();
+        return true;
+      },
+      GroupOptions::Progress::kInline);
+}
+
 TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
   on_groups({.hosts = "aa", .timeout_seconds = 5}, [](ProcessGroup& group) {
     std::vector<float> values(4);
     if (group.rank() == 1) return throws<Error>([&] { group.shutdown(); }, {});
     const Transfer transfer = group.irecv(std::span(values), 1);
     return throws<UsageError>([&] { group.shutdown(); }, {"receive #1 from rank 1 (4 f32) is not done"});
+  });
+}
+
+// Who has been asked to stop frees what it was receiving into: nobody writes there afterwards.
+TEST(PairFaults, AStopWhileReceiving) {
+  on_groups({.hosts = "ab"}, [](ProcessGroup& group) {
+    group.barrier().wait_host();
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(300ms);
+      const std::vector<float> values(kMuch);
+      return throws<Error>([&] { group.send(std::span(values), 0); }, {});
+    }
+    install_stop_handlers();
+    void* const memory =
+        ::mmap(nullptr, kMuch * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const Transfer transfer = group.irecv(std::span(static_cast<float*>(memory), kMuch), 1);
+    std::raise(SIGTERM);
+    const bool well = throws<InterruptedError>([&] { transfer.wait(); }, {"SIGTERM"});
+    ::mprotect(memory, kMuch * sizeof(float), PROT_NONE);
+    std::this_thread::sleep_for(1s);
+    return well;
   });
 }
 

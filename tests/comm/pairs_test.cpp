@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -119,6 +120,24 @@ TEST(Pairs, ASendBeforeItsReceive) {
     EXPECT_THAT(few, ::testing::ElementsAre(1, 2, 3));
   }
   group().barrier().wait_host();
+}
+
+// Until it is done, and no longer.
+TEST(Pairs, WhatATransferKeeps) {
+  if (ranks() == 1) GTEST_SKIP() << "a transfer takes two";
+  constexpr std::size_t kCount = 100'003;
+  const int next = (me() + 1) % ranks(), before = (me() + ranks() - 1) % ranks();
+  auto mine = std::make_shared<std::vector<float>>(message<float>(kCount, me(), next, 4));
+  auto theirs = std::make_shared<std::vector<float>>(kCount);
+  const std::weak_ptr<void> of_send = mine, of_receive = theirs;
+  const Transfer out = group().isend(mine->data(), kCount, DType::kF32, next, mine);
+  mine.reset();
+  const Transfer in = group().irecv(theirs->data(), kCount, DType::kF32, before, theirs);
+  in.wait();
+  out.wait();
+  EXPECT_EQ(*theirs, message<float>(kCount, before, me(), 4));
+  theirs.reset();
+  EXPECT_TRUE(of_send.expired() && of_receive.expired());
 }
 
 TEST(Pairs, InPartsOfTheGroup) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <functional>
 #include <string>
 
 #include "base/error.h"
@@ -26,9 +27,15 @@ class Partition : public ::testing::Test {
     if (!run_quietly(plug)) GTEST_SKIP() << "there is no switch to be had";
   }
 
+  /// What a rank does in each step.
+  using Step = std::function<void(ProcessGroup& group, const Region& region)>;
+  static void reduce(ProcessGroup& group, const Region& region) {
+    group.all_reduce(region, ReduceOp::kSum).wait_host();
+  }
+
   /// A rank on each host; the last two lose each other at some step. Whether each ends because of that within
   /// `seconds`, where rank 1 waits for `its_timeout` and the others for long.
-  void expect_all_to_end_within(double seconds, double its_timeout) {
+  void expect_all_to_end_within(double seconds, double its_timeout, const Step& work = reduce) {
     on_processes({.hosts = "abc", .alarm_seconds = 60}, [&](World world) {
       network_.enter(network_.name(world.rank));
       world.rendezvous.host = network_.address(0);
@@ -46,7 +53,7 @@ class Partition : public ::testing::Test {
             if (world.rank > 0 && !run_quietly("ip route add blackhole " + network_.address(3 - world.rank)))
               return false;
           }
-          group->all_reduce(region, ReduceOp::kSum).wait_host();
+          work(*group, region);
         }
       } catch (const Error& error) {
         const std::string what = error.what();
@@ -70,6 +77,15 @@ TEST_F(Partition, WhoHearsOfTheEndTellsThoseWhoCannotHaveHeard) { expect_all_to_
 
 // Each finds out by itself, after the 30 s that a silent connection is given.
 TEST_F(Partition, AWayThatIsGoneIsASilentPeer) { expect_all_to_end_within(45, 300); }
+
+// So is it where nothing but transfers is under way; who waits for another one hears of it.
+TEST_F(Partition, ASilentPeerOfATransfer) {
+  expect_all_to_end_within(45, 300, [](ProcessGroup& group, const Region& region) {
+    if (group.rank() == 0) group.irecv(region, 1).wait();
+    if (group.rank() == 1) group.irecv(region, 2).wait();
+    if (group.rank() == 2) group.isend(region, 1).wait();
+  });
+}
 
 }  // namespace
 }  // namespace lockstep::comm

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <span>
 #include <thread>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "comm/wait.h"
 #include "lockstep/comm/process_group.h"
@@ -81,6 +84,36 @@ TEST(Stalls, AStoppedRankIsNamedAndSaysNothingItself) {
 // What it has begun stands still with it.
 TEST(Stalls, ARankThatIsStoppedInAnOperationIsNamed) {
   expect_the_last_one_named(lines_of_all(Late::kAfterIssuing, be_stopped), "allreduce #");
+}
+
+// Of two transfers that stand still, the one that is waited for; and none before anybody waits.
+TEST(Stalls, TheTransferThatIsWaitedForIsNamed) {
+  ProcessGroup& group = testing::group();
+  if (group.size() < 3) GTEST_SKIP() << "rank 0 receives from two";
+  group.barrier().wait_host();
+  std::vector<float> values(4), others(4);
+  if (group.rank() > 0) {
+    if (group.rank() < 3) {
+      std::this_thread::sleep_for(3s);
+      group.send(std::span(values), 0);
+    }
+  } else {
+    const auto before = stall_warning();
+    set_stall_warning(500ms);
+    ::testing::internal::CaptureStderr();
+    const Transfer other = group.irecv(std::span(others), 1), awaited = group.irecv(std::span(values), 2);
+    for (const auto end = Clock::now() + 1200ms; Clock::now() < end; std::this_thread::sleep_for(10ms)) group.poll();
+    const std::string said_before = ::testing::internal::GetCapturedStderr();
+    ::testing::internal::CaptureStderr();
+    awaited.wait();
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    set_stall_warning(before);
+    other.wait();
+    EXPECT_THAT(said_before, ::testing::Not(::testing::HasSubstr("has waited")));
+    EXPECT_THAT(said, ::testing::ContainsRegex("receive #1 from rank 2 .*has waited .* s for rank 2 "));
+    EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr("from rank 1")));
+  }
+  group.barrier().wait_host();
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 namespace lockstep::comm {
 
 /// Values under keys that all ranks see: a store of PyTorch's, etcd, files that all hosts mount. A program derives from
-/// it. Each key is set once, by one rank; values are any bytes, most of them below 1 KiB.
+/// it. Each key is set once, by one rank; but ".../failure" by every rank that gives up, where any of the values may
+/// stay. Values are any bytes, most of them below 1 KiB.
 ///
 /// Every rank has one, ranks that are threads of one process too. One thread at a time calls it for each group; where
 /// groups of several threads share one, it is thread-safe. It may throw: that ends the making of the group, with a

@@ -72,8 +72,9 @@ struct GroupOrigin;
 /// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
 /// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
 ///
-/// Threads: one thread issues operations and waits for them; the backend may use others inside. Another one may take
-/// over when all operations are complete. Before that, its calls are UsageErrors.
+/// Threads: one thread issues operations, sends and receives, and waits for them; the backend may use others inside.
+/// Another one may take over when all operations are complete, though sends and receives may be under way. Before that,
+/// its calls are UsageErrors.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
 /// Destructors issue nothing; a normal end calls shutdown() on every rank.
 class ProcessGroup {
@@ -181,8 +182,10 @@ class ProcessGroup {
   Transfer irecv(std::span<T> values, int from) {
     return irecv(values.data(), values.size(), dtype_of<T>(), from);
   }
-  Transfer isend(const void* values, std::size_t count, DType dtype, int to);
-  Transfer irecv(void* values, std::size_t count, DType dtype, int from);
+  /// The same of types that are known at run time. `keeps`, where given, stays until the transfer is done or the group
+  /// is destroyed: what owns the values, where the caller may end before.
+  Transfer isend(const void* values, std::size_t count, DType dtype, int to, std::shared_ptr<const void> keeps = {});
+  Transfer irecv(void* values, std::size_t count, DType dtype, int from, std::shared_ptr<const void> keeps = {});
   /// Of regions of this group's arenas. On a GPU the values go to the other GPU by NCCL, after what the computation's
   /// stream was given before; the host waits for nothing (Transfer::wait(stream)).
   Transfer isend(const Region& region, int to);
@@ -335,9 +338,9 @@ class ProcessGroup {
   void check_counts(std::span<const std::size_t> counts, std::size_t all, const char* does) const;
   std::vector<std::size_t> equal_counts(std::size_t from, std::size_t to) const;
   Transfer issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
-                          std::uint64_t all_to_all = 0);
-  void exchange_parts(std::span<std::byte* const> from, std::span<const std::size_t> from_counts,
-                      std::span<std::byte* const> to, std::span<const std::size_t> to_counts, DType dtype);
+                          std::uint64_t all_to_all = 0, std::shared_ptr<const void> keeps = {});
+  void exchange_parts(const std::byte* from, std::span<const std::size_t> from_counts, std::byte* to,
+                      std::span<const std::size_t> to_counts, DType dtype);
   bool has_transfer_in(const Arena& arena) noexcept;
   bool detach(const Arena& arena) noexcept;
   void check_thread(const char* doing);

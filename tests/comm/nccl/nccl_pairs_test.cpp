@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 #include "lockstep/comm/process_group.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
@@ -96,6 +97,26 @@ TEST_P(NcclPairs, BesideCollectives) {
       EXPECT_EQ(floats_[300], static_cast<float>(10 * round + 1));
     }
   }
+}
+
+// One rank is refused, and in step with the other one afterwards.
+TEST_P(NcclPairs, ATransferInACapture) {
+  const bool sends = group().rank() == 0;
+  if (sends) {
+    group().begin_capture();
+    EXPECT_THROW(group().isend(region(0, 10), 1), UsageError);
+    EXPECT_THROW(group().irecv(region(0, 10), 1), UsageError);
+    EXPECT_THROW(group().all_to_all(region(0, 12), region(12, 12)), UsageError);
+    EXPECT_EQ(group().end_capture(), 0u);
+  }
+  floats_[0] = 3;
+  if (sends) group().isend(region(0, 1), 1).wait();
+  if (group().rank() == 1) {
+    floats_[0] = 0;
+    group().irecv(region(0, 1), 0).wait();
+    EXPECT_EQ(floats_[0], 3);
+  }
+  group().all_to_all(region(0, 12), region(12, 12));
 }
 
 TEST_P(NcclPairs, AllToAllOfRegions) {
