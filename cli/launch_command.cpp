@@ -26,15 +26,18 @@ using options::ParsedOptions;
 using options::Setter;
 using options::text;
 
-/// "auto" (stored as 0) or a number of ranks.
-Setter rank_count(int& target) {
-  return [&target](const std::string& text) -> std::optional<Complaint> {
+/// "auto" (stored as 0), a number of ranks, or what torchrun calls one for each "gpu" or "cpu".
+Setter rank_count(launcher::LaunchOptions& options) {
+  return [&options](const std::string& text) -> std::optional<Complaint> {
     std::int64_t value = 0;
-    if (text != "auto") {
+    if (text != "auto" && text != "gpu" && text != "cpu") {
       if (auto complaint = options::parse_integer(text, 1, launcher::kMaxRanks, value))
-        return Complaint{complaint->what, complaint->remedy + ", or auto"};
+        return Complaint{complaint->what, complaint->remedy + ", or auto, gpu or cpu"};
     }
-    target = static_cast<int>(value);
+    options.ranks = static_cast<int>(value);
+    options.ranks_for = text == "gpu"   ? launcher::RanksFor::kGpus
+                        : text == "cpu" ? launcher::RanksFor::kCores
+                                        : launcher::RanksFor::kAny;
     return std::nullopt;
   };
 }
@@ -119,6 +122,65 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
              .value = exports(options.exports)});
 }
 
+bool is_one(const std::string& value) { return value == "1" || value == "1:1"; }
+bool is_zero(const std::string& value) { return value == "0"; }
+bool always(const std::string&) { return true; }
+
+// torchrun's, horovodrun's and mpirun's, which do not exist here.
+void add_other_launchers_flags(OptionTable& table) {
+  const std::string hosts = "name the hosts, and type it on one of them: lockstep launch --hosts a:4,b:4 -- PROGRAM ARGS…";
+  table.add(options::OtherProgramsFlag{
+      .names = {"nnodes"}, .why = "one command starts the ranks of all hosts", .remedy = hosts, .is_done_anyway = is_one});
+  table.add(options::OtherProgramsFlag{.names = {"node-rank"},
+                                       .why = "one command starts the ranks of all hosts",
+                                       .remedy = hosts,
+                                       .is_done_anyway = is_zero});
+  table.add(options::OtherProgramsFlag{
+      .names = {"master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr"},
+      .why = "the ranks of lockstep launch find each other through it",
+      .remedy = "leave it out; on several hosts: --hosts a:4,b:4"});
+  table.add(options::OtherProgramsFlag{.names = {"standalone"},
+                                       .why = "that is so without --hosts",
+                                       .remedy = "leave it out",
+                                       .takes_value = false,
+                                       .is_done_anyway = always});
+  table.add(options::OtherProgramsFlag{
+      .names = {"max-restarts"},
+      .why = "a job that failed is not started again by itself",
+      .remedy = "let the program write checkpoints (lockstep train --checkpoint-dir DIR --resume auto), and start it again",
+      .is_done_anyway = is_zero});
+  table.add(options::OtherProgramsFlag{.names = {"no-python"},
+                                       .why = "programs are started as they are",
+                                       .remedy = "leave it out",
+                                       .takes_value = false,
+                                       .is_done_anyway = always});
+  table.add(options::OtherProgramsFlag{.names = {"module", "m"},
+                                       .why = "programs are started as they are",
+                                       .remedy = "lockstep launch -n 2 -- python3 -m MODULE"});
+  table.add(options::OtherProgramsFlag{.names = {"redirects", "r", "tee", "t", "output-filename"},
+                                       .why = "each line is printed with its rank before it",
+                                       .remedy = "--log-dir DIR writes one file per rank, too"});
+  table.add(options::OtherProgramsFlag{.names = {"min-np", "max-np", "host-discovery-script"},
+                                       .why = "a job keeps the ranks that it has been started with",
+                                       .remedy = "start it with -n, and again with another -n: checkpoints fit any number"});
+  table.add(options::OtherProgramsFlag{.names = {"network-interface", "network-interfaces", "nics"},
+                                       .why = "the network is chosen by the address of the first host",
+                                       .remedy = "LOCKSTEP_SOCKET_IFNAME=eth0 chooses another one"});
+  table.add(options::OtherProgramsFlag{.names = {"gloo", "mpi"},
+                                       .why = "what carries the collectives is the program's choice",
+                                       .remedy = "lockstep launch -n 2 -- lockstep train … --backend mpi, or leave it out",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"oversubscribe", "allow-run-as-root", "use-hwthread-cpus"},
+                                       .why = "that is allowed without it",
+                                       .remedy = "leave it out",
+                                       .takes_value = false,
+                                       .is_done_anyway = always});
+  table.add(options::OtherProgramsFlag{.names = {"map-by", "rank-by", "mca", "npernode", "ppr"},
+                                       .why = "it is a flag of mpirun",
+                                       .remedy = "--bind-to core|socket|none, and --hosts a:4,b:4 for ranks per host; "
+                                                 "or mpirun itself: mpirun -np 2 lockstep train …"});
+}
+
 }  // namespace
 
 OptionTable launch_options(launcher::LaunchOptions& options) {
@@ -129,11 +191,12 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.group("Flags");
   table.add({.name = "np",
              .synonyms = {"n", "nproc-per-node"},
-             .placeholder = "N|auto",
+             .placeholder = "N|auto|gpu|cpu",
              .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                     "has --device cpu; on several hosts: as many as these have slots",
+                     "has --device cpu; on several hosts: as many as these have slots; gpu: one for each visible GPU, of "
+                     "which there is one at least; cpu: one for each core",
              .default_text = "auto",
-             .value = rank_count(options.ranks)});
+             .value = rank_count(options)});
   add_host_options(table, options);
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
@@ -158,6 +221,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .help = "do not put the rank before each output line",
              .value = boolean(options.no_prefix)});
   options::add_config_option(table);
+  add_other_launchers_flags(table);
   return table;
 }
 
@@ -179,9 +243,12 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   // Set for mpirun by a Kubernetes MPIJob, for example.
   if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
     options.hosts = launcher::read_hostfile(*file);
-  options.use_gpus = kUsesGpus && !uses_cpu(options.program, env);
+  options.use_gpus =
+      kUsesGpus && !uses_cpu(options.program, env) && options.ranks_for != launcher::RanksFor::kCores;
   options.count_own_gpus = [&options] { return count_gpus(options.program); };
-  if (options.ranks == 0 && options.hosts.empty()) options.ranks = count_gpus(options.program);
+  if (options.ranks == 0 && options.hosts.empty() && options.use_gpus) options.ranks = count_gpus(options.program);
+  if (options.ranks_for == launcher::RanksFor::kGpus && options.ranks == 0 && options.hosts.empty())
+    throw UsageError("-n gpu: there is no GPU here that the program may use", "give a number of ranks, or -n auto");
   return launcher::launch(options);
 }
 

@@ -21,8 +21,12 @@ inline constexpr double kMaxGraceSeconds = 3600;
 inline constexpr double kLeastHostSeconds = 6;
 inline constexpr double kMaxHostSeconds = 3600;
 
+/// Where no number of ranks is given: of what there is to be one for each.
+enum class RanksFor { kAny, kGpus, kCores };
+
 struct LaunchOptions {
   int ranks = 0;  // 0: one rank for each core that this process may use, or all slots of the hosts
+  RanksFor ranks_for = RanksFor::kAny;
   BindTo bind_to = BindTo::kCore;
   std::string log_dir;                  // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
   std::optional<double> grace_seconds;  // from "please end" (SIGTERM) to SIGKILL; nothing: see RankStatus::grace()

@@ -64,6 +64,16 @@ std::string as_key(std::string_view name) { return std::string(name); }
   throw UsageError(fmt::format("unexpected argument '{}'", shortened(word)), remedy);
 }
 
+/// A word that asks for what is done anyway is let pass.
+void check_elsewhere(const OtherProgramsFlag& flag, const std::string& word) {
+  const std::size_t equals = std::min(word.find('='), word.size());
+  const std::string value = word.substr(std::min(equals + 1, word.size()));
+  if (flag.is_done_anyway && flag.is_done_anyway(value)) return;
+  throw UsageError(fmt::format("{}{}{} on the command line: {}", word.substr(0, equals), value.empty() ? "" : " ",
+                               shortened(value), flag.why),
+                   flag.remedy);
+}
+
 /// Reads the words; positionals go to `arguments` in their order.
 Values read_command_line(const OptionTable& table, const ForeignFlags& foreign, const std::vector<std::string>& words,
                          std::vector<std::string>& arguments) {
@@ -78,6 +88,11 @@ Values read_command_line(const OptionTable& table, const ForeignFlags& foreign, 
   const auto result = parser.parse(static_cast<int>(argv.size()), argv.data());
 
   for (const auto& word : result.unmatched()) {
+    if (word.starts_with("--"))
+      if (const auto* const elsewhere = table.find_elsewhere(word.substr(2, word.find('=') - 2))) {
+        check_elsewhere(*elsewhere, word);
+        continue;
+      }
     if (word.starts_with("--") || arguments.size() == table.positionals().size()) fail_unmatched(table, foreign, word);
     arguments.push_back(word);
   }

@@ -65,6 +65,12 @@ void OptionTable::add(Option option) {
   options_.push_back(std::move(option));
 }
 
+void OptionTable::add(OtherProgramsFlag flag) {
+  for (const auto& name : flag.names)
+    LOCKSTEP_ASSERT(find(name) == nullptr && find_elsewhere(name) == nullptr, "flag {} is declared twice", name);
+  elsewhere_.push_back(std::move(flag));
+}
+
 void OptionTable::positional(Positional positional) { positionals_.push_back(std::move(positional)); }
 
 void OptionTable::exclusive(std::vector<std::string> names) {
@@ -107,6 +113,13 @@ const Option* OptionTable::find(std::string_view name) const {
   for (const auto& option : options_) {
     if (option.name == plain || std::ranges::find(option.synonyms, plain) != option.synonyms.end()) return &option;
   }
+  return nullptr;
+}
+
+const OtherProgramsFlag* OptionTable::find_elsewhere(std::string_view name) const {
+  const std::string plain = with_dashes(name);
+  for (const auto& flag : elsewhere_)
+    if (std::ranges::find(flag.names, plain) != flag.names.end()) return &flag;
   return nullptr;
 }
 

@@ -80,6 +80,16 @@ struct Option {
   std::string not_in_identity = {};
 };
 
+/// A flag that people know from another program (torchrun, horovodrun, mpirun, PyTorch's examples) and that is none
+/// here. It is in no help, and refused with what to type, unless it asks for what is done anyway.
+struct OtherProgramsFlag {
+  std::vector<std::string> names;  // as an option's
+  std::string why;                 // "one command starts all hosts"
+  std::string remedy;              // "name them: --hosts a:4,b:4"
+  bool takes_value = true;
+  std::function<bool(const std::string& value)> is_done_anyway = {};  // of one that takes none, `value` is empty
+};
+
 struct Positional {
   std::string placeholder;  // "MODEL"
   std::string help;
@@ -98,6 +108,7 @@ class OptionTable {
   /// Options that follow belong under this heading of the help text.
   void group(std::string title);
   void add(Option option);
+  void add(OtherProgramsFlag flag);
   void positional(Positional positional);
   /// The subcommand takes "-- PROGRAM ARGS…".
   void takes_program() { takes_program_ = true; }
@@ -105,6 +116,8 @@ class OptionTable {
   void exclusive(std::vector<std::string> names);
   /// The option with this name or synonym, '_' or '-'; nullptr if there is none.
   const Option* find(std::string_view name) const;
+  /// nullptr: nobody is known to have one of this name, '_' or '-'.
+  const OtherProgramsFlag* find_elsewhere(std::string_view name) const;
   /// All names and synonyms.
   std::vector<std::string> names() const;
   /// Names that `name` excludes.
@@ -136,6 +149,7 @@ class OptionTable {
   std::string command_;
   std::string about_;
   std::vector<Option> options_;
+  std::vector<OtherProgramsFlag> elsewhere_;
   std::vector<Group> groups_;
   std::vector<Positional> positionals_;
   std::vector<std::vector<std::string>> exclusive_;

@@ -33,11 +33,18 @@ Option backend_option(std::string& backend, const char* what, bool (*offered)(co
   }
   std::vector<std::pair<std::string, std::string>> choices;
   for (const auto& name : names) choices.emplace_back(name, name);
+  options::Binding value = choice(backend, std::move(choices));
+  value.set = [set = std::move(value.set)](const std::string& text) -> std::optional<options::Complaint> {
+    if (text == "gloo")
+      return options::Complaint{"Gloo is PyTorch's",
+                                "leave it out: then it is memory on one host, sockets between hosts, NCCL among GPUs"};
+    return set(text);
+  };
   return {.name = "backend",
           .placeholder = join(names, "|"),
           .help = fmt::format("what carries the {}: {}", what, join(helps, "; ")),
           .default_text = backend,
-          .value = choice(backend, std::move(choices))};
+          .value = std::move(value)};
 }
 
 }  // namespace

@@ -166,6 +166,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .value = std::move(optimizer),
              .agree = Agree::kValue});
   table.add({.name = "lr",
+             .synonyms = {"learning-rate"},
              .placeholder = "X",
              .help = "learning rate",
              .default_text =
@@ -182,6 +183,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   for (const auto* family : nn::optimizer_families())
     decays.push_back(fmt::format("{} for {}", family->weight_decay, family->name));
   table.add({.name = "weight-decay",
+             .synonyms = {"wd"},
              .placeholder = "X",
              .help = "weight decay",
              .default_text = join(decays, ", ") + of_models([](const auto& training) {

@@ -3,6 +3,8 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/model_options.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/world.h"
 #include "lockstep/data/families.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
@@ -71,6 +73,7 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
 
 void add_workers_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "workers",
+             .synonyms = {"num-workers", "j"},
              .placeholder = "N",
              .help = "threads a rank that prepare batches; 0: the training thread does it",
              .default_text = fmt::to_string(config.workers),
@@ -81,7 +84,7 @@ constexpr std::int64_t kMostBatch = std::int64_t{1} << 40;
 
 Option batch_option(TrainConfig& config, const char* help) {
   return {.name = "batch",
-          .synonyms = {"batch-size"},
+          .synonyms = {"batch-size", "b"},
           .placeholder = "B",
           .help = help,
           .default_text = fmt::to_string(kDefaultBatch),
@@ -223,6 +226,7 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
   const auto normalises = [](const nn::ModelFamily& family) { return family.batch_norm; };
   const Applies to_batch_norm = to_models_that(config.model, normalises, "models with batch normalisation");
   table.add({.name = "find-unused",
+             .synonyms = {"find-unused-parameters"},
              .kind = OptionKind::kFlag,
              .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
              .value = boolean(config.find_unused),
@@ -313,6 +317,50 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
 
 }  // namespace
 
+namespace {
+
+// Of scripts that PyTorch's launchers start.
+void add_scripts_flags(OptionTable& table) {
+  table.add(options::OtherProgramsFlag{
+      .names = {"local-rank"},
+      .why = "the launcher's variables say another one",
+      .remedy = "leave it out: lockstep takes its ranks from LOCAL_RANK and the like",
+      .is_done_anyway = [](const std::string& value) {
+        return value == fmt::to_string(comm::discover_world(env).local_rank);
+      }});
+  table.add(options::OtherProgramsFlag{
+      .names = {"rank", "world-size", "dist-url", "multiprocessing-distributed", "distributed"},
+      .why = "ranks are started by a launcher, and find each other through it",
+      .remedy = "lockstep launch -n 2 -- lockstep train …, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
+  table.add(options::OtherProgramsFlag{.names = {"dist-backend"},
+                                       .why = "the fastest that the ranks can use is taken",
+                                       .remedy = "leave it out, or choose another one: --backend"});
+  table.add(options::OtherProgramsFlag{
+      .names = {"gpu", "gpus"}, .why = "each rank has a device of its own", .remedy = "name others: --device cuda:0,3"});
+  table.add(options::OtherProgramsFlag{.names = {"cuda", "use-cuda"},
+                                       .why = "GPUs are used where there are any",
+                                       .remedy = "--device cuda demands them",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"no-cuda", "cpu"},
+                                       .why = "the device has a flag of its own",
+                                       .remedy = "--device cpu",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"fp16", "amp", "bf16", "mixed-precision"},
+                                       .why = "the precision has a flag of its own",
+                                       .remedy = "--precision bf16, on GPUs",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"pretrained"},
+                                       .why = "weights come from a file",
+                                       .remedy = "--weights FILE (.pt, .pth or .safetensors)",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"evaluate", "e"},
+                                       .why = "that is a command of its own",
+                                       .remedy = "lockstep eval MODEL --data DATA --weights FILE",
+                                       .takes_value = false});
+}
+
+}  // namespace
+
 OptionTable train_options(TrainConfig& config) {
   OptionTable table("train",
                     "Trains MODEL on DATA, as one rank of the world that mpirun, srun or lockstep launch has "
@@ -342,6 +390,7 @@ OptionTable train_options(TrainConfig& config) {
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);
+  add_scripts_flags(table);
   return table;
 }
 

@@ -243,6 +243,9 @@ std::vector<HostSpec> with_slots(Candidates& candidates, const Greeting& own, in
       const bool ask = each.spec.slots == 0 && options.use_gpus && options.count_own_gpus;
       each.greeting.gpus = ask ? options.count_own_gpus() : 0;
     }
+    if (options.ranks_for == RanksFor::kGpus && each.spec.slots == 0 && each.greeting.gpus == 0)
+      throw UsageError(fmt::format("-n gpu: there is no GPU on {} that the program may use", each.spec.name),
+                       "give it a number of ranks, as HOST:2, or leave it out");
     const int devices = options.use_gpus && each.greeting.gpus > 0 ? each.greeting.gpus : each.greeting.cores;
     if (each.spec.slots == 0) each.spec.slots = devices;
     specs.push_back(each.spec);

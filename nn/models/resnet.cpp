@@ -20,8 +20,9 @@ struct Depth {
   // For images of 32 × 32 pixels: a stem of one 3 × 3 convolution and no pooling, as He et al. have for CIFAR-10.
   bool small_images = false;
 };
-constexpr std::array kDepths = {Depth{"resnet18", false, {2, 2, 2, 2}}, Depth{"resnet50", true, {3, 4, 6, 3}},
-                                Depth{"resnet18-cifar", false, {2, 2, 2, 2}, true}};
+constexpr std::array kDepths = {Depth{"resnet18", false, {2, 2, 2, 2}},  Depth{"resnet34", false, {3, 4, 6, 3}},
+                                Depth{"resnet50", true, {3, 4, 6, 3}},   Depth{"resnet101", true, {3, 4, 23, 3}},
+                                Depth{"resnet152", true, {3, 8, 36, 3}}, Depth{"resnet18-cifar", false, {2, 2, 2, 2}, true}};
 
 const Depth& depth_of(const std::string& name) {
   for (const Depth& depth : kDepths)
@@ -252,12 +253,23 @@ void read_resnet_tensors(const TensorsByName& tensors, ModelSpec& spec) {
 
 }  // namespace
 
+namespace {
+
+std::vector<ModelVariant> variants_of_depths() {
+  std::vector<ModelVariant> all;
+  for (const Depth& depth : kDepths)
+    all.push_back(depth.small_images
+                      ? ModelVariant{.name = depth.name, .sample_shape = {32, 32, 3}, .whole_images = true}
+                      : ModelVariant{.name = depth.name, .sample_shape = {224, 224, 3}, .classes_of_weights = 1000});
+  return all;
+}
+
+}  // namespace
+
 const ModelFamily& resnet_family() {
   static const ModelFamily family = {
       .title = "ResNets",
-      .variants = {{.name = "resnet18", .sample_shape = {224, 224, 3}, .classes_of_weights = 1000},
-                   {.name = "resnet50", .sample_shape = {224, 224, 3}, .classes_of_weights = 1000},
-                   {.name = "resnet18-cifar", .sample_shape = {32, 32, 3}, .whole_images = true}},
+      .variants = variants_of_depths(),
       .settings = {{.name = kZeroInit,
                     .fallback = false,
                     // The weight of a block's last normalisation is 0: torchvision's zero_init_residual.

@@ -2,7 +2,7 @@
 
   documents_test.py [--source DIR] [--build DIR] [unittest's arguments]
 
-Commands are the blocks marked `sh`, and the middle column of docs/from-pytorch.md. They run as they stand, the
+Commands are the blocks marked `sh`, and the middle columns of docs/from-pytorch.md and docs/from-horovod.md. They run as they stand, the
 document's one after the other in one directory; those that need something else are in NOT_RUN, and their flags are
 compared with the program's.
 """
@@ -25,7 +25,7 @@ import fixtures  # noqa: E402
 import shell  # noqa: E402
 from commands import unknown_flags, words_of  # noqa: E402
 
-TABLE = "docs/from-pytorch.md"
+TABLES = {"docs/from-pytorch.md": 40, "docs/from-horovod.md": 15}  # and how much code stands in them, at least
 ELSEWHERE = {  # documents that are not looked at here
     "docs/docker.md": "tests/docker",
     "docs/cluster.md": "tests/docker",
@@ -131,9 +131,9 @@ class Commands(unittest.TestCase):
     def run_document(self, name):
         text = documents()[name]
         scripts = ["\n".join(line for line in lines_of(block) if line not in REASONS) for block in blocks(text, "sh")]
-        if name == TABLE:
+        if name in TABLES:
             scripts = [code for cell in rows(text) for code in re.findall(r"`(.+?)`", cell) if is_command(code)]
-            self.assertGreater(len(scripts), 15)
+            self.assertGreater(len(scripts), 10)
         scripts = [script for script in scripts if script]
         with tempfile.TemporaryDirectory(prefix="lockstep-docs-") as directory:
             directory = pathlib.Path(directory)
@@ -172,16 +172,17 @@ class Code(unittest.TestCase):
         self.assertGreater(count, 3)
 
     def test_the_table_stands_in_examples(self):
-        count = 0
-        for cell in rows(documents()[TABLE]):
-            codes = re.findall(r"`(.+?)`", cell)
-            self.assertTrue(codes, cell)
-            for code in codes:
-                if not is_command(code):
-                    count += 1
-                    with self.subTest(code):
-                        self.assertIsNotNone(example_with(code), "in no program of examples/")
-        self.assertGreater(count, 40)
+        for table, least in TABLES.items():
+            count = 0
+            for cell in rows(documents()[table]):
+                codes = re.findall(r"`(.+?)`", cell)
+                self.assertTrue(codes, cell)
+                for code in codes:
+                    if not is_command(code):
+                        count += 1
+                        with self.subTest(code):
+                            self.assertIsNotNone(example_with(code), f"{table}: in no program of examples/")
+            self.assertGreater(count, least)
 
     def test_the_checks_find_mistakes(self):
         self.assertIsNotNone(example_with("tape.backward( loss.value );  // all of it\n…\n  tape.reset();"))
@@ -194,7 +195,7 @@ class Code(unittest.TestCase):
 
 
 for document in documents():
-    if document == TABLE or blocks(documents()[document], "sh"):
+    if document in TABLES or blocks(documents()[document], "sh"):
         test_name = "test_" + re.sub(r"\W", "_", document.removesuffix(".md").lower())
         setattr(Commands, test_name, lambda self, name=document: self.run_document(name))
 

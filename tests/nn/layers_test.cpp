@@ -118,7 +118,8 @@ TEST_F(Layers, ResidualBlocksMayStartAsTheIdentity) {
     int blocks, norms;
   };
   for (const auto& [name, last, blocks, norms] :
-       {Case{"resnet18", ".bn2.weight", 8, 20}, Case{"resnet50", ".bn3.weight", 16, 53}})
+       {Case{"resnet18", ".bn2.weight", 8, 20}, Case{"resnet34", ".bn2.weight", 16, 36},
+        Case{"resnet50", ".bn3.weight", 16, 53}, Case{"resnet101", ".bn3.weight", 33, 104}})
     for (const bool zero : {true, false}) {
       SCOPED_TRACE(name);
       const auto model = make_model(

@@ -9,7 +9,7 @@ namespace {
 using namespace lockstep::nn::testing;
 
 TEST_F(Inference, NormalisationsBecomePartOfConvolutions) {
-  for (const char* name : {"resnet18", "resnet50", "resnet18-cifar"}) {
+  for (const char* name : {"resnet18", "resnet34", "resnet50", "resnet18-cifar"}) {
     SCOPED_TRACE(name);
     const ModelSpec spec{.name = name, .sample_shape = {32, 32, 3}, .classes = 7};
     const auto plain = model(spec), fused = model(spec);

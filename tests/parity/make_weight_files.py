@@ -93,7 +93,7 @@ def main():
     torch.save(torch.nn.DataParallel(model).state_dict(), HERE / "conv-data-parallel.pt")
 
     names = {"made by": f"torchvision {torchvision.__version__}"}
-    for name in ("resnet18", "resnet50"):
+    for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         made = getattr(torchvision.models, name)()
         names[name] = {key: [str(value.dtype)[6:], *value.shape] for key, value in made.state_dict().items()}
     text = json.dumps(names, separators=(",", ":")).replace("],", "],\n")

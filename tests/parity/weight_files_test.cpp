@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(All, ConvFiles,
 // All of torchvision's names, shapes and types, so that strict loading works either way.
 TEST_F(WeightFiles, ResNetsHaveTorchvisionsNames) {
   const auto names = testing::json_in(lockstep::testing::read_file(kFiles + "torchvision_names.json"));
-  for (const char* model : {"resnet18", "resnet50"}) {
+  for (const char* model : {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"}) {
     nn::Context context = WeightFiles::context();
     const auto module = nn::make_model(context, {.name = model, .sample_shape = {224, 224, 3}, .classes = 1000});
     const auto state = nn::state_of(*module);

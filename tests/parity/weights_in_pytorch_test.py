@@ -85,7 +85,7 @@ class Weights(unittest.TestCase):
     # From lockstep.
 
     def test_torchvisions_resnets_load_ours(self):
-        for name in ("resnet18", "resnet50"):
+        for name in ("resnet18", "resnet34", "resnet50"):
             event, state = self.train(name, "--data", "random:3x32x32,4", "--batch", "4", "--steps", "2")
             model = getattr(torchvision.models, name)(num_classes=10)
             self.expect_strict(model, event, state)
