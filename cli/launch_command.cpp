@@ -128,9 +128,12 @@ bool always(const std::string&) { return true; }
 
 // torchrun's, horovodrun's and mpirun's, which do not exist here.
 void add_other_launchers_flags(OptionTable& table) {
-  const std::string hosts = "name the hosts, and type it on one of them: lockstep launch --hosts a:4,b:4 -- PROGRAM ARGS…";
-  table.add(options::OtherProgramsFlag{
-      .names = {"nnodes"}, .why = "one command starts the ranks of all hosts", .remedy = hosts, .is_done_anyway = is_one});
+  const std::string hosts =
+      "name the hosts, and type it on one of them: lockstep launch --hosts a:4,b:4 -- PROGRAM ARGS…";
+  table.add(options::OtherProgramsFlag{.names = {"nnodes"},
+                                       .why = "one command starts the ranks of all hosts",
+                                       .remedy = hosts,
+                                       .is_done_anyway = is_one});
   table.add(options::OtherProgramsFlag{.names = {"node-rank"},
                                        .why = "one command starts the ranks of all hosts",
                                        .remedy = hosts,
@@ -147,7 +150,8 @@ void add_other_launchers_flags(OptionTable& table) {
   table.add(options::OtherProgramsFlag{
       .names = {"max-restarts"},
       .why = "a job that failed is not started again by itself",
-      .remedy = "let the program write checkpoints (lockstep train --checkpoint-dir DIR --resume auto), and start it again",
+      .remedy =
+          "let the program write checkpoints (lockstep train --checkpoint-dir DIR --resume auto), and start it again",
       .is_done_anyway = is_zero});
   table.add(options::OtherProgramsFlag{.names = {"no-python"},
                                        .why = "programs are started as they are",
@@ -160,16 +164,18 @@ void add_other_launchers_flags(OptionTable& table) {
   table.add(options::OtherProgramsFlag{.names = {"redirects", "r", "tee", "t", "output-filename"},
                                        .why = "each line is printed with its rank before it",
                                        .remedy = "--log-dir DIR writes one file per rank, too"});
-  table.add(options::OtherProgramsFlag{.names = {"min-np", "max-np", "host-discovery-script"},
-                                       .why = "a job keeps the ranks that it has been started with",
-                                       .remedy = "start it with -n, and again with another -n: checkpoints fit any number"});
+  table.add(
+      options::OtherProgramsFlag{.names = {"min-np", "max-np", "host-discovery-script"},
+                                 .why = "a job keeps the ranks that it has been started with",
+                                 .remedy = "start it with -n, and again with another -n: checkpoints fit any number"});
   table.add(options::OtherProgramsFlag{.names = {"network-interface", "network-interfaces", "nics"},
                                        .why = "the network is chosen by the address of the first host",
                                        .remedy = "LOCKSTEP_SOCKET_IFNAME=eth0 chooses another one"});
-  table.add(options::OtherProgramsFlag{.names = {"gloo", "mpi"},
-                                       .why = "what carries the collectives is the program's choice",
-                                       .remedy = "lockstep launch -n 2 -- lockstep train … --backend mpi, or leave it out",
-                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{
+      .names = {"gloo"},
+      .why = "what carries the collectives is the program's choice",
+      .remedy = "leave it out, or choose another one: lockstep launch -n 2 -- lockstep train … --backend B",
+      .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"oversubscribe", "allow-run-as-root", "use-hwthread-cpus"},
                                        .why = "that is allowed without it",
                                        .remedy = "leave it out",
@@ -192,9 +198,10 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.add({.name = "np",
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto|gpu|cpu",
-             .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                     "has --device cpu; on several hosts: as many as these have slots; gpu: one for each visible GPU, of "
-                     "which there is one at least; cpu: one for each core",
+             .help =
+                 "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
+                 "has --device cpu; on several hosts: as many as these have slots; gpu: one for each visible GPU, of "
+                 "which there is one at least; cpu: one for each core",
              .default_text = "auto",
              .value = rank_count(options)});
   add_host_options(table, options);
@@ -243,8 +250,7 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   // Set for mpirun by a Kubernetes MPIJob, for example.
   if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
     options.hosts = launcher::read_hostfile(*file);
-  options.use_gpus =
-      kUsesGpus && !uses_cpu(options.program, env) && options.ranks_for != launcher::RanksFor::kCores;
+  options.use_gpus = kUsesGpus && !uses_cpu(options.program, env) && options.ranks_for != launcher::RanksFor::kCores;
   options.count_own_gpus = [&options] { return count_gpus(options.program); };
   if (options.ranks == 0 && options.hosts.empty() && options.use_gpus) options.ranks = count_gpus(options.program);
   if (options.ranks_for == launcher::RanksFor::kGpus && options.ranks == 0 && options.hosts.empty())

@@ -45,8 +45,8 @@ NormalisedArgs normalise(const OptionTable& table, std::span<const std::string> 
     const Option* const option = table.find(name);
     std::string rewritten = "--" + (option != nullptr ? option->name : name) + word.substr(equals);
     const OtherProgramsFlag* const elsewhere = option == nullptr ? table.find_elsewhere(name) : nullptr;
-    const bool takes_value = option != nullptr ? option->kind != OptionKind::kFlag
-                                               : elsewhere != nullptr && elsewhere->takes_value;
+    const bool takes_value =
+        option != nullptr ? option->kind != OptionKind::kFlag : elsewhere != nullptr && elsewhere->takes_value;
     const bool wants_value = takes_value && equals == word.size();
     if (wants_value && i + 1 < args.size() && args[i + 1] != "--" && !is_flag(args[i + 1]))
       rewritten += "=" + args[++i];

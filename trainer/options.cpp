@@ -321,13 +321,12 @@ namespace {
 
 // Of scripts that PyTorch's launchers start.
 void add_scripts_flags(OptionTable& table) {
-  table.add(options::OtherProgramsFlag{
-      .names = {"local-rank"},
-      .why = "the launcher's variables say another one",
-      .remedy = "leave it out: lockstep takes its ranks from LOCAL_RANK and the like",
-      .is_done_anyway = [](const std::string& value) {
-        return value == fmt::to_string(comm::discover_world(env).local_rank);
-      }});
+  table.add(options::OtherProgramsFlag{.names = {"local-rank"},
+                                       .why = "the launcher's variables say another one",
+                                       .remedy = "leave it out: lockstep takes its ranks from LOCAL_RANK and the like",
+                                       .is_done_anyway = [](const std::string& value) {
+                                         return value == fmt::to_string(comm::discover_world(env).local_rank);
+                                       }});
   table.add(options::OtherProgramsFlag{
       .names = {"rank", "world-size", "dist-url", "multiprocessing-distributed", "distributed"},
       .why = "ranks are started by a launcher, and find each other through it",
@@ -335,8 +334,9 @@ void add_scripts_flags(OptionTable& table) {
   table.add(options::OtherProgramsFlag{.names = {"dist-backend"},
                                        .why = "the fastest that the ranks can use is taken",
                                        .remedy = "leave it out, or choose another one: --backend"});
-  table.add(options::OtherProgramsFlag{
-      .names = {"gpu", "gpus"}, .why = "each rank has a device of its own", .remedy = "name others: --device cuda:0,3"});
+  table.add(options::OtherProgramsFlag{.names = {"gpu", "gpus"},
+                                       .why = "each rank has a device of its own",
+                                       .remedy = "name others: --device cuda:0,3"});
   table.add(options::OtherProgramsFlag{.names = {"cuda", "use-cuda"},
                                        .why = "GPUs are used where there are any",
                                        .remedy = "--device cuda demands them",

@@ -20,9 +20,10 @@ struct Depth {
   // For images of 32 × 32 pixels: a stem of one 3 × 3 convolution and no pooling, as He et al. have for CIFAR-10.
   bool small_images = false;
 };
-constexpr std::array kDepths = {Depth{"resnet18", false, {2, 2, 2, 2}},  Depth{"resnet34", false, {3, 4, 6, 3}},
-                                Depth{"resnet50", true, {3, 4, 6, 3}},   Depth{"resnet101", true, {3, 4, 23, 3}},
-                                Depth{"resnet152", true, {3, 8, 36, 3}}, Depth{"resnet18-cifar", false, {2, 2, 2, 2}, true}};
+constexpr std::array kDepths = {
+    Depth{"resnet18", false, {2, 2, 2, 2}},  Depth{"resnet34", false, {3, 4, 6, 3}},
+    Depth{"resnet50", true, {3, 4, 6, 3}},   Depth{"resnet101", true, {3, 4, 23, 3}},
+    Depth{"resnet152", true, {3, 8, 36, 3}}, Depth{"resnet18-cifar", false, {2, 2, 2, 2}, true}};
 
 const Depth& depth_of(const std::string& name) {
   for (const Depth& depth : kDepths)

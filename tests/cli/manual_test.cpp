@@ -71,7 +71,7 @@ TEST_F(Completion, ProposesSubcommandsFlagsAndChoices) {
   EXPECT_THAT(proposals("lockstep tr"), ElementsAre("train"));
   EXPECT_THAT(proposals("lockstep train --sched"), ElementsAre("--schedule"));
   EXPECT_THAT(proposals("lockstep train mlp --schedule co"), ElementsAre("constant", "cosine"));
-  EXPECT_THAT(proposals("lockstep train resnet1"), ElementsAre("resnet18", "resnet18-cifar"));
+  EXPECT_THAT(proposals("lockstep train resnet1"), ElementsAre("resnet18", "resnet101", "resnet152", "resnet18-cifar"));
   EXPECT_THAT(proposals("lockstep bench s"), ElementsAre("step"));
   EXPECT_THAT(proposals("lockstep bench step --graphs n"), ElementsAre("no"));
   EXPECT_THAT(proposals("lockstep checkpoint v"), ElementsAre("verify"));

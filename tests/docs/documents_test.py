@@ -25,7 +25,7 @@ import fixtures  # noqa: E402
 import shell  # noqa: E402
 from commands import unknown_flags, words_of  # noqa: E402
 
-TABLES = {"docs/from-pytorch.md": 40, "docs/from-horovod.md": 15}  # and how much code stands in them, at least
+TABLES = {"docs/from-pytorch.md": 40, "docs/from-horovod.md": 14}  # and more code than this stands in them
 ELSEWHERE = {  # documents that are not looked at here
     "docs/docker.md": "tests/docker",
     "docs/cluster.md": "tests/docker",

@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "launcher/options.h"
+#include "lockstep/trainer/config.h"
 #include "tests/support/refusal.h"
-#include "trainer/config.h"
 #include "trainer/options.h"
 
 namespace lockstep::options {
@@ -76,8 +76,8 @@ TEST(OtherProgramsFlags, OfLaunchersThatSayWhatToType) {
 
 TEST(OtherProgramsFlags, OfTrainingScripts) {
   trainer::TrainConfig config;
-  parse_options(trainer::train_options(config),
-                typed({"mlp", "--find_unused_parameters", "--learning-rate", "0.25", "-b", "7", "-j", "2", "--wd", "0.5"}));
+  parse_options(trainer::train_options(config), typed({"mlp", "--find_unused_parameters", "--learning-rate", "0.25",
+                                                       "-b", "7", "-j", "2", "--wd", "0.5"}));
   EXPECT_TRUE(config.find_unused);
   EXPECT_EQ(config.lr, 0.25);
   EXPECT_EQ(config.batch, 7);
