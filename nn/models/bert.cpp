@@ -50,7 +50,7 @@ class Bert::Block final : public Module {
         norm_(register_module<LayerNorm>("output.LayerNorm", context, spec.width, kBertEps)),
         drop_(register_module("output.dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 2))) {}
 
-  Var forward(Tape& tape, Var x, const Tensor& lengths) {
+  Var encode(Tape& tape, Var x, const Tensor& lengths) {
     const Var seen =
         attention(tape, query_(tape, x), key_(tape, x), value_(tape, x), heads_,
                   {.causal = false, .lengths = lengths, .dropout = training() ? dropout_ : 0.0, .layer = drop_layer_});
@@ -107,7 +107,7 @@ Vars Bert::forward_all(Tape& tape, const Vars& inputs) {
   const Var types = types_(tape, whole ? inputs[1] : tape.input(no_types(tape, tokens.shape())));
   const Tensor lengths = whole ? inputs[2].value() : Tensor();
   Var x = drop_(tape, norm_.forward_added(tape, positioned, types).norm);
-  for (Block* const block : blocks_) x = block->forward(tape, x, lengths);
+  for (Block* const block : blocks_) x = block->encode(tape, x, lengths);
   return x;
 }
 
