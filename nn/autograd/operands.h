@@ -1,6 +1,10 @@
 // What operators ask of their operands before they compute. Compares alone: no element is looked at.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <span>
+
 #include "lockstep/nn/autograd/tape.h"
 
 namespace lockstep::nn {
@@ -33,6 +37,15 @@ inline void check_tensor(const Tape& tape, const Tensor& tensor, DType wanted, c
   if (tensor.dtype() != wanted || (!tensor.defined() && tensor.count() > 0) ||
       (place && *place != tape.backend().device())) [[unlikely]]
     refuse_tensor(tape, tensor, wanted, what);
+}
+
+/// (…) → (…, width): rows for the elements of `shape`, which has an axis less than tensors may have.
+inline Shape shape_of_rows(const Shape& shape, std::int64_t width) {
+  std::array<std::int64_t, Shape::kMaxDims> dims = {};
+  const auto axes = static_cast<std::size_t>(shape.size());
+  std::ranges::copy(shape.dims(), dims.begin());
+  dims[axes] = width;
+  return Shape(std::span<const std::int64_t>(dims).first(axes + 1));
 }
 
 /// Throws UsageError unless x + y can be computed.

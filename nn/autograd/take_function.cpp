@@ -1,7 +1,4 @@
-#include <algorithm>
-#include <array>
 #include <limits>
-#include <span>
 
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
@@ -52,14 +49,11 @@ Var take_rows(Tape& tape, Var x, const Tensor& numbers) {
   const Tape::OpScope scope(tape, "take_rows");
   const int last = x.shape().size() - 1, axes = numbers.shape().size();
   if (last < 1 || x.shape()[last] < 1 || axes < 1 || axes >= Shape::kMaxDims)
-    throw UsageError(fmt::format("rows of {} by numbers that are {}", to_string(x.shape()), name_of(numbers.dtype())),
-                     "give it at least two axes, and numbers that are i32");
+    throw UsageError(fmt::format("rows of {} by numbers {}", to_string(x.shape()), to_string(numbers.shape())),
+                     "give it at least two axes, and numbers of at least one");
   const std::int64_t width = x.shape()[last];
   const Tensor rows = x.value().reshaped({x.value().count() / width, width});
-  std::array<std::int64_t, Shape::kMaxDims> dims = {};
-  std::ranges::copy(numbers.shape().dims(), dims.begin());
-  dims[static_cast<std::size_t>(axes)] = width;
-  Tensor y = tape.backend().empty(Shape(std::span(dims).first(static_cast<std::size_t>(axes) + 1)), rows.dtype());
+  Tensor y = tape.backend().empty(shape_of_rows(numbers.shape(), width), rows.dtype());
   tape.backend().embedding().forward(rows, numbers, y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<TakeRowsNode>(out, x, numbers);

@@ -254,11 +254,8 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
                      "it takes numbers, i32");
   check_tensor(tape, tokens, DType::kI32, "an embedding was given numbers");
   check_parameter(tape, table, "Embedding");
-  std::array<std::int64_t, Shape::kMaxDims> dims = {};
-  for (int axis = 0; axis < axes; ++axis) dims[static_cast<std::size_t>(axis)] = tokens.size(axis);
-  dims[static_cast<std::size_t>(axes)] = table.value().size(1);
   const DType dtype = tape.activations();
-  Tensor y = tape.backend().empty(Shape(std::span(dims).first(static_cast<std::size_t>(axes) + 1)), dtype);
+  Tensor y = tape.backend().empty(shape_of_rows(tokens.shape(), table.value().size(1)), dtype);
   tape.backend().embedding().forward(table.as(dtype), tokens, y);
   const Var out = tape.make_var(std::move(y), table.requires_grad());
   tape.record<EmbeddingNode>(out, tokens, table);

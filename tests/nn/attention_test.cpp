@@ -19,17 +19,7 @@ void expect_within(const std::vector<double>& expected, const Tensor& actual) {
     ASSERT_NEAR(expected[i], at(actual, static_cast<std::int64_t>(i)), 2e-5) << "element " << i;
 }
 
-class AttentionTest : public ::testing::TestWithParam<int> {
- protected:
-  Tensor random(const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); }
-  Tensor unset(const Shape& shape) {  // so that what a kernel leaves out shows
-    Tensor made = backend->empty(shape);
-    backend->pointwise().fill(made, std::numeric_limits<float>::quiet_NaN());
-    return made;
-  }
-
-  std::unique_ptr<Backend> backend = make_cpu_backend(GetParam());
-};
+class AttentionTest : public CpuKernelTest {};
 
 Tensor dropout_state(Backend& backend, std::array<std::int64_t, 3> numbers) {
   Tensor state = backend.empty({3}, DType::kI64);

@@ -23,17 +23,7 @@ void expect_close(const std::vector<double>& expected, const Tensor& actual, dou
     ASSERT_NEAR(expected[i], at(actual, static_cast<std::int64_t>(i)), tolerance * largest) << "element " << i;
 }
 
-class Kernels : public ::testing::TestWithParam<int> {
- protected:
-  Tensor random(const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); }
-  Tensor unset(const Shape& shape) {  // so that what a kernel leaves out shows
-    Tensor made = backend->empty(shape);
-    backend->pointwise().fill(made, std::numeric_limits<float>::quiet_NaN());
-    return made;
-  }
-
-  std::unique_ptr<Backend> backend = make_cpu_backend(GetParam());
-};
+class Kernels : public CpuKernelTest {};
 
 TEST_P(Kernels, Linear) {
   for (const std::int64_t n : kSizes)

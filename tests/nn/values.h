@@ -1,7 +1,11 @@
 // Tensors with known content for tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -35,6 +39,19 @@ inline Tensor random_halves(Backend& backend, const Shape& shape, std::uint64_t 
   for (float& v : values) v = 0.5f * (static_cast<float>(random.below(5)) - 2.0f) + offset;
   return tensor_of(backend, shape, values);
 }
+
+/// Kernels of the CPU, with as many threads as the parameter says.
+class CpuKernelTest : public ::testing::TestWithParam<int> {
+ protected:
+  Tensor random(const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); }
+  Tensor unset(const Shape& shape) {  // so that what a kernel leaves out shows
+    Tensor made = backend->empty(shape);
+    backend->pointwise().fill(made, std::numeric_limits<float>::quiet_NaN());
+    return made;
+  }
+
+  std::unique_ptr<Backend> backend = make_cpu_backend(GetParam());
+};
 
 inline std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
 inline double at(const Tensor& t, std::int64_t i) { return static_cast<double>(t.f32()[i]); }

@@ -133,7 +133,7 @@ class Backend {
   virtual bool computes_in_bf16() const = 0;
 
   /// A batch, in memory of staging_memory(), as a tensor of this device, which is valid until the second following call
-  /// for the same shape, type and `input`: a number of one's own for each of the arrays that a step takes together.
+  /// for the same shape, type and `input`: arrays that a step takes together have different numbers.
   /// On the CPU it is a view. The host's memory must stay valid and unchanged until finish_inputs(), on the CPU for as
   /// long as the tensor is used.
   virtual Tensor from_host(void* data, const Shape& shape, DType dtype, int input) = 0;
