@@ -26,6 +26,7 @@ Json json_of(const nn::ModelSpec& spec) {
   Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
   const nn::ModelFamily* const family = nn::find_model_family(spec.name);
   if (family == nullptr) return json;  // whoever builds it says so
+  if (spec.vocabulary > 0) json["vocabulary"] = spec.vocabulary;
   const nn::ModelSpec whole = nn::complete(spec);
   for (const auto& setting : family->settings) {
     if (!is_said(setting)) continue;
@@ -88,7 +89,9 @@ class MetadataReader {
     const auto& kind = setting.fallback.any();
     if (std::holds_alternative<bool>(kind))
       return json.contains(name) ? std::optional<SettingValue>(json.at(name).get<bool>()) : std::nullopt;
-    if (std::holds_alternative<std::int64_t>(kind)) return size(json, name);
+    if (std::holds_alternative<std::int64_t>(kind))
+      return static_cast<std::int64_t>(
+          whole(json.at(name), name, setting.low < 1 ? 0 : 1, static_cast<std::uint64_t>(kMostSize)));
     if (std::holds_alternative<std::vector<std::int64_t>>(kind)) {
       const Json& list = json.at(name);
       if (list.is_array() && list.empty()) return std::vector<std::int64_t>();
@@ -101,6 +104,7 @@ class MetadataReader {
     nn::ModelSpec spec{.name = json.at("name").get<std::string>(),
                        .sample_shape = sizes(json.at("sample"), "sample", 3),
                        .classes = size(json, "classes")};
+    if (json.contains("vocabulary")) spec.vocabulary = size(json, "vocabulary");
     std::int64_t elements = 1;
     for (const std::int64_t dim : spec.sample_shape) {
       if (elements > kMostElements / dim) refuse("a sample has more than 2^30 numbers");
@@ -140,6 +144,7 @@ class MetadataReader {
                            .tokens = json.at("tokens").get<bool>(),
                            .class_names = json.value("class_names", std::vector<std::string>{}),
                            .characters = nullptr,
+                           .word_pieces = nullptr,
                            .image = nullptr,
                            .data = json.value("data", std::string()),
                            .seed = 0};
@@ -152,6 +157,12 @@ class MetadataReader {
       if (characters->size() != metadata.spec.classes)
         refuse(fmt::format("{} characters of {}", characters->size(), metadata.spec.classes));
       metadata.characters = characters;
+    }
+    if (const auto found = json.find("word_pieces"); found != json.end()) {
+      const std::int64_t tokens = metadata.spec.vocabulary > 0 ? metadata.spec.vocabulary : metadata.spec.classes;
+      auto pieces = std::make_shared<const data::WordPieces>(found->get<std::vector<std::string>>(), source_);
+      if (pieces->size() != tokens) refuse(fmt::format("{} word pieces of {}", pieces->size(), tokens));
+      metadata.word_pieces = std::move(pieces);
     }
     if (const auto found = json.find("image"); found != json.end()) {
       metadata.image = image_from(*found);
@@ -173,6 +184,7 @@ std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
                {"version", version()}};
   if (!metadata.class_names.empty()) json["class_names"] = metadata.class_names;
   if (metadata.characters != nullptr) json["characters"] = metadata.characters->text();
+  if (metadata.word_pieces != nullptr) json["word_pieces"] = metadata.word_pieces->pieces();
   if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
   // Folders may be called what is no UTF-8.
   return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};

@@ -10,6 +10,7 @@
 
 #include "data/image_form.h"
 #include "data/text.h"
+#include "data/word_pieces.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/models/models.h"
 
@@ -21,6 +22,7 @@ struct ModelMetadata {
   bool tokens = false;
   std::vector<std::string> class_names;                // of the first classes; may be empty
   std::shared_ptr<const data::Characters> characters;  // whose tokens they are; nullptr: nobody knows
+  std::shared_ptr<const data::WordPieces> word_pieces;  // or these'
   std::shared_ptr<const data::ImageForm> image;        // what it takes of an image; nullptr: it was not trained on any
   std::string data;                                    // for people: "digits train"
   std::uint64_t seed = 0;

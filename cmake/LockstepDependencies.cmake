@@ -11,7 +11,8 @@ set(LOCKSTEP_LIBRARIES
     "zip.h zip libzip"
     "pcre2.h pcre2-8 pcre2"
     "spng.h spng spng"
-    "turbojpeg.h turbojpeg turbojpeg")
+    "turbojpeg.h turbojpeg turbojpeg"
+    "utf8proc.h utf8proc utf8proc")
 
 # lockstep_find_library(NAME): lockstep::NAME.
 function(lockstep_find_library name)

@@ -22,9 +22,9 @@ std::size_t product(const std::vector<std::int64_t>& dims, const std::string& na
 
 Dataset::Dataset(Info info) : info_(std::move(info)) {
   elements_ = product(info_.dims, name(), "samples");
-  if (info_.tokens) {
+  if (info_.tokens && !info_.own_targets) {
     check_usage(info_.target_dims.empty() && !info_.numeric_targets, "a data set of tokens with targets of its own",
-                "its targets are a label for each token: leave Info::target_dims and numeric_targets out");
+                "its targets are a label for each token: leave Info::target_dims and numeric_targets out, or set own_targets");
     info_.target_dims = info_.dims;
   }
   targets_ = product(info_.target_dims, name(), "targets");
@@ -44,8 +44,8 @@ void Dataset::read_sample(std::uint64_t index, const Sample& sample) const {
     throw UsageError(fmt::format("the data set '{}' does not say how its further inputs are read", name()),
                      "override read_sample(std::uint64_t, const Sample&) const in its class, which fills "
                      "Sample::further");
-  if (has_tokens()) return read_tokens(index, sample.tokens, sample.labels);
-  if (has_numeric_targets() || sample.labels.size() != 1)
+  if (has_tokens() && !info_.own_targets) return read_tokens(index, sample.tokens, sample.labels);
+  if (has_tokens() || has_numeric_targets() || sample.labels.size() != 1)
     throw UsageError(fmt::format("the data set '{}' does not say how its samples are read", name()),
                      "override read_sample(std::uint64_t, const Sample&) const in its class, which reads targets of "
                      "any shape");

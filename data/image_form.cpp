@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/image_list.h"
+#include "base/text.h"
 #include "data/image_views.h"
 
 namespace lockstep::data {

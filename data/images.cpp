@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "data/file_list.h"
 #include "data/image_form.h"
-#include "data/image_list.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
@@ -21,8 +21,6 @@ namespace lockstep::data {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr std::uint64_t kNthForValidation = 10;
 
 // Buffers of one thread that reads an image.
 struct ReadBuffers {
@@ -102,7 +100,7 @@ class Corruption {
 
 class Images final : public Dataset {
  public:
-  Images(Info info, std::shared_ptr<const ImageList> list, std::vector<std::uint32_t> files,
+  Images(Info info, std::shared_ptr<const FileList> list, std::vector<std::uint32_t> files,
          const ImagesOptions& options)
       : Dataset(std::move(info)),
         list_(std::move(list)),
@@ -147,17 +145,12 @@ class Images final : public Dataset {
     buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
   }
 
-  std::shared_ptr<const ImageList> list_;
+  std::shared_ptr<const FileList> list_;
   std::vector<std::uint32_t> files_;  // of the list
   ImagesOptions options_;
   mutable Corruption corruption_;
   mutable BufferPool buffers_;
 };
-
-bool has_directory(const std::string& directory, const char* name) {
-  std::error_code error;
-  return fs::is_directory(directory + "/" + name, error);
-}
 
 void check_classes(int wanted, const std::vector<std::string>& classes, const std::string& directory) {
   if (wanted > 0 && static_cast<std::size_t>(wanted) < classes.size())
@@ -166,73 +159,38 @@ void check_classes(int wanted, const std::vector<std::string>& classes, const st
         fmt::format("leave --classes out, or give {} or more", classes.size()));
 }
 
-std::shared_ptr<const ImageList> checked_list(const std::string& directory, const std::vector<std::string>& classes) {
-  auto list = std::make_shared<const ImageList>(list_images(directory, classes));
-  if (list->size() > std::numeric_limits<std::uint32_t>::max())
-    throw IoError(fmt::format("{}: {} images are too many", printable(directory), list->size()), "give a part of them");
-  return list;
-}
-
-// The labels of val are the places of its folders' names among train's.
-ImageList list_validation(const std::string& directory, const std::vector<std::string>& classes,
-                          const std::string& train) {
-  const auto found = list_classes(directory);
-  const ImageList own = list_images(directory, found);
-  std::vector<std::int32_t> places;
-  for (const std::string& name : found) {
-    const auto place = std::ranges::lower_bound(classes, name);
-    if (place == classes.end() || *place != name)
-      throw IoError(
-          fmt::format("{}/{}: no such folder is in {}", printable(directory), printable(name), printable(train)),
-          "train and val have the same classes, a folder for each");
-    places.push_back(static_cast<std::int32_t>(place - classes.begin()));
-  }
-  ImageList list(directory);
-  for (std::uint64_t i = 0; i < own.size(); ++i)
-    list.add(own.path(i).substr(directory.size() + 1), places[static_cast<std::size_t>(own.label(i))]);
-  return list;
+std::shared_ptr<const FileList> checked_list(FileList list) {
+  if (list.size() > std::numeric_limits<std::uint32_t>::max())
+    throw IoError(fmt::format("{}: {} images are too many", printable(list.directory()), list.size()),
+                  "give a part of them");
+  return std::make_shared<const FileList>(std::move(list));
 }
 
 }  // namespace
 
 DataSplits open_images(const std::string& given, const ImagesOptions& options) {
-  std::string directory = given;
-  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-  const bool split = has_directory(directory, "train") && has_directory(directory, "val");
-  const std::string train = split ? directory + "/train" : directory;
-  const auto classes = list_classes(train);
-  check_classes(options.classes, classes, train);
-  constexpr std::array<std::string_view, 5> kParts = {"train", "val", "test", "valid", "validation"};
-  if (!split && std::ranges::all_of(classes, [&](const auto& name) { return std::ranges::count(kParts, name) > 0; }))
-    throw IoError(
-        fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts", printable(directory),
-                    join(classes, ", ")),
-        fmt::format("call them train and val, or name one itself: images:{}/{}", printable(directory), classes[0]));
-  const int count = options.classes > 0 ? options.classes : static_cast<int>(classes.size());
+  FileParts parts = list_parts(given, image_files());
+  check_classes(options.classes, parts.classes, parts.train.directory());
+  const int count = options.classes > 0 ? options.classes : static_cast<int>(parts.classes.size());
   const auto form = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size});
-  const auto part = [&](const char* name, const std::shared_ptr<const ImageList>& list,
+  const auto part = [&](const char* name, const std::shared_ptr<const FileList>& list,
                         std::vector<std::uint32_t> files) {
-    Dataset::Info info{.name = fmt::format("images {} {}", printable(directory), name),
+    Dataset::Info info{.name = fmt::format("images {} {}", printable(parts.directory), name),
                        .size = files.size(),
                        .dims = {options.size, options.size, 3},
                        .classes = count,
-                       .class_names = classes,
+                       .class_names = parts.classes,
                        .image = form};
     return std::make_shared<Images>(std::move(info), list, std::move(files), options);
   };
-  const auto list = checked_list(train, classes);
+  const bool split = parts.validation.size() > 0;
+  const auto list = checked_list(std::move(parts.train));
   std::vector<std::uint32_t> mine, others;
-  for (std::uint64_t i = 0; i < list->size(); ++i) {
-    const bool held_out = !split && i % kNthForValidation == kNthForValidation - 1;
-    (held_out ? others : mine).push_back(static_cast<std::uint32_t>(i));
-  }
-  if (!split && others.empty())
-    throw IoError(
-        fmt::format("{}: {} images are too few: every tenth is for validation", printable(directory), list->size()),
-        "add images, or divide them into DIR/train and DIR/val");
+  for (std::uint64_t i = 0; i < list->size(); ++i)
+    (!split && is_for_validation(i) ? others : mine).push_back(static_cast<std::uint32_t>(i));
   if (!split) return {part("train", list, std::move(mine)), part("validation", list, std::move(others))};
 
-  const auto validation = std::make_shared<const ImageList>(list_validation(directory + "/val", classes, train));
+  const auto validation = checked_list(std::move(parts.validation));
   others.resize(validation->size());
   for (std::uint32_t i = 0; i < others.size(); ++i) others[i] = i;
   return {part("train", list, std::move(mine)), part("validation", validation, std::move(others))};

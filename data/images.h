@@ -28,7 +28,7 @@ struct ImagesOptions {
 ///
 /// A file that cannot be read or decoded is named in a warning, once, and the sample is that of the next whole one.
 /// When more than `max_corrupt` files of a part have turned out so, reading throws IoError. Throws UsageError for
-/// fewer classes than folders, IoError for what list_images() does and for too few images to have some to validate on.
+/// fewer classes than folders, IoError for what list_parts() does and for too few images to have some to validate on.
 DataSplits open_images(const std::string& directory, const ImagesOptions& options);
 
 }  // namespace lockstep::data

@@ -13,6 +13,8 @@ const DatasetFamily& cifar10_family();
 const DatasetFamily& cifar100_family();
 const DatasetFamily& images_family();
 const DatasetFamily& text_family();
+const DatasetFamily& texts_family();
+const DatasetFamily& csv_family();
 const DatasetFamily& tokens_family();
 const DatasetFamily& random_family();
 
@@ -26,6 +28,8 @@ std::vector<const DatasetFamily*>& registry() {
       &cifar100_family(),  //
       &images_family(),    //
       &text_family(),      //
+      &csv_family(),       //
+      &texts_family(),     //
       &tokens_family(),    //
       &random_family(),
   };

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/splitmix.h"
 #include "base/text.h"
+#include "data/masked.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
@@ -106,6 +107,16 @@ DataSplits make_random_tokens(std::int64_t context, std::uint64_t length, int cl
 
 namespace {
 
+// The last three tokens are the special ones.
+DataSplits make_random_masked(const OpenOptions& options, std::uint64_t length, int classes) {
+  constexpr int kSpecial = 3;
+  if (classes <= kSpecial)
+    throw UsageError(fmt::format("{} random tokens, three of which are special", classes),
+                     fmt::format("give --classes {} or more", kSpecial + 1));
+  return mask_rows(make_random_tokens(masked_row_tokens(options.context), length, classes, options.seed),
+                   {.start = classes - 3, .separator = classes - 2, .mask = classes - 1}, nullptr);
+}
+
 constexpr const char* kRandomHelp =
     "write random:SHAPE,LEN with SHAPE a number of features, CxHxW or 'tokens', such as random:3x32x32,1000";
 constexpr std::string_view kTokens = "tokens";
@@ -139,6 +150,7 @@ DataSplits open_random(const std::string& spec, const std::string& argument, con
     throw UsageError(fmt::format("data '{}': '{}' is not a number of samples", spec, pieces[1]), kRandomHelp);
   if (*length == 0) throw IoError(fmt::format("data '{}': empty data set", spec), "give data with at least one sample");
   const int classes = options.classes > 0 ? options.classes : tokens ? kRandomTokens : kRandomClasses;
+  if (tokens && options.word_pieces) return make_random_masked(options, static_cast<std::uint64_t>(*length), classes);
   if (tokens) return make_random_tokens(options.context, static_cast<std::uint64_t>(*length), classes, options.seed);
   return make_random(dims, static_cast<std::uint64_t>(*length), classes, options.seed);
 }

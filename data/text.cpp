@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/masked.h"
 #include "data/tokens.h"
 #include "lockstep/data/families.h"
 
@@ -115,16 +116,18 @@ Characters read_characters(const std::string& path) {
   return {file.text(), path};
 }
 
-DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
-  const MappedFile file(path);
-  if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
-  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(characters->encode(file.text(), path));
+namespace {
+
+// Rows of the tokens of `text`, the file `path`, with a label for each.
+DataSplits rows_of(std::string_view text, const std::string& path, const Vocabulary& vocabulary, std::int64_t context,
+                   std::shared_ptr<const Characters> characters) {
+  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(vocabulary.encode(text, path));
   const TokenParts parts = split_tokens(tokens->size(), context, path);
   const auto part = [&](const char* name, const TokenRows& rows) {
     return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {} {}", path, name),
                                                 .size = rows.count(),
                                                 .dims = {context},
-                                                .classes = characters->size(),
+                                                .classes = vocabulary.size(),
                                                 .tokens = true,
                                                 .characters = characters},
                                   tokens, rows);
@@ -132,18 +135,39 @@ DataSplits open_text(const std::string& path, std::int64_t context, std::shared_
   return {part("train", parts.train), part("validation", parts.validation)};
 }
 
+}  // namespace
+
+DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
+  const MappedFile file(path);
+  if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
+  return rows_of(file.text(), path, *characters, context, characters);
+}
+
+DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options) {
+  const MappedFile file(path);
+  auto pieces = options.pieces;
+  if (pieces == nullptr) {
+    WordPieceLearner learner;
+    learner.add(file.text(), path);
+    pieces = learner.learn(static_cast<std::size_t>(options.vocabulary_size));
+  }
+  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr), special_tokens(*pieces),
+                   pieces);
+}
+
 const DatasetFamily& text_family() {
   static const DatasetFamily family = {
       .name = "text",
       .argument = "FILE",
-      .about = "its characters",
+      .about = "its characters, or word pieces",
       .has_tokens = true,
       .open =
           [](const std::string& spec, const std::string& path, const OpenOptions& options) {
             if (options.classes > 0)
-              throw UsageError(fmt::format("--classes {} for {}: a text has as many tokens as it has characters",
-                                           options.classes, spec),
+              throw UsageError(fmt::format("--classes {} for {}: a text has as many tokens as it has {}",
+                                           options.classes, spec, options.word_pieces ? "word pieces" : "characters"),
                                "leave --classes out");
+            if (options.word_pieces) return open_masked_text(path, options.context, *options.word_pieces);
             return open_text(path, options.context, options.characters);
           },
       .files = [](const std::string& path) -> std::vector<std::string> { return {path}; }};

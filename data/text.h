@@ -11,6 +11,7 @@
 
 #include "data/vocabulary.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/open.h"
 
 namespace lockstep::data {
 
@@ -38,6 +39,9 @@ class Characters final : public Vocabulary {
 /// text's own.
 DataSplits open_text(const std::string& path, std::int64_t context,
                      std::shared_ptr<const Characters> characters = nullptr);
+/// text:FILE for masked-language training (mask_rows()): the same of word pieces, which are learned from the whole text
+/// unless options have them. A sample has `context` tokens, [CLS] and [SEP] included.
+DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options);
 /// The vocabulary of that file.
 Characters read_characters(const std::string& path);
 

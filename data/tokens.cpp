@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/masked.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
@@ -117,6 +118,21 @@ DataSplits open_tokens(const std::string& path, std::int64_t context, int classe
           part("validation", other, whole_tokens(other->tokens(), context, beside.string()))};
 }
 
+namespace {
+
+DataSplits open_masked_tokens(const std::string& path, const OpenOptions& options) {
+  const auto& pieces = options.word_pieces->pieces;
+  if (pieces == nullptr)
+    throw UsageError(fmt::format("{} does not say which of its tokens stands for a masked one", path),
+                     "give the vocabulary that it was made with: --vocab vocab.txt");
+  if (options.classes > 0 && options.classes != pieces->size())
+    throw UsageError(fmt::format("--classes {} with a vocabulary of {}", options.classes, pieces->size()),
+                     "leave --classes out");
+  return mask_rows(open_tokens(path, masked_row_tokens(options.context), pieces->size()), special_tokens(*pieces), pieces);
+}
+
+}  // namespace
+
 const DatasetFamily& tokens_family() {
   static const DatasetFamily family = {.name = "tokens",
                                        .argument = "FILE",
@@ -125,6 +141,7 @@ const DatasetFamily& tokens_family() {
                                        .any_classes = true,
                                        .open =
                                            [](const std::string&, const std::string& path, const OpenOptions& options) {
+                                             if (options.word_pieces) return open_masked_tokens(path, options);
                                              return open_tokens(path, options.context,
                                                                 options.classes > 0 ? options.classes : kGpt2Tokens);
                                            },

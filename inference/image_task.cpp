@@ -1,16 +1,15 @@
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "data/image_list.h"
+#include "data/file_list.h"
 #include "data/image_views.h"
+#include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 
@@ -23,7 +22,7 @@ namespace fs = std::filesystem;
 struct SharedImages {
   data::ImageForm form;
   std::vector<std::string> files;               // named one by one, or
-  std::unique_ptr<const data::ImageList> list;  // all of a directory
+  std::unique_ptr<const data::FileList> list;  // all of a directory
   std::vector<std::string> class_names;
   int top = kDefaultTop;
 
@@ -61,7 +60,7 @@ class ImageWorker final : public InferWorker {
   }
 
  private:
-  // Fills probabilities_ and order_.
+  // Fills logits_.
   void compute() {
     backend_.upload(std::as_bytes(std::span(values_)), x_);
     nn::Tensor x = x_;
@@ -78,24 +77,6 @@ class ImageWorker final : public InferWorker {
     logits_.resize(static_cast<std::size_t>(y.count()));
     backend_.download(y, std::as_writable_bytes(std::span(logits_)));
     tape_.reset();
-    for (const float logit : logits_)
-      if (!std::isfinite(logit))
-        throw DivergedError(fmt::format("the model's results are {}", std::isnan(logit) ? "NaN" : "infinite"),
-                            "its weights are corrupt, or its training diverged");
-    order_.resize(logits_.size());
-    std::iota(order_.begin(), order_.end(), 0);
-    const auto top = std::min(order_.size(), static_cast<std::size_t>(shared_->top));
-    std::ranges::partial_sort(order_, order_.begin() + static_cast<std::ptrdiff_t>(top), [&](int a, int b) {
-      const float x_a = logits_[static_cast<std::size_t>(a)], x_b = logits_[static_cast<std::size_t>(b)];
-      return x_a > x_b || (x_a == x_b && a < b);
-    });
-    order_.resize(top);
-    const double largest = *std::ranges::max_element(logits_);
-    sum_ = 0;
-    for (const float logit : logits_) sum_ += std::exp(double{logit} - largest);
-    probabilities_.clear();
-    for (const int i : order_)
-      probabilities_.push_back(std::exp(double{logits_[static_cast<std::size_t>(i)]} - largest) / sum_);
   }
 
   std::string name_of(int i) const {
@@ -103,18 +84,18 @@ class ImageWorker final : public InferWorker {
     return at < shared_->class_names.size() ? shared_->class_names[at] : fmt::format("class {}", i);
   }
 
-  std::string text_of(const std::string& path, double ms) const {
+  std::string text_of(const std::string& path, double ms) {
+    const auto ranked = ranking_.of(logits_, shared_->top);
     if (config_.json) {
       std::vector<JsonText> classes;
-      for (std::size_t i = 0; i < order_.size(); ++i)
-        classes.emplace_back(
-            JsonObject{{"class", order_[i]}, {"name", name_of(order_[i])}, {"probability", probabilities_[i]}});
+      for (const auto& [number, probability] : ranked)
+        classes.emplace_back(JsonObject{{"class", number}, {"name", name_of(number)}, {"probability", probability}});
       return JsonObject{{"event", "image"}, {"input", path}, {"classes", classes}, {"latency_ms", ms}}.text() + "\n";
     }
-    std::string line = data::printable(path) + ":";
-    for (std::size_t i = 0; i < order_.size(); ++i)
-      line +=
-          fmt::format("{} {} {:.2f} %", i > 0 ? "," : "", data::printable(name_of(order_[i])), 100 * probabilities_[i]);
+    std::string line = printable(path) + ":";
+    for (std::size_t i = 0; i < ranked.size(); ++i)
+      line += fmt::format("{} {} {:.2f} %", i > 0 ? "," : "", printable(name_of(ranked[i].number)),
+                          100 * ranked[i].probability);
     return line + "\n";
   }
 
@@ -126,9 +107,7 @@ class ImageWorker final : public InferWorker {
   data::ImageReader reader_;
   nn::Tensor x_;
   std::vector<float> values_, logits_;
-  std::vector<int> order_;             // the likeliest classes
-  std::vector<double> probabilities_;  // theirs
-  double sum_ = 0;
+  Ranking ranking_;
 };
 
 data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
@@ -152,23 +131,12 @@ data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
   return form;
 }
 
-std::vector<std::string> read_names(const std::string& path, std::int64_t classes) {
-  const MappedFile file(path);
-  std::vector<std::string> names;
-  for (const std::string& line : split(file.text(), '\n')) names.emplace_back(trim(line));
-  while (!names.empty() && names.back().empty()) names.pop_back();
-  if (std::cmp_not_equal(names.size(), classes))
-    throw UsageError(fmt::format("{} has {} names, and the model {} classes", path, names.size(), classes),
-                     "give a file with one name per line, in the classes' order");
-  return names;
-}
-
 void open_files(const std::string& input, SharedImages& shared) {
   std::error_code error;
   if (fs::is_directory(input, error)) {
     std::string directory = input;
     while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-    shared.list = std::make_unique<const data::ImageList>(data::list_all_images(directory));
+    shared.list = std::make_unique<const data::FileList>(data::list_all_files(directory, data::image_files()));
     return;
   }
   // A name may have commas itself.
@@ -176,10 +144,10 @@ void open_files(const std::string& input, SharedImages& shared) {
   for (const std::string& file : shared.files) {
     const auto status = fs::status(file, error);
     if (!fs::exists(status))
-      throw IoError(fmt::format("{}: {}", data::printable(file), error ? error.message() : "no such file"),
+      throw IoError(fmt::format("{}: {}", printable(file), error ? error.message() : "no such file"),
                     "give image files, with commas between, or a directory of them");
     if (fs::is_directory(status))
-      throw UsageError(fmt::format("--input names the directory {} among files", data::printable(file)),
+      throw UsageError(fmt::format("--input names the directory {} among files", printable(file)),
                        "give it alone");
   }
 }
@@ -191,7 +159,7 @@ InferTask image_task(const InferConfig& config, const InferModel& model) {
   shared->form = form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
   if (!config.class_names.empty())
-    shared->class_names = read_names(config.class_names, model.spec.classes);
+    shared->class_names = read_class_names(config.class_names, model.spec.classes);
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
   open_files(config.input, *shared);

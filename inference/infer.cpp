@@ -23,15 +23,20 @@ void refuse(const char* flag, bool given, const char* what) {
   if (given) throw UsageError(fmt::format("--{} with {}", flag, what), fmt::format("leave --{} out", flag));
 }
 
-void refuse_text_flags(const InferConfig& config, const char* what) {
-  refuse("prompt", config.prompt.has_value(), what);
+// Of texts that are continued.
+void refuse_writing_flags(const InferConfig& config, const char* what) {
   refuse("tokens", config.tokens.has_value(), what);
   refuse("samples", config.samples.has_value(), what);
   refuse("temperature", config.temperature.has_value(), what);
   refuse("top-k", config.top_k.has_value(), what);
+  refuse("merges", !config.merges.empty(), what);
+}
+
+void refuse_text_flags(const InferConfig& config, const char* what) {
+  refuse_writing_flags(config, what);
+  refuse("prompt", config.prompt.has_value(), what);
   refuse("lines", config.lines, what);
   refuse("vocab", !config.vocabulary.empty(), what);
-  refuse("merges", !config.merges.empty(), what);
 }
 
 void refuse_image_flags(const InferConfig& config, const char* what) {
@@ -64,6 +69,11 @@ InferTask open_task(const InferConfig& config, const InferModel& model, const st
     refuse_text_flags(config, "synthetic inputs");
     refuse_image_flags(config, "synthetic inputs");
     return random_task(config, model, *random);
+  }
+  if (model.reads_texts()) {
+    refuse_writing_flags(config, "a model that reads texts");
+    refuse("image-size", config.image_size.has_value(), "a model of text");
+    return read_task(config, model);
   }
   if (model.language() != nullptr) {
     refuse_image_flags(config, "a model of text");

@@ -21,6 +21,8 @@ struct InferModel {
   nn::ModelSpec spec;
   std::optional<checkpoint::ModelMetadata> metadata;  // what the weights file says, if it does
 
+  /// Whether it reads texts as word pieces, as a whole.
+  bool reads_texts() const { return nn::model_family(spec.name).word_pieces; }
   /// The same, where it is a language model; else nullptr.
   const nn::LanguageModel* language() const { return dynamic_cast<const nn::LanguageModel*>(module.get()); }
 };

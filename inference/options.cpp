@@ -36,6 +36,13 @@ bool is_random(const InferConfig& config) { return config.input.starts_with(kRan
 bool takes_prompts(const InferConfig& config) {
   return (family_of(config) == nullptr || family_of(config)->takes_tokens) && !is_random(config);
 }
+bool continues_texts(const InferConfig& config) {
+  return takes_prompts(config) && (family_of(config) == nullptr || !family_of(config)->word_pieces);
+}
+bool names_classes(const InferConfig& config) {
+  const nn::ModelFamily* const family = family_of(config);
+  return (family == nullptr || family->takes_images || family->word_pieces) && !is_random(config);
+}
 bool takes_images(const InferConfig& config) {
   return (family_of(config) == nullptr || family_of(config)->takes_images) && !is_random(config);
 }
@@ -43,22 +50,32 @@ bool takes_image_sizes(const InferConfig& config) {
   const nn::ModelFamily* const family = family_of(config);
   return takes_images(config) && (family == nullptr || (!family->takes_tokens && !family->takes_vectors));
 }
-bool draws_tokens(const InferConfig& config) { return takes_prompts(config) && config.temperature.value_or(1) > 0; }
+bool draws_tokens(const InferConfig& config) { return continues_texts(config) && config.temperature.value_or(1) > 0; }
 std::string instead(const InferConfig& config) {
   return is_random(config) ? "this run has --input " + config.input : "the model is " + config.model.name;
 }
 std::string no_draws(const InferConfig& config) {
-  return takes_prompts(config) ? std::string("the temperature is 0") : instead(config);
+  return continues_texts(config) ? std::string("the temperature is 0") : instead(config);
+}
+
+Applies to_prompts(const InferConfig& config) {
+  return applies_to(
+      fmt::format("texts, which {} take", nn::models_that([](const auto& family) { return family.takes_tokens; })), config,
+      takes_prompts, instead);
 }
 
 Applies to_texts(const InferConfig& config) {
-  return applies_to(
-      fmt::format("texts that {} continue", nn::models_that([](const auto& family) { return family.takes_tokens; })),
-      config, takes_prompts, instead);
+  return applies_to(fmt::format("texts that {} continue", nn::models_that([](const auto& family) {
+                                  return family.takes_tokens && !family.word_pieces;
+                                })),
+                    config, continues_texts, instead);
 }
 
-Applies to_images(const InferConfig& config) {
-  return applies_to("images that are classified", config, takes_images, instead);
+Applies to_classes(const InferConfig& config) {
+  return applies_to(
+      fmt::format("images that are classified, and texts that {} read",
+                  nn::models_that([](const auto& family) { return family.word_pieces; })),
+      config, names_classes, instead);
 }
 
 void add_model(OptionTable& table, InferConfig& config) {
@@ -81,31 +98,31 @@ void add_input(OptionTable& table, InferConfig& config) {
              .value = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
-             .help = "text to continue, instead of --input",
+             .help = "text to continue or to read, instead of --input",
              .value = text(config.prompt),
-             .applies = to_texts(config)});
+             .applies = to_prompts(config)});
   table.exclusive({"input", "prompt"});
   table.add({.name = "lines",
              .kind = OptionKind::kFlag,
-             .help = "each line of the input is a prompt",
+             .help = "each line of the input is a prompt, or a text to read",
              .value = boolean(config.lines),
              .applies = applies_to(
                  "texts that are read from --input", config,
                  [](const InferConfig& c) { return takes_prompts(c) && !c.prompt; },
                  [](const InferConfig& c) { return c.prompt ? std::string("this run has --prompt") : instead(c); })});
-  table.group("Images");
+  table.group("Images and classes");
   table.add({.name = "top",
              .placeholder = "K",
-             .help = "how many of the likeliest classes are printed",
+             .help = "how many of the likeliest classes, or masked tokens, are printed",
              .default_text = fmt::to_string(kDefaultTop),
              .value = integer(config.top, 1, 1 << 24),
-             .applies = to_images(config)});
+             .applies = to_classes(config)});
   table.add({.name = "class-names",
              .placeholder = "FILE",
              .help = "names of the classes, one per line",
              .default_text = "what the weights say, or numbers",
              .value = text(config.class_names),
-             .applies = to_images(config)});
+             .applies = to_classes(config)});
   const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
                                           return family.takes_images && !family.takes_tokens && !family.takes_vectors;
                                         }));
@@ -150,9 +167,9 @@ void add_text(OptionTable& table, InferConfig& config) {
              .applies = applies_to("tokens that are drawn", config, draws_tokens, no_draws)});
   table.add({.name = "vocab",
              .placeholder = "FILE",
-             .help = "GPT-2's vocab.json, for models of its tokens",
+             .help = "GPT-2's vocab.json, for models of its tokens; the vocab.txt of a BERT",
              .value = text(config.vocabulary),
-             .applies = to_texts(config)});
+             .applies = to_prompts(config)});
   table.add({.name = "merges",
              .placeholder = "FILE",
              .help = "GPT-2's merges.txt",

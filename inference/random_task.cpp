@@ -62,7 +62,7 @@ class RandomWorker final : public InferWorker {
 
   nn::Tensor make(std::uint64_t job) {
     const nn::Shape shape = batched(input_);
-    if (model_.language() != nullptr) return make_tokens(job, shape);
+    if (model_.language() != nullptr || model_.reads_texts()) return make_tokens(job, shape);
     values_.resize(static_cast<std::size_t>(shape.count()));
     const std::size_t sample = numbers_->sample_elements();
     std::int32_t label = 0;
@@ -80,8 +80,9 @@ class RandomWorker final : public InferWorker {
   nn::Tensor make_tokens(std::uint64_t job, const nn::Shape& shape) {
     SplitMix64 random(mix64(config_.seed.value_or(kDefaultSeed), job));
     tokens_.resize(static_cast<std::size_t>(shape.count()));
+    const std::int64_t vocabulary = model_.spec.vocabulary > 0 ? model_.spec.vocabulary : model_.spec.classes;
     for (auto& token : tokens_)
-      token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(model_.spec.classes)));
+      token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocabulary)));
     nn::Tensor x = backend_.empty(shape, DType::kI32);
     backend_.upload(std::as_bytes(std::span(tokens_)), x);
     return x;
@@ -134,11 +135,11 @@ RandomInput parse_random_input(const std::string& text) {
 }
 
 InferTask random_task(const InferConfig& config, const InferModel& model, const RandomInput& input) {
-  const bool language = model.language() != nullptr;
+  const bool language = model.language() != nullptr || model.reads_texts();
   if (language && input.sample.size() != 1)
     throw UsageError(fmt::format("--input {} for {}, which takes tokens", config.input, model.spec.name), kHelp);
   if (language)
-    if (const auto positions = model.language()->positions(); positions && input.sample[0] > *positions)
+    if (const auto positions = nn::most_tokens(model.spec); positions && input.sample[0] > *positions)
       throw UsageError(fmt::format("--input {} for a model of {} positions", config.input, *positions),
                        "give fewer tokens");
   return {.kind = InferReport::Kind::kTensors,

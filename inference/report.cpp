@@ -27,7 +27,8 @@ double rate(std::uint64_t count, double seconds) { return seconds > 0 ? static_c
 const char* name_of(InferReport::Kind kind) {
   switch (kind) {
     case InferReport::Kind::kImages: return "image";
-    case InferReport::Kind::kTexts: return "text";
+    case InferReport::Kind::kTexts:
+    case InferReport::Kind::kReadTexts: return "text";
     case InferReport::Kind::kTensors: return "input";
   }
   return "";

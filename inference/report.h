@@ -25,7 +25,7 @@ struct Tally {
 double percentile(std::vector<double>& values, double percent);
 
 struct InferReport {
-  enum class Kind { kImages, kTexts, kTensors };
+  enum class Kind { kImages, kTexts, kTensors, kReadTexts };
   Kind kind = Kind::kImages;
   Device device;
   int streams = 1;

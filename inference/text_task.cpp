@@ -1,14 +1,11 @@
 
-#include <cerrno>
-#include <cstdio>
-
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "data/vocabulary.h"
 #include "inference/continuation.h"
+#include "inference/prompts.h"
 #include "inference/token_chooser.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
@@ -95,15 +92,6 @@ class TextWorker final : public InferWorker {
   TokenChooser chooser_;
 };
 
-std::string read_standard_input() {
-  std::string text;
-  char buffer[1 << 16];
-  while (const std::size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, got);
-  if (std::ferror(stdin) != 0) throw IoError("cannot read standard input: " + errno_text(errno));
-  throw_if_stopped("reading standard input");
-  return text;
-}
-
 std::shared_ptr<const data::Vocabulary> open_vocabulary(const InferConfig& config, const InferModel& model) {
   const std::int64_t tokens = model.language()->vocabulary();
   const bool characters = model.metadata && model.metadata->characters != nullptr;
@@ -124,35 +112,16 @@ std::shared_ptr<const data::Vocabulary> open_vocabulary(const InferConfig& confi
 }
 
 std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabulary& vocabulary) {
-  std::vector<std::string> texts;
-  std::string source = "--prompt";
-  if (config.prompt) {
-    texts = {*config.prompt};
-  } else {
-    source = config.input == "-" ? "standard input" : config.input;
-    const std::string text = config.input == "-" ? read_standard_input() : std::string(MappedFile(config.input).text());
-    if (text.empty() && !vocabulary.end_of_text())
-      throw IoError(fmt::format("{}: it is empty: there is nothing to continue", source), "write a prompt into it");
-    if (config.lines)
-      texts = split(text, '\n');
-    else
-      texts = {text};
-  }
   std::vector<Prompt> prompts;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    std::string& text = texts[i];
-    if (config.lines) {
-      if (text.ends_with('\r')) text.pop_back();
-      if (text.empty()) continue;
-    }
-    auto tokens = vocabulary.encode(text, config.lines ? fmt::format("{}, line {}", source, i + 1) : source);
+  for (PromptText& prompt : read_prompts(config)) {
+    auto tokens = vocabulary.encode(prompt.text, prompt.source);
     if (tokens.empty() && vocabulary.end_of_text()) tokens = {*vocabulary.end_of_text()};
+    if (tokens.empty() && config.prompt)
+      throw UsageError("--prompt: an empty prompt: there is nothing to continue", "give a character, or more");
     if (tokens.empty())
-      throw UsageError(fmt::format("{}: an empty prompt: there is nothing to continue", source),
-                       "give a character, or more");
-    prompts.push_back({std::move(text), std::move(tokens)});
+      throw IoError(fmt::format("{}: it is empty: there is nothing to continue", prompt.source), "write a prompt into it");
+    prompts.push_back({std::move(prompt.text), std::move(tokens)});
   }
-  if (prompts.empty()) throw IoError(fmt::format("{}: no line has a prompt", source), "write one per line");
   return prompts;
 }
 

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/model_of_file.h"
+#include "data/word_pieces.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
 #include "lockstep/nn/io/state.h"
@@ -57,6 +58,30 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                             groups);
 }
 
+namespace {
+
+/// Of --vocab, of the weights that are started from, or, where neither says any, to be learned.
+data::WordPieceOptions word_piece_options(const TrainConfig& config,
+                                          const std::optional<checkpoint::ModelMetadata>& metadata) {
+  data::WordPieceOptions options;
+  const data::DatasetFamily* const data = data::find_dataset_family(config.data);
+  if (config.vocabulary_size) options.vocabulary_size = *config.vocabulary_size;
+  if (!config.vocabulary.empty()) options.pieces = data::WordPieces::read(config.vocabulary);
+  if (!metadata || metadata->word_pieces == nullptr) {
+    if (options.pieces == nullptr && !config.weights.empty() && data != nullptr && !data->synthetic)
+      throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
+                       "give the vocabulary that it was trained with: --vocab vocab.txt");
+    return options;
+  }
+  if (options.pieces != nullptr && *options.pieces != *metadata->word_pieces)
+    throw UsageError(fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
+                     "leave --vocab out: the weights have theirs");
+  options.pieces = metadata->word_pieces;
+  return options;
+}
+
+}  // namespace
+
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
   const nn::ModelFamily& model = nn::model_family(config.model.name);
   data::OpenOptions options{.classes = config.classes.value_or(0),
@@ -65,6 +90,7 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
                             .usual_image_size = usual_image_size(config.model.name),
                             .characters = metadata ? metadata->characters : nullptr};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
+  if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
   if (options.classes == 0) options.classes = static_cast<int>(classes_setting(config.model).value_or(0));
   // Synthetic data has as many classes as the model is known for.
@@ -83,7 +109,9 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
   return nn::complete({.name = model.name,
                        .sample_shape = dataset.sample_dims(),
                        .classes = dataset.classes(),
-                       .settings = model.settings});
+                       .settings = model.settings,
+                       .vocabulary = dataset.vocabulary(),
+                       .predictions = static_cast<std::int64_t>(dataset.targets_per_sample())});
 }
 
 namespace {
@@ -103,13 +131,21 @@ void check_fit(const std::string& model, const data::Dataset& dataset) {
                    "give --data text:FILE, tokens:FILE or random:tokens,LEN, or use another model for these data");
 }
 
-// What the last layer's parameters are called up to their last dot.
-std::string head_of(const TrainConfig& config, const nn::Module& model) {
-  if (!nn::model_family(config.model.name).separate_head)
+// With --reset-head: the last layer is not loaded, nor are those that the family has for other tasks.
+void leave_head_out(const TrainConfig& config, const nn::Module& model, nn::LoadOptions& options) {
+  const auto& head = nn::model_family(config.model.name).head;
+  const auto parameters = model.named_parameters();
+  const bool has_one = head && (head->own.empty() || std::ranges::any_of(parameters, [&](const auto& named) {
+                                  return named.name.starts_with(head->own);
+                                }));
+  if (!has_one)
     throw UsageError(fmt::format("--reset-head with {}, whose last layer is its embedding", config.model.name),
                      "leave --reset-head out");
-  const std::string last = model.named_parameters().back().name;
-  return last.substr(0, last.rfind('.') + 1);
+  // What the last layer's parameters are called up to their last dot.
+  const std::string& last = parameters.back().name;
+  options.without = {head->own.empty() ? last.substr(0, last.rfind('.') + 1) : head->own};
+  options.without.insert(options.without.end(), head->others.begin(), head->others.end());
+  options.may_lack = head->new_too;
 }
 
 // Whether what the file's numbers mean is what the data's mean.
@@ -137,16 +173,35 @@ void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTenso
                       const data::Dataset& dataset) {
   const std::string& table = nn::model_family(config.model.name).token_table;
   if (!dataset.has_tokens() || table.empty()) return;
+  const int tokens = dataset.vocabulary() > 0 ? dataset.vocabulary() : dataset.classes();
   for (const auto& tensor : tensors)
-    if (tensor.name.ends_with(table) && tensor.shape.size() == 2 && tensor.shape[0] != dataset.classes())
-      throw UsageError(fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(),
-                                   dataset.classes()),
-                       "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
+    if (tensor.name.ends_with(table) && tensor.shape.size() == 2 && tensor.shape[0] != tokens)
+      throw UsageError(
+          fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(), tokens),
+          dataset.word_pieces() != nullptr
+              ? "give the vocabulary that it was trained with: --vocab vocab.txt"
+              : "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
+}
+
+// Of a model with another last layer than the file's: one line, where names would be many.
+void check_task(const TrainConfig& config, const nn::Module& model, const std::vector<nn::HostTensor>& tensors,
+                const data::Dataset& dataset) {
+  const auto& head = nn::model_family(config.model.name).head;
+  if (config.reset_head || config.non_strict || !head || head->own.empty()) return;
+  const auto is_own = [&](const std::string& name) { return name.starts_with(head->own); };
+  const bool wanted = std::ranges::any_of(model.named_parameters(), is_own, &nn::NamedParameter::name);
+  const bool there = std::ranges::any_of(nn::plain_names(tensors), is_own);
+  if (wanted && !there)
+    throw UsageError(fmt::format("{} holds no layer for the classes of {}", config.weights, dataset.name()),
+                     "give --reset-head, which starts that layer anew");
+  if (!wanted && there)
+    throw UsageError(fmt::format("{} holds a model for classes of texts, and {} has none", config.weights, dataset.name()),
+                     "use csv:FILE or texts:DIR, or --non-strict, which starts what is missing anew");
 }
 
 void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {
   nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
-  if (config.reset_head) options.without = head_of(config, model);
+  if (config.reset_head) leave_head_out(config, model, options);
   const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
   if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, nn::few_of(report.missing));
   if (!report.unexpected.empty())
@@ -183,7 +238,7 @@ void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
 void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
   check_targets(config, dataset);
   if (nn::model_family(config.model.name).any_samples) return;
-  if (!dataset.further_inputs().empty())
+  if (!dataset.further_inputs().empty() && !nn::model_family(config.model.name).word_pieces)
     throw UsageError(fmt::format("{} takes one input, and the samples of {} have {}", config.model.name, dataset.name(),
                                  dataset.further_inputs().size() + 1),
                      "train a model of your own, which overrides nn::Module::forward_all()");
@@ -231,6 +286,7 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     model =
         checkpoint::make_model_of_file(context, spec, weights.tensors, config.weights,
                                        {.metadata = weights.metadata.has_value(), .all_are_loaded = all_are_loaded});
+    check_task(config, *model, weights.tensors, dataset);
     load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);
@@ -245,6 +301,7 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
       {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
       {"samples", format_of(dataset).describe()},
   };
+  if (dataset.word_pieces() != nullptr) manifest.emplace_back("word pieces", dataset.word_pieces()->sha256());
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;

@@ -71,8 +71,10 @@ nn::LearningRate schedule_of(const TrainConfig& config, std::int64_t total_steps
 
 double learning_rate_of(const TrainConfig& config, int world_size) {
   if (config.lr) return *config.lr;
-  if (const auto* model = model_defaults(config); model != nullptr && model->lr_per_256)
-    return *model->lr_per_256 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+  if (const auto* model = model_defaults(config); model != nullptr) {
+    if (model->lr_per_256) return *model->lr_per_256 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+    if (model->lr) return *model->lr;
+  }
   return nn::optimizer_family(optimizer_of(config)).lr;
 }
 

@@ -41,6 +41,38 @@ void add_data_settings(OptionTable& table, TrainConfig& config, bool (*wanted)(c
 
 }  // namespace
 
+namespace {
+
+/// Texts, where the model reads word pieces.
+void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
+  const auto unless = [&config]() -> std::optional<std::string> {
+    if (!is_known(config.model)) return std::nullopt;
+    if (!nn::model_family(config.model.name).word_pieces) return "the model is " + config.model.name;
+    const auto* family = data::find_dataset_family(config.data);
+    return when(family != nullptr && !family->has_tokens, "the data is " + config.data);
+  };
+  const std::string to =
+      fmt::format("texts that {} read", nn::models_that([](const auto& family) { return family.word_pieces; }));
+  table.add({.name = "vocab",
+             .placeholder = "FILE",
+             .help = "word pieces, one per line: the vocab.txt of a BERT",
+             .default_text = "the weights', or learned from the text",
+             .value = text(config.vocabulary),
+             .applies = {.to = to, .unless = unless}});
+  table.add({.name = "vocab-size",
+             .placeholder = "N",
+             .help = "the most word pieces that are learned",
+             .default_text = fmt::to_string(data::WordPieceOptions().vocabulary_size),
+             .value = integer(config.vocabulary_size, 32, 1 << 24),
+             .applies = {.to = to + ", without --vocab",
+                         .unless = [&config, unless] {
+                           return config.vocabulary.empty() ? unless() : std::optional<std::string>("there is --vocab");
+                         }},
+             .agree = Agree::kValue});
+}
+
+}  // namespace
+
 void add_model_options(OptionTable& table, TrainConfig& config) {
   checkpoint::add_model_name(table, config.model);
   table.group("Model and data");
@@ -57,6 +89,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .value = integer(config.classes, 1, 1 << 24),
              .agree = Agree::kValue});
   add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name != data::kAugment; });
+  add_vocabulary_options(table, config);
   const auto declared = declared_by_models(
       [](const SettingSpec& spec) { return spec.role != Role::kTraining && spec.role != Role::kInitialValues; });
   add_settings(
@@ -172,9 +205,9 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .default_text =
                  config.lr ? fmt::to_string(*config.lr)  // a program's own
                            : fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
-                                           return training.lr_per_256
-                                                      ? fmt::format("{} * global batch / 256", *training.lr_per_256)
-                                                      : std::string();
+                                           if (training.lr_per_256)
+                                             return fmt::format("{} * global batch / 256", *training.lr_per_256);
+                                           return training.lr ? fmt::to_string(*training.lr) : std::string();
                                          })),
              .value = number(config.lr, {}),
              .agree = Agree::kValue});

@@ -35,6 +35,7 @@ checkpoint::ModelMetadata model_metadata_of(const TrainConfig& config, const dat
           .tokens = dataset.has_tokens(),
           .class_names = dataset.class_names(),
           .characters = dataset.characters(),
+          .word_pieces = dataset.word_pieces(),
           .image = dataset.image(),
           .data = dataset.name(),
           .seed = config.seed};

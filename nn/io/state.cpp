@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -83,6 +85,31 @@ bool is_mask(const std::string& name) {
   return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
+// What files of BERT hold beside the parameters of the model that is loaded: numbers of its positions, and, for a model
+// that predicts tokens, what only training on pairs of sentences used.
+constexpr std::string_view kBert = "bert.", kBertTable = "bert.embeddings.word_embeddings.weight";
+bool is_beside_bert(const std::string& name) {
+  return name == "bert.embeddings.position_ids" || name.starts_with("bert.pooler.") ||
+         name.starts_with("cls.seq_relationship.");
+}
+
+// A tensor that files hold again under another name.
+struct Copy {
+  std::string_view name, of;
+};
+constexpr std::array kCopies = {Copy{kHead, kTable}, Copy{"cls.predictions.decoder.weight", kBertTable},
+                                Copy{"cls.predictions.decoder.bias", "cls.predictions.bias"}};
+
+void rename_bert(std::vector<std::string>& names) {
+  const bool bare = std::ranges::find(names, kBertTable.substr(kBert.size())) != names.end();
+  for (std::string& name : names) {
+    if (bare && (name.starts_with("embeddings.") || name.starts_with("encoder.") || name.starts_with("pooler.")))
+      name.insert(0, kBert);
+    for (const auto& [old, now] : {std::pair{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}})
+      if (name.ends_with(old)) name.replace(name.size() - std::string_view(old).size(), std::string::npos, now);
+  }
+}
+
 // PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
 bool may_be_missing(const std::string& name) { return name.ends_with("num_batches_tracked"); }
 
@@ -153,32 +180,38 @@ class Assignment {
   Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {}
 
   void give(const std::string& name, const HostTensor& tensor) {
-    if (left_out(name)) return;
-    if (Slot* const slot = slots_.find(name))
+    if (starts_as(name, options_.without)) return;
+    if (Slot* const slot = slots_.find(name)) {
       fill(*slot, name, tensor);
-    else if (slots_.find(std::string(kTable)) == nullptr || (name != kHead && !is_mask(name)))
+      return;
+    }
+    const auto copy = std::ranges::find(kCopies, name, &Copy::name);
+    if (copy != kCopies.end() && has(copy->of))
+      copies_.emplace_back(*copy, &tensor);
+    else if (!(has(kTable) && is_mask(name)) && !(has(kBertTable) && is_beside_bert(name)))
       report_.unexpected.push_back(name);
-    else if (name == kHead)
-      head_ = &tensor;
   }
 
   // Call it once, after all that there is has been given.
   void finish() {
-    if (head_ != nullptr) {
-      Slot& table = *slots_.find(std::string(kTable));
-      if (table.given == nullptr)  // a file that has each tensor once may have kept this name of the two
-        fill(table, std::string(kHead), *head_);
-      else if (!same_content(*table.given, *head_))
-        report_.unexpected.emplace_back(kHead);
+    for (const auto& [copy, tensor] : copies_) {
+      Slot& slot = *slots_.find(std::string(copy.of));
+      if (slot.given == nullptr)  // a file that has each tensor once may have kept this name of the two
+        fill(slot, std::string(copy.name), *tensor);
+      else if (!same_content(*slot.given, *tensor))
+        report_.unexpected.emplace_back(copy.name);
     }
-    for (std::size_t i = 0; i < slots_.names.size(); ++i)
-      if (slots_.slots[i].given == nullptr && !left_out(slots_.names[i]) && !may_be_missing(slots_.names[i]))
-        report_.missing.push_back(slots_.names[i]);
+    for (std::size_t i = 0; i < slots_.names.size(); ++i) {
+      const std::string& name = slots_.names[i];
+      if (slots_.slots[i].given != nullptr || starts_as(name, options_.without) || may_be_missing(name)) continue;
+      report_.missing.push_back(name);
+      if (!starts_as(name, options_.may_lack)) missed_.push_back(name);
+    }
   }
 
   std::vector<std::string> faults() const {
     std::vector<std::string> all;
-    if (options_.strict && !report_.missing.empty()) all.push_back("missing " + few_of(report_.missing));
+    if (options_.strict && !missed_.empty()) all.push_back("missing " + few_of(missed_));
     if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + few_of(report_.unexpected));
     if (!misshapen_.empty()) all.push_back(first_of(misshapen_));
     return all;
@@ -186,9 +219,10 @@ class Assignment {
   const LoadReport& report() const { return report_; }
 
  private:
-  bool left_out(const std::string& name) const {
-    return !options_.without.empty() && name.starts_with(options_.without);
+  static bool starts_as(const std::string& name, const std::vector<std::string>& starts) {
+    return std::ranges::any_of(starts, [&](const std::string& start) { return name.starts_with(start); });
   }
+  bool has(std::string_view name) const { return slots_.find(std::string(name)) != nullptr; }
 
   void fill(Slot& slot, const std::string& name, const HostTensor& tensor) {
     const Tensor& value = *slot.target.value;
@@ -206,8 +240,9 @@ class Assignment {
 
   Slots& slots_;
   const LoadOptions& options_;
-  const HostTensor* head_ = nullptr;
+  std::vector<std::pair<Copy, const HostTensor*>> copies_;
   LoadReport report_;
+  std::vector<std::string> missed_;  // of those that are missing
   std::vector<std::string> misshapen_;
 };
 
@@ -232,6 +267,7 @@ std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors) {
   take_off(names, kWrapper);
   if (!compiled) take_off(names, kCompiled);
   take_off(names, kBesideHead, kHead);
+  rename_bert(names);
   return names;
 }
 

@@ -5,8 +5,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
+
+const ModelFamily& bert_family();
+
 namespace {
 
 constexpr double kBertDeviation = 0.02;
@@ -152,6 +156,121 @@ BertForSequenceClassification::BertForSequenceClassification(Context& context, c
 Vars BertForSequenceClassification::forward_all(Tape& tape, const Vars& inputs) {
   const Var states = bert_(tape, inputs);
   return classifier_.logits(tape, drop_(tape, bert_.pool(tape, states)));
+}
+
+namespace {
+
+BertSpec bert_spec(const ModelSpec& spec) {
+  return {.layers = spec.settings.integer("layers"),
+          .heads = spec.settings.integer("heads"),
+          .width = spec.settings.integer("width"),
+          .inner = spec.settings.integer("inner"),
+          .context = spec.settings.integer("context"),
+          .vocabulary = spec.vocabulary > 0 ? spec.vocabulary : spec.classes,
+          .token_types = spec.settings.integer("token-types"),
+          .dropout = spec.settings.number("dropout")};
+}
+
+bool predicts_tokens(const ModelSpec& spec) { return spec.vocabulary == 0; }
+
+// Nothing reads the data but embeddings, which are no products. Samples are taken to have no padding.
+std::vector<MatrixProduct> bert_products(const ModelSpec& spec) {
+  const BertSpec bert = bert_spec(spec);
+  const std::int64_t tokens = spec.sample_shape[0], width = bert.width, inner = inner_width(bert);
+  const MatrixProduct attention = {.rows = bert.heads * tokens * tokens, .in = width / bert.heads, .out = 1};
+  std::vector<MatrixProduct> all;
+  for (std::int64_t layer = 0; layer < bert.layers; ++layer) {
+    for (int i = 0; i < 4; ++i) all.push_back({.rows = tokens, .in = width, .out = width});
+    all.push_back(attention);
+    all.push_back(attention);
+    all.push_back({.rows = tokens, .in = width, .out = inner});
+    all.push_back({.rows = tokens, .in = inner, .out = width});
+  }
+  const std::int64_t predicted = predicts_tokens(spec) ? spec.predictions : 1;
+  all.push_back({.rows = predicted, .in = width, .out = width});
+  all.push_back({.rows = predicted, .in = width, .out = spec.classes});
+  return all;
+}
+
+constexpr const char* kClassifier = "classifier.weight";
+
+void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
+  const auto* const table = tensors.shape("bert.embeddings.word_embeddings.weight", 2);
+  if (table == nullptr) return;
+  const std::int64_t width = (*table)[1];
+  if (const auto* classifier = tensors.shape(kClassifier, 2)) {
+    spec.classes = (*classifier)[0];
+    spec.vocabulary = (*table)[0];
+  } else {
+    spec.classes = (*table)[0];
+  }
+  // Heads leave no trace in shapes: BERT's have 64 features each, and those of a model of the usual width are known.
+  constexpr std::int64_t kHeadWidth = 64;
+  const auto usual = find_setting(bert_family().settings_of(spec.name), "width")->fallback;
+  if (spec.name != "bert" && width % kHeadWidth == 0)
+    spec.settings.set("heads", width / kHeadWidth);
+  else if (!spec.settings.has("heads") && SettingValue(width) != usual)
+    throw UsageError("the weights do not say how many attention heads their model has", "give --heads");
+  spec.settings.set("width", width);
+  if (const auto* positions = tensors.shape("bert.embeddings.position_embeddings.weight", 2))
+    spec.settings.set("context", (*positions)[0]);
+  if (const auto* types = tensors.shape("bert.embeddings.token_type_embeddings.weight", 2))
+    spec.settings.set("token-types", (*types)[0]);
+  if (const auto* inner = tensors.shape("bert.encoder.layer.0.intermediate.dense.weight", 2))
+    spec.settings.set("inner", (*inner)[0] == 4 * width ? 0 : (*inner)[0]);
+  std::int64_t layers = 0;
+  while (tensors.shape(fmt::format("bert.encoder.layer.{}.output.dense.weight", layers), 2) != nullptr) ++layers;
+  if (layers > 0) spec.settings.set("layers", layers);
+}
+
+std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
+  const BertSpec bert = bert_spec(spec);
+  if (!spec.sample_shape.empty() && spec.sample_shape[0] > bert.context)
+    throw UsageError(fmt::format("samples of {} tokens for a {} of {} positions", spec.sample_shape[0], spec.name,
+                                 bert.context),
+                     "give a smaller --max-length, or a larger --context");
+  if (predicts_tokens(spec)) return std::make_unique<BertForMaskedLM>(context, bert);
+  return std::make_unique<BertForSequenceClassification>(context, bert, spec.classes);
+}
+
+}  // namespace
+
+const ModelFamily& bert_family() {
+  constexpr BertSpec kUsual;
+  constexpr std::int64_t kUsualLength = 128;
+  SettingSpec inner = size_setting("inner", 0, "features between the two layers of a block's second half; 0: 4 * width");
+  inner.low = 0;
+  SettingSpec types = size_setting("token-types", kUsual.token_types, "kinds of tokens");
+  types.is_flag = false;
+  static const ModelFamily family = {
+      .variants = {{.name = "bert"},
+                   {.name = "bert-base",
+                    .defaults = {{"layers", 12}, {"heads", 12}, {"width", 768}},
+                    .classes_of_random_data = kUsual.vocabulary,
+                    .classes_of_weights = kUsual.vocabulary},
+                   {.name = "bert-large",
+                    .defaults = {{"layers", 24}, {"heads", 16}, {"width", 1024}},
+                    .classes_of_random_data = kUsual.vocabulary,
+                    .classes_of_weights = kUsual.vocabulary}},
+      .settings = {size_setting("layers", kUsual.layers, "blocks"),
+                   size_setting("heads", kUsual.heads, "attention heads"),
+                   size_setting("width", kUsual.width, "features"), inner,
+                   size_setting("context", kUsual.context, "the most tokens that it takes"), types,
+                   size_setting("max-length", kUsualLength, "tokens of a sample; longer texts are cut",
+                                SettingSpec::Role::kTokens),
+                   dropout_setting()},
+      .takes_tokens = true,
+      .tokens_setting = "max-length",
+      .token_table = "bert.embeddings.word_embeddings.weight",
+      .attention = true,
+      .word_pieces = true,
+      .head = SeparateHead{.own = "classifier.", .others = {"cls."}, .new_too = {"bert.pooler."}},
+      .training = {.lr = 1e-4},
+      .build = build_bert,
+      .products = bert_products,
+      .read_tensors = read_bert_tensors,
+  };
+  return family;
 }
 
 }  // namespace lockstep::nn

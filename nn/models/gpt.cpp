@@ -279,7 +279,7 @@ const ModelFamily& gpt_family() {
       .tokens_setting = "context",
       .token_table = "wte.weight",
       .attention = true,
-      .separate_head = false,
+      .head = std::nullopt,
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Gpt>(context, gpt_spec(spec));
       },

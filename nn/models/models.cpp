@@ -15,6 +15,7 @@ const ModelFamily& cnn_family();
 const ModelFamily& resnet_family();
 const ModelFamily& vgg_family();
 const ModelFamily& gpt_family();
+const ModelFamily& bert_family();
 const ModelFamily& lstm_family();
 
 namespace {
@@ -27,6 +28,7 @@ std::vector<const ModelFamily*>& registry() {
       &resnet_family(),  //
       &vgg_family(),     //
       &gpt_family(),     //
+      &bert_family(),    //
       &lstm_family(),
   };
   return families;

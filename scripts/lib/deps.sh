@@ -6,7 +6,7 @@
 lockstep_packages=(
   build-essential cmake ninja-build ccache lld git
   openmpi-bin libopenmpi-dev
-  libdnnl-dev libhwloc-dev libssl-dev zlib1g-dev libzip-dev libpcre2-dev libturbojpeg0-dev libspng-dev
+  libdnnl-dev libhwloc-dev libssl-dev zlib1g-dev libzip-dev libpcre2-dev libutf8proc-dev libturbojpeg0-dev libspng-dev
   libcxxopts-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )

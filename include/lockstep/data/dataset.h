@@ -13,6 +13,7 @@
 namespace lockstep::data {
 
 class Characters;
+class WordPieces;
 struct ImageForm;
 
 /// Memory of an array: of numbers or of integers, as the data set says; the other one is empty.
@@ -53,12 +54,15 @@ class Dataset {
         dims;         // of a sample: {H, W, C} for images (NHWC without N), {F} for vectors, {T} for tokens
     int classes = 0;  // labels, and tokens, lie in [0, classes); 0 where targets are numbers
     bool tokens = false;
-    std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one. Tokens have a label for each
+    int vocabulary = 0;        // tokens lie in [0, vocabulary) instead; 0: they do not
+    bool own_targets = false;  // samples of tokens have targets as others have; else a label for each token
+    std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one
     bool numeric_targets = false;                // they are numbers, and not labels
     std::vector<Input> further_inputs = {};      // in the order in which the module takes them, after the sample
     // How samples were made of what people have, so that a model trained on them can be given more of it.
     std::vector<std::string> class_names = {};               // of the first classes; the others are numbers
-    std::shared_ptr<const Characters> characters = nullptr;  // whose tokens they are
+    std::shared_ptr<const Characters> characters = nullptr;   // whose tokens they are
+    std::shared_ptr<const WordPieces> word_pieces = nullptr;  // or these'
     std::shared_ptr<const ImageForm> image = nullptr;        // what was made of images
   };
 
@@ -72,10 +76,13 @@ class Dataset {
   /// Numbers in one sample: the product of sample_dims().
   std::size_t sample_elements() const { return elements_; }
   int classes() const { return info_.classes; }
+  /// How many tokens there are, where that is not how many classes; else 0.
+  int vocabulary() const { return info_.vocabulary; }
   /// Which of the two reads it has.
   bool has_tokens() const { return info_.tokens; }
   const std::vector<std::string>& class_names() const { return info_.class_names; }
   const std::shared_ptr<const Characters>& characters() const { return info_.characters; }
+  const std::shared_ptr<const WordPieces>& word_pieces() const { return info_.word_pieces; }
   const std::shared_ptr<const ImageForm>& image() const { return info_.image; }
   /// Extents of a sample's targets; {}: it has one.
   const std::vector<std::int64_t>& target_dims() const { return info_.target_dims; }
@@ -104,7 +111,7 @@ class Dataset {
 
  protected:
   /// Throws UsageError for extents below 0, or of more numbers than memory has, for targets of tokens other than their
-  /// labels, and for further inputs without a name, or of one name.
+  /// labels, unless they are own_targets, and for further inputs without a name, or of one name.
   explicit Dataset(Info info);
 
  private:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/settings.h"
@@ -13,6 +14,12 @@ namespace lockstep::data {
 inline constexpr std::int64_t kDefaultContext = 256;
 inline constexpr int kDefaultImageSize = 224;
 
+/// How texts become samples for a model that reads word pieces, and predicts those that are masked, or a class.
+struct WordPieceOptions {
+  std::shared_ptr<const WordPieces> pieces = {};  // nullptr: they are learned from the text that is trained on
+  std::int64_t vocabulary_size = 8192;            // the most that are learned
+};
+
 struct OpenOptions {
   int classes = 0;                                    // 0: the data set's own number
   std::uint64_t seed = 1;                             // of synthetic data
@@ -20,6 +27,7 @@ struct OpenOptions {
   Settings settings = {};                             // its family's; those that are not given have their defaults
   int usual_image_size = kDefaultImageSize;           // pixels, of data whose images may have any size
   std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
+  std::optional<WordPieceOptions> word_pieces = {};   // texts are cut into them, and rows of tokens are masked
 };
 
 /// Opens what `spec` names (`lockstep train --help` lists them). Throws UsageError for a name, shape, setting or number

@@ -16,7 +16,8 @@ std::vector<HostTensor> state_of(const Module& module);
 
 /// The names of `tensors` without what wrappers put before all of them: "module." (PyTorch's DataParallel and
 /// DistributedDataParallel) and "_orig_mod." (torch.compile), each once and in either order, and the "transformer." of
-/// a file of GPT-2 with its head. In the order of `tensors`.
+/// a file of GPT-2 with its head. Names of a BERT without a head get the "bert." that those with one have, and the
+/// LayerNorm.{gamma, beta} of older files of BERT are LayerNorm.{weight, bias}. In the order of `tensors`.
 std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);
 
 /// The first of `names` in quotes, and how many more there are, for an error.
@@ -32,8 +33,10 @@ struct LoadOptions {
   /// Names are taken as they are. Otherwise those of the file are its plain_names(), and a "module." is also taken off
   /// where all of the model's have it.
   bool keep_prefix = false;
-  /// Names that start so are neither loaded nor missed; empty: none.
-  std::string without = {};
+  /// Names that start so are neither loaded nor missed.
+  std::vector<std::string> without = {};
+  /// Of those that start so, the ones that are missing are no errors, but are returned.
+  std::vector<std::string> may_lack = {};
 };
 
 /// What was not loaded.
@@ -45,7 +48,8 @@ struct LoadReport {
 /// UsageError. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes files that lack
 /// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
 /// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing; a GPT-2 with a
-/// head of its own loads that). Of many names an error lists a few, and how many more there are.
+/// head of its own loads that). Of a BERT, it takes files that hold its positions' numbers (unused), copies of a head's
+/// table and bias, and layers for other tasks than the model's (unused). Of many names an error lists a few, and how many more there are.
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options = {});
 

@@ -21,8 +21,11 @@ namespace lockstep::nn {
 struct ModelSpec {
   std::string name;
   std::vector<std::int64_t> sample_shape;
-  std::int64_t classes = 10;  // of a language model: tokens of its vocabulary
+  std::int64_t classes = 10;  // of a model that predicts tokens: those of its vocabulary
   Settings settings = {};     // its family's; those that are not given have the defaults of its name
+  // Of a model that reads tokens and predicts a class of the whole sample; 0: it predicts tokens.
+  std::int64_t vocabulary = 0;
+  std::int64_t predictions = 1;  // of a model that predicts masked tokens: how many of a sample
 };
 
 /// A model, and what was said of it: settings that its family declares.
@@ -70,8 +73,17 @@ struct ModelVariant {
 struct TrainingDefaults {
   std::string optimizer = "adamw";
   // With that optimizer alone; others have their own defaults.
-  std::optional<double> lr_per_256 = {};  // samples of the global batch
+  std::optional<double> lr = {};
+  std::optional<double> lr_per_256 = {};  // samples of the global batch, instead of lr
   std::optional<double> weight_decay = {};
+};
+
+/// The last layer of a family whose models share all others but that: it starts anew where weights of a model for
+/// another task are loaded.
+struct SeparateHead {
+  std::string own;                      // its names begin so: "classifier."; empty: as the last parameter's
+  std::vector<std::string> others = {};  // those of other tasks' layers, which are not used
+  std::vector<std::string> new_too = {};  // names of layers that files of other tasks may lack
 };
 
 struct ModelFamily {
@@ -85,8 +97,10 @@ struct ModelFamily {
   /// The tensor of its weights files that has a row for each token; empty: none.
   std::string token_table = {};
   bool batch_norm = false;      // some layer has running statistics
-  bool attention = false;       // some layer is causal_attention()
-  bool separate_head = true;    // its last layer has parameters of its own: they can start anew
+  bool attention = false;       // some layer is attention()
+  bool word_pieces = false;     // it reads texts as word pieces, and predicts masked ones, or classes of texts
+  /// Its last layer has parameters of its own: they can start anew. Nothing: it has not.
+  std::optional<SeparateHead> head = SeparateHead();
   bool any_image_size = false;  // one set of weights fits images of all sizes
   bool any_samples = false;     // `build` decides: samples and classes are not looked at before
   TrainingDefaults training = {};

@@ -1,0 +1,47 @@
+#include "inference/ranking.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/text.h"
+
+namespace lockstep::inference {
+
+std::span<const Ranked> Ranking::of(std::span<const float> logits, int top) {
+  for (const float logit : logits)
+    if (!std::isfinite(logit))
+      throw DivergedError(fmt::format("the model's results are {}", std::isnan(logit) ? "NaN" : "infinite"),
+                          "its weights are corrupt, or its training diverged");
+  order_.resize(logits.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  const auto count = std::min(order_.size(), static_cast<std::size_t>(top));
+  const auto logit_of = [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; };
+  std::ranges::partial_sort(order_, order_.begin() + static_cast<std::ptrdiff_t>(count),
+                            [&](std::int32_t a, std::int32_t b) {
+                              return logit_of(a) > logit_of(b) || (logit_of(a) == logit_of(b) && a < b);
+                            });
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit} - largest);
+  ranked_.clear();
+  for (const std::int32_t i : std::span(order_).first(count))
+    ranked_.push_back({i, std::exp(double{logit_of(i)} - largest) / sum});
+  return ranked_;
+}
+
+std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes) {
+  const MappedFile file(path);
+  std::vector<std::string> names;
+  for (const std::string& line : split(file.text(), '\n')) names.emplace_back(trim(line));
+  while (!names.empty() && names.back().empty()) names.pop_back();
+  if (std::cmp_not_equal(names.size(), classes))
+    throw UsageError(fmt::format("{} has {} names, and the model {} classes", path, names.size(), classes),
+                     "give a file with one name per line, in the classes' order");
+  return names;
+}
+
+}  // namespace lockstep::inference

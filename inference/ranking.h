@@ -1,0 +1,30 @@
+// The likeliest of several classes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::inference {
+
+struct Ranked {
+  std::int32_t number;  // of a class or a token
+  double probability;   // softmax over all
+};
+
+/// The `top` likeliest first, of equally likely ones that of the smaller number; fewer where there are fewer. Keeps its
+/// memory: valid until the next call. Throws DivergedError for a logit that is NaN or infinite.
+class Ranking {
+ public:
+  std::span<const Ranked> of(std::span<const float> logits, int top);
+
+ private:
+  std::vector<std::int32_t> order_;
+  std::vector<Ranked> ranked_;
+};
+
+/// The names in a file, one per line, in the order of the classes. Throws UsageError unless they are as many.
+std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes);
+
+}  // namespace lockstep::inference

@@ -1,0 +1,219 @@
+// Texts that a model reads as a whole: their classes, or the tokens that are masked in them.
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "data/labelled_texts.h"
+#include "inference/prompts.h"
+#include "inference/ranking.h"
+#include "inference/workers.h"
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::inference {
+namespace {
+
+constexpr std::string_view kMask = "[MASK]";
+
+struct ReadText {
+  std::string text;
+  data::EncodedText encoded;
+};
+
+/// What all workers look at.
+struct SharedReads {
+  std::shared_ptr<const data::WordPieces> pieces;
+  std::vector<std::string> class_names;
+  std::vector<ReadText> texts;
+  std::size_t most = 0;  // tokens of a sample
+  int top = kDefaultTop;
+  bool masked = false;
+};
+
+class ReadWorker final : public InferWorker {
+ public:
+  ReadWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const SharedReads> shared,
+             nn::Backend& backend)
+      : config_(config), model_(model), shared_(std::move(shared)), backend_(backend), tape_(backend) {
+    tape_.set_recording(false);
+    tape_.set_activations(dtype_of(config.precision));
+  }
+
+  void run(std::uint64_t job, const Put& put, Tally& tally) override {
+    const auto start = Clock::now();
+    const ReadText& read = shared_->texts[job];
+    const data::EncodedText& text = read.encoded;
+    tokens_.resize(std::min(shared_->most, text.first.size() + text.second.size() + (text.pair ? 3 : 2)));
+    types_.resize(tokens_.size());
+    data::write_sample(*shared_->pieces, text, tokens_, types_);
+    positions_.clear();
+    for (std::size_t i = 0; i < tokens_.size(); ++i)
+      if (shared_->masked && tokens_[i] == shared_->pieces->mask()) positions_.push_back(static_cast<std::int32_t>(i));
+    compute();
+    const double ms = 1e3 * seconds_between(start, Clock::now());
+    ++tally.results;
+    tally.result_ms.push_back(ms);
+    put(shared_->masked ? masks_text(read.text, ms) : classes_text(read.text, ms));
+  }
+
+ private:
+  nn::Var input(std::vector<std::int32_t>& values, const nn::Shape& shape) {
+    nn::Tensor tensor = backend_.empty(shape, DType::kI32);
+    backend_.upload(std::as_bytes(std::span(values)), tensor);
+    return tape_.input(tensor);
+  }
+
+  // Fills logits_: of the text, or of each mask.
+  void compute() {
+    const auto length = static_cast<std::int64_t>(tokens_.size());
+    std::vector<std::int32_t> lengths = {static_cast<std::int32_t>(length)};
+    nn::Vars inputs = {input(tokens_, {1, length}), input(types_, {1, length}), input(lengths, {1})};
+    if (shared_->masked)
+      inputs = {inputs[0], inputs[1], inputs[2], input(positions_, {1, static_cast<std::int64_t>(positions_.size())})};
+    nn::Tensor y = model_.module->forward_all(tape_, inputs)[0].value();
+    if (y.dtype() != DType::kF32) {
+      const nn::Tensor narrow = y;
+      y = backend_.empty(narrow.shape());
+      backend_.pointwise().cast(narrow, y);
+    }
+    logits_.resize(static_cast<std::size_t>(y.count()));
+    backend_.download(y, std::as_writable_bytes(std::span(logits_)));
+    tape_.reset();
+  }
+
+  std::span<const Ranked> ranked(std::size_t row) {
+    const auto width = static_cast<std::size_t>(model_.spec.classes);
+    auto logits = std::span<const float>(logits_).subspan(row * width, width);
+    // Models may have places for more tokens than there are.
+    if (shared_->masked) logits = logits.first(static_cast<std::size_t>(shared_->pieces->size()));
+    return ranking_.of(logits, shared_->top);
+  }
+
+  std::string name_of(std::int32_t i) const {
+    if (shared_->masked) return shared_->pieces->pieces()[static_cast<std::size_t>(i)];
+    const auto at = static_cast<std::size_t>(i);
+    return at < shared_->class_names.size() ? shared_->class_names[at] : fmt::format("class {}", i);
+  }
+
+  std::vector<JsonText> json_of(std::span<const Ranked> ranked, const char* what) const {
+    std::vector<JsonText> all;
+    for (const auto& [number, probability] : ranked)
+      all.emplace_back(JsonObject{{what, number}, {"name", name_of(number)}, {"probability", probability}});
+    return all;
+  }
+  std::string line_of(std::span<const Ranked> ranked) const {
+    std::string line;
+    for (const auto& [number, probability] : ranked)
+      line += fmt::format("{} {} {:.2f} %", line.empty() ? "" : ",", printable(name_of(number)), 100 * probability);
+    return line;
+  }
+  // Texts may be long: their beginning is enough to know them by.
+  static std::string shown(const std::string& text) { return cut_columns(text, 60); }
+
+  std::string classes_text(const std::string& text, double ms) {
+    const auto classes = ranked(0);
+    if (!config_.json) return shown(text) + ":" + line_of(classes) + "\n";
+    return JsonObject{{"event", "text"}, {"input", text}, {"classes", json_of(classes, "class")}, {"latency_ms", ms}}
+               .text() +
+           "\n";
+  }
+
+  std::string masks_text(const std::string& text, double ms) {
+    std::vector<JsonText> masks;
+    std::string lines = shown(text) + "\n";
+    for (std::size_t i = 0; i < positions_.size(); ++i) {
+      const auto tokens = ranked(i);
+      if (config_.json)
+        masks.emplace_back(JsonObject{{"position", positions_[i]}, {"tokens", json_of(tokens, "token")}});
+      else
+        lines += fmt::format("  {} {}:{}\n", kMask, i + 1, line_of(tokens));
+    }
+    if (!config_.json) return lines;
+    return JsonObject{{"event", "text"}, {"input", text}, {"masks", masks}, {"latency_ms", ms}}.text() + "\n";
+  }
+
+  const InferConfig& config_;
+  const InferModel& model_;
+  std::shared_ptr<const SharedReads> shared_;
+  nn::Backend& backend_;
+  nn::Tape tape_;
+  Ranking ranking_;
+  std::vector<std::int32_t> tokens_, types_, positions_;
+  std::vector<float> logits_;
+};
+
+std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, const InferModel& model) {
+  auto pieces = model.metadata ? model.metadata->word_pieces : nullptr;
+  if (!config.vocabulary.empty()) {
+    auto given = data::WordPieces::read(config.vocabulary);
+    if (pieces != nullptr && *given != *pieces)
+      throw UsageError(fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
+                       "leave --vocab out: the weights have theirs");
+    pieces = std::move(given);
+  }
+  if (pieces == nullptr)
+    throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
+                     "give the vocabulary that it was trained with: --vocab vocab.txt");
+  const std::int64_t tokens = model.spec.vocabulary > 0 ? model.spec.vocabulary : model.spec.classes;
+  if (pieces->size() > tokens)
+    throw UsageError(fmt::format("{} has {} word pieces, and the model {}", config.vocabulary, pieces->size(), tokens),
+                     "give the vocabulary that the model was trained with");
+  return pieces;
+}
+
+/// With [MASK] where the text has it.
+std::vector<std::int32_t> encode_masked(const data::WordPieces& pieces, std::string_view text,
+                                        const std::string& source) {
+  std::vector<std::int32_t> tokens;
+  while (true) {
+    const std::size_t at = text.find(kMask);
+    const auto part = pieces.encode(text.substr(0, at), source);
+    tokens.insert(tokens.end(), part.begin(), part.end());
+    if (at == std::string_view::npos) return tokens;
+    tokens.push_back(pieces.mask());
+    text.remove_prefix(at + kMask.size());
+  }
+}
+
+}  // namespace
+
+InferTask read_task(const InferConfig& config, const InferModel& model) {
+  const auto shared = std::make_shared<SharedReads>();
+  shared->pieces = open_pieces(config, model);
+  shared->masked = model.spec.vocabulary == 0;
+  shared->most = static_cast<std::size_t>(model.spec.settings.integer("context"));
+  shared->top = config.top.value_or(kDefaultTop);
+  if (!config.class_names.empty())
+    shared->class_names = read_class_names(config.class_names, model.spec.classes);
+  else if (model.metadata) shared->class_names = model.metadata->class_names;
+  for (PromptText& prompt : read_prompts(config)) {
+    ReadText read;
+    if (shared->masked) {
+      read.encoded.first = encode_masked(*shared->pieces, prompt.text, prompt.source);
+      if (std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
+        throw UsageError(fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
+                         "write [MASK] in their places");
+      if (read.encoded.first.size() + 2 > shared->most)
+        throw UsageError(fmt::format("{}: {} tokens, and the model takes {}", prompt.source,
+                                     read.encoded.first.size() + 2, shared->most),
+                         "give a shorter text");
+    } else {
+      const std::size_t tab = prompt.text.find('\t');
+      read.encoded.first = shared->pieces->encode(std::string_view(prompt.text).substr(0, tab), prompt.source);
+      read.encoded.pair = tab != std::string::npos;
+      if (read.encoded.pair)
+        read.encoded.second = shared->pieces->encode(std::string_view(prompt.text).substr(tab + 1), prompt.source);
+    }
+    read.text = std::move(prompt.text);
+    shared->texts.push_back(std::move(read));
+  }
+  return {.kind = InferReport::Kind::kReadTexts,
+          .jobs = shared->texts.size(),
+          .doing = "reading",
+          .make_worker = [&config, &model, shared](nn::Backend& backend) {
+            return std::make_unique<ReadWorker>(config, model, shared, backend);
+          }};
+}
+
+}  // namespace lockstep::inference
