@@ -63,8 +63,9 @@ struct Measured {
   int threads = 1;
 };
 
-Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, std::size_t devices) {
+Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, bool loss_outside, std::size_t devices) {
   options.train.parallel = parallel;
+  options.loss_outside = loss_outside;
   // It is the other way that --graphs yes is about.
   if (parallel == trainer::Parallel::kDp && options.train.graphs == true) options.train.graphs.reset();
   const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
@@ -143,15 +144,16 @@ int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& ref
   result.rounds = options.rounds;
   const std::string kind = train.device.substr(0, train.device.find(':'));
   for (const int id : ids) result.devices.push_back(fmt::format("{}:{}", kind, id));
-  std::vector<Way> dp, ddp;
+  std::vector<Way> dp_loss_outside, dp, ddp;
   for (std::int64_t round = 0; round < options.rounds; ++round) {
-    Measured one = measure(options, trainer::Parallel::kDp, ids.size());
-    dp.push_back(std::move(one.way));
-    Measured many = measure(options, trainer::Parallel::kDdp, ids.size());
+    dp_loss_outside.push_back(measure(options, trainer::Parallel::kDp, true, ids.size()).way);
+    dp.push_back(measure(options, trainer::Parallel::kDp, false, ids.size()).way);
+    Measured many = measure(options, trainer::Parallel::kDdp, false, ids.size());
     ddp.push_back(std::move(many.way));
     result.device = std::move(many.device);
     result.threads = many.threads;
   }
+  result.dp_loss_outside = middle_of(dp_loss_outside, result.global_batch);
   result.dp = middle_of(dp, result.global_batch);
   result.ddp = middle_of(ddp, result.global_batch);
   std::fputs(text_of(result, options.format).c_str(), stdout);

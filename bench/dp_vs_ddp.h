@@ -19,6 +19,7 @@ struct DpVsDdpOptions {
   std::int64_t warmup_steps = 5;
   std::int64_t rounds = 3;
   Format format = Format::kTable;
+  bool loss_outside = false;  // for measure_way(), of one process: the loss is that of the gathered outputs
 };
 
 /// What a device had to do in a way. A step is as long as the slowest process's.
@@ -39,7 +40,7 @@ struct DpVsDdpResult {
   std::vector<std::string> devices;  // "cpu:0"
   std::int64_t global_batch = 0, steps = 0, rounds = 0;
   int threads = 1;  // a device
-  Way dp, ddp;
+  Way dp_loss_outside, dp, ddp;
 };
 
 /// Largest divided by smallest; absent where a device's is not known.
@@ -50,7 +51,8 @@ std::optional<double> busy_ratio(const Way& way);
 std::string text_of(const DpVsDdpResult& result, Format format);
 
 /// Measures steps over one batch that stays, shared out over the devices either way: by one process
-/// (parallel::DataParallel) and by a process for each device (DistributedDataParallel). The two alternate, `rounds`
+/// (parallel::DataParallel), with the loss of the gathered outputs and with that inside the replicas, and by a process
+/// for each device (DistributedDataParallel). The three alternate, `rounds`
 /// times, each in processes of its own, so that neither finds the other's memory; medians over the rounds count, of
 /// memory the largest. Starts these processes itself: under a launcher it is a UsageError. Returns the exit code.
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal);

@@ -46,9 +46,9 @@ std::string table_of(const DpVsDdpResult& r) {
                   r.global_batch, join(r.devices, ", "), r.threads, r.threads == 1 ? "" : "s", r.device, r.steps,
                   r.rounds, r.rounds == 1 ? "" : "s");
   const auto row = [&](const std::string& name, const auto& cell) {
-    text += fmt::format("  {:<22}{:>14}{:>14}\n", name, cell(r.dp), cell(r.ddp));
+    text += fmt::format("  {:<22}{:>18}{:>14}{:>14}\n", name, cell(r.dp_loss_outside), cell(r.dp), cell(r.ddp));
   };
-  text += fmt::format("  {:<22}{:>14}{:>14}\n", "", "dp", "ddp");
+  text += fmt::format("  {:<22}{:>18}{:>14}{:>14}\n", "", "dp, loss outside", "dp", "ddp");
   row("step", [](const Way& way) { return fmt::format("{:.3f} ms", way.step_ms); });
   row("throughput", [](const Way& way) { return fmt::format("{:.1f}/s", way.samples_per_s); });
   const auto each = [&](const char* what, const auto& cell) {
@@ -76,6 +76,7 @@ std::string text_of(const DpVsDdpResult& result, Format format) {
                            {"global_batch", result.global_batch},
                            {"steps", result.steps},
                            {"rounds", result.rounds},
+                           {"dp_loss_outside", json_of(result.dp_loss_outside)},
                            {"dp", json_of(result.dp)},
                            {"ddp", json_of(result.ddp)}};
   return json.text() + "\n";

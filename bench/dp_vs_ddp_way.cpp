@@ -19,6 +19,16 @@ namespace {
 using Json = nlohmann::json;
 using trainer::Parallel;
 
+/// The loss of a module's outputs, whatever the module would do about it.
+class LossOutside final : public nn::Module {
+ public:
+  explicit LossOutside(nn::Module& module) : module_(module) { register_borrowed("module", module); }
+  nn::Vars forward_all(nn::Tape& tape, const nn::Vars& inputs) override { return module_.forward_all(tape, inputs); }
+
+ private:
+  nn::Module& module_;
+};
+
 class Trainee {
  public:
   Trainee(const DpVsDdpOptions& options, session::Session& session)
@@ -34,8 +44,10 @@ class Trainee {
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
     });
     comm::compare_manifests(group_, trainer::manifest_of(config, *model_, *splits_.train));
-    nn::Module& forwarded = data_parallel_ ? data_parallel_->module() : *model_;
-    ddp_.emplace(forwarded, session.gradients(), trainer::ddp_options(config));
+    nn::Module& module = data_parallel_ ? data_parallel_->module() : *model_;
+    if (options.loss_outside) loss_outside_.emplace(module);
+    ddp_.emplace(loss_outside_ ? static_cast<nn::Module&>(*loss_outside_) : module, session.gradients(),
+                 trainer::ddp_options(config));
     const auto step_options = trainer::step_options(config);
     step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
                   trainer::format_of(*splits_.train), step_options);
@@ -139,6 +151,7 @@ class Trainee {
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<trainer::DataParallelModel> data_parallel_;
+  std::optional<LossOutside> loss_outside_;
   std::optional<data::Loader> loader_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<trainer::StepGraphs> graphs_;

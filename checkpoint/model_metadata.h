@@ -20,11 +20,11 @@ namespace lockstep::checkpoint {
 struct ModelMetadata {
   nn::ModelSpec spec;  // name and all sizes
   bool tokens = false;
-  std::vector<std::string> class_names;                // of the first classes; may be empty
-  std::shared_ptr<const data::Characters> characters;  // whose tokens they are; nullptr: nobody knows
+  std::vector<std::string> class_names;                 // of the first classes; may be empty
+  std::shared_ptr<const data::Characters> characters;   // whose tokens they are; nullptr: nobody knows
   std::shared_ptr<const data::WordPieces> word_pieces;  // or these'
-  std::shared_ptr<const data::ImageForm> image;        // what it takes of an image; nullptr: it was not trained on any
-  std::string data;                                    // for people: "digits train"
+  std::shared_ptr<const data::ImageForm> image;         // what it takes of an image; nullptr: it was not trained on any
+  std::string data;                                     // for people: "digits train"
   std::uint64_t seed = 0;
 };
 

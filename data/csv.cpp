@@ -115,8 +115,8 @@ Table read_table(const std::string& path) {
   Table table = {.columns = columns_of(fields, source), .rows = {}, .labels = {}};
   while (reader.next(fields)) {
     if (fields.size() != table.columns.names.size())
-      throw IoError(fmt::format("{}: line {} has {} fields, and the first line {}", source, reader.line(), fields.size(),
-                                table.columns.names.size()),
+      throw IoError(fmt::format("{}: line {} has {} fields, and the first line {}", source, reader.line(),
+                                fields.size(), table.columns.names.size()),
                     "write fields that have commas or ends of lines in double quotes; tabs separate in .tsv files");
     const auto& texts = table.columns.texts;
     table.labels.emplace_back(trim(fields[table.columns.label]));
@@ -191,19 +191,18 @@ DataSplits open_csv(const std::string& path, const OpenOptions& options) {
 }  // namespace
 
 const DatasetFamily& csv_family() {
-  static const DatasetFamily family = {
-      .name = "csv",
-      .argument = "FILE",
-      .about = "texts with a class each",
-      .remedy = "a table with a column 'label', .csv or .tsv",
-      .has_tokens = true,
-      .labelled_texts = true,
-      .open = [](const std::string&, const std::string& path,
-                 const OpenOptions& options) { return open_csv(path, options); },
-      .files = [](const std::string& path) -> std::vector<std::string> {
-        const std::string beside = validation_of(path);
-        return beside.empty() ? std::vector{path} : std::vector{path, beside};
-      }};
+  static const DatasetFamily family = {.name = "csv",
+                                       .argument = "FILE",
+                                       .about = "texts with a class each",
+                                       .remedy = "a table with a column 'label', .csv or .tsv",
+                                       .has_tokens = true,
+                                       .labelled_texts = true,
+                                       .open = [](const std::string&, const std::string& path,
+                                                  const OpenOptions& options) { return open_csv(path, options); },
+                                       .files = [](const std::string& path) -> std::vector<std::string> {
+                                         const std::string beside = validation_of(path);
+                                         return beside.empty() ? std::vector{path} : std::vector{path, beside};
+                                       }};
   return family;
 }
 

@@ -23,8 +23,9 @@ std::size_t product(const std::vector<std::int64_t>& dims, const std::string& na
 Dataset::Dataset(Info info) : info_(std::move(info)) {
   elements_ = product(info_.dims, name(), "samples");
   if (info_.tokens && !info_.own_targets) {
-    check_usage(info_.target_dims.empty() && !info_.numeric_targets, "a data set of tokens with targets of its own",
-                "its targets are a label for each token: leave Info::target_dims and numeric_targets out, or set own_targets");
+    check_usage(
+        info_.target_dims.empty() && !info_.numeric_targets, "a data set of tokens with targets of its own",
+        "its targets are a label for each token: leave Info::target_dims and numeric_targets out, or set own_targets");
     info_.target_dims = info_.dims;
   }
   targets_ = product(info_.target_dims, name(), "targets");

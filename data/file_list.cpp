@@ -138,8 +138,12 @@ const FileKind& image_files() {
 }
 
 const FileKind& text_files() {
-  static const FileKind kind = {
-      .one = "text", .types = "plain text (.txt)", .ends = kTextEnds, .not_read = kOtherTexts, .family = "texts", .takes_test = true};
+  static const FileKind kind = {.one = "text",
+                                .types = "plain text (.txt)",
+                                .ends = kTextEnds,
+                                .not_read = kOtherTexts,
+                                .family = "texts",
+                                .takes_test = true};
   return kind;
 }
 
@@ -227,15 +231,16 @@ FileParts list_parts(const std::string& given, const FileKind& kind) {
     validation = directory + "/test";
   const std::string train = validation.empty() ? directory : directory + "/train";
   FileParts parts = {.directory = directory,
-                     .classes = list_classes(train, kind), .train = FileList(train), .validation = FileList(directory)};
+                     .classes = list_classes(train, kind),
+                     .train = FileList(train),
+                     .validation = FileList(directory)};
   constexpr std::array<std::string_view, 5> kParts = {"train", "val", "test", "valid", "validation"};
   if (validation.empty() &&
       std::ranges::all_of(parts.classes, [&](const auto& name) { return std::ranges::count(kParts, name) > 0; }))
-    throw IoError(
-        fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts", printable(directory),
-                    join(parts.classes, ", ")),
-        fmt::format("call them train and val, or name one itself: {}:{}/{}", kind.family, printable(directory),
-                    parts.classes[0]));
+    throw IoError(fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts",
+                              printable(directory), join(parts.classes, ", ")),
+                  fmt::format("call them train and val, or name one itself: {}:{}/{}", kind.family,
+                              printable(directory), parts.classes[0]));
   parts.train = list_files(train, parts.classes, kind);
   if (!validation.empty()) {
     parts.validation = list_validation(validation, parts.classes, train, kind);

@@ -11,9 +11,9 @@ namespace lockstep::data {
 
 /// Which files are listed, by how their names end, in lower case; any case fits.
 struct FileKind {
-  const char* one;                        // "image"
-  const char* types;                      // "JPEG or PNG"
-  std::span<const std::string_view> ends; // ".jpg"
+  const char* one;                         // "image"
+  const char* types;                       // "JPEG or PNG"
+  std::span<const std::string_view> ends;  // ".jpg"
   /// Others of the kind, which people might expect to be read: a warning says that they are not.
   std::span<const std::string_view> not_read = {};
   const char* family;       // "images": of the data set's name

@@ -77,8 +77,9 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
                      fmt::format("leave --classes out, or give {} or more", found));
   const std::int64_t least = rows.pairs ? 5 : 3;  // one piece of each text
   if (options.context < least)
-    throw UsageError(fmt::format("samples of {} tokens, {} of which are [CLS] and [SEP]", options.context, least / 2 + 1),
-                     fmt::format("give --max-length {} or more", least));
+    throw UsageError(
+        fmt::format("samples of {} tokens, {} of which are [CLS] and [SEP]", options.context, least / 2 + 1),
+        fmt::format("give --max-length {} or more", least));
   auto pieces = options.word_pieces->pieces;
   if (pieces == nullptr) {
     WordPieceLearner learner;

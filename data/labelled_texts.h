@@ -42,9 +42,9 @@ struct TextRows {
 void hold_out(TextRows& rows);
 
 /// Samples of `rows`: tokens (T), token types (T: 1 for the second text and its [SEP]) and the length of each; targets
-/// are the classes. T is options.context. Without options.word_pieces' pieces, these are learned from the texts that are
-/// trained on. Says how many texts are cut. Throws UsageError for fewer options.classes than there are, and where the
-/// options have no word pieces, IoError for texts that are not UTF-8 and for parts without a text.
+/// are the classes. T is options.context. Without options.word_pieces' pieces, these are learned from the texts that
+/// are trained on. Says how many texts are cut. Throws UsageError for fewer options.classes than there are, and where
+/// the options have no word pieces, IoError for texts that are not UTF-8 and for parts without a text.
 DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options);
 
 }  // namespace lockstep::data

@@ -24,8 +24,8 @@ std::int64_t masked_positions(std::int64_t context);
 /// exactly masked_positions() tokens are to be predicted, of which 80 % are replaced by [MASK], 10 % by any token,
 /// and 10 % stay. Which ones is a pure function of the sample and its draw, and in evaluations of the sample alone.
 /// A sample's inputs are tokens (T), token types (T, all 0), its length (T) and positions (K, ascending); its targets
-/// are the K tokens that were at these positions. `rows` are data sets of tokens with a label for each, whose classes are
-/// the vocabulary; `pieces` may be nullptr.
+/// are the K tokens that were at these positions. `rows` are data sets of tokens with a label for each, whose classes
+/// are the vocabulary; `pieces` may be nullptr.
 DataSplits mask_rows(const DataSplits& rows, const SpecialTokens& special, std::shared_ptr<const WordPieces> pieces);
 
 }  // namespace lockstep::data

@@ -128,7 +128,8 @@ DataSplits open_masked_tokens(const std::string& path, const OpenOptions& option
   if (options.classes > 0 && options.classes != pieces->size())
     throw UsageError(fmt::format("--classes {} with a vocabulary of {}", options.classes, pieces->size()),
                      "leave --classes out");
-  return mask_rows(open_tokens(path, masked_row_tokens(options.context), pieces->size()), special_tokens(*pieces), pieces);
+  return mask_rows(open_tokens(path, masked_row_tokens(options.context), pieces->size()), special_tokens(*pieces),
+                   pieces);
 }
 
 }  // namespace

@@ -65,9 +65,7 @@ class Joining {
     std::int64_t count;
     Pair pair;
     // The most frequent first; of equally frequent ones that of the earlier pieces.
-    bool operator<(const Entry& other) const {
-      return count != other.count ? count < other.count : other.pair < pair;
-    }
+    bool operator<(const Entry& other) const { return count != other.count ? count < other.count : other.pair < pair; }
   };
 
   void take_characters(const std::map<std::string, std::int64_t>& words) {
@@ -120,7 +118,8 @@ class Joining {
     std::set<Pair> grown;
     for (const std::uint32_t number : places) {
       Word& word = words_[number];
-      for (std::size_t i = 0; i + 1 < word.pieces.size(); ++i) counts_[{word.pieces[i], word.pieces[i + 1]}] -= word.count;
+      for (std::size_t i = 0; i + 1 < word.pieces.size(); ++i)
+        counts_[{word.pieces[i], word.pieces[i + 1]}] -= word.count;
       std::vector<std::int32_t> pieces;
       for (std::size_t i = 0; i < word.pieces.size(); ++i) {
         const bool here = i + 1 < word.pieces.size() && Pair(word.pieces[i], word.pieces[i + 1]) == pair;

@@ -53,13 +53,13 @@ bool is_left_out(utf8proc_int32_t code) {
 // The blocks of CJK ideographs that BERT's tokenizer takes for words of their own.
 bool is_chinese(utf8proc_int32_t code) {
   constexpr std::array<std::pair<utf8proc_int32_t, utf8proc_int32_t>, 8> kBlocks = {{{0x4E00, 0x9FFF},
-                                                                                    {0x3400, 0x4DBF},
-                                                                                    {0x20000, 0x2A6DF},
-                                                                                    {0x2A700, 0x2B73F},
-                                                                                    {0x2B740, 0x2B81F},
-                                                                                    {0x2B820, 0x2CEAF},
-                                                                                    {0xF900, 0xFAFF},
-                                                                                    {0x2F800, 0x2FA1F}}};
+                                                                                     {0x3400, 0x4DBF},
+                                                                                     {0x20000, 0x2A6DF},
+                                                                                     {0x2A700, 0x2B73F},
+                                                                                     {0x2B740, 0x2B81F},
+                                                                                     {0x2B820, 0x2CEAF},
+                                                                                     {0xF900, 0xFAFF},
+                                                                                     {0x2F800, 0x2FA1F}}};
   return code >= 0x3400 && std::ranges::any_of(kBlocks, [code](const auto& block) {
            return code >= block.first && code <= block.second;
          });
@@ -79,9 +79,10 @@ void append_plain(std::string& text, utf8proc_int32_t code) {
   }
   std::array<utf8proc_int32_t, 24> parts{};  // no character has more
   int last_class = 0;
-  const auto count =
-      utf8proc_decompose_char(code, parts.data(), static_cast<utf8proc_ssize_t>(parts.size()), UTF8PROC_DECOMPOSE, &last_class);
-  for (utf8proc_ssize_t i = 0; i < std::min<utf8proc_ssize_t>(count, static_cast<utf8proc_ssize_t>(parts.size())); ++i) {
+  const auto count = utf8proc_decompose_char(code, parts.data(), static_cast<utf8proc_ssize_t>(parts.size()),
+                                             UTF8PROC_DECOMPOSE, &last_class);
+  for (utf8proc_ssize_t i = 0; i < std::min<utf8proc_ssize_t>(count, static_cast<utf8proc_ssize_t>(parts.size()));
+       ++i) {
     const utf8proc_int32_t part = parts[static_cast<std::size_t>(i)];
     if (utf8proc_category(part) != UTF8PROC_CATEGORY_MN) append(text, utf8proc_tolower(part));
   }
@@ -183,7 +184,8 @@ std::shared_ptr<const WordPieces> WordPieces::read(const std::string& path) {
     pieces.emplace_back(line);
   }
   while (!pieces.empty() && pieces.back().empty()) pieces.pop_back();
-  if (pieces.empty()) throw IoError(fmt::format("{} is not a usable vocabulary: it is empty", path), "take the vocab.txt of a BERT");
+  if (pieces.empty())
+    throw IoError(fmt::format("{} is not a usable vocabulary: it is empty", path), "take the vocab.txt of a BERT");
   return std::make_shared<const WordPieces>(std::move(pieces), path);
 }
 

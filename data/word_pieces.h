@@ -18,13 +18,13 @@ namespace lockstep::data {
 /// WordPiece (Schuster and Nakajima, "Japanese and Korean Voice Search", 2012) as BERT has it (Devlin et al., 2019): a
 /// text is cut into words at blanks and around each punctuation mark and each Chinese character; a word is, from its
 /// start on, the longest pieces of the vocabulary, of which all but the first are written with "##". A word that cannot
-/// be cut so, or of more than 100 characters, is [UNK]. Where no piece has a capital letter, text is taken in lower case
-/// and without accents first. Control characters are left out. The results are those of Hugging Face's BertTokenizer.
-/// Immutable; several threads may use one.
+/// be cut so, or of more than 100 characters, is [UNK]. Where no piece has a capital letter, text is taken in lower
+/// case and without accents first. Control characters are left out. The results are those of Hugging Face's
+/// BertTokenizer. Immutable; several threads may use one.
 class WordPieces final : public Vocabulary {
  public:
-  /// vocab.txt: a piece a line, numbered from 0. Throws IoError naming the file, and the line, for what is no UTF-8, for
-  /// a piece that is there twice, and where one of [PAD], [UNK], [CLS], [SEP] and [MASK] is missing.
+  /// vocab.txt: one piece per line, numbered from 0. Throws IoError naming the file, and the line, for what is no
+  /// UTF-8, for a piece that is there twice, and where one of [PAD], [UNK], [CLS], [SEP] and [MASK] is missing.
   static std::shared_ptr<const WordPieces> read(const std::string& path);
 
   /// The same of these pieces, which come from `source`.

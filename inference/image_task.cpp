@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 /// What all workers look at.
 struct SharedImages {
   data::ImageForm form;
-  std::vector<std::string> files;               // named one by one, or
+  std::vector<std::string> files;              // named one by one, or
   std::unique_ptr<const data::FileList> list;  // all of a directory
   std::vector<std::string> class_names;
   int top = kDefaultTop;
@@ -147,8 +147,7 @@ void open_files(const std::string& input, SharedImages& shared) {
       throw IoError(fmt::format("{}: {}", printable(file), error ? error.message() : "no such file"),
                     "give image files, with commas between, or a directory of them");
     if (fs::is_directory(status))
-      throw UsageError(fmt::format("--input names the directory {} among files", printable(file)),
-                       "give it alone");
+      throw UsageError(fmt::format("--input names the directory {} among files", printable(file)), "give it alone");
   }
 }
 

@@ -60,8 +60,8 @@ std::string no_draws(const InferConfig& config) {
 
 Applies to_prompts(const InferConfig& config) {
   return applies_to(
-      fmt::format("texts, which {} take", nn::models_that([](const auto& family) { return family.takes_tokens; })), config,
-      takes_prompts, instead);
+      fmt::format("texts, which {} take", nn::models_that([](const auto& family) { return family.takes_tokens; })),
+      config, takes_prompts, instead);
 }
 
 Applies to_texts(const InferConfig& config) {
@@ -72,10 +72,9 @@ Applies to_texts(const InferConfig& config) {
 }
 
 Applies to_classes(const InferConfig& config) {
-  return applies_to(
-      fmt::format("images that are classified, and texts that {} read",
-                  nn::models_that([](const auto& family) { return family.word_pieces; })),
-      config, names_classes, instead);
+  return applies_to(fmt::format("images that are classified, and texts that {} read",
+                                nn::models_that([](const auto& family) { return family.word_pieces; })),
+                    config, names_classes, instead);
 }
 
 void add_model(OptionTable& table, InferConfig& config) {

@@ -81,8 +81,7 @@ class RandomWorker final : public InferWorker {
     SplitMix64 random(mix64(config_.seed.value_or(kDefaultSeed), job));
     tokens_.resize(static_cast<std::size_t>(shape.count()));
     const std::int64_t vocabulary = model_.spec.vocabulary > 0 ? model_.spec.vocabulary : model_.spec.classes;
-    for (auto& token : tokens_)
-      token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocabulary)));
+    for (auto& token : tokens_) token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocabulary)));
     nn::Tensor x = backend_.empty(shape, DType::kI32);
     backend_.upload(std::as_bytes(std::span(tokens_)), x);
     return x;

@@ -148,8 +148,9 @@ std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, c
   if (!config.vocabulary.empty()) {
     auto given = data::WordPieces::read(config.vocabulary);
     if (pieces != nullptr && *given != *pieces)
-      throw UsageError(fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
-                       "leave --vocab out: the weights have theirs");
+      throw UsageError(
+          fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
+          "leave --vocab out: the weights have theirs");
     pieces = std::move(given);
   }
   if (pieces == nullptr)
@@ -186,14 +187,16 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   shared->top = config.top.value_or(kDefaultTop);
   if (!config.class_names.empty())
     shared->class_names = read_class_names(config.class_names, model.spec.classes);
-  else if (model.metadata) shared->class_names = model.metadata->class_names;
+  else if (model.metadata)
+    shared->class_names = model.metadata->class_names;
   for (PromptText& prompt : read_prompts(config)) {
     ReadText read;
     if (shared->masked) {
       read.encoded.first = encode_masked(*shared->pieces, prompt.text, prompt.source);
       if (std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
-        throw UsageError(fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
-                         "write [MASK] in their places");
+        throw UsageError(
+            fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
+            "write [MASK] in their places");
       if (read.encoded.first.size() + 2 > shared->most)
         throw UsageError(fmt::format("{}: {} tokens, and the model takes {}", prompt.source,
                                      read.encoded.first.size() + 2, shared->most),

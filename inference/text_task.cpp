@@ -119,7 +119,8 @@ std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabula
     if (tokens.empty() && config.prompt)
       throw UsageError("--prompt: an empty prompt: there is nothing to continue", "give a character, or more");
     if (tokens.empty())
-      throw IoError(fmt::format("{}: it is empty: there is nothing to continue", prompt.source), "write a prompt into it");
+      throw IoError(fmt::format("{}: it is empty: there is nothing to continue", prompt.source),
+                    "write a prompt into it");
     prompts.push_back({std::move(prompt.text), std::move(tokens)});
   }
   return prompts;

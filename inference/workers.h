@@ -30,8 +30,8 @@ InferTask image_task(const InferConfig& config, const InferModel& model);
 /// flags of other kinds, IoError for files, and for text that the vocabulary does not have.
 InferTask text_task(const InferConfig& config, const InferModel& model);
 
-/// Texts that a model reads as a whole: a line each with the likeliest classes, or, for each [MASK] in them, the likeliest
-/// tokens. Throws UsageError where there is no [MASK], or no vocabulary, IoError for files.
+/// Texts that a model reads as a whole: a line each with the likeliest classes, or, for each [MASK] in them, the
+/// likeliest tokens. Throws UsageError where there is no [MASK], or no vocabulary, IoError for files.
 InferTask read_task(const InferConfig& config, const InferModel& model);
 
 /// random:SHAPE[,LEN], in PyTorch's order (N, C, H, W), (N, F) or, of tokens, (N, T): prints the result's size and its

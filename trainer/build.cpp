@@ -74,8 +74,9 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
     return options;
   }
   if (options.pieces != nullptr && *options.pieces != *metadata->word_pieces)
-    throw UsageError(fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
-                     "leave --vocab out: the weights have theirs");
+    throw UsageError(
+        fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
+        "leave --vocab out: the weights have theirs");
   options.pieces = metadata->word_pieces;
   return options;
 }
@@ -195,8 +196,9 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
     throw UsageError(fmt::format("{} holds no layer for the classes of {}", config.weights, dataset.name()),
                      "give --reset-head, which starts that layer anew");
   if (!wanted && there)
-    throw UsageError(fmt::format("{} holds a model for classes of texts, and {} has none", config.weights, dataset.name()),
-                     "use csv:FILE or texts:DIR, or --non-strict, which starts what is missing anew");
+    throw UsageError(
+        fmt::format("{} holds a model for classes of texts, and {} has none", config.weights, dataset.name()),
+        "use csv:FILE or texts:DIR, or --non-strict, which starts what is missing anew");
 }
 
 void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {

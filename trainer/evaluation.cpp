@@ -20,7 +20,8 @@ namespace {
 
 std::string text_of(const EvalReport& report, const data::Dataset& dataset) {
   std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
-  if (dataset.has_tokens() && dataset.vocabulary() == 0) text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
+  if (dataset.has_tokens() && dataset.vocabulary() == 0)
+    text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
   if (!std::isnan(report.accuracy)) text += fmt::format("  accuracy {:.2f} %", 100 * report.accuracy);
   if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
   return text + fmt::format("  of {} samples", report.samples);

@@ -65,9 +65,11 @@ void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
              .default_text = fmt::to_string(data::WordPieceOptions().vocabulary_size),
              .value = integer(config.vocabulary_size, 32, 1 << 24),
              .applies = {.to = to + ", without --vocab",
-                         .unless = [&config, unless] {
-                           return config.vocabulary.empty() ? unless() : std::optional<std::string>("there is --vocab");
-                         }},
+                         .unless =
+                             [&config, unless] {
+                               return config.vocabulary.empty() ? unless()
+                                                                : std::optional<std::string>("there is --vocab");
+                             }},
              .agree = Agree::kValue});
 }
 
@@ -202,13 +204,13 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .synonyms = {"learning-rate"},
              .placeholder = "X",
              .help = "learning rate",
-             .default_text =
-                 config.lr ? fmt::to_string(*config.lr)  // a program's own
-                           : fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
-                                           if (training.lr_per_256)
-                                             return fmt::format("{} * global batch / 256", *training.lr_per_256);
-                                           return training.lr ? fmt::to_string(*training.lr) : std::string();
-                                         })),
+             .default_text = config.lr
+                                 ? fmt::to_string(*config.lr)  // a program's own
+                                 : fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
+                                                 if (training.lr_per_256)
+                                                   return fmt::format("{} * global batch / 256", *training.lr_per_256);
+                                                 return training.lr ? fmt::to_string(*training.lr) : std::string();
+                                               })),
              .value = number(config.lr, {}),
              .agree = Agree::kValue});
   add_optimizer_settings(table, config);

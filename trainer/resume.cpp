@@ -166,8 +166,7 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   // Checkpoints of earlier versions, which had none, can be resumed.
   if (const SampleFormat format = format_of(dataset); !format.further.empty())
     manifest.identity.emplace_back("further inputs", format.describe_further());
-  if (dataset.word_pieces() != nullptr)
-    manifest.identity.emplace_back("word pieces", dataset.word_pieces()->sha256());
+  if (dataset.word_pieces() != nullptr) manifest.identity.emplace_back("word pieces", dataset.word_pieces()->sha256());
   manifest.settings = {
       {"ranks", fmt::to_string(world_size)},
       {"steps", fmt::to_string(total_steps)},

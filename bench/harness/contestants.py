@@ -11,7 +11,7 @@ import pathlib
 
 from harness.processes import Failure, environment, run
 
-CONTEXTS = {"gpt": 128, "gpt2": 256, "lstm": 128}  # tokens of a sample, as bench/peers/torch/models.py has them
+CONTEXTS = {"gpt": 128, "gpt2": 256, "lstm": 128, "bert": 128}  # tokens of a sample, as bench/peers/torch/models.py has them
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +25,8 @@ class StepTask:
     warmup_steps: int
 
     def flags(self) -> list:
-        context = ["--context", CONTEXTS[self.model]] if self.model in CONTEXTS else []
+        setting = "--max-length" if self.model == "bert" else "--context"  # what it has positions for is another number
+        context = [setting, CONTEXTS[self.model]] if self.model in CONTEXTS else []
         optimizer = ["--optimizer", "adamw"] if self.model.startswith("resnet") else []  # theirs is SGD, the peers' AdamW
         return [self.model, *context, *optimizer, "--batch", self.batch, "--threads", self.threads, "--steps", self.steps,
                 "--warmup-steps", self.warmup_steps]

@@ -1,15 +1,16 @@
 #include "lockstep/nn/io/state.h"
 
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {
@@ -66,48 +67,44 @@ Target target_of(const NamedParameter& named) {
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
 constexpr std::string_view kWrapper = "module.", kCompiled = "_orig_mod.";
-// A GPT-2 with a head has its parts in `transformer`, and the head, its table of tokens again, beside that.
-constexpr std::string_view kBesideHead = "transformer.", kHead = "lm_head.weight", kTable = "wte.weight";
-
 // Takes `part` off where all names begin so, but for those that are `alone`. Whether it did.
-bool take_off(std::vector<std::string>& names, std::string_view part, std::string_view alone = {}) {
+bool take_off(std::vector<std::string>& names, std::string_view part,
+              const std::vector<FileNames::Renaming>& alone = {}) {
   const auto has_it = [&](const std::string& name) { return name.starts_with(part); };
+  const auto is_alone = [&](const std::string& name) {
+    return std::ranges::find(alone, name, &FileNames::Renaming::first) != alone.end();
+  };
   if (!std::ranges::any_of(names, has_it) ||
-      !std::ranges::all_of(names, [&](const std::string& name) { return has_it(name) || name == alone; }))
+      !std::ranges::all_of(names, [&](const std::string& name) { return has_it(name) || is_alone(name); }))
     return false;
   for (std::string& name : names)
     if (has_it(name)) name.erase(0, part.size());
   return true;
 }
 
-// What older files of GPT-2 hold beside its parameters: the mask of its attention.
-bool is_mask(const std::string& name) {
-  return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+bool starts_with_one_of(const std::string& name, const std::vector<std::string>& starts) {
+  return std::ranges::any_of(starts, [&](const std::string& start) { return name.starts_with(start); });
 }
 
-// What files of BERT hold beside the parameters of the model that is loaded: numbers of its positions, and, for a model
-// that predicts tokens, what only training on pairs of sentences used.
-constexpr std::string_view kBert = "bert.", kBertTable = "bert.embeddings.word_embeddings.weight";
-bool is_beside_bert(const std::string& name) {
-  return name == "bert.embeddings.position_ids" || name.starts_with("bert.pooler.") ||
-         name.starts_with("cls.seq_relationship.");
-}
-
-// A tensor that files hold again under another name.
-struct Copy {
-  std::string_view name, of;
-};
-constexpr std::array kCopies = {Copy{kHead, kTable}, Copy{"cls.predictions.decoder.weight", kBertTable},
-                                Copy{"cls.predictions.decoder.bias", "cls.predictions.bias"}};
-
-void rename_bert(std::vector<std::string>& names) {
-  const bool bare = std::ranges::find(names, kBertTable.substr(kBert.size())) != names.end();
-  for (std::string& name : names) {
-    if (bare && (name.starts_with("embeddings.") || name.starts_with("encoder.") || name.starts_with("pooler.")))
-      name.insert(0, kBert);
-    for (const auto& [old, now] : {std::pair{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}})
-      if (name.ends_with(old)) name.replace(name.size() - std::string_view(old).size(), std::string::npos, now);
+// Names of files, as the families of models say that they are.
+void rename(std::vector<std::string>& names) {
+  for (const auto* family : model_families()) {
+    const FileNames& known = family->file_names;
+    if (known.known_by.empty()) continue;
+    if (!known.wrapper.empty()) take_off(names, known.wrapper, known.copies);
+    const bool lacks =
+        !known.lacked.empty() && std::ranges::find(names, known.known_by.substr(known.lacked.size())) != names.end();
+    for (std::string& name : names) {
+      if (lacks && starts_with_one_of(name, known.inner_parts)) name.insert(0, known.lacked);
+      for (const auto& [old, now] : known.endings)
+        if (name.ends_with(old)) name.replace(name.size() - old.size(), std::string::npos, now);
+    }
   }
+}
+
+bool fits_one_of(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
 // PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
@@ -177,35 +174,43 @@ Slots slots_of(const Module& module) {
 // What the file has, given to the slots; what does not fit, by kind.
 class Assignment {
  public:
-  Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {}
+  Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {
+    for (const auto* family : model_families())
+      if (const FileNames& known = family->file_names; !known.known_by.empty() && has(known.known_by)) known_ = &known;
+  }
 
   void give(const std::string& name, const HostTensor& tensor) {
-    if (starts_as(name, options_.without)) return;
+    if (starts_with_one_of(name, options_.without)) return;
     if (Slot* const slot = slots_.find(name)) {
       fill(*slot, name, tensor);
       return;
     }
-    const auto copy = std::ranges::find(kCopies, name, &Copy::name);
-    if (copy != kCopies.end() && has(copy->of))
-      copies_.emplace_back(*copy, &tensor);
-    else if (!(has(kTable) && is_mask(name)) && !(has(kBertTable) && is_beside_bert(name)))
-      report_.unexpected.push_back(name);
+    if (known_ != nullptr) {
+      const auto copy = std::ranges::find(known_->copies, name, &FileNames::Renaming::first);
+      if (copy != known_->copies.end() && has(copy->second)) {
+        copies_.emplace_back(*copy, &tensor);
+        return;
+      }
+      if (fits_one_of(name, known_->unused)) return;
+    }
+    report_.unexpected.push_back(name);
   }
 
   // Call it once, after all that there is has been given.
   void finish() {
     for (const auto& [copy, tensor] : copies_) {
-      Slot& slot = *slots_.find(std::string(copy.of));
+      Slot& slot = *slots_.find(copy.second);
       if (slot.given == nullptr)  // a file that has each tensor once may have kept this name of the two
-        fill(slot, std::string(copy.name), *tensor);
+        fill(slot, copy.first, *tensor);
       else if (!same_content(*slot.given, *tensor))
-        report_.unexpected.emplace_back(copy.name);
+        report_.unexpected.push_back(copy.first);
     }
     for (std::size_t i = 0; i < slots_.names.size(); ++i) {
       const std::string& name = slots_.names[i];
-      if (slots_.slots[i].given != nullptr || starts_as(name, options_.without) || may_be_missing(name)) continue;
+      if (slots_.slots[i].given != nullptr || starts_with_one_of(name, options_.without) || may_be_missing(name))
+        continue;
       report_.missing.push_back(name);
-      if (!starts_as(name, options_.may_lack)) missed_.push_back(name);
+      if (!starts_with_one_of(name, options_.may_lack)) missed_.push_back(name);
     }
   }
 
@@ -219,10 +224,7 @@ class Assignment {
   const LoadReport& report() const { return report_; }
 
  private:
-  static bool starts_as(const std::string& name, const std::vector<std::string>& starts) {
-    return std::ranges::any_of(starts, [&](const std::string& start) { return name.starts_with(start); });
-  }
-  bool has(std::string_view name) const { return slots_.find(std::string(name)) != nullptr; }
+  bool has(const std::string& name) const { return slots_.find(name) != nullptr; }
 
   void fill(Slot& slot, const std::string& name, const HostTensor& tensor) {
     const Tensor& value = *slot.target.value;
@@ -240,7 +242,8 @@ class Assignment {
 
   Slots& slots_;
   const LoadOptions& options_;
-  std::vector<std::pair<Copy, const HostTensor*>> copies_;
+  const FileNames* known_ = nullptr;  // of the model; nullptr: names are what they are
+  std::vector<std::pair<FileNames::Renaming, const HostTensor*>> copies_;
   LoadReport report_;
   std::vector<std::string> missed_;  // of those that are missing
   std::vector<std::string> misshapen_;
@@ -266,8 +269,7 @@ std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors) {
   const bool compiled = take_off(names, kCompiled);
   take_off(names, kWrapper);
   if (!compiled) take_off(names, kCompiled);
-  take_off(names, kBesideHead, kHead);
-  rename_bert(names);
+  rename(names);
   return names;
 }
 

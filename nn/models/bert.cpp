@@ -226,9 +226,9 @@ void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
 std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
   const BertSpec bert = bert_spec(spec);
   if (!spec.sample_shape.empty() && spec.sample_shape[0] > bert.context)
-    throw UsageError(fmt::format("samples of {} tokens for a {} of {} positions", spec.sample_shape[0], spec.name,
-                                 bert.context),
-                     "give a smaller --max-length, or a larger --context");
+    throw UsageError(
+        fmt::format("samples of {} tokens for a {} of {} positions", spec.sample_shape[0], spec.name, bert.context),
+        "give a smaller --max-length, or a larger --context");
   if (predicts_tokens(spec)) return std::make_unique<BertForMaskedLM>(context, bert);
   return std::make_unique<BertForSequenceClassification>(context, bert, spec.classes);
 }
@@ -238,7 +238,8 @@ std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
 const ModelFamily& bert_family() {
   constexpr BertSpec kUsual;
   constexpr std::int64_t kUsualLength = 128;
-  SettingSpec inner = size_setting("inner", 0, "features between the two layers of a block's second half; 0: 4 * width");
+  SettingSpec inner =
+      size_setting("inner", 0, "features between the two layers of a block's second half; 0: 4 * width");
   inner.low = 0;
   SettingSpec types = size_setting("token-types", kUsual.token_types, "kinds of tokens");
   types.is_flag = false;
@@ -266,6 +267,14 @@ const ModelFamily& bert_family() {
       .word_pieces = true,
       .head = SeparateHead{.own = "classifier.", .others = {"cls."}, .new_too = {"bert.pooler."}},
       .training = {.lr = 1e-4},
+      .file_names = {.known_by = "bert.embeddings.word_embeddings.weight",
+                     .lacked = "bert.",
+                     .inner_parts = {"embeddings.", "encoder.", "pooler."},
+                     .endings = {{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}},
+                     .copies = {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
+                                {"cls.predictions.decoder.bias", "cls.predictions.bias"}},
+                     // Numbers of positions, and layers that only training on pairs of sentences uses.
+                     .unused = {"bert.embeddings.position_ids", "bert.pooler.*", "cls.seq_relationship.*"}},
       .build = build_bert,
       .products = bert_products,
       .read_tensors = read_bert_tensors,

@@ -280,6 +280,13 @@ const ModelFamily& gpt_family() {
       .token_table = "wte.weight",
       .attention = true,
       .head = std::nullopt,
+      .file_names = {.known_by = "wte.weight",
+                     // A GPT-2 with a head has its parts in `transformer`, and the head, its table of tokens again,
+                     // beside that.
+                     .wrapper = "transformer.",
+                     .copies = {{"lm_head.weight", "wte.weight"}},
+                     // What older files hold: the mask of its attention.
+                     .unused = {"h.*.attn.bias", "h.*.attn.masked_bias"}},
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Gpt>(context, gpt_spec(spec));
       },

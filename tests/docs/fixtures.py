@@ -30,7 +30,10 @@ def images(directory: pathlib.Path, golden: pathlib.Path):
 RESNET = "lockstep train resnet18 --data random:3x64x64,2 --batch 2 --steps 1 --classes 1000 --save resnet18.safetensors"
 GPT = ("lockstep train gpt --data text:input.txt --layers 1 --heads 1 --width 16 --context 16 --steps 20 "
        "--save gpt.safetensors")
-TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT, "gpt.safetensors": GPT}
+BERT = ("lockstep train bert --data text:input.txt --layers 2 --width 64 --heads 2 --max-length 32 --steps 2 "
+        "--save pieces.safetensors")
+TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT, "gpt.safetensors": GPT,
+           "pieces.safetensors": BERT}
 
 
 def train(command: str, kept: pathlib.Path, build: pathlib.Path) -> pathlib.Path:
@@ -58,6 +61,8 @@ def make(directory: pathlib.Path, source: pathlib.Path, build: pathlib.Path, kep
     images(directory / "photos", golden)
     (directory / "imagenet.txt").write_text("".join(f"class {i}\n" for i in range(1000)))
     (directory / "input.txt").write_text(TEXT)
+    rows = "".join(f'{("good", "bad")[i % 2]},"A {("fine", "dull")[i % 2]} day, number {i}."\n' for i in range(60))
+    (directory / "reviews.csv").write_text("label,text\n" + rows)
     for name, command in TRAINED.items():
         if name in text:
             (directory / name).symlink_to(train(command, kept, build))

@@ -133,12 +133,27 @@ def main():
     seed("bpe", "no_merge", b"\0".join([byte_tokens, b"a b\n", b"ab"]))
     seed("bpe", "nested", b'{"a": [[0]]}\0\0')
 
+    seed("csv", "plain", "label,text\ngood,a b\nbad,\"c, \"\"d\"\"\"\n")
+    seed("csv", "lines", "a,b\r\n\"1\n2\",\"\"\r\n\n,\n")
+    seed("csv", "open", "a,\"b\nc")
+    seed("csv", "beside", "\"a\"b,c\n")
+
+    special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+    seed("word_pieces", "plain", (special + "a\n##b\nab\n\0Ab abb, b \u00e2\u4e2d").encode())
+    seed("word_pieces", "twice", (special + "a\na\n\0a").encode())
+    seed("word_pieces", "cased", (special + "A\n##\u00c4\n\0A\u00c4 a").encode())
+    seed("word_pieces", "broken", special.encode() + b"\xff\n\0\xff")
+
     image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
     base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
     gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
     seed("metadata", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image,
                                         **base}))
     seed("metadata", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
+    bert = {"name": "bert", "sample": [4], "classes": 2, "vocabulary": 6, "layers": 1, "heads": 2, "width": 4, "inner": 0,
+            "context": 8, "token-types": 2}
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    seed("metadata", "bert", json.dumps({"model": bert, **base, "tokens": True, "word_pieces": pieces}))
     seed("metadata", "untied", json.dumps({"model": {**gpt, "tied": False}, **base, "tokens": True}))
     seed("metadata", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
                                         "class_names": ["no", "yes"], **base}))

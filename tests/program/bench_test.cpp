@@ -77,7 +77,7 @@ TEST(BenchStep, TellsTheStepApart) {
   }
 }
 
-TEST(BenchDpVsDdp, TellsBothWaysApart) {
+TEST(BenchDpVsDdp, TellsAllWaysApart) {
   const TemporaryDirectory directory;
   for (const char* devices : {"cpu:0,1", "cpu:2,0,1"}) {
     const auto outcome = run(std::string("lockstep bench dp-vs-ddp mlp --hidden 64,64 --batch 12 --steps 4 "
@@ -91,7 +91,7 @@ TEST(BenchDpVsDdp, TellsBothWaysApart) {
     EXPECT_EQ(count, std::string(devices) == "cpu:0,1" ? 2u : 3u);
     EXPECT_EQ(result["global_batch"], 12 * count);
     constexpr double kParameters = 4.0 * (784 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10);
-    for (const char* way : {"dp", "ddp"}) {
+    for (const char* way : {"dp_loss_outside", "dp", "ddp"}) {
       const auto& each = result[way];
       EXPECT_GT(each["step_ms"], 0.0);
       double in = 0, out = 0;
@@ -108,6 +108,9 @@ TEST(BenchDpVsDdp, TellsBothWaysApart) {
     // The first sends its parameters to all others and takes their gradients in; outputs and inputs come on top.
     EXPECT_GT(result["dp"]["bytes_out"][0], static_cast<double>(count - 1) * kParameters);
     EXPECT_GT(result["dp"]["bytes_in"][0], static_cast<double>(count - 1) * kParameters);
+    // Outputs and their gradients.
+    EXPECT_GT(result["dp_loss_outside"]["bytes_in"][0], result["dp"]["bytes_in"][0]);
+    EXPECT_GT(result["dp_loss_outside"]["bytes_out"][0], result["dp"]["bytes_out"][0]);
     EXPECT_GT(result["dp"]["memory_ratio"], 1.5);
     EXPECT_LE(result["ddp"]["memory_ratio"], 1.05);
     // 2 (N − 1) / N of all gradients, and a little beside them: docs/collectives.md.

@@ -147,6 +147,48 @@ class Gpt(nn.Module):
         return self.lm_head(self.ln_f(x)).transpose(1, 2)  # (N, classes, T), as CrossEntropyLoss wants it
 
 
+class BertBlock(nn.Module):
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.projection, self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attention_norm, self.norm = nn.LayerNorm(width, eps=1e-12), nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, x):
+        n, t, c = x.shape
+        q, k, v = (part(x).view(n, t, self.heads, -1).transpose(1, 2) for part in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(q, k, v)
+        x = self.attention_norm(x + self.projection(y.transpose(1, 2).reshape(n, t, c)))
+        return self.norm(x + self.outer(F.gelu(self.inner(x))))
+
+
+class Bert(nn.Module):
+    """Predicts masked tokens. Its inputs are tokens, and after them the positions of those that are to be predicted."""
+
+    def __init__(self, layers: int, heads: int, width: int, positions: int, vocabulary: int, context: int):
+        super().__init__()
+        self.context = context
+        self.words, self.positions, self.types = (nn.Embedding(rows, width) for rows in (vocabulary, positions, 2))
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.blocks = nn.ModuleList(BertBlock(heads, width) for _ in range(layers))
+        self.dense, self.dense_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
+        self.decoder = nn.Linear(width, vocabulary)
+        self.decoder.weight = self.words.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, inputs):
+        tokens, masked = inputs[:, :self.context], inputs[:, self.context:]
+        positions = torch.arange(self.context, device=inputs.device)
+        x = self.norm(self.words(tokens) + self.positions(positions) + self.types(torch.zeros_like(tokens)))
+        for block in self.blocks:
+            x = block(x)
+        x = x.gather(1, masked.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return self.decoder(self.dense_norm(F.gelu(self.dense(x)))).transpose(1, 2)
+
+
 class Lstm(nn.Module):
     def __init__(self, layers: int, width: int, vocabulary: int):
         super().__init__()
@@ -174,6 +216,15 @@ def token_batch(context: int, vocabulary: int):
     return lambda samples: (torch.randint(vocabulary, (samples, context)), torch.randint(vocabulary, (samples, context)))
 
 
+def masked_batch(context: int, masked: int, vocabulary: int):
+    def batch(samples: int):
+        positions = torch.stack([torch.randperm(context - 2)[:masked].sort().values + 1 for _ in range(samples)])
+        tokens = torch.randint(vocabulary, (samples, context))
+        return torch.cat((tokens, positions), 1), torch.randint(vocabulary, (samples, masked))
+
+    return batch
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     make: Callable[[], nn.Module]
@@ -189,6 +240,7 @@ MODELS = {
     "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
     "vgg11": Model(Vgg11, colour_batch(224)),
     "lstm": Model(lambda: Lstm(2, 256, 256), token_batch(128, 256)),
+    "bert": Model(lambda: Bert(4, 4, 256, 512, 256, 128), masked_batch(128, 19, 256)),
     "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
     "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
 }

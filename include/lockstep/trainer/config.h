@@ -30,14 +30,14 @@ struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
-  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
-  Settings data_settings;                    // that its family declares
-  std::optional<int> classes;                // default: what the data has
-  std::string vocabulary;                    // of word pieces, vocab.txt; default: the weights', or learned
+  std::string data;                             // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
+  Settings data_settings;                       // that its family declares
+  std::optional<int> classes;                   // default: what the data has
+  std::string vocabulary;                       // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
-  std::optional<std::int64_t> batch;         // samples a rank and part of a step
-  std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
-  int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
+  std::optional<std::int64_t> batch;            // samples a rank and part of a step
+  std::optional<std::int64_t> global_batch;     // samples of all ranks together and step
+  int accumulate = 1;  // parts in which a rank computes its share of a step, one after the other
   sampler::Tail tail = sampler::Tail::kExact;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
 

@@ -49,7 +49,8 @@ struct LoadReport {
 /// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
 /// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing; a GPT-2 with a
 /// head of its own loads that). Of a BERT, it takes files that hold its positions' numbers (unused), copies of a head's
-/// table and bias, and layers for other tasks than the model's (unused). Of many names an error lists a few, and how many more there are.
+/// table and bias, and layers for other tasks than the model's (unused). Of many names an error lists a few, and how
+/// many more there are.
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options = {});
 

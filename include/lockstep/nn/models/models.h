@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/settings.h"
@@ -81,9 +82,26 @@ struct TrainingDefaults {
 /// The last layer of a family whose models share all others but that: it starts anew where weights of a model for
 /// another task are loaded.
 struct SeparateHead {
-  std::string own;                      // its names begin so: "classifier."; empty: as the last parameter's
-  std::vector<std::string> others = {};  // those of other tasks' layers, which are not used
+  std::string own;                        // its names begin so: "classifier."; empty: as the last parameter's
+  std::vector<std::string> others = {};   // those of other tasks' layers, which are not used
   std::vector<std::string> new_too = {};  // names of layers that files of other tasks may lack
+};
+
+/// What files have instead of, or beside, the names of a family's parameters: those of other programs, and of other
+/// versions. In patterns * stands for any characters.
+struct FileNames {
+  using Renaming = std::pair<std::string, std::string>;  // from, to
+
+  /// A parameter that all models of the family have, and no others. Empty: files have the names of the parameters.
+  std::string known_by;
+  /// Before all names but those of copies in some files: "transformer.".
+  std::string wrapper = {};
+  /// Before names that begin as one of `inner_parts`, where a file has `known_by` without it: "bert.".
+  std::string lacked = {};
+  std::vector<std::string> inner_parts = {};
+  std::vector<Renaming> endings = {};    // how older files' names end
+  std::vector<Renaming> copies = {};     // tensors that are there again: their name, and that of the parameter
+  std::vector<std::string> unused = {};  // patterns of others, which are not used where the model has none of the name
 };
 
 struct ModelFamily {
@@ -96,14 +114,15 @@ struct ModelFamily {
   std::string tokens_setting = {};
   /// The tensor of its weights files that has a row for each token; empty: none.
   std::string token_table = {};
-  bool batch_norm = false;      // some layer has running statistics
-  bool attention = false;       // some layer is attention()
-  bool word_pieces = false;     // it reads texts as word pieces, and predicts masked ones, or classes of texts
+  bool batch_norm = false;   // some layer has running statistics
+  bool attention = false;    // some layer is attention()
+  bool word_pieces = false;  // it reads texts as word pieces, and predicts masked ones, or classes of texts
   /// Its last layer has parameters of its own: they can start anew. Nothing: it has not.
   std::optional<SeparateHead> head = SeparateHead();
   bool any_image_size = false;  // one set of weights fits images of all sizes
   bool any_samples = false;     // `build` decides: samples and classes are not looked at before
   TrainingDefaults training = {};
+  FileNames file_names = {};
 
   /// Throws UsageError for a sample shape or settings that it cannot have. `spec` is complete.
   std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};

@@ -13,7 +13,8 @@ std::vector<TextRow> read_texts(const FileList& list) {
   std::vector<TextRow> rows;
   for (std::uint64_t i = 0; i < list.size(); ++i) {
     const MappedFile file(list.path(i));
-    rows.push_back({.first = std::string(file.text()), .second = {}, .label = list.label(i), .source = printable(list.path(i))});
+    rows.push_back(
+        {.first = std::string(file.text()), .second = {}, .label = list.label(i), .source = printable(list.path(i))});
   }
   return rows;
 }
