@@ -8,8 +8,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/stop.h"
 #include "base/text.h"
-#include "data/image_list.h"
 #include "data/image_views.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
@@ -22,54 +22,79 @@ namespace fs = std::filesystem;
 /// What all workers look at.
 struct SharedImages {
   data::ImageForm form;
-  std::vector<std::string> files;               // named one by one, or
-  std::unique_ptr<const data::ImageList> list;  // all of a directory
+  std::shared_ptr<const ImageFiles> files;
   std::vector<std::string> class_names;
   int top = kDefaultTop;
-
-  std::uint64_t size() const { return list != nullptr ? list->size() : files.size(); }
-  std::string path(std::uint64_t i) const { return list != nullptr ? list->path(i) : files[i]; }
+  std::uint64_t batch = 1;  // images of a job, but for the last one
 };
 
 class ImageWorker final : public InferWorker {
  public:
-  ImageWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const SharedImages> shared,
+  ImageWorker(const InferConfig& config, nn::Module& module, std::shared_ptr<const SharedImages> shared,
               nn::Backend& backend)
-      : config_(config), model_(model), shared_(std::move(shared)), backend_(backend), tape_(backend) {
+      : config_(config), module_(module), shared_(std::move(shared)), backend_(backend), tape_(backend) {
     tape_.set_recording(false);
     const auto dims = shared_->form.dims();
-    x_ = backend.empty({1, dims[0], dims[1], dims[2]});
+    x_ = backend.empty({static_cast<std::int64_t>(shared_->batch), dims[0], dims[1], dims[2]});
     values_.resize(static_cast<std::size_t>(x_.count()));
   }
 
   void run(std::uint64_t job, const Put& put, Tally& tally) override {
     const auto start = Clock::now();
-    const std::string path = shared_->path(job);
-    try {
-      reader_.read(path, shared_->form, values_);
-    } catch (const IoError& error) {
-      ++tally.corrupt;
-      log_warn("corrupt image {}", error.what());
-      if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error.what()}}.text() + "\n");
-      return;
-    }
-    compute();
+    if (!read(job)) return;
+    const auto whole = std::ranges::count(images_, std::string(), &Image::error);
+    if (whole > 0) compute(whole);
     const double ms = 1e3 * seconds_between(start, Clock::now());
-    ++tally.results;
-    tally.result_ms.push_back(ms);
-    put(text_of(path, ms));
+    std::size_t row = 0;
+    for (const auto& [path, error] : images_) {
+      if (!error.empty()) {
+        ++tally.corrupt;
+        if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error}}.text() + "\n");
+        continue;
+      }
+      rank(row++);
+      ++tally.results;
+      tally.result_ms.push_back(ms);
+      put(text_of(path, ms));
+    }
   }
 
  private:
-  // Fills probabilities_ and order_.
-  void compute() {
-    backend_.upload(std::as_bytes(std::span(values_)), x_);
-    nn::Tensor x = x_;
-    if (config_.precision == Precision::kBF16) {
-      x = backend_.empty(x_.shape(), DType::kBF16);
-      backend_.pointwise().cast(x_, x);
+  struct Image {
+    std::string path;
+    std::string error;  // of a corrupt one
+  };
+
+  // Fills images_, and values_ with those that are whole. False: a stop has been asked for.
+  bool read(std::uint64_t job) {
+    images_.clear();
+    const std::size_t size = values_.size() / shared_->batch;
+    std::size_t whole = 0;
+    const std::uint64_t first = job * shared_->batch, end = std::min(first + shared_->batch, shared_->files->size());
+    for (std::uint64_t i = first; i < end; ++i) {
+      if (stop_signal() != 0) return false;
+      Image& image = images_.emplace_back(Image{shared_->files->path(i), {}});
+      try {
+        reader_.read(image.path, shared_->form, std::span(values_).subspan(whole * size, size));
+        ++whole;
+      } catch (const IoError& error) {
+        image.error = error.what();
+        log_warn("corrupt image {}", image.error);
+      }
     }
-    nn::Tensor y = model_.module->forward(tape_, tape_.input(x)).value();
+    return true;
+  }
+
+  // Fills logits_ with those of the first `count` images of values_.
+  void compute(std::int64_t count) {
+    nn::Tensor x = x_.slice(0, count);
+    backend_.upload(std::as_bytes(std::span(values_).first(static_cast<std::size_t>(x.count()))), x);
+    if (config_.precision == Precision::kBF16) {
+      const nn::Tensor wide = x;
+      x = backend_.empty(wide.shape(), DType::kBF16);
+      backend_.pointwise().cast(wide, x);
+    }
+    nn::Tensor y = module_.forward(tape_, tape_.input(x)).value();
     if (y.dtype() != DType::kF32) {
       const nn::Tensor narrow = y;
       y = backend_.empty(narrow.shape());
@@ -78,24 +103,30 @@ class ImageWorker final : public InferWorker {
     logits_.resize(static_cast<std::size_t>(y.count()));
     backend_.download(y, std::as_writable_bytes(std::span(logits_)));
     tape_.reset();
-    for (const float logit : logits_)
+    classes_ = logits_.size() / static_cast<std::size_t>(count);
+  }
+
+  // Fills probabilities_ and order_ with those of a row of logits_.
+  void rank(std::size_t row) {
+    const auto logits = std::span<const float>(logits_).subspan(row * classes_, classes_);
+    for (const float logit : logits)
       if (!std::isfinite(logit))
         throw DivergedError(fmt::format("the model's results are {}", std::isnan(logit) ? "NaN" : "infinite"),
                             "its weights are corrupt, or its training diverged");
-    order_.resize(logits_.size());
+    order_.resize(logits.size());
     std::iota(order_.begin(), order_.end(), 0);
     const auto top = std::min(order_.size(), static_cast<std::size_t>(shared_->top));
     std::ranges::partial_sort(order_, order_.begin() + static_cast<std::ptrdiff_t>(top), [&](int a, int b) {
-      const float x_a = logits_[static_cast<std::size_t>(a)], x_b = logits_[static_cast<std::size_t>(b)];
+      const float x_a = logits[static_cast<std::size_t>(a)], x_b = logits[static_cast<std::size_t>(b)];
       return x_a > x_b || (x_a == x_b && a < b);
     });
     order_.resize(top);
-    const double largest = *std::ranges::max_element(logits_);
-    sum_ = 0;
-    for (const float logit : logits_) sum_ += std::exp(double{logit} - largest);
+    const double largest = *std::ranges::max_element(logits);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double{logit} - largest);
     probabilities_.clear();
     for (const int i : order_)
-      probabilities_.push_back(std::exp(double{logits_[static_cast<std::size_t>(i)]} - largest) / sum_);
+      probabilities_.push_back(std::exp(double{logits[static_cast<std::size_t>(i)]} - largest) / sum);
   }
 
   std::string name_of(int i) const {
@@ -119,16 +150,17 @@ class ImageWorker final : public InferWorker {
   }
 
   const InferConfig& config_;
-  const InferModel& model_;
+  nn::Module& module_;
   std::shared_ptr<const SharedImages> shared_;
   nn::Backend& backend_;
   nn::Tape tape_;
   data::ImageReader reader_;
-  nn::Tensor x_;
+  nn::Tensor x_;  // of a whole batch
   std::vector<float> values_, logits_;
+  std::size_t classes_ = 0;
+  std::vector<Image> images_;          // of the job
   std::vector<int> order_;             // the likeliest classes
   std::vector<double> probabilities_;  // theirs
-  double sum_ = 0;
 };
 
 data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
@@ -163,17 +195,19 @@ std::vector<std::string> read_names(const std::string& path, std::int64_t classe
   return names;
 }
 
-void open_files(const std::string& input, SharedImages& shared) {
+}  // namespace
+
+ImageFiles::ImageFiles(const std::string& input) {
   std::error_code error;
   if (fs::is_directory(input, error)) {
     std::string directory = input;
     while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-    shared.list = std::make_unique<const data::ImageList>(data::list_all_images(directory));
+    list_ = std::make_unique<const data::ImageList>(data::list_all_images(directory));
     return;
   }
   // A name may have commas itself.
-  shared.files = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
-  for (const std::string& file : shared.files) {
+  files_ = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
+  for (const std::string& file : files_) {
     const auto status = fs::status(file, error);
     if (!fs::exists(status))
       throw IoError(fmt::format("{}: {}", data::printable(file), error ? error.message() : "no such file"),
@@ -184,9 +218,7 @@ void open_files(const std::string& input, SharedImages& shared) {
   }
 }
 
-}  // namespace
-
-InferTask image_task(const InferConfig& config, const InferModel& model) {
+InferTask image_task(const InferConfig& config, const InferModel& model, std::shared_ptr<const ImageFiles> files) {
   const auto shared = std::make_shared<SharedImages>();
   shared->form = form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
@@ -194,12 +226,15 @@ InferTask image_task(const InferConfig& config, const InferModel& model) {
     shared->class_names = read_names(config.class_names, model.spec.classes);
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
-  open_files(config.input, *shared);
+  shared->files = files != nullptr ? std::move(files) : std::make_shared<const ImageFiles>(config.input);
+  const std::uint64_t images = shared->files->size();
+  shared->batch = std::min(static_cast<std::uint64_t>(config.batch.value_or(1)), images);
   return {.kind = InferReport::Kind::kImages,
-          .jobs = shared->size(),
+          .jobs = (images + shared->batch - 1) / shared->batch,
           .doing = "classifying",
-          .make_worker = [&config, &model, shared](nn::Backend& backend) {
-            return std::make_unique<ImageWorker>(config, model, shared, backend);
+          .batch = static_cast<std::int64_t>(shared->batch),
+          .make_worker = [&config, &model, shared](nn::Backend& stream, std::size_t device) {
+            return std::make_unique<ImageWorker>(config, *model.modules[device], shared, stream);
           }};
 }
 
