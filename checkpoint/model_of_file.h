@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::checkpoint {
@@ -26,5 +27,9 @@ struct SizesOf {
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
                                                const SizesOf& sizes);
+
+/// Says in the log what of file `source` has other names than the model's, what it lacks (`instead`: what those have
+/// now) and what is not used.
+void log_report(const nn::LoadReport& report, const std::string& source, const char* instead);
 
 }  // namespace lockstep::checkpoint

@@ -54,6 +54,13 @@ void add_weight_file(OptionTable& table, const WeightFile& weights, const std::s
              .placeholder = "FILE",
              .help = help + ": safetensors, an index of several, or what torch.save() has written",
              .value = text(weights.file)});
+  table.add({.name = "weights-key",
+             .placeholder = "KEY",
+             .help = "the dictionary of tensors that is meant in a file of torch.save() that holds several, such as "
+                     "model or ema.state_dict",
+             .default_text = "the model's, if only one can be it",
+             .value = text(weights.key),
+             .applies = to_weights(weights.file)});
   table.add({.name = "non-strict",
              .kind = OptionKind::kFlag,
              .help = "weights that the file lacks start anew, and others that it has are not used",

@@ -25,7 +25,7 @@ void add_model_structure(options::OptionTable& table, nn::ModelConfig& model, co
 
 /// Where --weights and how its names are read go.
 struct WeightFile {
-  std::string& file;
+  std::string &file, &key;
   bool &non_strict, &keep_prefix;
 };
 /// `help` goes before the formats.

@@ -111,4 +111,17 @@ std::vector<int> most_free(std::span<const VisibleDevice> visible, int count) {
   return positions;
 }
 
+std::vector<int> emptiest(std::span<const VisibleDevice> visible) {
+  // A context and a desktop take less than a tenth of a card, and a training more.
+  constexpr double kShare = 0.9;
+  std::vector<int> positions = most_free(visible, static_cast<int>(visible.size()));
+  const auto free_bytes = [&](int position) {
+    return static_cast<double>(visible[static_cast<std::size_t>(position)].free_bytes.value_or(-1));
+  };
+  if (positions.empty()) return {};
+  const double least = std::max(0.0, kShare * free_bytes(positions.front()));
+  std::erase_if(positions, [&](int position) { return free_bytes(position) < least; });
+  return positions;
+}
+
 }  // namespace lockstep::devices

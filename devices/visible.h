@@ -35,4 +35,8 @@ std::vector<VisibleDevice> visible_gpus(const Gpus& gpus, const EnvLookup& looku
 /// earlier one. Devices that do not report their memory come last. Prohibited ones are left out, so there may be fewer.
 std::vector<int> most_free(std::span<const VisibleDevice> visible, int count);
 
+/// Those that have at least nine tenths of the free memory of the one with most, in the order of most_free(): of equal
+/// cards all that nobody else uses. Never one that is prohibited; where no device reports its memory, none.
+std::vector<int> emptiest(std::span<const VisibleDevice> visible);
+
 }  // namespace lockstep::devices

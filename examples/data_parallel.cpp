@@ -1,10 +1,11 @@
 // What each device of a DataParallel is given: 100 random vectors, 30 at a time.
 //
 //   data_parallel 3      on three CPU devices
-//   data_parallel        on all GPUs
+//   data_parallel        on all GPUs; without any, on the CPU
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/layers.h"
@@ -45,6 +46,12 @@ class Model final : public nn::Module {
   nn::Linear& fc_;
 };
 
+parallel::Devices devices_of(int argc, char** argv) {
+  if (argc > 1) return parallel::Devices::cpu(std::atoi(argv[1]));
+  const bool is_available = probe_cuda().devices > 0;
+  return is_available ? parallel::Devices::cuda() : parallel::Devices::cpu(1);
+}
+
 void run(parallel::Devices devices) {
   if (devices.count() > 1) fmt::print("Let's use {} devices!\n", devices.count());
   nn::Generator generator(/*seed=*/1);
@@ -68,7 +75,7 @@ void run(parallel::Devices devices) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? parallel::Devices::cpu(std::atoi(argv[1])) : parallel::Devices::cuda());
+    run(devices_of(argc, argv));
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.line().c_str());

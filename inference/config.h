@@ -17,6 +17,7 @@ inline constexpr std::uint64_t kDefaultSeed = 1;
 struct InferConfig {
   nn::ModelConfig model;  // sizes that are not given are those of the weights
   std::string weights;
+  std::string weights_key;  // of its dictionaries the one that is meant (nn::ReadOptions)
   bool non_strict = false;
   bool keep_prefix = false;
 
@@ -38,10 +39,13 @@ struct InferConfig {
   std::optional<std::uint64_t> seed;    // of drawn tokens, synthetic inputs, and parameters without weights (default 1)
 
   // Streams.
-  std::string device = "auto";  // session/device_request.h
+  std::string device = "auto";        // session/device_request.h; of a list all, with a copy of the weights each
+  std::optional<std::int64_t> batch;  // images or synthetic inputs of a forward pass (default 1)
   Precision precision = Precision::kF32;
   bool tf32 = false;
-  int threads = 0;          // streams; 0: on the CPU one for each core, on a GPU one, but no more than there are inputs
+  // Streams, of all devices together; 0: on the CPU one for each core, on GPUs one each, but no more than there are
+  // batches of inputs.
+  int threads = 0;
   std::int64_t warmup = 0;  // unmeasured runs of the first input by each stream
 
   bool json = false;   // results and report as JSON lines on stdout

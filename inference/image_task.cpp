@@ -6,8 +6,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/stop.h"
 #include "base/text.h"
-#include "data/file_list.h"
 #include "data/image_views.h"
 #include "inference/ranking.h"
 #include "inference/workers.h"
@@ -21,54 +21,78 @@ namespace fs = std::filesystem;
 /// What all workers look at.
 struct SharedImages {
   data::ImageForm form;
-  std::vector<std::string> files;              // named one by one, or
-  std::unique_ptr<const data::FileList> list;  // all of a directory
+  std::shared_ptr<const ImageFiles> files;
   std::vector<std::string> class_names;
   int top = kDefaultTop;
-
-  std::uint64_t size() const { return list != nullptr ? list->size() : files.size(); }
-  std::string path(std::uint64_t i) const { return list != nullptr ? list->path(i) : files[i]; }
+  std::uint64_t batch = 1;  // images of a job, but for the last one
 };
 
 class ImageWorker final : public InferWorker {
  public:
-  ImageWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const SharedImages> shared,
+  ImageWorker(const InferConfig& config, nn::Module& module, std::shared_ptr<const SharedImages> shared,
               nn::Backend& backend)
-      : config_(config), model_(model), shared_(std::move(shared)), backend_(backend), tape_(backend) {
+      : config_(config), module_(module), shared_(std::move(shared)), backend_(backend), tape_(backend) {
     tape_.set_recording(false);
     const auto dims = shared_->form.dims();
-    x_ = backend.empty({1, dims[0], dims[1], dims[2]});
+    x_ = backend.empty({static_cast<std::int64_t>(shared_->batch), dims[0], dims[1], dims[2]});
     values_.resize(static_cast<std::size_t>(x_.count()));
   }
 
   void run(std::uint64_t job, const Put& put, Tally& tally) override {
     const auto start = Clock::now();
-    const std::string path = shared_->path(job);
-    try {
-      reader_.read(path, shared_->form, values_);
-    } catch (const IoError& error) {
-      ++tally.corrupt;
-      log_warn("corrupt image {}", error.what());
-      if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error.what()}}.text() + "\n");
-      return;
-    }
-    compute();
+    if (!read(job)) return;
+    const auto whole = std::ranges::count(images_, std::string(), &Image::error);
+    if (whole > 0) compute(whole);
     const double ms = 1e3 * seconds_between(start, Clock::now());
-    ++tally.results;
-    tally.result_ms.push_back(ms);
-    put(text_of(path, ms));
+    std::size_t row = 0;
+    for (const auto& [path, error] : images_) {
+      if (!error.empty()) {
+        ++tally.corrupt;
+        if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error}}.text() + "\n");
+        continue;
+      }
+      ++tally.results;
+      tally.result_ms.push_back(ms);
+      put(text_of(path, row++, ms));
+    }
   }
 
  private:
-  // Fills logits_.
-  void compute() {
-    backend_.upload(std::as_bytes(std::span(values_)), x_);
-    nn::Tensor x = x_;
-    if (config_.precision == Precision::kBF16) {
-      x = backend_.empty(x_.shape(), DType::kBF16);
-      backend_.pointwise().cast(x_, x);
+  struct Image {
+    std::string path;
+    std::string error;  // of a corrupt one
+  };
+
+  // Fills images_, and values_ with those that are whole. False: a stop has been asked for.
+  bool read(std::uint64_t job) {
+    images_.clear();
+    const std::size_t size = values_.size() / shared_->batch;
+    std::size_t whole = 0;
+    const std::uint64_t first = job * shared_->batch, end = std::min(first + shared_->batch, shared_->files->size());
+    for (std::uint64_t i = first; i < end; ++i) {
+      if (stop_signal() != 0) return false;
+      Image& image = images_.emplace_back(Image{shared_->files->path(i), {}});
+      try {
+        reader_.read(image.path, shared_->form, std::span(values_).subspan(whole * size, size));
+        ++whole;
+      } catch (const IoError& error) {
+        image.error = error.what();
+        log_warn("corrupt image {}", image.error);
+      }
     }
-    nn::Tensor y = model_.module->forward(tape_, tape_.input(x)).value();
+    return true;
+  }
+
+  // Fills logits_ with those of the first `count` images of values_.
+  void compute(std::int64_t count) {
+    nn::Tensor x = x_.slice(0, count);
+    backend_.upload(std::as_bytes(std::span(values_).first(static_cast<std::size_t>(x.count()))), x);
+    if (config_.precision == Precision::kBF16) {
+      const nn::Tensor wide = x;
+      x = backend_.empty(wide.shape(), DType::kBF16);
+      backend_.pointwise().cast(wide, x);
+    }
+    nn::Tensor y = module_.forward(tape_, tape_.input(x)).value();
     if (y.dtype() != DType::kF32) {
       const nn::Tensor narrow = y;
       y = backend_.empty(narrow.shape());
@@ -77,6 +101,7 @@ class ImageWorker final : public InferWorker {
     logits_.resize(static_cast<std::size_t>(y.count()));
     backend_.download(y, std::as_writable_bytes(std::span(logits_)));
     tape_.reset();
+    classes_ = logits_.size() / static_cast<std::size_t>(count);
   }
 
   std::string name_of(int i) const {
@@ -84,8 +109,9 @@ class ImageWorker final : public InferWorker {
     return at < shared_->class_names.size() ? shared_->class_names[at] : fmt::format("class {}", i);
   }
 
-  std::string text_of(const std::string& path, double ms) {
-    const auto ranked = ranking_.of(logits_, shared_->top);
+  // Of a row of logits_.
+  std::string text_of(const std::string& path, std::size_t row, double ms) {
+    const auto ranked = ranking_.of(std::span(logits_).subspan(row * classes_, classes_), shared_->top);
     if (config_.json) {
       std::vector<JsonText> classes;
       for (const auto& [number, probability] : ranked)
@@ -100,14 +126,16 @@ class ImageWorker final : public InferWorker {
   }
 
   const InferConfig& config_;
-  const InferModel& model_;
+  nn::Module& module_;
   std::shared_ptr<const SharedImages> shared_;
   nn::Backend& backend_;
   nn::Tape tape_;
   data::ImageReader reader_;
-  nn::Tensor x_;
+  nn::Tensor x_;  // of a whole batch
   std::vector<float> values_, logits_;
   Ranking ranking_;
+  std::size_t classes_ = 0;
+  std::vector<Image> images_;  // of the job
 };
 
 data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
@@ -131,17 +159,19 @@ data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
   return form;
 }
 
-void open_files(const std::string& input, SharedImages& shared) {
+}  // namespace
+
+ImageFiles::ImageFiles(const std::string& input) {
   std::error_code error;
   if (fs::is_directory(input, error)) {
     std::string directory = input;
     while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-    shared.list = std::make_unique<const data::FileList>(data::list_all_files(directory, data::image_files()));
+    list_ = std::make_unique<const data::FileList>(data::list_all_files(directory, data::image_files()));
     return;
   }
   // A name may have commas itself.
-  shared.files = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
-  for (const std::string& file : shared.files) {
+  files_ = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
+  for (const std::string& file : files_) {
     const auto status = fs::status(file, error);
     if (!fs::exists(status))
       throw IoError(fmt::format("{}: {}", printable(file), error ? error.message() : "no such file"),
@@ -151,9 +181,7 @@ void open_files(const std::string& input, SharedImages& shared) {
   }
 }
 
-}  // namespace
-
-InferTask image_task(const InferConfig& config, const InferModel& model) {
+InferTask image_task(const InferConfig& config, const InferModel& model, std::shared_ptr<const ImageFiles> files) {
   const auto shared = std::make_shared<SharedImages>();
   shared->form = form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
@@ -161,12 +189,15 @@ InferTask image_task(const InferConfig& config, const InferModel& model) {
     shared->class_names = read_class_names(config.class_names, model.spec.classes);
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
-  open_files(config.input, *shared);
+  shared->files = files != nullptr ? std::move(files) : std::make_shared<const ImageFiles>(config.input);
+  const std::uint64_t images = shared->files->size();
+  shared->batch = std::min(static_cast<std::uint64_t>(config.batch.value_or(1)), images);
   return {.kind = InferReport::Kind::kImages,
-          .jobs = shared->size(),
+          .jobs = (images + shared->batch - 1) / shared->batch,
           .doing = "classifying",
-          .make_worker = [&config, &model, shared](nn::Backend& backend) {
-            return std::make_unique<ImageWorker>(config, model, shared, backend);
+          .batch = static_cast<std::int64_t>(shared->batch),
+          .make_worker = [&config, &model, shared](nn::Backend& stream, std::size_t device) {
+            return std::make_unique<ImageWorker>(config, *model.modules[device], shared, stream);
           }};
 }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "inference/infer_devices.h"
 #include "inference/workers.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
@@ -45,77 +47,109 @@ void refuse_image_flags(const InferConfig& config, const char* what) {
   refuse("image-size", config.image_size.has_value(), what);
 }
 
-/// A world of one, with the device that `config` asks for.
+/// A world of one, on the devices that `config` asks for.
 session::Session open_alone(const InferConfig& config) {
-  session::SessionOptions options;
-  options.device = config.device;
-  options.precision = config.precision;
-  options.tf32 = config.tf32;
-  options.threads = 1;  // streams have their own
-  options.quiet = config.quiet;
-  options.log_level = config.log_level;
   session::SessionChecks checks;
   checks.before = [] {
     const auto world = comm::discover_world(env);
     if (world.size > 1)
       throw UsageError(fmt::format("lockstep infer as one of {} ranks: each would do all of it", world.size),
-                       "start it by itself: --threads T makes T streams");
+                       "start it by itself: --threads T makes T streams, --device cuda:0,1 takes several devices");
   };
-  return session::open_session(options, checks);
+  return session::open_session(session_options(config), checks);
 }
 
-InferTask open_task(const InferConfig& config, const InferModel& model, const std::optional<RandomInput>& random) {
-  if (random) {
+/// Inputs that were opened before the model was.
+struct Inputs {
+  std::optional<RandomInput> random;
+  std::shared_ptr<const ImageFiles> images;
+};
+
+InferTask open_task(const InferConfig& config, const InferDevices& devices, const InferModel& model, Inputs inputs) {
+  if (inputs.random) {
     refuse_text_flags(config, "synthetic inputs");
     refuse_image_flags(config, "synthetic inputs");
-    return random_task(config, model, *random);
+    return random_task(config, model, devices, *inputs.random);
   }
   if (model.reads_texts()) {
     refuse_writing_flags(config, "a model that reads texts");
     refuse("image-size", config.image_size.has_value(), "a model of text");
+    refuse("batch", config.batch.value_or(1) > 1, "a model of text, which reads its texts one by one");
     return read_task(config, model);
   }
   if (model.language() != nullptr) {
     refuse_image_flags(config, "a model of text");
+    refuse("batch", config.batch.value_or(1) > 1, "a model of text, which continues its prompts one by one");
     return text_task(config, model);
   }
   refuse_text_flags(config, "a model of images");
   refuse("seed", config.seed.has_value() && !config.non_strict, "a model of images");
-  return image_task(config, model);
+  return image_task(config, model, std::move(inputs.images));
 }
 
 int streams_of(const InferConfig& config, const session::Session& session, std::uint64_t jobs) {
   if (config.threads > 0) return config.threads;
-  const int most = session.device.kind == DeviceKind::kCpu ? session.cores : 1;
-  return static_cast<int>(std::min<std::uint64_t>(jobs, static_cast<std::uint64_t>(std::max(1, most))));
+  const auto devices = static_cast<int>(session.devices.size());
+  const int most = session.device.kind == DeviceKind::kCpu ? std::max(session.cores, devices) : devices;
+  return static_cast<int>(std::min<std::uint64_t>(jobs, static_cast<std::uint64_t>(most)));
+}
+
+/// Only flags can ask for more than there is: without them, images and texts come one at a time.
+void check_memory(const InferConfig& config, const InferDevices& devices, const session::Session& session,
+                  const nn::ModelSpec& spec, const Inputs& inputs) {
+  std::int64_t batch = config.batch.value_or(1);
+  if (inputs.random) {
+    // random_task() refuses what the model does not take.
+    const nn::ModelFamily& family = nn::model_family(spec.name);
+    if (family.takes_tokens && !family.takes_images && inputs.random->sample.size() != 1) return;
+    if (const auto most = nn::most_tokens(spec); most && inputs.random->sample[0] > *most) return;
+    batch = static_cast<std::int64_t>(inputs_together(config, *inputs.random)) * inputs.random->batch;
+  } else if (inputs.images != nullptr) {
+    batch = std::min(batch, static_cast<std::int64_t>(inputs.images->size()));
+  } else {
+    return;
+  }
+  const int streams = std::max(config.threads, static_cast<int>(devices.size()));
+  const auto needs = estimate_memory(spec, devices[0], batch, dtype_of(config.precision), streams, devices.size());
+  const bool is_cpu = session.device.kind == DeviceKind::kCpu;  // whose memory is one
+  for (std::size_t i = 0; i < (is_cpu ? 1 : devices.size()); ++i)
+    session::check_memory(*session.group, devices[i], needs);
+}
+
+/// The same command shall run on other numbers of inputs.
+void warn_of_unused(const InferConfig& config, const InferTask& task, int streams, std::size_t devices) {
+  if (std::cmp_greater_equal(streams, devices)) return;
+  const bool one = task.jobs == 1;
+  const char* const unit = task.batch > 1 ? (one ? "batch of inputs" : "batches of inputs") : one ? "input" : "inputs";
+  log_warn("--device {} names {} devices, and there {} {} {}: the others stay unused", config.device, devices,
+           one ? "is" : "are", task.jobs, unit);
 }
 
 void run(const InferConfig& config, session::Session& session) {
-  std::optional<RandomInput> random;
-  if (config.input.starts_with(kRandomInput)) random = parse_random_input(config.input);
-  // Images and texts come one at a time: only flags can ask for more than there is.
+  const InferDevices devices(config, session);
+  Inputs inputs;
+  if (config.input.starts_with(kRandomInput)) inputs.random = parse_random_input(config.input);
   const auto check = [&](const nn::ModelSpec& spec) {
-    if (!random) return;
-    // random_task() refuses what the model does not take.
-    const nn::ModelFamily& family = nn::model_family(spec.name);
-    if (family.takes_tokens && !family.takes_images && random->sample.size() != 1) return;
-    if (const auto most = nn::most_tokens(spec); most && random->sample[0] > *most) return;
-    session::check_memory(*session.group, *session.backend,
-                          estimate_memory(spec, *session.backend, random->batch, dtype_of(config.precision),
-                                          std::max(1, config.threads)));
+    if (!inputs.random && !config.prompt && spec.sample_shape.size() == 3)
+      inputs.images = std::make_shared<const ImageFiles>(config.input);
+    check_memory(config, devices, session, spec, inputs);
   };
   const InferModel model =
-      open_model(config, *session.backend, random ? std::optional(random->sample) : std::nullopt, check);
-  const InferTask task = open_task(config, model, random);
+      open_model(config, devices, inputs.random ? std::optional(inputs.random->sample) : std::nullopt, check);
+  const InferTask task = open_task(config, devices, model, std::move(inputs));
   const StreamsOptions options = {.streams = streams_of(config, session, task.jobs),
                                   .jobs = task.jobs,
                                   .warmup = config.warmup,
                                   .doing = task.doing};
-  StreamsResult result = run_streams(*session.backend, options, task.make_worker);
-  const std::uint64_t corrupt = result.tally.corrupt;
+  warn_of_unused(config, task, options.streams, devices.size());
+  std::vector<nn::Backend*> backends;
+  for (std::size_t i = 0; i < devices.size(); ++i) backends.push_back(&devices[i]);
+  StreamsResult result = run_streams(backends, options, task.make_worker);
+  const std::uint64_t corrupt = result.tally.corrupt, images = corrupt + result.tally.results;
   const InferReport report{.kind = task.kind,
-                           .device = session.device,
+                           .device = devices.describe(),
                            .streams = options.streams,
+                           .batch = task.batch,
                            .wall_s = result.wall_s,
                            .tally = std::move(result.tally)};
   if (!config.quiet) {
@@ -125,7 +159,7 @@ void run(const InferConfig& config, session::Session& session) {
       log_info("{}", text_of(report));
   }
   if (corrupt > 0)
-    throw IoError(fmt::format("{} of {} image{} could not be read", corrupt, task.jobs, task.jobs == 1 ? "" : "s"),
+    throw IoError(fmt::format("{} of {} image{} could not be read", corrupt, images, images == 1 ? "" : "s"),
                   "the warnings above name them; all others are done");
 }
 
@@ -140,10 +174,11 @@ void validate(const InferConfig& config) {
     throw UsageError("infer without weights",
                      "give --weights FILE; only synthetic inputs (--input random:…) go without");
   const session::DeviceRequest device = session::parse_device(config.device);
-  session::check_cpu_numbers(config.device, device);
-  if (device.indices.size() > 1)
-    throw UsageError(fmt::format("--device {}: infer computes on one device", config.device),
-                     "name one of them; --threads T makes T streams on it");
+  session::check_named_once(config.device, device, "name each device once; --threads T makes T streams");
+  if (config.threads > 0 && std::cmp_less(config.threads, device.indices.size()))
+    throw UsageError(fmt::format("--threads {} with --device {}: {} devices, and {} stream{}", config.threads,
+                                 config.device, device.indices.size(), config.threads, config.threads == 1 ? "" : "s"),
+                     fmt::format("give each device a stream: --threads {}, or name fewer", device.indices.size()));
   session::check_log_level(config.log_level);
   InferConfig same = config;  // options are bound to what they can change
   infer_options(same).check();

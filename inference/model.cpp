@@ -1,7 +1,8 @@
 #include "inference/model.h"
 
+#include <algorithm>
+
 #include "base/error.h"
-#include "base/log.h"
 #include "checkpoint/model_of_file.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
@@ -11,13 +12,35 @@ namespace lockstep::inference {
 namespace {
 
 nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
-  return nn::load_state(module, tensors, config.weights,
-                        {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}});
+  return nn::load_state(
+      module, tensors, config.weights,
+      {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}, .match_other_names = true});
+}
+
+std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& backend, const InferModel& model,
+                                        const std::vector<nn::HostTensor>& tensors, bool log) {
+  // Values that are loaded next need not be drawn.
+  const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
+  nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
+  nn::Context context{backend, generator};
+  std::unique_ptr<nn::Module> module;
+  if (config.weights.empty()) {
+    module = nn::make_model(context, model.spec);
+  } else {
+    module = checkpoint::make_model_of_file(context, model.spec, tensors, config.weights,
+                                            {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
+    const nn::LoadReport report = load(config, *module, tensors);
+    if (log) checkpoint::log_report(report, config.weights, "have new values");
+  }
+  module->fuse();
+  if (config.precision == Precision::kBF16)
+    for (const auto& named : module->named_parameters()) named.parameter->as(DType::kBF16);
+  return module;
 }
 
 }  // namespace
 
-InferModel open_model(const InferConfig& config, nn::Backend& backend,
+InferModel open_model(const InferConfig& config, const InferDevices& devices,
                       const std::optional<std::vector<std::int64_t>>& sample_shape,
                       const std::function<void(const nn::ModelSpec&)>& check) {
   InferModel model;
@@ -26,7 +49,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   if (!config.weights.empty()) {
     model.metadata = checkpoint::read_model_metadata(config.weights);
     if (model.metadata) checkpoint::apply_metadata(given, *model.metadata, config.weights);
-    tensors = nn::read_weights(config.weights);
+    tensors = nn::read_weights(config.weights, {.key = config.weights_key});
     checkpoint::check_not_empty(tensors, config.weights);
   }
   model.spec = model.metadata ? model.metadata->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
@@ -40,30 +63,13 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   }
   if (sample_shape) spec.sample_shape = *sample_shape;
   check(spec);
-  // Values that are loaded next need not be drawn.
-  const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
-  nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
-  nn::Context context{backend, generator};
-  if (config.weights.empty()) {
-    model.module = nn::make_model(context, spec);
-  } else {
-    model.module =
-        checkpoint::make_model_of_file(context, spec, tensors, config.weights,
-                                       {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
-    const nn::LoadReport report = load(config, *model.module, tensors);
-    if (!report.missing.empty())
-      log_info("{} lacks {}: they have new values", config.weights, nn::few_of(report.missing));
-    if (!report.unexpected.empty())
-      log_info("{} also has {}: they are not used", config.weights, nn::few_of(report.unexpected));
-  }
-  model.module->fuse();
-  if (config.precision == Precision::kBF16)
-    for (const auto& named : model.module->named_parameters()) named.parameter->as(DType::kBF16);
+  for (std::size_t i = 0; i < devices.size(); ++i)
+    model.modules.push_back(open_module(config, devices[i], model, tensors, /*log=*/i == 0));
   return model;
 }
 
 session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& backend, std::int64_t batch,
-                                     DType activations, int streams) {
+                                     DType activations, int streams, std::size_t devices) {
   const auto meta = nn::make_meta_backend(backend);
   nn::Generator generator = nn::Generator::none();
   nn::Context context{*meta, generator};
@@ -84,9 +90,14 @@ session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& bac
   tape.set_recording(false);
   tape.set_activations(activations);
   model->forward(tape, tape.input(x));
-  need.activations =
-      static_cast<std::uint64_t>(streams) * (meta->allocator().stats().peak_bytes_asked - need.parameters);
-  if (backend.device().kind == DeviceKind::kCpu) return {.host = need, .device = {}};
+  const auto all = static_cast<std::uint64_t>(streams);
+  const std::uint64_t of_stream = meta->allocator().stats().peak_bytes_asked - need.parameters;
+  if (backend.device().kind == DeviceKind::kCpu) {  // devices there share the host's memory
+    need.activations = all * of_stream;
+    need.parameters *= std::min<std::uint64_t>(devices, all);
+    return {.host = need, .device = {}};
+  }
+  need.activations = (all + devices - 1) / devices * of_stream;
   return {.host = {}, .device = need};
 }
 

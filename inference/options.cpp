@@ -81,7 +81,7 @@ void add_model(OptionTable& table, InferConfig& config) {
   checkpoint::add_model_name(table, config.model);
   table.group("Model");
   checkpoint::add_weight_file(
-      table, {config.weights, config.non_strict, config.keep_prefix},
+      table, {config.weights, config.weights_key, config.non_strict, config.keep_prefix},
       "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
       "them");
   checkpoint::add_model_structure(table, config.model, "the weights'");
@@ -191,13 +191,29 @@ void add_streams(OptionTable& table, InferConfig& config) {
   table.group("Streams and device");
   table.add({.name = "threads",
              .placeholder = "T",
-             .help = "streams that work side by side over one copy of the weights; on the CPU each computes on a core",
-             .default_text = "a core each, on a GPU 1, but not more than inputs",
+             .help = "streams that work side by side over one copy of a device's weights, of all devices together; on "
+                     "the CPU each "
+                     "computes on a core",
+             .default_text = "a core each, on GPUs one each, but not more than inputs",
              .value = integer(config.threads, 1, 4096, /*unset=*/0)});
+  options::Binding batch = integer(config.batch, 1, kMostCount);
+  batch.asked = [&config] { return config.batch.value_or(1) > 1; };
+  Applies together = applies_to(
+      "images and synthetic inputs: texts are taken one by one", config,
+      [](const InferConfig& c) { return is_random(c) || takes_images(c); }, instead);
+  together.forget = [&config] { config.batch.reset(); };  // lockstep train has one
+  table.add({.name = "batch",
+             .synonyms = {"batch-size", "b"},
+             .placeholder = "B",
+             .help = "images, or synthetic inputs, that a stream computes together",
+             .default_text = "1",
+             .value = std::move(batch),
+             .applies = std::move(together)});
   table.add({.name = "device",
-             .placeholder = "auto|cpu|cuda|cuda:3|cuda:free",
-             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the first, the one "
-                     "with that number, or the one with most free memory",
+             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:3|cuda:0,1|cuda:free",
+             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the first, those "
+                     "with these numbers, or the one with most free memory; several have a copy of the weights each "
+                     "and share the streams",
              .default_text = config.device,
              .value = text(config.device)});
   table.add(session::precision_option(config.precision, "what GPUs compute in"));

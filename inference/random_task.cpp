@@ -1,3 +1,4 @@
+#include <algorithm>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -16,24 +17,25 @@ constexpr const char* kHelp =
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 constexpr std::int64_t kMostInputs = std::int64_t{1} << 30;
 
-nn::Shape batched(const RandomInput& input) {
-  std::vector<std::int64_t> dims = {input.batch};
-  dims.insert(dims.end(), input.sample.begin(), input.sample.end());
-  return nn::Shape(dims);
-}
-
 class RandomWorker final : public InferWorker {
  public:
-  RandomWorker(const InferConfig& config, const InferModel& model, const RandomInput& input, nn::Backend& backend)
+  /// `batch`: inputs of a job. `device`: what results call it.
+  RandomWorker(const InferConfig& config, nn::Module& module, const nn::ModelSpec& spec, const RandomInput& input,
+               std::uint64_t batch, std::string device, nn::Backend& backend)
       : config_(config),
-        model_(model),
+        module_(module),
+        spec_(spec),
         input_(input),
+        batch_(batch),
+        device_(std::move(device)),
         backend_(backend),
         tape_(backend),
+        takes_tokens_(dynamic_cast<const nn::LanguageModel*>(&module) != nullptr ||
+                      nn::model_family(spec.name).word_pieces),
         bf16_(config.precision == Precision::kBF16) {
     tape_.set_recording(false);
     if (bf16_) tape_.set_activations(DType::kBF16);
-    if (model.language() == nullptr)
+    if (!takes_tokens_)
       numbers_ = data::make_random(input.sample, static_cast<std::uint64_t>(input.batch) * input.count,
                                    data::kRandomClasses, config.seed.value_or(kDefaultSeed))
                      .train;
@@ -41,33 +43,39 @@ class RandomWorker final : public InferWorker {
 
   void run(std::uint64_t job, const Put& put, Tally& tally) override {
     const auto start = Clock::now();
-    const nn::Tensor y = model_.module->forward(tape_, tape_.input(make(job))).value();
+    const std::uint64_t first = job * batch_, count = std::min(batch_, input_.count - first);
+    const nn::Tensor y = module_.forward(tape_, tape_.input(make(first, count))).value();
     // Whoever measures wants it to be there.
     result_.resize(y.bytes());
     backend_.download(y, result_);
+    std::vector<std::int64_t> dims(y.shape().dims().begin(), y.shape().dims().end());
     tape_.reset();
     const double ms = 1e3 * seconds_between(start, Clock::now());
-    tally.result_ms.push_back(ms);
-    ++tally.results;
-    put(text_of(y.shape(), ms));
+    dims[0] = input_.batch;  // of each input
+    for (std::uint64_t i = 0; i < count; ++i) {
+      tally.result_ms.push_back(ms);
+      ++tally.results;
+      if (!put(text_of(dims, ms))) return;
+    }
   }
 
  private:
-  std::string text_of(const nn::Shape& shape, double ms) const {
-    const std::string device = to_string(backend_.device());
-    if (!config_.json) return fmt::format("{}, {}\n", to_string(shape), device);
-    const std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
-    return JsonObject{{"event", "tensor"}, {"shape", dims}, {"device", device}, {"latency_ms", ms}}.text() + "\n";
+  std::string text_of(const std::vector<std::int64_t>& dims, double ms) const {
+    if (!config_.json) return fmt::format("{}, {}\n", to_string(nn::Shape(dims)), device_);
+    return JsonObject{{"event", "tensor"}, {"shape", dims}, {"device", device_}, {"latency_ms", ms}}.text() + "\n";
   }
 
-  nn::Tensor make(std::uint64_t job) {
-    const nn::Shape shape = batched(input_);
-    if (model_.language() != nullptr || model_.reads_texts()) return make_tokens(job, shape);
+  // Inputs first, first + 1, …, as one.
+  nn::Tensor make(std::uint64_t first, std::uint64_t count) {
+    std::vector<std::int64_t> dims = {input_.batch * static_cast<std::int64_t>(count)};
+    dims.insert(dims.end(), input_.sample.begin(), input_.sample.end());
+    const nn::Shape shape(dims);
+    if (takes_tokens_) return make_tokens(first, count, shape);
     values_.resize(static_cast<std::size_t>(shape.count()));
     const std::size_t sample = numbers_->sample_elements();
     std::int32_t label = 0;
-    for (std::int64_t n = 0; n < input_.batch; ++n)
-      numbers_->read(job * static_cast<std::uint64_t>(input_.batch) + static_cast<std::uint64_t>(n),
+    for (std::int64_t n = 0; n < dims[0]; ++n)
+      numbers_->read(first * static_cast<std::uint64_t>(input_.batch) + static_cast<std::uint64_t>(n),
                      std::span(values_).subspan(static_cast<std::size_t>(n) * sample, sample), label);
     nn::Tensor x = backend_.empty(shape);
     backend_.upload(std::as_bytes(std::span(values_)), x);
@@ -77,22 +85,28 @@ class RandomWorker final : public InferWorker {
     return rounded;
   }
 
-  nn::Tensor make_tokens(std::uint64_t job, const nn::Shape& shape) {
-    SplitMix64 random(mix64(config_.seed.value_or(kDefaultSeed), job));
-    tokens_.resize(static_cast<std::size_t>(shape.count()));
-    const std::int64_t vocabulary = model_.spec.vocabulary > 0 ? model_.spec.vocabulary : model_.spec.classes;
-    for (auto& token : tokens_) token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocabulary)));
+  nn::Tensor make_tokens(std::uint64_t first, std::uint64_t count, const nn::Shape& shape) {
+    const std::int64_t vocabulary = spec_.vocabulary > 0 ? spec_.vocabulary : spec_.classes;
+    tokens_.clear();
+    for (std::uint64_t i = first; i < first + count; ++i) {
+      SplitMix64 random(mix64(config_.seed.value_or(kDefaultSeed), i));
+      for (std::int64_t n = 0; n < input_.batch * input_.sample[0]; ++n)
+        tokens_.push_back(static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocabulary))));
+    }
     nn::Tensor x = backend_.empty(shape, DType::kI32);
     backend_.upload(std::as_bytes(std::span(tokens_)), x);
     return x;
   }
 
   const InferConfig& config_;
-  const InferModel& model_;
+  nn::Module& module_;
+  const nn::ModelSpec& spec_;
   const RandomInput input_;
+  const std::uint64_t batch_;
+  const std::string device_;
   nn::Backend& backend_;
   nn::Tape tape_;
-  bool bf16_;
+  bool takes_tokens_, bf16_;
   std::shared_ptr<const data::Dataset> numbers_;
   std::vector<float> values_;
   std::vector<std::int32_t> tokens_;
@@ -133,7 +147,18 @@ RandomInput parse_random_input(const std::string& text) {
   return input;
 }
 
-InferTask random_task(const InferConfig& config, const InferModel& model, const RandomInput& input) {
+std::uint64_t inputs_together(const InferConfig& config, const RandomInput& input) {
+  const std::uint64_t batch = std::min(static_cast<std::uint64_t>(config.batch.value_or(1)), input.count);
+  std::int64_t elements = input.batch * static_cast<std::int64_t>(batch);  // both are at most 2^30
+  for (const std::int64_t dim : input.sample)
+    if (__builtin_mul_overflow(elements, dim, &elements) || elements > kMostElements)
+      throw UsageError(fmt::format("--input {} with --batch {}: more than 2^30 numbers together", config.input, batch),
+                       "give a smaller --batch");
+  return batch;
+}
+
+InferTask random_task(const InferConfig& config, const InferModel& model, const InferDevices& devices,
+                      const RandomInput& input) {
   const bool language = model.language() != nullptr || model.reads_texts();
   if (language && input.sample.size() != 1)
     throw UsageError(fmt::format("--input {} for {}, which takes tokens", config.input, model.spec.name), kHelp);
@@ -141,11 +166,14 @@ InferTask random_task(const InferConfig& config, const InferModel& model, const 
     if (const auto positions = nn::most_tokens(model.spec); positions && input.sample[0] > *positions)
       throw UsageError(fmt::format("--input {} for a model of {} positions", config.input, *positions),
                        "give fewer tokens");
+  const std::uint64_t batch = inputs_together(config, input);
   return {.kind = InferReport::Kind::kTensors,
-          .jobs = input.count,
+          .jobs = (input.count + batch - 1) / batch,
           .doing = "computing",
-          .make_worker = [&config, &model, input](nn::Backend& backend) {
-            return std::make_unique<RandomWorker>(config, model, input, backend);
+          .batch = static_cast<std::int64_t>(batch),
+          .make_worker = [&config, &model, &devices, input, batch](nn::Backend& stream, std::size_t device) {
+            return std::make_unique<RandomWorker>(config, *model.modules[device], model.spec, input, batch,
+                                                  devices.name(device), stream);
           }};
 }
 

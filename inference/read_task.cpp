@@ -33,9 +33,14 @@ struct SharedReads {
 
 class ReadWorker final : public InferWorker {
  public:
-  ReadWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const SharedReads> shared,
-             nn::Backend& backend)
-      : config_(config), model_(model), shared_(std::move(shared)), backend_(backend), tape_(backend) {
+  ReadWorker(const InferConfig& config, nn::Module& module, std::int64_t classes,
+             std::shared_ptr<const SharedReads> shared, nn::Backend& backend)
+      : config_(config),
+        module_(module),
+        classes_(static_cast<std::size_t>(classes)),
+        shared_(std::move(shared)),
+        backend_(backend),
+        tape_(backend) {
     tape_.set_recording(false);
     tape_.set_activations(dtype_of(config.precision));
   }
@@ -71,7 +76,7 @@ class ReadWorker final : public InferWorker {
     nn::Vars inputs = {input(tokens_, {1, length}), input(types_, {1, length}), input(lengths, {1})};
     if (shared_->masked)
       inputs = {inputs[0], inputs[1], inputs[2], input(positions_, {1, static_cast<std::int64_t>(positions_.size())})};
-    nn::Tensor y = model_.module->forward_all(tape_, inputs)[0].value();
+    nn::Tensor y = module_.forward_all(tape_, inputs)[0].value();
     if (y.dtype() != DType::kF32) {
       const nn::Tensor narrow = y;
       y = backend_.empty(narrow.shape());
@@ -83,8 +88,7 @@ class ReadWorker final : public InferWorker {
   }
 
   std::span<const Ranked> ranked(std::size_t row) {
-    const auto width = static_cast<std::size_t>(model_.spec.classes);
-    auto logits = std::span<const float>(logits_).subspan(row * width, width);
+    auto logits = std::span<const float>(logits_).subspan(row * classes_, classes_);
     // Models may have places for more tokens than there are.
     if (shared_->masked) logits = logits.first(static_cast<std::size_t>(shared_->pieces->size()));
     return ranking_.of(logits, shared_->top);
@@ -134,7 +138,8 @@ class ReadWorker final : public InferWorker {
   }
 
   const InferConfig& config_;
-  const InferModel& model_;
+  nn::Module& module_;
+  std::size_t classes_;  // columns of its logits
   std::shared_ptr<const SharedReads> shared_;
   nn::Backend& backend_;
   nn::Tape tape_;
@@ -214,8 +219,8 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   return {.kind = InferReport::Kind::kReadTexts,
           .jobs = shared->texts.size(),
           .doing = "reading",
-          .make_worker = [&config, &model, shared](nn::Backend& backend) {
-            return std::make_unique<ReadWorker>(config, model, shared, backend);
+          .make_worker = [&config, &model, shared](nn::Backend& stream, std::size_t device) {
+            return std::make_unique<ReadWorker>(config, *model.modules[device], model.spec.classes, shared, stream);
           }};
 }
 

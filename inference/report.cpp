@@ -57,8 +57,10 @@ std::string text_of(InferReport report) {
   Tally& tally = report.tally;
   const char* const unit = name_of(report.kind);
   const auto plural = [](auto count) { return count == 1 ? "" : "s"; };
-  std::string text = fmt::format("{} {}{} in {:.2f} s on {}, {} stream{}: ", tally.results, unit, plural(tally.results),
-                                 report.wall_s, to_string(report.device), report.streams, plural(report.streams));
+  const std::string batch = report.batch > 1 ? fmt::format(", batches of {}", report.batch) : "";
+  std::string text =
+      fmt::format("{} {}{} in {:.2f} s on {}, {} stream{}{}: ", tally.results, unit, plural(tally.results),
+                  report.wall_s, report.device, report.streams, plural(report.streams), batch);
   if (report.kind == InferReport::Kind::kTexts)
     text +=
         fmt::format("{} tokens, {:.1f} tokens/s, first {}, others {}", tally.tokens, rate(tally.tokens, report.wall_s),
@@ -73,8 +75,9 @@ std::string text_of(InferReport report) {
 std::string json_of(InferReport report) {
   Tally& tally = report.tally;
   JsonObject json = {{"event", "report"},
-                     {"device", to_string(report.device)},
+                     {"device", report.device},
                      {"streams", report.streams},
+                     {"batch", report.batch},
                      {"wall_s", report.wall_s},
                      {"results", tally.results},
                      {"corrupt", tally.corrupt},

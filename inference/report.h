@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/device.h"
-
 namespace lockstep::inference {
 
 /// What one stream, or all of them together, have done.
@@ -27,16 +25,17 @@ double percentile(std::vector<double>& values, double percent);
 struct InferReport {
   enum class Kind { kImages, kTexts, kTensors, kReadTexts };
   Kind kind = Kind::kImages;
-  Device device;
+  std::string device;  // or several: "cuda:0,1"
   int streams = 1;
-  double wall_s = 0;  // of measured work alone, without loading
+  std::int64_t batch = 1;  // inputs of a forward pass
+  double wall_s = 0;       // of measured work alone, without loading
   Tally tally;
 };
 
 /// For people, without a newline: "8 images in 0.31 s on cpu, 2 streams: 25.8 images/s, latency p50 76.1 ms  p90 …".
 std::string text_of(InferReport report);
-/// One JSON object: event "report", streams, wall_s, results, corrupt, results_per_s, latency_ms {p50, p90, p99}; of
-/// texts also tokens, tokens_per_s, first_token_ms and token_ms.
+/// One JSON object: event "report", device, streams, batch, wall_s, results, corrupt, results_per_s, latency_ms {p50,
+/// p90, p99}; of texts also tokens, tokens_per_s, first_token_ms and token_ms.
 std::string json_of(InferReport report);
 
 }  // namespace lockstep::inference

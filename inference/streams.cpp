@@ -1,5 +1,6 @@
 #include "inference/streams.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <latch>
@@ -39,14 +40,13 @@ void print(std::string_view text) {
 
 class Streams {
  public:
-  Streams(nn::Backend& backend, const StreamsOptions& options,
-          const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker)
-      : backend_(backend),
+  Streams(std::span<nn::Backend* const> devices, const StreamsOptions& options, const MakeWorker& make_worker)
+      : devices_(devices),
         options_(options),
         make_worker_(make_worker),
         queue_(options.jobs, kWaitingPerStream * static_cast<std::uint64_t>(options.streams)),
         ready_(options.streams),
-        places_(places_of(backend, options.streams)),
+        places_(places_of(*devices.front(), options.streams)),
         tallies_(static_cast<std::size_t>(options.streams)) {
     threads_.reserve(tallies_.size());
   }
@@ -79,8 +79,9 @@ class Streams {
     try {
       if (places_[i].any()) devices::set_allowed_cpus(places_[i]);
       constexpr int kThreads = 1;
-      const auto backend = backend_.make_stream(kThreads);
-      const auto worker = make_worker_(*backend);
+      const std::size_t device = device_of_stream(static_cast<int>(i), options_.streams, devices_.size());
+      const auto backend = devices_[device]->make_stream(kThreads);
+      const auto worker = make_worker_(*backend, device);
       Tally unseen;
       for (std::int64_t run = 0; run < options_.warmup && stop_signal() == 0; ++run)
         worker->run(
@@ -114,9 +115,9 @@ class Streams {
     threads_.clear();
   }
 
-  nn::Backend& backend_;
+  const std::span<nn::Backend* const> devices_;
   const StreamsOptions& options_;
-  const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker_;
+  const MakeWorker& make_worker_;
   OrderedQueue queue_;
   std::latch ready_, start_{1};
   bool started_ = false;
@@ -127,10 +128,15 @@ class Streams {
 
 }  // namespace
 
-StreamsResult run_streams(nn::Backend& backend, const StreamsOptions& options,
-                          const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker) {
-  LOCKSTEP_ASSERT(options.streams >= 1);
-  return Streams(backend, options, make_worker).run();
+StreamsResult run_streams(std::span<nn::Backend* const> devices, const StreamsOptions& options,
+                          const MakeWorker& make_worker) {
+  LOCKSTEP_ASSERT(options.streams >= 1 && !devices.empty());
+  return Streams(devices, options, make_worker).run();
+}
+
+std::size_t device_of_stream(int stream, int streams, std::size_t devices) {
+  const std::size_t used = std::min(devices, static_cast<std::size_t>(streams));
+  return static_cast<std::size_t>(stream) * used / static_cast<std::size_t>(streams);
 }
 
 }  // namespace lockstep::inference

@@ -140,8 +140,8 @@ InferTask text_task(const InferConfig& config, const InferModel& model) {
   return {.kind = InferReport::Kind::kTexts,
           .jobs = shared->prompts.size() * shared->samples,
           .doing = "generating",
-          .make_worker = [&config, &model, shared](nn::Backend& backend) {
-            return std::make_unique<TextWorker>(config, *model.language(), shared, backend);
+          .make_worker = [&config, &model, shared](nn::Backend& stream, std::size_t device) {
+            return std::make_unique<TextWorker>(config, *model.language(device), shared, stream);
           }};
 }
 

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "data/file_list.h"
 #include "inference/config.h"
 #include "inference/model.h"
 #include "inference/streams.h"
@@ -17,14 +20,28 @@ struct InferTask {
   InferReport::Kind kind = InferReport::Kind::kImages;
   std::uint64_t jobs = 0;
   const char* doing = "";  // "classifying"
+  std::int64_t batch = 1;  // inputs of a job, but for the last one
   /// What it returns shares what it needs; model and configuration must outlive the workers.
-  std::function<std::unique_ptr<InferWorker>(nn::Backend&)> make_worker;
+  MakeWorker make_worker;
 };
 
-/// Files of images, or all in a directory: a line each with the likeliest classes. A corrupt one is named in a warning
-/// and counted. Throws UsageError for models that take no images and for flags of other kinds, IoError where there are
-/// none.
-InferTask image_task(const InferConfig& config, const InferModel& model);
+/// Files of images, named one by one, or all of a directory.
+class ImageFiles {
+ public:
+  /// `input` is as --input has it. Throws IoError where there are none, and UsageError for a directory among files.
+  explicit ImageFiles(const std::string& input);
+  std::uint64_t size() const { return list_ != nullptr ? list_->size() : files_.size(); }
+  std::string path(std::uint64_t i) const { return list_ != nullptr ? list_->path(i) : files_[i]; }
+
+ private:
+  std::vector<std::string> files_;
+  std::unique_ptr<const data::FileList> list_;
+};
+
+/// A line for each image with the likeliest classes; config.batch of them are computed together. A corrupt one is named
+/// in a warning and counted. `files`: nullptr: config.input's. Throws UsageError for models that take no images and for
+/// flags of other kinds, and as ImageFiles does.
+InferTask image_task(const InferConfig& config, const InferModel& model, std::shared_ptr<const ImageFiles> files);
 
 /// A prompt, or several: each is printed and continued. Throws UsageError for models that know no tokens and for
 /// flags of other kinds, IoError for files, and for text that the vocabulary does not have.
@@ -35,7 +52,7 @@ InferTask text_task(const InferConfig& config, const InferModel& model);
 InferTask read_task(const InferConfig& config, const InferModel& model);
 
 /// random:SHAPE[,LEN], in PyTorch's order (N, C, H, W), (N, F) or, of tokens, (N, T): prints the result's size and its
-/// device.
+/// device for each; config.batch of them are computed together.
 struct RandomInput {
   std::int64_t batch = 0;
   std::vector<std::int64_t> sample;  // as models take it: {H, W, C}, {F} or {T}
@@ -43,6 +60,10 @@ struct RandomInput {
 };
 /// Throws UsageError.
 RandomInput parse_random_input(const std::string& text);
-InferTask random_task(const InferConfig& config, const InferModel& model, const RandomInput& input);
+/// How many of them are computed together, at most config.batch. Throws UsageError where that is too much to count.
+std::uint64_t inputs_together(const InferConfig& config, const RandomInput& input);
+/// `devices` must outlive the workers too.
+InferTask random_task(const InferConfig& config, const InferModel& model, const InferDevices& devices,
+                      const RandomInput& input);
 
 }  // namespace lockstep::inference

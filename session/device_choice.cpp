@@ -24,6 +24,7 @@ struct Refusal {
 /// What one rank gets: a GPU, or why it cannot have one.
 struct Place {
   int gpu = -1;
+  std::vector<int> all;  // of one that computes on several
   std::optional<Refusal> refusal;
 };
 
@@ -46,7 +47,9 @@ class Plan {
     const auto& request = requests_[at(rank)];
     if (request.kind == Kind::kCpu) {
       check_listed(rank);
-      return {};
+      DeviceChoice choice;
+      if (view(rank).all && !request.indices.empty()) choice.devices = request.indices;
+      return choice;
     }
     if (request.kind == Kind::kAuto)
       if (const auto reason = lowest_refused(Kind::kAuto)) return on_the_cpu(*reason);
@@ -55,13 +58,18 @@ class Plan {
       const std::string flag = place.refusal->by_flag ? fmt::format("--device {}: ", view(rank).device) : "";
       throw DeviceError(flag + place.refusal->what, place.refusal->remedy);
     }
-    return {.device = {DeviceKind::kCuda, place.gpu}, .gpu = gpu_of(rank), .why_cpu = {}, .tell = false};
+    return {.device = {DeviceKind::kCuda, place.gpu},
+            .gpu = gpu_of(rank),
+            .devices = view(rank).all ? place.all : std::vector<int>{place.gpu},
+            .why_cpu = {},
+            .tell = false};
   }
 
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   const RankView& view(int rank) const { return ranks_[at(rank)]; }
   const SeenGpu& gpu_of(int rank) const { return view(rank).sight.gpus[at(places_[at(rank)].gpu)]; }
+  bool is_alone(const Ranks& members) const { return members.size() == 1 && view(members.front()).all; }
 
   /// CPU devices are as many as are named.
   void check_listed(int rank) const {
@@ -132,7 +140,8 @@ class Plan {
       device.prohibited = gpu.prohibited;
       visible.push_back(device);
     }
-    auto offered = devices::most_free(visible, static_cast<int>(members.size()));
+    auto offered =
+        is_alone(members) ? devices::emptiest(visible) : devices::most_free(visible, static_cast<int>(members.size()));
     if (offered.empty())
       refuse(members,
              {"every GPU is 'prohibited': their compute mode takes no processes", set_mode_text(sight.gpus.front())});
@@ -159,11 +168,13 @@ class Plan {
     }
     for (std::size_t i = 0; i < members.size(); ++i) {
       const int rank = members[i];
-      places_[at(rank)].gpu = offered[i % offered.size()];
-      if (gpu_of(rank).prohibited)
-        refuse({rank}, {fmt::format("{} is 'prohibited': its compute mode takes no processes",
-                                    to_string(gpu_of(rank), places_[at(rank)].gpu)),
-                        set_mode_text(gpu_of(rank))});
+      Place& place = places_[at(rank)];
+      place.gpu = offered[i % offered.size()];
+      place.all = is_alone(members) ? offered : std::vector<int>{place.gpu};
+      for (const int index : place.all)
+        if (const SeenGpu& gpu = view(rank).sight.gpus[at(index)]; gpu.prohibited)
+          refuse({rank}, {fmt::format("{} is 'prohibited': its compute mode takes no processes", to_string(gpu, index)),
+                          set_mode_text(gpu)});
     }
   }
 

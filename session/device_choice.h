@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/device.h"
 #include "session/device_view.h"
@@ -12,7 +13,9 @@ namespace lockstep::session {
 
 struct DeviceChoice {
   Device device;
-  SeenGpu gpu;          // that device, if it is one
+  SeenGpu gpu;  // that device, if it is one
+  std::vector<int> devices = {
+      0};               // numbers of all that the rank computes on; the first is `device`, on the CPU its own
   std::string why_cpu;  // where `auto` came to the CPU
   bool tell = false;    // GPUs are there, and people may wonder
 };
@@ -24,6 +27,9 @@ struct DeviceChoice {
 /// ranks: of `cuda` the first one GPU 0, of `cuda:0,3` the second one GPU 3, of `cuda:free` the first one the GPU that
 /// it sees with most free memory. So where a launcher shows each rank a GPU of its own, each takes its index 0. `auto`
 /// is `cuda` if that gives every rank that asks for it a GPU, and else the CPU for all of them.
+///
+/// A rank that computes on several devices (RankView::all; it is the only one) takes all that it asks for: of `cuda`
+/// all GPUs that it sees, of `cuda:free` the emptiest (devices::emptiest), the one with most free memory first.
 ///
 /// Throws DeviceError where there is no such device or it takes no (more) processes, where there are more ranks than
 /// devices, and where several ranks would compute on one GPU without `share`.

@@ -1,10 +1,8 @@
 #include "session/device_request.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -69,13 +67,12 @@ void check_cpu_numbers(const std::string& device, const DeviceRequest& request) 
                    "CPU devices are numbered from 0: write cpu, or cpu:0,1 for two of them");
 }
 
-std::vector<int> devices_of(const std::string& text, Device first) {
-  const DeviceRequest request = parse_device(text);
-  if (!request.indices.empty()) return request.indices;
-  if (first.kind == DeviceKind::kCpu) return {0};
-  std::vector<int> all(static_cast<std::size_t>(probe_cuda().devices));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+void check_named_once(const std::string& device, const DeviceRequest& request, const std::string& remedy) {
+  for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
+    if (std::find(request.indices.begin(), at, *at) != at)
+      throw UsageError(fmt::format("--device {} names {} {} twice", device,
+                                   request.kind == DeviceRequest::Kind::kCpu ? "CPU device" : "GPU", *at),
+                       remedy);
 }
 
 }  // namespace lockstep::session

@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/device.h"
-
 namespace lockstep::session {
 
 struct DeviceRequest {
@@ -28,8 +26,7 @@ DeviceRequest parse_device(const std::string& text);
 /// `device` is what `request` was read from.
 void check_cpu_numbers(const std::string& device, const DeviceRequest& request);
 
-/// The devices that `text` names for one process that computes on several, `first` being the one that was chosen for
-/// it: those of a list, all GPUs, or one CPU device.
-std::vector<int> devices_of(const std::string& text, Device first);
+/// Throws UsageError with `remedy` where the list of devices has one twice.
+void check_named_once(const std::string& device, const DeviceRequest& request, const std::string& remedy);
 
 }  // namespace lockstep::session

@@ -104,6 +104,7 @@ std::string encode(const RankView& view) {
                      {"local_rank", view.local_rank},
                      {"device", view.device},
                      {"share", view.share},
+                     {"all", view.all},
                      {"gpus", std::move(gpus)},
                      {"problem", view.sight.problem},
                      {"remedy", view.sight.remedy},
@@ -120,6 +121,7 @@ RankView decode_view(const std::string& text) {
   view.local_rank = json.at("local_rank");
   view.device = json.at("device");
   view.share = json.at("share");
+  view.all = json.at("all");
   for (const auto& gpu : json.at("gpus")) view.sight.gpus.push_back(gpu_of(gpu));
   view.sight.problem = json.at("problem");
   view.sight.remedy = json.at("remedy");

@@ -42,13 +42,14 @@ struct GpuSight {
 GpuSight see_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLookup& lookup,
                   const std::string& machine);
 
-/// One rank: where it is, what it asks for (--device, --share-devices) and sees.
+/// One rank: where it is, what it asks for (--device, --share-devices, --parallel dp) and sees.
 struct RankView {
   std::string machine;  // the same for all processes under one kernel, in containers too
   std::string host;     // for people
   int local_rank = 0;   // orders the ranks of a machine
   std::string device = "auto";
   bool share = false;
+  bool all = false;  // it computes on all devices that it asks for
   GpuSight sight;
   friend bool operator==(const RankView&, const RankView&) = default;
 };

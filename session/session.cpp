@@ -56,6 +56,7 @@ RankView view_of(const SessionOptions& options, const Session& session) {
                 .local_rank = session.world.local_rank,
                 .device = options.device,
                 .share = options.share_devices,
+                .all = options.all_devices,
                 .sight = {}};
   if (parse_device(options.device).kind != DeviceRequest::Kind::kCpu)
     view.sight = see_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);
@@ -175,9 +176,10 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
   Session session = connect(group, checks.before);
   const DeviceChoice choice = choose_together(options, checks, session);
   session.device = choice.device;
+  session.devices = choice.devices;
   bind(session, devices::locality_of(choice.gpu.bus_id));
   if (options.all_devices && choice.device.kind == DeviceKind::kCpu)
-    session.threads = std::max(1, session.threads / static_cast<int>(devices_of(options.device, choice.device).size()));
+    session.threads = std::max(1, session.threads / static_cast<int>(choice.devices.size()));
   if (options.threads > 0) session.threads = options.threads;
   open_device(options, choice, session);
   log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding,

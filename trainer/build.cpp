@@ -202,12 +202,10 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
 }
 
 void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {
-  nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
+  nn::LoadOptions options = {
+      .strict = !config.non_strict, .keep_prefix = config.keep_prefix, .match_other_names = true};
   if (config.reset_head) leave_head_out(config, model, options);
-  const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
-  if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, nn::few_of(report.missing));
-  if (!report.unexpected.empty())
-    log_info("{} also has {}: they are not used", config.weights, nn::few_of(report.unexpected));
+  checkpoint::log_report(nn::load_state(model, tensors, config.weights, options), config.weights, "start anew");
 }
 
 void freeze(nn::Module& model, const std::string& patterns) {

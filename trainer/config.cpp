@@ -26,17 +26,14 @@ void require(bool ok, const std::string& what, const std::string& remedy) {
 
 void validate_device(const TrainConfig& config) {
   const DeviceRequest request = session::parse_device(config.device);
-  for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
-    require(config.share_devices || std::find(request.indices.begin(), at, *at) == at,
-            fmt::format("--device {} names {} {} twice", config.device,
-                        request.kind == DeviceRequest::Kind::kCpu ? "CPU device" : "GPU", *at),
-            config.parallel == Parallel::kDp
-                ? "name each device once"
-                : "name each one once, or add --share-devices: a device alternates between its ranks");
+  if (!config.share_devices)
+    session::check_named_once(
+        config.device, request,
+        config.parallel == Parallel::kDp
+            ? "name each device once"
+            : "name each one once, or add --share-devices: a device alternates between its ranks");
   session::check_cpu_numbers(config.device, request);
   if (config.parallel == Parallel::kDp) {
-    require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
-            "name the GPUs: --device cuda:0,1");
     require(!config.share_devices, "--share-devices with --parallel dp, which has one rank", "leave it out");
     require(!config.sync_batchnorm,
             "--sync-batchnorm with --parallel dp, where each device normalises its own piece of the batch",

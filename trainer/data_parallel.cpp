@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
-#include "session/device_request.h"
 #include "session/opening.h"
 
 namespace lockstep::trainer {
@@ -17,7 +16,8 @@ nn::CudaOptions gpu_options(const TrainConfig& config) {
   return session::cuda_options(options, 0);
 }
 
-parallel::Devices devices_of(const TrainConfig& config, session::Session& session, const std::vector<int>& ids) {
+parallel::Devices devices_of(const TrainConfig& config, session::Session& session) {
+  const std::vector<int>& ids = session.devices;
   const int threads = session.threads;
   auto devices = session.device.kind == DeviceKind::kCpu
                      ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
@@ -36,9 +36,7 @@ void check_alone(const TrainConfig& config) {
 }
 
 DataParallelModel::DataParallelModel(const TrainConfig& config, session::Session& session, nn::Module& module)
-    : first_(*session.backend),
-      devices_(devices_of(config, session, session::devices_of(config.device, session.device))),
-      module_(module, devices_, session::devices_of(config.device, session.device)) {}
+    : first_(*session.backend), devices_(devices_of(config, session)), module_(module, devices_, session.devices) {}
 
 std::string DataParallelModel::describe() const {
   std::vector<std::string> names;

@@ -48,7 +48,8 @@ Applies to_checkpoints(const std::string& directory) {
 namespace {
 
 void add_weight_file(OptionTable& table, TrainConfig& config) {
-  checkpoint::add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix}, "file to start from");
+  checkpoint::add_weight_file(table, {config.weights, config.weights_key, config.non_strict, config.keep_prefix},
+                              "file to start from");
 }
 
 /// --save, and what is trained of the weights.

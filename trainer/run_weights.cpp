@@ -45,7 +45,7 @@ RunWeights apply_weights(TrainConfig& config) {
   if (config.weights.empty()) return {};
   RunWeights weights{.tensors = {}, .metadata = checkpoint::read_model_metadata(config.weights)};
   if (weights.metadata) checkpoint::apply_metadata(config.model, *weights.metadata, config.weights);
-  weights.tensors = nn::read_weights(config.weights);
+  weights.tensors = nn::read_weights(config.weights, {.key = config.weights_key});
   checkpoint::check_not_empty(weights.tensors, config.weights);
   const nn::ModelSpec spec = weights.metadata
                                  ? weights.metadata->spec

@@ -20,7 +20,6 @@
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
-#include "session/device_request.h"
 #include "trainer/build.h"
 #include "trainer/data_parallel.h"
 #include "trainer/memory_estimate.h"
@@ -58,7 +57,7 @@ class Run {
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
                                 {.samples = samples_at_once(),
-                                 .devices = several ? session::devices_of(config_.device, session.device).size() : 1,
+                                 .devices = several ? session.devices.size() : 1,
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
 #include "lockstep/nn/models/models.h"
+#include "nn/io/other_names.h"
 
 namespace lockstep::nn {
 namespace {
@@ -118,9 +120,6 @@ std::string first_of(const std::vector<std::string>& faults) {
   return fmt::format("{} and {} more", fmt::join(std::span(faults).first(kNamed), ", "), faults.size() - kNamed);
 }
 
-bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16; }
-bool converts(DType from, DType to) { return from == to || (to == DType::kF32 && is_float(from)); }
-
 HostTensor as_type(const HostTensor& tensor, DType dtype) {
   if (tensor.dtype == dtype) return tensor;
   const std::size_t count = tensor.bytes.size() / size_of(tensor.dtype);
@@ -154,9 +153,13 @@ struct Slots {
   std::vector<std::string> names;  // in registration order
   std::vector<Slot> slots;
 
+  std::size_t place_of(const std::string& name) const {
+    return static_cast<std::size_t>(std::ranges::find(names, name) - names.begin());
+  }
+  // nullptr: there is none.
   Slot* find(const std::string& name) {
-    const auto at = std::ranges::find(names, name);
-    return at == names.end() ? nullptr : &slots[static_cast<std::size_t>(at - names.begin())];
+    const std::size_t at = place_of(name);
+    return at == names.size() ? nullptr : &slots[at];
   }
 };
 
@@ -174,13 +177,30 @@ Slots slots_of(const Module& module) {
 // What the file has, given to the slots; what does not fit, by kind.
 class Assignment {
  public:
-  Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {
+  // `names`: of `tensors`, as the model may know them.
+  Assignment(Slots slots, const std::vector<HostTensor>& tensors, const std::vector<std::string>& names,
+             const LoadOptions& options)
+      : slots_(std::move(slots)), options_(&options) {
     for (const auto* family : model_families())
       if (const FileNames& known = family->file_names; !known.known_by.empty() && has(known.known_by)) known_ = &known;
+    for (std::size_t i = 0; i < tensors.size(); ++i) give(names[i], tensors[i]);
+    finish();
   }
 
+  std::vector<std::string> faults() const {
+    std::vector<std::string> all;
+    if (options_->strict && !missed_.empty()) all.push_back("missing " + few_of(missed_));
+    if (options_->strict && !report_.unexpected.empty()) all.push_back("unexpected " + few_of(report_.unexpected));
+    if (!misshapen_.empty()) all.push_back(first_of(misshapen_));
+    return all;
+  }
+  bool shapes_fit() const { return misshapen_.empty(); }
+  const LoadReport& report() const { return report_; }
+  const Slots& slots() const { return slots_; }
+
+ private:
   void give(const std::string& name, const HostTensor& tensor) {
-    if (starts_with_one_of(name, options_.without)) return;
+    if (starts_with_one_of(name, options_->without)) return;
     if (Slot* const slot = slots_.find(name)) {
       fill(*slot, name, tensor);
       return;
@@ -196,7 +216,6 @@ class Assignment {
     report_.unexpected.push_back(name);
   }
 
-  // Call it once, after all that there is has been given.
   void finish() {
     for (const auto& [copy, tensor] : copies_) {
       Slot& slot = *slots_.find(copy.second);
@@ -207,24 +226,14 @@ class Assignment {
     }
     for (std::size_t i = 0; i < slots_.names.size(); ++i) {
       const std::string& name = slots_.names[i];
-      if (slots_.slots[i].given != nullptr || starts_with_one_of(name, options_.without) || may_be_missing(name))
+      if (slots_.slots[i].given != nullptr || starts_with_one_of(name, options_->without) || may_be_missing(name))
         continue;
       report_.missing.push_back(name);
-      if (!starts_with_one_of(name, options_.may_lack)) missed_.push_back(name);
+      if (!starts_with_one_of(name, options_->may_lack)) missed_.push_back(name);
     }
   }
 
-  std::vector<std::string> faults() const {
-    std::vector<std::string> all;
-    if (options_.strict && !missed_.empty()) all.push_back("missing " + few_of(missed_));
-    if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + few_of(report_.unexpected));
-    if (!misshapen_.empty()) all.push_back(first_of(misshapen_));
-    return all;
-  }
-  const LoadReport& report() const { return report_; }
-
- private:
-  bool has(const std::string& name) const { return slots_.find(name) != nullptr; }
+  bool has(const std::string& name) { return slots_.find(name) != nullptr; }
 
   void fill(Slot& slot, const std::string& name, const HostTensor& tensor) {
     const Tensor& value = *slot.target.value;
@@ -240,14 +249,64 @@ class Assignment {
     slot.given = &tensor;
   }
 
-  Slots& slots_;
-  const LoadOptions& options_;
+  Slots slots_;
+  const LoadOptions* options_;
   const FileNames* known_ = nullptr;  // of the model; nullptr: names are what they are
   std::vector<std::pair<FileNames::Renaming, const HostTensor*>> copies_;
   LoadReport report_;
   std::vector<std::string> missed_;  // of those that are missing
   std::vector<std::string> misshapen_;
 };
+
+// Names that are not the model's, and what they are if there is one way to see it.
+struct Other {
+  std::optional<Assignment> assignment;  // without faults
+  std::string prefix, why_not;
+  std::vector<LoadReport::Renamed> renamed;
+};
+
+Other by_shape(const Assignment& failed, const Slots& slots, const std::vector<HostTensor>& tensors,
+               std::vector<std::string> names, const LoadOptions& options) {
+  const auto is_among = [](const std::vector<std::string>& all, const std::string& name) {
+    return std::ranges::find(all, name) != all.end();
+  };
+  if (failed.report().missing.size() != failed.report().unexpected.size()) return {};
+  std::vector<TensorHeader> wanted, given;
+  std::vector<std::size_t> places;  // of `given` in `tensors`
+  for (const std::string& name : failed.report().missing) {
+    const Target& target = slots.slots[slots.place_of(name)].target;
+    wanted.push_back({name, target.value->dtype(), file_shape(*target.value, target.layout), target.value->bytes()});
+  }
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (is_among(failed.report().unexpected, names[i])) {
+      given.push_back({names[i], tensors[i].dtype, tensors[i].shape, tensors[i].bytes.size()});
+      places.push_back(i);
+    }
+  const ShapeMatch match = match_by_shape(wanted, given);
+  Other other{.assignment = {}, .prefix = {}, .why_not = match.why_not, .renamed = {}};
+  if (match.pairs.empty()) return other;
+  for (const auto& [to, from] : match.pairs) {
+    other.renamed.push_back({tensors[places[from]].name, wanted[to].name});
+    names[places[from]] = wanted[to].name;
+  }
+  Assignment assignment(slots, tensors, names, options);
+  if (assignment.faults().empty()) other.assignment.emplace(std::move(assignment));
+  return other;
+}
+
+Other under_other_names(const Assignment& failed, const Slots& slots, const std::vector<HostTensor>& tensors,
+                        const std::vector<std::string>& names, const LoadOptions& options) {
+  for (const auto& shorter : without_common_parts(names)) {
+    Assignment assignment(slots, tensors, shorter, options);
+    const std::string& longest = names.front();
+    if (assignment.faults().empty())
+      return {.assignment = std::move(assignment),
+              .prefix = longest.substr(0, longest.size() - shorter.front().size()),
+              .why_not = {},
+              .renamed = {}};
+  }
+  return failed.shapes_fit() ? by_shape(failed, slots, tensors, names, options) : Other{};
+}
 
 }  // namespace
 
@@ -291,19 +350,31 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
     take_off(slots.names, kWrapper);
     names = plain_names(tensors);
   }
-  Assignment assignment(slots, options);
-  for (std::size_t i = 0; i < tensors.size(); ++i) assignment.give(names[i], tensors[i]);
-  assignment.finish();
-  if (const auto faults = assignment.faults(); !faults.empty())
+  Assignment assignment(slots, tensors, names, options);
+  auto faults = assignment.faults();
+  Other other;
+  if (!faults.empty() && options.strict && options.match_other_names && !options.keep_prefix) {
+    other = under_other_names(assignment, slots, tensors, names, options);
+    if (other.assignment) {
+      assignment = *std::move(other.assignment);
+      faults.clear();
+    } else if (!other.why_not.empty()) {
+      faults.push_back(other.why_not);
+    }
+  }
+  if (!faults.empty())
     throw UsageError(fmt::format("weights {} do not fit the model: {}", source, join(faults, "; ")),
                      options.keep_prefix
                          ? "leave --keep-prefix out, or load them into the model that they were saved from"
                          : "load them into the model that they were saved from");
 
-  for (const Slot& slot : slots.slots)
+  for (const Slot& slot : assignment.slots().slots)
     if (slot.given != nullptr) from_host(as_type(*slot.given, slot.target.value->dtype()), slot.target);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
-  return assignment.report();
+  LoadReport report = assignment.report();
+  report.prefix = std::move(other.prefix);
+  report.renamed = std::move(other.renamed);
+  return report;
 }
 
 TensorHeader StateEntry::header() const {

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "nn/io/state_dicts.h"
 #include "nn/io/torch_writer.h"
 #include "nn/io/unpickler.h"
 
@@ -25,11 +26,6 @@ constexpr std::array<unsigned char, 15> kLegacy = {0x80, 2,    0x8a, 10,   0x6c,
 template <std::size_t kSize>
 bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned char, kSize>& start) {
   return bytes.size() >= kSize && std::memcmp(bytes.data(), start.data(), kSize) == 0;
-}
-
-[[noreturn]] void not_of_pytorch(const std::string& path, const std::string& why) {
-  throw IoError(fmt::format("{} is not a usable PyTorch file: {}", path, why),
-                "load files of tensors alone: torch.save(model.state_dict(), FILE)");
 }
 
 // Copies a tensor's elements out of its storage, last axis fastest; `width` bytes each.
@@ -57,7 +53,7 @@ class Budget {
   Budget(const std::string& path, std::size_t file_bytes) : path_(path), left_(16 * file_bytes + (1 << 20)) {}
   void take(std::size_t bytes) {
     if (bytes > left_)
-      not_of_pytorch(path_, "its tensors share storages so often that they have 16 times the file's bytes");
+      refuse_torch_file(path_, "its tensors share storages so often that they have 16 times the file's bytes");
     left_ -= bytes;
   }
 
@@ -66,21 +62,18 @@ class Budget {
   std::size_t left_;
 };
 
-/// The tensors of the state dict that an unpickled file holds.
+/// The tensors of a state dict.
 class State {
  public:
-  State(const std::string& path, const Unpickled& file, std::size_t file_bytes)
-      : path_(path), budget_(path, file_bytes) {
-    for (const auto& [key, value] : entries(*file.root).items) {
-      const auto* const name = std::get_if<std::string>(&key->is);
-      const auto* const tensor = std::get_if<PickledTensor>(&value->is);
-      if (name == nullptr) not_of_pytorch(path_, "an entry without a name is no tensor");
-      if (tensor == nullptr)
-        not_of_pytorch(path_, fmt::format("'{}' is no tensor but {}", shown_name(*name), kind_of(*value)));
-      if (!tensor->storage->dtype)
-        not_of_pytorch(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown_name(*name),
-                                          tensor->storage->type));
-      entries_.push_back({name, tensor});
+  State(const std::string& path, const StateDict& dict, std::size_t file_bytes)
+      : path_(path), key_(dict.key), budget_(path, file_bytes) {
+    for (const auto& [key, value] : dict.entries->items) {
+      const auto& name = std::get<std::string>(key->is);
+      const auto& tensor = std::get<PickledTensor>(value->is);
+      if (!tensor.storage->dtype)
+        refuse_torch_file(
+            path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown_name(name), tensor.storage->type));
+      entries_.push_back({&name, &tensor});
     }
   }
 
@@ -93,10 +86,10 @@ class State {
 
   /// `bytes_of_storage(storage)` gives all bytes that the file has of it.
   template <class Find>
-  std::vector<HostTensor> tensors(const Find& bytes_of_storage) {
-    std::vector<HostTensor> made;
+  TorchState tensors(const Find& bytes_of_storage) {
+    TorchState made{.key = key_, .tensors = {}};
     for (const auto& [name, tensor] : entries_)
-      made.push_back(read(*name, *tensor, bytes_of_storage(*tensor->storage)));
+      made.tensors.push_back(read(*name, *tensor, bytes_of_storage(*tensor->storage)));
     return made;
   }
 
@@ -106,28 +99,16 @@ class State {
     const PickledTensor* tensor;
   };
 
-  const PickledValue::Dict& entries(const PickledValue& root) const {
-    const auto* const outer = std::get_if<PickledValue::Dict>(&root.is);
-    if (outer == nullptr) not_of_pytorch(path_, fmt::format("it does not hold a dictionary but {}", kind_of(root)));
-    for (const char* within : {"state_dict", "model", "model_state_dict"})
-      for (const auto& [key, value] : outer->items) {
-        const auto* const name = std::get_if<std::string>(&key->is);
-        const auto* const inner = std::get_if<PickledValue::Dict>(&value->is);
-        if (name != nullptr && *name == within && inner != nullptr) return *inner;
-      }
-    return *outer;
-  }
-
   HostTensor read(const std::string& name, const PickledTensor& tensor, std::span<const std::byte> storage) {
     const PickledStorage& kind = *tensor.storage;
     const std::size_t width = kind.element_bytes;
     const auto elements = static_cast<std::uint64_t>(kind.elements);
     if (storage.size() / width < elements)
-      not_of_pytorch(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown_name(name),
-                                        storage.size(), elements));
+      refuse_torch_file(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements",
+                                           shown_name(name), storage.size(), elements));
     if (tensor.shape.size() != tensor.strides.size())
-      not_of_pytorch(path_, fmt::format("'{}' has {} sizes and {} strides", shown_name(name), tensor.shape.size(),
-                                        tensor.strides.size()));
+      refuse_torch_file(path_, fmt::format("'{}' has {} sizes and {} strides", shown_name(name), tensor.shape.size(),
+                                           tensor.strides.size()));
     // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
     std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
     bool empty = false;
@@ -138,11 +119,11 @@ class State {
       if (__builtin_mul_overflow(count, extent, &count) || count > elements ||
           __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[axis]), &reach) ||
           __builtin_add_overflow(last, reach, &last))
-        not_of_pytorch(path_, fmt::format("'{}' is larger than its storage", shown_name(name)));
+        refuse_torch_file(path_, fmt::format("'{}' is larger than its storage", shown_name(name)));
     }
     if (tensor.offset < 0 || (!empty && last >= elements))
-      not_of_pytorch(path_,
-                     fmt::format("'{}' reaches element {} of a storage of {}", shown_name(name), last, elements));
+      refuse_torch_file(path_,
+                        fmt::format("'{}' reaches element {} of a storage of {}", shown_name(name), last, elements));
 
     HostTensor host{name, *kind.dtype, tensor.shape, {}};
     if (empty) return host;
@@ -171,6 +152,7 @@ class State {
   }
 
   const std::string& path_;
+  const std::string key_;
   std::vector<Entry> entries_;
   Budget budget_;
 };
@@ -193,7 +175,7 @@ class ArchiveReader {
       zip_error_init_with_code(&error, code);
       const std::string why = zip_error_strerror(&error);
       zip_error_fini(&error);
-      not_of_pytorch(path_, why);
+      refuse_torch_file(path_, why);
     }
     for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
       const char* const name = zip_get_name(archive_.get(), static_cast<zip_uint64_t>(i), ZIP_FL_ENC_RAW);
@@ -202,11 +184,11 @@ class ArchiveReader {
       const auto slash = text.find('/');
       if (slash != std::string_view::npos && text.substr(slash) == "/data.pkl") folder_ = text.substr(0, slash + 1);
     }
-    if (folder_.empty()) not_of_pytorch(path_, "the archive has no data.pkl");
+    if (folder_.empty()) refuse_torch_file(path_, "the archive has no data.pkl");
     if (has("byteorder")) {
       const auto order = read("byteorder");
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
-        not_of_pytorch(path_, "its numbers are not little-endian");
+        refuse_torch_file(path_, "its numbers are not little-endian");
     }
   }
 
@@ -214,24 +196,24 @@ class ArchiveReader {
 
   std::vector<std::byte> read(const std::string& name) const {
     const zip_int64_t index = find(folder_ + name);
-    if (index < 0) not_of_pytorch(path_, fmt::format("the archive has no {}{}", folder_, name));
+    if (index < 0) refuse_torch_file(path_, fmt::format("the archive has no {}{}", folder_, name));
     zip_stat_t status;
     zip_stat_init(&status);
     constexpr zip_uint64_t kNeeded = ZIP_STAT_SIZE | ZIP_STAT_COMP_METHOD | ZIP_STAT_ENCRYPTION_METHOD;
     if (zip_stat_index(archive_.get(), static_cast<zip_uint64_t>(index), 0, &status) != 0 ||
         (status.valid & kNeeded) != kNeeded)
-      not_of_pytorch(path_, fmt::format("nothing is known of {}", name));
+      refuse_torch_file(path_, fmt::format("nothing is known of {}", name));
     // torch.save() does not compress, so no entry is larger than the file: there can be no bombs.
     if (status.comp_method != ZIP_CM_STORE || status.encryption_method != ZIP_EM_NONE || status.size > file_bytes_)
-      not_of_pytorch(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
+      refuse_torch_file(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
     const std::unique_ptr<zip_file_t, EntryCloser> entry(
         zip_fopen_index(archive_.get(), static_cast<zip_uint64_t>(index), 0));
-    if (entry == nullptr) not_of_pytorch(path_, fmt::format("{}: {}", name, zip_strerror(archive_.get())));
+    if (entry == nullptr) refuse_torch_file(path_, fmt::format("{}: {}", name, zip_strerror(archive_.get())));
     std::vector<std::byte> bytes(status.size);
     std::size_t got = 0;
     while (got < bytes.size()) {
       const zip_int64_t more = zip_fread(entry.get(), bytes.data() + got, bytes.size() - got);
-      if (more <= 0) not_of_pytorch(path_, fmt::format("{} is cut or corrupt", name));
+      if (more <= 0) refuse_torch_file(path_, fmt::format("{} is cut or corrupt", name));
       got += static_cast<std::size_t>(more);
     }
     // The checksum is compared at the end; torch.serialization.set_crc32_options(False) leaves it out.
@@ -239,7 +221,7 @@ class ArchiveReader {
     const zip_int64_t more = zip_fread(entry.get(), &beyond, 1);
     const bool unchecked = (status.valid & ZIP_STAT_CRC) != 0 && status.crc == 0;
     if (more != 0 && (more > 0 || !unchecked || zip_error_code_zip(zip_file_get_error(entry.get())) != ZIP_ER_CRC))
-      not_of_pytorch(path_, fmt::format("{} is corrupt", name));
+      refuse_torch_file(path_, fmt::format("{} is corrupt", name));
     return bytes;
   }
 
@@ -254,12 +236,12 @@ class ArchiveReader {
   std::string folder_;
 };
 
-std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_bytes) {
+TorchState read_archive(const std::string& path, std::size_t file_bytes, const std::string& wanted) {
   const ArchiveReader archive(path, file_bytes);
   const auto pickled = archive.read("data.pkl");
   std::size_t at = 0;
   const Unpickled root = unpickle(pickled, at, path);
-  State state(path, root, file_bytes);
+  State state(path, find_state_dict(root, path, wanted), file_bytes);
   // A storage may serve several tensors, and is read once: it is held until the last of them has been made.
   struct Held {
     std::vector<std::byte> bytes;
@@ -274,7 +256,7 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
     Held& here = held.at(storage.key);
     if (here.bytes.empty()) {
       here.bytes = archive.read("data/" + storage.key);
-      if (here.bytes.size() > left) not_of_pytorch(path, "its entries overlap");
+      if (here.bytes.size() > left) refuse_torch_file(path, "its entries overlap");
       left -= here.bytes.size();
     }
     --here.uses_left;
@@ -285,29 +267,29 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
 
 std::int64_t number_of(const std::string& path, const Unpickled& value, const char* what) {
   const auto* const number = std::get_if<std::int64_t>(&value.root->is);
-  if (number == nullptr) not_of_pytorch(path, fmt::format("{} is no number", what));
+  if (number == nullptr) refuse_torch_file(path, fmt::format("{} is no number", what));
   return *number;
 }
 
 // Before 1.6: magic number, protocol, a description of the machine, the object, the storages' keys, then for each of
 // them its number of elements (8 bytes) and its elements.
-std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std::byte> bytes) {
+TorchState read_legacy(const std::string& path, std::span<const std::byte> bytes, const std::string& wanted) {
   std::size_t at = kLegacy.size();
   if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001)
-    not_of_pytorch(path, "its protocol is not known");
+    refuse_torch_file(path, "its protocol is not known");
   const Unpickled machine = unpickle(bytes, at, path);
   if (const auto* const facts = std::get_if<PickledValue::Dict>(&machine.root->is))
     for (const auto& [key, value] : facts->items) {
       const auto* const name = std::get_if<std::string>(&key->is);
       const auto* const yes = std::get_if<bool>(&value->is);
       if (name != nullptr && *name == "little_endian" && yes != nullptr && !*yes)
-        not_of_pytorch(path, "its numbers are not little-endian");
+        refuse_torch_file(path, "its numbers are not little-endian");
     }
   const Unpickled root = unpickle(bytes, at, path);
-  State state(path, root, bytes.size());
+  State state(path, find_state_dict(root, path, wanted), bytes.size());
   const Unpickled keys = unpickle(bytes, at, path);
   const auto* const list = std::get_if<PickledValue::Sequence>(&keys.root->is);
-  if (list == nullptr) not_of_pytorch(path, "its list of storages is no list");
+  if (list == nullptr) refuse_torch_file(path, "its list of storages is no list");
 
   // How wide a storage's elements are only those who use it know, whether or not they are of the state dict.
   std::map<std::string, std::size_t> widths;
@@ -316,20 +298,20 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
   for (const Pickled item : list->items) {
     const auto* const key = std::get_if<std::string>(&item->is);
     const auto width = key != nullptr ? widths.find(*key) : widths.end();
-    if (width == widths.end()) not_of_pytorch(path, "it lists a storage that nothing names, or of an unknown type");
+    if (width == widths.end()) refuse_torch_file(path, "it lists a storage that nothing names, or of an unknown type");
     std::uint64_t elements = 0;
-    if (bytes.size() - at < sizeof elements) not_of_pytorch(path, fmt::format("it is cut at byte {}", at));
+    if (bytes.size() - at < sizeof elements) refuse_torch_file(path, fmt::format("it is cut at byte {}", at));
     std::memcpy(&elements, bytes.data() + at, sizeof elements);
     at += sizeof elements;
     if (elements > (bytes.size() - at) / width->second)
-      not_of_pytorch(path, fmt::format("byte {} claims a storage of {} elements in the {} bytes that are left", at - 8,
-                                       elements, bytes.size() - at));
+      refuse_torch_file(path, fmt::format("byte {} claims a storage of {} elements in the {} bytes that are left",
+                                          at - 8, elements, bytes.size() - at));
     storages[*key] = bytes.subspan(at, elements * width->second);
     at += elements * width->second;
   }
   return state.tensors([&](const PickledStorage& storage) {
     const auto found = storages.find(storage.key);
-    if (found == storages.end()) not_of_pytorch(path, fmt::format("the storage {} is missing", storage.key));
+    if (found == storages.end()) refuse_torch_file(path, fmt::format("the storage {} is missing", storage.key));
     return found->second;
   });
 }
@@ -348,11 +330,16 @@ std::optional<std::string> read_torch_metadata(const std::string& path, const st
 
 bool is_torch_file(std::span<const std::byte> start) { return starts_with(start, kZip) || starts_with(start, kLegacy); }
 
-std::vector<HostTensor> read_torch_file(const std::string& path) {
+TorchState read_torch_file(const std::string& path, const std::string& key) {
   const MappedFile file(path);
-  if (starts_with(file.bytes(), kZip)) return read_archive(path, file.bytes().size());
-  if (starts_with(file.bytes(), kLegacy)) return read_legacy(path, file.bytes());
-  not_of_pytorch(path, "it starts as neither a zip archive nor as PyTorch's older files do");
+  if (starts_with(file.bytes(), kZip)) return read_archive(path, file.bytes().size(), key);
+  if (starts_with(file.bytes(), kLegacy)) return read_legacy(path, file.bytes(), key);
+  refuse_torch_file(path, "it starts as neither a zip archive nor as PyTorch's older files do");
+}
+
+void refuse_torch_file(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{} is not a usable PyTorch file: {}", path, why),
+                "load files of tensors alone: torch.save(model.state_dict(), FILE)");
 }
 
 }  // namespace lockstep::nn

@@ -14,11 +14,19 @@ namespace lockstep::nn {
 /// Whether a file that starts so is one of them: a zip archive, or what PyTorch wrote before version 1.6.
 bool is_torch_file(std::span<const std::byte> start);
 
-/// The tensors of a state dict, in its order. A dictionary with the state dict under "state_dict", "model" or
-/// "model_state_dict" is one too, whatever else it holds. Numbers of 16 bits of either kind come as f32. Nothing in a
-/// file is executed (nn/io/unpickler.h). Throws IoError that names file and byte for anything that is cut, lying or no
-/// state dict; nothing is allocated from a length that has not been checked.
-std::vector<HostTensor> read_torch_file(const std::string& path);
+/// A state dict, with its tensors in its order.
+struct TorchState {
+  std::string key;  // where it lies in the file (find_state_dict()); empty: it is the whole file
+  std::vector<HostTensor> tensors;
+};
+
+/// The model's, or that under `key` (nn/io/state_dicts.h, which says what it throws). Numbers of 16 bits of either kind
+/// come as f32. Nothing in a file is executed (nn/io/unpickler.h). Throws IoError that names file and byte for anything
+/// that is cut, lying or no state dict; nothing is allocated from a length that has not been checked.
+TorchState read_torch_file(const std::string& path, const std::string& key = {});
+
+/// Throws the IoError of a file that is none of PyTorch's, or holds no state dict: `why`.
+[[noreturn]] void refuse_torch_file(const std::string& path, const std::string& why);
 
 /// What write_torch_file() has written beside the tensors under `key`, if there is that. Throws as read_torch_file()
 /// does.

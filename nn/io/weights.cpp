@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_value.h"
+#include "base/log.h"
 #include "nn/io/torch_file.h"
 #include "nn/io/torch_writer.h"
 
@@ -57,12 +59,22 @@ bool holds_torch_file(const std::string& path) {
   return fs::is_regular_file(path, failed) && is_torch_file(MappedFile(path).bytes());
 }
 
-std::vector<HostTensor> read_one(const std::string& path) {
-  if (holds_torch_file(path)) return read_torch_file(path);
-  return read_safetensors(path);
+std::vector<HostTensor> read_one(const std::string& path, const ReadOptions& options) {
+  if (holds_torch_file(path)) {
+    TorchState state = read_torch_file(path, options.key);
+    if (!state.key.empty() && options.key.empty())
+      log_info("{}: the model's tensors are those under the key '{}'", path, state.key);
+    return std::move(state.tensors);
+  }
+  auto tensors = read_safetensors(path);
+  if (!options.key.empty())
+    throw UsageError(
+        fmt::format("--weights-key {}: {} is a safetensors file, which has no dictionaries", options.key, path),
+        "leave it out");
+  return tensors;
 }
 
-std::vector<HostTensor> read_index(const std::string& path) {
+std::vector<HostTensor> read_index(const std::string& path, const ReadOptions& options) {
   const auto places = parse_index(path);
   std::set<std::string> files;
   for (const auto& [tensor, file] : places) {
@@ -74,7 +86,7 @@ std::vector<HostTensor> read_index(const std::string& path) {
   std::vector<HostTensor> all;
   std::size_t found = 0;
   for (const std::string& file : files)
-    for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file))) {
+    for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file), options)) {
       const auto place = places.find(tensor.name);
       if (place == places.end() || place->second != file)
         not_an_index(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
@@ -113,8 +125,8 @@ void write_weights(const std::string& path, const std::vector<HostTensor>& tenso
   write_torch_file(path, tensors, extra);
 }
 
-std::vector<HostTensor> read_weights(const std::string& path) {
-  return path.ends_with(".json") ? read_index(path) : read_one(path);
+std::vector<HostTensor> read_weights(const std::string& path, const ReadOptions& options) {
+  return path.ends_with(".json") ? read_index(path, options) : read_one(path, options);
 }
 
 }  // namespace lockstep::nn

@@ -49,9 +49,16 @@ std::vector<MatrixProduct> cnn_products(const ModelSpec& spec) {
 // The images are taken to be squares.
 void read_cnn_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   std::int64_t side = 224, channels = 3;
-  if (const auto* head = tensors.shape("fc2.weight", 2)) spec.classes = (*head)[0];
-  if (const auto* stem = tensors.shape("conv1.weight", 4)) channels = (*stem)[1];
-  if (const auto* first = tensors.shape("fc1.weight", 2))
+  const auto *head = tensors.shape("fc2.weight", 2), *stem = tensors.shape("conv1.weight", 4),
+             *first = tensors.shape("fc1.weight", 2);
+  const auto matrices = tensors.with_dims(2), kernels = tensors.with_dims(4);
+  // Other names: layers are in their order.
+  if (stem == nullptr && kernels.size() == 2) stem = &kernels[0]->shape;
+  if (head == nullptr && first == nullptr && matrices.size() == 2)
+    first = &matrices[0]->shape, head = &matrices[1]->shape;
+  if (head != nullptr) spec.classes = (*head)[0];
+  if (stem != nullptr) channels = (*stem)[1];
+  if (first != nullptr)
     // NOLINTNEXTLINE(bugprone-integer-division): whole images have a whole number of channels
     side = 4 * std::llround(std::sqrt(static_cast<double>((*first)[1] / kChannels2)));
   spec.sample_shape = {side, side, channels};

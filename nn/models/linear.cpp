@@ -18,7 +18,9 @@ class LinearModel final : public Module {
 };
 
 void read_linear_tensors(const TensorsByName& tensors, ModelSpec& spec) {
-  const auto* const layer = tensors.shape("fc.weight", 2);
+  const auto* layer = tensors.shape("fc.weight", 2);
+  if (const auto matrices = tensors.with_dims(2); layer == nullptr && matrices.size() == 1)
+    layer = &matrices.front()->shape;
   if (layer == nullptr) return;
   spec.classes = (*layer)[0];
   spec.sample_shape = {(*layer)[1]};

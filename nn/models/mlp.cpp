@@ -51,6 +51,14 @@ void read_mlp_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   std::vector<std::int64_t> widths;
   while (const auto* layer = tensors.shape(fmt::format("fc{}.weight", widths.size() + 1), 2))
     widths.push_back((*layer)[0]);
+  if (widths.empty()) {  // other names: an nn.Sequential has its layers in their order
+    const auto matrices = tensors.with_dims(2);
+    for (const HostTensor* matrix : matrices) {
+      if (!widths.empty() && widths.back() != matrix->shape[1]) return;
+      widths.push_back(matrix->shape[0]);
+    }
+    if (!matrices.empty()) spec.sample_shape = {matrices.front()->shape[1]};
+  }
   if (widths.empty()) return;
   spec.classes = widths.back();
   widths.pop_back();

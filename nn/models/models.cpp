@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "lockstep/nn/io/state.h"
+#include "nn/io/other_names.h"
 
 namespace lockstep::nn {
 
@@ -58,9 +59,20 @@ void register_model(ModelFamily family) {
                   [&](const ModelFamily& one) { return one.names() == names; });
 }
 
-TensorsByName::TensorsByName(const std::vector<HostTensor>& tensors) {
+TensorsByName::TensorsByName(const std::vector<HostTensor>& tensors) : tensors_(tensors) {
+  const auto add = [&](const std::vector<std::string>& names) {
+    for (std::size_t i = 0; i < names.size(); ++i) by_name_.emplace(names[i], &tensors[i]);
+  };
   const auto names = plain_names(tensors);
-  for (std::size_t i = 0; i < names.size(); ++i) by_name_.emplace(names[i], &tensors[i]);
+  add(names);
+  for (const auto& shorter : without_common_parts(names)) add(shorter);  // which hide none of those before
+}
+
+std::vector<const HostTensor*> TensorsByName::with_dims(std::size_t dims) const {
+  std::vector<const HostTensor*> found;
+  for (const HostTensor& tensor : tensors_)
+    if (tensor.shape.size() == dims) found.push_back(&tensor);
+  return found;
 }
 
 const HostTensor* TensorsByName::find(const std::string& name, std::size_t dims) const {

@@ -248,7 +248,11 @@ std::vector<MatrixProduct> resnet_products(const ModelSpec& spec) {
 
 // Any size of images will do: the usual one stays.
 void read_resnet_tensors(const TensorsByName& tensors, ModelSpec& spec) {
-  if (const auto* head = tensors.shape("fc.weight", 2)) spec.classes = (*head)[0];
+  const auto* head = tensors.shape("fc.weight", 2);
+  // A head under another name ("head.weight") is still the only matrix.
+  if (const auto matrices = tensors.with_dims(2); head == nullptr && matrices.size() == 1)
+    head = &matrices.front()->shape;
+  if (head != nullptr) spec.classes = (*head)[0];
   if (const auto* stem = tensors.shape("conv1.weight", 4)) spec.sample_shape[2] = (*stem)[1];
 }
 

@@ -66,6 +66,7 @@ inference::InferConfig infer_config(std::vector<std::string> flags) {
 TEST(InferFlags, ReachTheConfiguration) {
   auto config = infer_config({"gpt",
                               "--weights=w.safetensors",
+                              "--weights-key=ema.model",
                               "--non-strict",
                               "--keep-prefix",
                               "--layers=2",
@@ -95,6 +96,7 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("width"), 6);
   EXPECT_EQ(config.model.settings.integer("context"), 7);
   EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_EQ(config.weights_key, "ema.model");
   EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
   EXPECT_EQ(config.input, "to");
   EXPECT_FALSE(config.prompt);
@@ -111,7 +113,9 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.warmup, 13);
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(infer_config({"gpt", "--prompt=to be"}).prompt, "to be");
-  config = infer_config({"cnn", "--input", "a.png,b.png", "--top=2", "--class-names=c.txt", "--image-size=96"});
+  config =
+      infer_config({"cnn", "--input", "a.png,b.png", "--top=2", "--class-names=c.txt", "--image-size=96", "--batch=8"});
+  EXPECT_EQ(config.batch, 8);
   EXPECT_EQ(config.input, "a.png,b.png");
   EXPECT_EQ(config.top, 2);
   EXPECT_EQ(config.class_names, "c.txt");
@@ -172,6 +176,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--sync-batchnorm",
                               "--check-replicas=1",
                               "--weights=w.safetensors",
+                              "--weights-key=ema.model",
                               "--non-strict",
                               "--keep-prefix",
                               "--reset-head",
@@ -228,6 +233,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_EQ(config.weights_key, "ema.model");
   EXPECT_TRUE(config.non_strict && config.keep_prefix && config.reset_head &&
               config.model.settings.flag("zero-init-residual"));
   EXPECT_EQ(config.freeze, "conv1.*,bn1.*");

@@ -123,6 +123,21 @@ TEST(MostFree, ThereMayBeFewer) {
   EXPECT_THAT(most_free(visible, 3), ElementsAre(1, 0));
 }
 
+TEST(Emptiest, AllThatHaveAboutAsMuchAsTheFreest) {
+  const std::vector<VisibleDevice> visible = {with_free(890), with_free(1000), with_free(900), with_free(5),
+                                              with_free(1000)};
+  EXPECT_THAT(emptiest(visible), ElementsAre(1, 4, 2));
+  EXPECT_THAT(emptiest({}), IsEmpty());
+}
+
+TEST(Emptiest, NeverThoseThatTakeNobodyOrSayNothing) {
+  std::vector<VisibleDevice> visible = {with_free(std::nullopt), with_free(1000), with_free(0), with_free(950)};
+  visible[1].prohibited = true;
+  EXPECT_THAT(emptiest(visible), ElementsAre(3));
+  EXPECT_THAT(emptiest(std::vector{with_free(std::nullopt)}), IsEmpty());
+  EXPECT_THAT(emptiest(std::vector{with_free(0), with_free(0)}), ElementsAre(0, 1));
+}
+
 TEST(MostFree, OfARecordedMachine) {
   const Gpus gpus = recorded_gpus("eight_gpus");  // each card uses more than the one before
   const auto visible = visible_gpus(gpus, [](const std::string&) { return "6,2,4"; });

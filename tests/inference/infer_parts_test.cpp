@@ -200,18 +200,34 @@ TEST(InferReport, PercentilesAreNearestRanks) {
 }
 
 TEST(InferReport, TellsRatesAndLatencies) {
-  InferReport report{.kind = InferReport::Kind::kImages, .device = {}, .streams = 2, .wall_s = 2, .tally = {}};
+  InferReport report{.kind = InferReport::Kind::kImages, .device = "cpu:0,1", .streams = 2, .wall_s = 2, .tally = {}};
   report.tally.results = 4;
   report.tally.corrupt = 1;
   report.tally.result_ms = {1, 2, 3, 4};
   EXPECT_EQ(text_of(report),
-            "4 images in 2.00 s on cpu, 2 streams: 2.0 images/s, latency p50 2.00 ms  p90 4.00 ms  p99 4.00 ms, 1 "
+            "4 images in 2.00 s on cpu:0,1, 2 streams: 2.0 images/s, latency p50 2.00 ms  p90 4.00 ms  p99 4.00 ms, 1 "
             "corrupt");
   EXPECT_THAT(json_of(report), HasSubstr(R"("results_per_s":2.0)"));
+  EXPECT_THAT(json_of(report), HasSubstr(R"("device":"cpu:0,1","streams":2,"batch":1)"));
+  report.batch = 3;
+  EXPECT_THAT(text_of(report), HasSubstr("2 streams, batches of 3: "));
   report.kind = InferReport::Kind::kTexts;
   report.tally.tokens = 10;
   EXPECT_THAT(text_of(report), HasSubstr("4 texts in"));
   EXPECT_THAT(text_of(report), HasSubstr("10 tokens, 5.0 tokens/s"));
+}
+
+TEST(Streams, AreSharedOutAmongDevices) {
+  const auto devices_of = [](int streams, std::size_t devices) {
+    std::vector<std::size_t> all;
+    for (int i = 0; i < streams; ++i) all.push_back(device_of_stream(i, streams, devices));
+    return all;
+  };
+  EXPECT_THAT(devices_of(4, 2), ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(devices_of(5, 3), ElementsAre(0, 0, 1, 1, 2));
+  EXPECT_THAT(devices_of(3, 3), ElementsAre(0, 1, 2));
+  EXPECT_THAT(devices_of(2, 7), ElementsAre(0, 1));
+  EXPECT_THAT(devices_of(1, 1), ElementsAre(0));
 }
 
 TEST(RandomInput, IsReadInPyTorchsOrder) {

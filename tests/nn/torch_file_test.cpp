@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "lockstep/nn/io/weights.h"
 #include "nn/io/unpickler.h"
+#include "tests/nn/pickles.h"
 #include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
@@ -19,6 +20,10 @@ using lockstep::testing::read_file;
 using lockstep::testing::TemporaryDirectory;
 using lockstep::testing::write_file;
 using ::testing::HasSubstr;
+
+using testing::dictionary;
+using testing::legacy;
+using testing::Pickle;
 
 const std::string kGolden = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/nn/golden/";
 
@@ -128,63 +133,6 @@ TEST(TorchFile, FlippedBytesNeverDoWorseThanAnError) {
   }
 }
 
-// A pickle in the making.
-struct Pickle {
-  std::string bytes = std::string("\x80\x02", 2);
-
-  Pickle& op(const std::string& more) {
-    bytes += more;
-    return *this;
-  }
-  Pickle& text(const std::string& value) {
-    op("X");
-    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(value.size() >> shift);
-    return op(value);
-  }
-  Pickle& number(std::int32_t value) {
-    op("J");
-    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(static_cast<std::uint32_t>(value) >> shift);
-    return *this;
-  }
-  Pickle& long_number(std::uint64_t value) {
-    op(std::string("\x8a\x08", 2));
-    for (int shift = 0; shift < 64; shift += 8) bytes += static_cast<char>(value >> shift);
-    return *this;
-  }
-  Pickle& storage(const std::string& type, std::int32_t elements) {
-    op("(").text("storage").op("ctorch\n" + type + "\n").text("0").text("cpu").number(elements);
-    return op("tQ");
-  }
-  // "weight", of a storage of `elements`.
-  Pickle& tensor(std::int32_t elements, std::int64_t offset, const std::vector<std::int64_t>& sizes,
-                 const std::vector<std::int64_t>& strides) {
-    text("weight").op("ctorch._utils\n_rebuild_tensor_v2\n(").storage("FloatStorage", elements);
-    long_number(static_cast<std::uint64_t>(offset));
-    for (const auto& list : {sizes, strides}) {
-      op("(");
-      for (const std::int64_t each : list) long_number(static_cast<std::uint64_t>(each));
-      op("t");
-    }
-    return op(
-        "\x89"
-        "NtR");
-  }
-};
-
-// The file before PyTorch 1.6, with one storage of 4 floats that claims to have `claimed`.
-std::string legacy(const std::string& root, std::uint64_t claimed = 4) {
-  std::string file("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
-  file += std::string("\x80\x02M\xe9\x03.", 6);  // protocol 1001
-  file += Pickle().op("}(").text("little_endian").op("\x88u.").bytes;
-  file += root;
-  file += Pickle().op("](").text("0").op("e.").bytes;
-  file.append(reinterpret_cast<const char*>(&claimed), 8);
-  const float numbers[4] = {1, 2, 3, 4};
-  return file.append(reinterpret_cast<const char*>(numbers), sizeof numbers);
-}
-
-std::string dictionary(const Pickle& content) { return Pickle().op("}(").op(content.bytes.substr(2)).op("u.").bytes; }
-
 class HandMade : public ::testing::Test {
  protected:
   std::string outcome(const std::string& content) {
@@ -196,7 +144,7 @@ class HandMade : public ::testing::Test {
 
 TEST_F(HandMade, AWholeOneIsRead) {
   write_file(directory_.path("x.pt"), legacy(dictionary(Pickle().tensor(4, 1, {3}, {1}))));
-  const auto tensors = read_torch_file(directory_.path("x.pt"));
+  const auto tensors = read_torch_file(directory_.path("x.pt")).tensors;
   ASSERT_EQ(tensors.size(), 1u);
   EXPECT_EQ(values_of(tensors[0]), (std::vector<double>{2, 3, 4}));
 }
@@ -333,7 +281,7 @@ TEST_F(HandMade, ViewsOfOneStorageAreNoBomb) {
   write_file(
       directory_.path("x.pt"),
       archive_of({{"x/data.pkl", root.bytes}, {"x/data/0", flat}, {"x/data/1", std::string("\0\0\x80\x3f", 4)}}));
-  const auto tensors = read_torch_file(directory_.path("x.pt"));
+  const auto tensors = read_torch_file(directory_.path("x.pt")).tensors;
   ASSERT_EQ(tensors.size(), std::size_t{2 * kViews});
   for (std::size_t i = 0; i < tensors.size(); i += 2) {
     EXPECT_EQ(values_of(tensors[i]).front(),

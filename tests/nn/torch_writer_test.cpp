@@ -54,17 +54,17 @@ class TorchWriter : public ::testing::Test {
 
 TEST_F(TorchWriter, IsReadBack) {
   write_torch_file(path(), tensors());
-  expect_same(read_torch_file(path()), tensors());
+  expect_same(read_torch_file(path()).tensors, tensors());
   const std::string first = read_file(path());
   write_torch_file(path(), tensors());
   EXPECT_TRUE(read_file(path()) == first) << "a file is a function of what is in it";
   write_torch_file(path(), {});
-  EXPECT_TRUE(read_torch_file(path()).empty());
+  EXPECT_TRUE(read_torch_file(path()).tensors.empty());
 }
 
 TEST_F(TorchWriter, Bf16ComesAsF32) {
   write_torch_file(path(), {{"w", DType::kBF16, {1}, {std::byte{0x80}, std::byte{0x3f}}}});
-  const auto read = read_torch_file(path());
+  const auto read = read_torch_file(path()).tensors;
   EXPECT_EQ(read[0].dtype, DType::kF32);
   float value = 0;
   std::memcpy(&value, read[0].bytes.data(), sizeof value);
@@ -92,7 +92,7 @@ TEST_F(TorchWriter, StoragesBeginAtMultiplesOf64Bytes) {
 TEST_F(TorchWriter, LargeFilesAreReadBack) {
   for (const std::uint64_t from : {1, 100, 100'000}) {
     write_torch_file(path(), tensors(), {{"lockstep", "a card"}}, {.zip64_from = from});
-    expect_same(read_torch_file(path()), tensors());
+    expect_same(read_torch_file(path()).tensors, tensors());
     EXPECT_EQ(read_torch_metadata(path(), "lockstep"), "a card");
   }
 }
@@ -101,7 +101,7 @@ TEST_F(TorchWriter, ManyTensorsAreReadBack) {
   std::vector<HostTensor> many;
   for (int i = 0; i < 70'000; ++i) many.push_back(tensor(std::to_string(i), DType::kU8, {1}));
   write_torch_file(path(), many);
-  const auto read = read_torch_file(path());
+  const auto read = read_torch_file(path()).tensors;
   ASSERT_EQ(read.size(), many.size());
   EXPECT_EQ(read.back().name, "69999");
 }

@@ -146,6 +146,32 @@ TEST(Inference, TellsTheDeviceThatItComputedOn) {
   EXPECT_THAT(missing.err, HasSubstr("there is no GPU 3"));
 }
 
+TEST(SeveralGpus, TheEmptiest) {
+  const TemporaryDirectory directory;
+  const std::string train = "lockstep train linear --data random:5,64 --steps 2 --parallel dp --device cuda:free";
+  // GPU 1 has more free memory, and takes nobody.
+  const auto outcome = run_soft(with_nvml("compute_modes", train), directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out + outcome.err, AllOf(HasSubstr("cuda:0: "), Not(HasSubstr("cuda:1"))));
+  const auto unknown = run_soft(with_nvml(kNobodyTells, train), directory.path());
+  EXPECT_EQ(unknown.code, 4);
+  EXPECT_THAT(unknown.err, HasSubstr("free memory of the GPUs is not known"));
+}
+
+TEST(Inference, SpreadsStreamsOverGpus) {
+  const TemporaryDirectory directory;
+  const auto outcome = run_soft(
+      with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,40 --device cuda:1,0 --batch 3 --json"),
+      directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(R"("device":"cuda:1,0","streams":2,"batch":3)"));
+  EXPECT_EQ(lines_of(outcome.out).size(), 41u);
+  const auto missing = run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:0,2"),
+                                directory.path());
+  EXPECT_EQ(missing.code, 4);
+  EXPECT_THAT(missing.err, HasSubstr("there is no GPU 2"));
+}
+
 TEST(Inference, TakesImageNetsModelsToTheFourthOfFour) {
   const TemporaryDirectory directory;
   for (const char* visible : {"", "CUDA_VISIBLE_DEVICES=0,1,2,3 "}) {
@@ -171,9 +197,11 @@ TEST(Inference, GoesOnWithATextAsTheCpuDoes) {
       "lockstep infer gpt --weights text.safetensors --prompt \"a quick\" --tokens 20 --samples 2 --temperature 0.1 "
       "--threads 2 --quiet --device ";
   const auto on_cpu = run_soft(infer + "cpu", directory.path());
-  const auto on_gpu = run_soft(with_nvml(kNobodyTells, infer + "cuda:1"), directory.path());
-  EXPECT_EQ(on_gpu.code, 0) << on_gpu.err;
-  EXPECT_EQ(on_gpu.out, on_cpu.out);
+  for (const char* devices : {"cuda:1", "cuda:1,0"}) {
+    const auto on_gpu = run_soft(with_nvml(kNobodyTells, infer + devices), directory.path());
+    EXPECT_EQ(on_gpu.code, 0) << on_gpu.err;
+    EXPECT_EQ(on_gpu.out, on_cpu.out) << devices;
+  }
   EXPECT_EQ(lines_of(on_cpu.out).size(), 3u);
 }
 

@@ -318,6 +318,106 @@ TEST_F(Infer, DamagedImagesAreNamedAndTheOthersDone) {
   EXPECT_EQ(all[3]["corrupt"], 2);
 }
 
+// A batch's images are those that are read one by one, and a line each.
+TEST_F(Infer, BatchesOfImages) {
+  const auto classes_of = [](const std::string& out) {
+    std::vector<std::pair<std::string, std::vector<double>>> all;
+    for (const auto& event : events_of(out)) {
+      if (event["event"] != "image") continue;
+      auto& [input, probabilities] = all.emplace_back(event["input"].get<std::string>(), std::vector<double>(2));
+      for (const auto& item : event["classes"]) probabilities[item["class"]] = item["probability"];
+      EXPECT_GT(event["latency_ms"], 0.0);
+    }
+    return all;
+  };
+  const std::string all = "resnet18 --weights animals.safetensors --input pictures --json ";
+  const auto one_by_one = classes_of(infer(all).out);
+  ASSERT_EQ(one_by_one.size(), 3u);
+  for (const char* flags : {"--batch 2", "--batch 3 --warmup 1", "-b 1000000 --threads 3", "--batch 2 --threads 2"}) {
+    const auto outcome = infer(all + flags);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto batches = classes_of(outcome.out);
+    ASSERT_EQ(batches.size(), 3u) << flags;
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(batches[i].first, one_by_one[i].first) << flags;
+      for (std::size_t k = 0; k < 2; ++k) EXPECT_NEAR(batches[i].second[k], one_by_one[i].second[k], 1e-5) << flags;
+    }
+    const auto report = events_of(outcome.out).back();
+    EXPECT_EQ(report["results"], 3);
+    EXPECT_EQ(report["batch"], std::string(flags).find("2") != std::string::npos ? 2 : 3);
+  }
+}
+
+TEST_F(Infer, DamagedImagesOfABatch) {
+  write(directory_->path() / "mixed/1.jpg", "\xff\xd8\xff and no more");
+  write(directory_->path() / "mixed/4.png", "");
+  for (const char* name : {"mixed/2.png", "mixed/3.png", "mixed/5.png"})
+    fs::copy_file(directory_->path() / "pictures/rgb.png", directory_->path() / name,
+                  fs::copy_options::overwrite_existing);
+  for (const char* batch : {"2", "3", "4", "5"}) {
+    const auto json =
+        infer(std::string("resnet18 --weights animals.safetensors --input mixed --json --batch ") + batch);
+    EXPECT_EQ(json.code, 3);
+    EXPECT_THAT(json.err, HasSubstr("2 of 5 images could not be read"));
+    const auto all = events_of(json.out);
+    ASSERT_EQ(all.size(), 6u);
+    for (const std::size_t i : {0u, 3u}) EXPECT_TRUE(all[i].contains("error")) << batch;
+    for (const std::size_t i : {1u, 2u, 4u}) EXPECT_TRUE(all[i].contains("classes")) << batch;
+    for (std::size_t i = 0; i < 5; ++i)
+      EXPECT_THAT(all[i]["input"].get<std::string>(), StartsWith("mixed/" + std::to_string(i + 1)));
+    EXPECT_EQ(all[5]["results"], 3);
+    EXPECT_EQ(all[5]["corrupt"], 2);
+  }
+  damage("digits.safetensors", "nan_digits.safetensors");
+  expect_refusal("cnn --weights nan_digits.safetensors --input pictures --batch 2", 7, "NaN");
+}
+
+TEST_F(Infer, BatchesOfSyntheticInputs) {
+  const auto outcome = infer("linear --input random:4x5,5 --batch 2 --json --device cpu");
+  const auto all = events_of(outcome.out);
+  ASSERT_EQ(all.size(), 6u) << outcome.err;
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(all[i]["shape"].dump(), "[4,10]");
+  EXPECT_EQ(all[5]["results"], 5);
+  EXPECT_EQ(all[5]["batch"], 2);
+  EXPECT_EQ(infer("gpt --weights text.safetensors --input random:2x8,3 --batch 3 --quiet").out,
+            infer("gpt --weights text.safetensors --input random:2x8,3 --quiet").out);
+  expect_refusal("gpt --weights text.safetensors --prompt t --batch 2", 2,
+                 "--batch 2 on the command line: it applies to images and synthetic inputs: texts are continued");
+  expect_refusal("lstm --weights lstm.safetensors --prompt t --batch 2", 2, "--batch with a model of text");
+  EXPECT_EQ(infer("gpt --weights text.safetensors --prompt t --batch 1 --tokens 2").code, 0);
+  EXPECT_EQ(run("LOCKSTEP_BATCH=8 lockstep infer gpt --weights text.safetensors --prompt t --tokens 2").code, 0);
+  expect_refusal("linear --input random:4x5,5 --batch 0", 2, "--batch 0");
+  expect_refusal("mlp --input random:1000x1000,1000000 --batch 1000000", 2, "more than 2^30 numbers together");
+}
+
+// Each has its own copy of the weights, and the streams are shared out.
+TEST_F(Infer, SeveralDevicesOnTheCpu) {
+  const std::string images = "resnet18 --weights animals.safetensors --input pictures ";
+  const auto one = infer(images + "--device cpu --quiet");
+  ASSERT_EQ(one.code, 0) << one.err;
+  for (const char* devices : {"cpu:0,1", "cpu:1,0 --threads 3", "cpu:0,1,2", "cpu:7"}) {
+    const auto several = infer(images + "--quiet --device " + devices);
+    EXPECT_EQ(several.out, one.out) << devices << several.err;
+    EXPECT_EQ(several.err, "") << devices;
+  }
+  EXPECT_THAT(infer(images + "--device cpu:0,1").err, HasSubstr("on cpu:0,1, 2 streams"));
+  EXPECT_THAT(infer(images + "--device cpu:0,1,2,5").err,
+              HasSubstr("--device cpu:0,1,2,5 names 4 devices, and there are 3 inputs: the others stay unused"));
+  EXPECT_EQ(text("--prompt \"the \" --samples 5 --tokens 30 --device cpu:0,1"),
+            text("--prompt \"the \" --samples 5 --tokens 30"));
+  EXPECT_EQ(infer("linear --input random:3x5 --quiet --device cpu:3").out, "[3, 10], cpu:3\n");
+  EXPECT_EQ(infer("linear --input random:3x5 --quiet --device cpu").out, "[3, 10], cpu\n");
+  const auto lines = lines_of(infer("linear --input random:3x5,9 --quiet --device cpu:4,2").out);
+  ASSERT_EQ(lines.size(), 9u);
+  for (const auto& line : lines) EXPECT_THAT(line, ::testing::AnyOf("[3, 10], cpu:4", "[3, 10], cpu:2"));
+  expect_refusal(images + "--device cpu:0,1 --threads 1", 2,
+                 "--threads 1 with --device cpu:0,1: 2 devices, and 1 stream");
+  expect_refusal(images + "--device cpu:0,1,0", 2, "names CPU device 0 twice");
+  expect_refusal(images + "--device cpu:0,x", 2, "'x' is no number of a CPU device");
+  expect_refusal(images + "--device cuda:0,1", 4, "--device cuda:0,1");
+  expect_refusal(images + "--device cpu:0,1 --precision bf16", 2, "bf16");
+}
+
 TEST_F(Infer, WhatIsWrongWithImages) {
   const std::string resnet = "resnet18 --weights animals.safetensors ";
   fs::create_directories(directory_->path() / "nothing");

@@ -130,6 +130,50 @@ TEST(ChooseDevice, ThoseWithMostFreeMemory) {
   EXPECT_THAT(indices(ranks(2, "cuda:free", sight_of(closed))), ElementsAre(1, 2));
 }
 
+/// All devices of one process that computes on several.
+std::vector<int> devices_of_one(const std::string& device, const GpuSight& sight) {
+  auto views = ranks(1, device, sight);
+  views[0].all = true;
+  const auto choice = choose_device(views, 0);
+  if (choice.device.kind == DeviceKind::kCuda) {
+    EXPECT_EQ(choice.device.index, choice.devices.front());
+    EXPECT_EQ(choice.gpu, sight.gpus[static_cast<std::size_t>(choice.device.index)]);
+  }
+  return choice.devices;
+}
+
+TEST(ChooseDevice, OneProcessOnSeveral) {
+  const auto gpus = recorded_gpus("eight_gpus");
+  const auto all = sight_of(gpus);
+  EXPECT_THAT(devices_of_one("cuda", all), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(devices_of_one("auto", sight_of(gpus, "5,6")), ElementsAre(0, 1));
+  EXPECT_THAT(devices_of_one("cuda:6,2", all), ElementsAre(6, 2));
+  EXPECT_THAT(devices_of_one("cpu:1,0", {}), ElementsAre(1, 0));
+  EXPECT_THAT(devices_of_one("cpu", {}), ElementsAre(0));
+  EXPECT_THAT(devices_of_one("auto", without_gpus("no NVIDIA driver is loaded")), ElementsAre(0));
+  // Of one that computes on one it is that one.
+  EXPECT_THAT(choose_device(ranks(1, "cuda:6,2", all), 0).devices, ElementsAre(6));
+}
+
+TEST(ChooseDevice, OneProcessOnTheEmptiest) {
+  auto gpus = recorded_gpus("eight_gpus");  // each metadata uses more than the one before
+  const auto set_free = [&](std::size_t gpu, double share) {
+    auto& memory = *gpus.list[gpu].memory;
+    memory.free_bytes = static_cast<std::int64_t>(share * static_cast<double>(memory.total_bytes));
+  };
+  for (std::size_t gpu = 0; gpu < 8; ++gpu) set_free(gpu, 0.2);
+  set_free(5, 0.98);
+  set_free(2, 0.97);
+  set_free(3, 0.80);
+  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus)), ElementsAre(5, 2));
+  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus, "3,2,0")), ElementsAre(1));
+  gpus.list[5].compute_mode = devices::ComputeMode::kProhibited;
+  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus)), ElementsAre(2));
+  auto views = ranks(1, "cuda:0,5", sight_of(gpus));
+  views[0].all = true;
+  EXPECT_THAT(refusal(views, 0), HasSubstr("GPU 5 (NVIDIA H100 80GB HBM3, 0000:6b:00.0) is 'prohibited'"));
+}
+
 TEST(ChooseDevice, FreeMemoryThatIsNotKnown) {
   devices::Gpus none;
   none.problem = devices::Problem{"libnvidia-ml.so.1 is not there", ""};

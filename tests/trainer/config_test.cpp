@@ -74,7 +74,7 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.device = "tpu"; },
       [](auto& c) { c.device = "cuda:1,0,1"; },
       [](auto& c) { c.device = "cpu:0,0"; },
-      [](auto& c) { c.device = "cuda:free", c.parallel = Parallel::kDp; },
+      [](auto& c) { c.device = "cuda:0,0", c.parallel = Parallel::kDp; },
       [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
       [](auto& c) { c.device = "cpu", c.backend = "nccl"; },
       [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
@@ -101,6 +101,10 @@ TEST(TrainConfig, Devices) {
     EXPECT_NO_THROW(validate(config)) << device;
   }
   auto config = good();
+  config.device = "cuda:free";
+  config.parallel = Parallel::kDp;
+  EXPECT_NO_THROW(validate(config));
+  config = good();
   config.device = "cuda:0,0";
   config.share_devices = true;
   config.backend = "nccl";
@@ -195,6 +199,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
          c.model.settings = {{"dropout", 0.5}};
        },
        model("lstm")},
+      {"weights-key", [](auto& c) { c.weights_key = "model"; }, weights},
       {"non-strict", [](auto& c) { c.non_strict = true; }, weights},
       {"keep-prefix", [](auto& c) { c.keep_prefix = true; }, weights},
       {"reset-head", [](auto& c) { c.reset_head = true; }, weights},

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/device.h"
 #include "lockstep/base/dtype.h"
@@ -38,6 +39,7 @@ struct Session {
   comm::World world;
   std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
   Device device;                              // of this rank; all ranks' are of one kind
+  std::vector<int> devices = {0};             // numbers of all that it computes on (SessionOptions::all_devices)
   int cores = 1;                              // this process's share
   std::string binding;                        // "2 cores (processors 0-1), bound", for logs
   int threads = 1;                            // that compute on each device

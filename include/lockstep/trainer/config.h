@@ -76,6 +76,7 @@ struct TrainConfig : session::SessionOptions {
 
   // Files and reports.
   std::string weights;       // to start from: safetensors, or what torch.save() has written
+  std::string weights_key;   // of its dictionaries the one that is meant (nn::ReadOptions)
   bool non_strict = false;   // weights that are missing or unexpected are left alone
   bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
   bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file

@@ -37,11 +37,20 @@ struct LoadOptions {
   std::vector<std::string> without = {};
   /// Of those that start so, the ones that are missing are no errors, but are returned.
   std::vector<std::string> may_lack = {};
+  /// If names differ and `strict` would refuse them: a first part that all names of the file have is taken off where
+  /// they are the model's then, and tensors whose names the model does not have are taken for those that it lacks where
+  /// their shapes leave one way only. LoadReport says so. Not with keep_prefix.
+  bool match_other_names = false;
 };
 
-/// What was not loaded.
+/// What was not loaded, and what was loaded from another name.
 struct LoadReport {
   std::vector<std::string> missing, unexpected;
+  std::string prefix = {};  // that was taken off all names of the file: "model."
+  struct Renamed {
+    std::string from, to;  // the file's name, the model's
+  };
+  std::vector<Renamed> renamed = {};  // by shape
 };
 
 /// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one

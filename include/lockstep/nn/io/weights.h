@@ -9,10 +9,19 @@
 
 namespace lockstep::nn {
 
+struct ReadOptions {
+  /// Of a file of torch.save() that holds several dictionaries of tensors, or dictionaries within others, the one that
+  /// is meant: the keys that lead to it, with dots between ("model", "ema.state_dict"). Empty: the model's, which is
+  /// the only one, or the only one under a key that is usual for models (docs/weights.md).
+  std::string key = {};
+};
+
 /// Reads a safetensors file, what torch.save() has written of a state dict, or the index of several of either
 /// (model.safetensors.index.json: a JSON object whose "weight_map" names the file of each tensor, which lies beside the
-/// index). Throws IoError naming file and place for what is missing, malformed or not as the index says.
-std::vector<HostTensor> read_weights(const std::string& path);
+/// index). If the tensors are not at the top level of a file, a line of the log says under which key. Throws IoError
+/// naming file and place for what is missing, malformed or not as the index says; UsageError, naming the keys, where it
+/// is open which dictionary is the model's, none has `options.key`, or a file of safetensors was asked for a key.
+std::vector<HostTensor> read_weights(const std::string& path, const ReadOptions& options = {});
 
 /// What a file of write_weights() or any safetensors file says beside its tensors; nothing for files of other kinds.
 /// Throws as read_weights() does.

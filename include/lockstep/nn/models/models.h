@@ -45,11 +45,16 @@ struct MatrixProduct {
   bool reads_data = false;  // so nothing needs the gradient of its input
 };
 
-/// Tensors of a weights file by name, without what wrappers put before all names (plain_names()).
+/// Tensors of a weights file by name, without what wrappers put before all names (plain_names()), and also without any
+/// other first part that all have: what load_state() may take off (LoadOptions::match_other_names).
 class TensorsByName {
  public:
   /// `tensors` must outlive it.
   explicit TensorsByName(const std::vector<HostTensor>& tensors);
+
+  /// Those with so many dimensions, in the file's order, whatever their names: for files with other names than the
+  /// model's.
+  std::vector<const HostTensor*> with_dims(std::size_t dims) const;
 
   /// nullptr: there is none of so many dimensions.
   const HostTensor* find(const std::string& name, std::size_t dims) const;
@@ -57,6 +62,7 @@ class TensorsByName {
   const std::vector<std::int64_t>* shape(const std::string& name, std::size_t dims) const;
 
  private:
+  const std::vector<HostTensor>& tensors_;
   std::map<std::string, const HostTensor*> by_name_;
 };
 
