@@ -19,7 +19,8 @@ void sum_in_halves() {
   group->all_reduce(std::span(values));
   float least = 0;
   MPI_Allreduce(&values[0], &least, 1, MPI_FLOAT, MPI_MIN, MPI_COMM_WORLD);
-  if (rank == 0) std::printf("%d of %d ranks: %g, the least sum: %g\n", group->size(), size, values[0], least);
+  if (rank == 0)
+    std::printf("%d of %d ranks: %g, the least sum: %g\n", group->size(), size, double{values[0]}, double{least});
   group->shutdown();
 }
 

@@ -8,7 +8,7 @@ void sum() {
   const auto group = lockstep::comm::make_group();
   std::vector<float> values(1000, static_cast<float>(group->rank() + 1));
   group->all_reduce(std::span(values));
-  if (group->rank() == 0) std::printf("%d ranks: %g\n", group->size(), values[0]);
+  if (group->rank() == 0) std::printf("%d ranks: %g\n", group->size(), double{values[0]});
   group->shutdown();
 }
 

@@ -244,6 +244,7 @@ const ModelFamily& bert_family() {
   SettingSpec types = size_setting("token-types", kUsual.token_types, "kinds of tokens");
   types.is_flag = false;
   static const ModelFamily family = {
+      .title = "BERTs",
       .variants = {{.name = "bert"},
                    {.name = "bert-base",
                     .defaults = {{"layers", 12}, {"heads", 12}, {"width", 768}},

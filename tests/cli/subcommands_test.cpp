@@ -261,6 +261,11 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
   EXPECT_FALSE(train_config({"gpt2", "--device=cuda", "--precision=bf16", "--deterministic=no"}).deterministic);
   EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.settings.integers("hidden"), ElementsAre(64, 32));
+  config = train_config({"bert", "--max-length=9", "--inner=8", "--vocab=v.txt"});
+  EXPECT_EQ(config.model.settings.integer("max-length"), 9);
+  EXPECT_EQ(config.model.settings.integer("inner"), 8);
+  EXPECT_EQ(config.vocabulary, "v.txt");
+  EXPECT_EQ(train_config({"bert", "--vocab-size=77"}).vocabulary_size, 77);
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
   EXPECT_EQ(config.model.settings.integer("layers"), 2);
   EXPECT_EQ(config.model.settings.integer("heads"), 3);
