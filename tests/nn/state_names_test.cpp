@@ -1,4 +1,4 @@
-// Which tensor of a file goes where: prefixes, GPT-2's other names, and what may be missing.
+// Which tensor of a file goes where: prefixes, other names of GPT-2 and BERT, and what may be missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "lockstep/nn/io/state.h"
+#include "nn/models/bert.h"
 #include "nn/models/gpt.h"
 
 namespace lockstep::nn {
@@ -253,6 +254,90 @@ TEST_F(Gpt2Names, TheHeadStandsForATableThatIsMissing) {
   EXPECT_THAT(refusal(*gpt(1), once), HasSubstr("lm_head.weight is f32 [6, 4], not f32 [5, 4]"));
   once.erase(once.begin());
   EXPECT_THAT(refusal(*gpt(1), once), HasSubstr("missing \"wte.weight\" →"));
+}
+
+class BertNames : public StateNames {
+ protected:
+  static BertSpec spec() { return {.layers = 1, .heads = 1, .width = 4, .context = 3, .vocabulary = 5}; }
+  std::unique_ptr<Module> masked(std::uint64_t seed) {
+    Generator generator(seed);
+    Context context{*backend_, generator};
+    return std::make_unique<BertForMaskedLM>(context, spec());
+  }
+  std::unique_ptr<Module> classes(std::uint64_t seed) {
+    Generator generator(seed);
+    Context context{*backend_, generator};
+    return std::make_unique<BertForSequenceClassification>(context, spec(), 2);
+  }
+  static HostTensor numbers(const std::string& name, std::int64_t count) {
+    return {name, DType::kF32, {count}, std::vector<std::byte>(static_cast<std::size_t>(count) * 4)};
+  }
+  static const HostTensor& find(const std::vector<HostTensor>& state, const std::string& name) {
+    return *std::ranges::find(state, name, &HostTensor::name);
+  }
+};
+
+// As the published bert-base-uncased has it: the head's table and bias twice, and layers for pairs of sentences.
+TEST_F(BertNames, AFileOfMaskedTokensAsPublished) {
+  const auto state = state_of(*masked(2));
+  expect_loads(*masked(1), state, *masked(2));
+  auto published = state;
+  for (HostTensor& tensor : published) {
+    const auto replace = [&](const std::string& now, const std::string& old) {
+      if (tensor.name.ends_with(now)) tensor.name.replace(tensor.name.size() - now.size(), now.size(), old);
+    };
+    replace("LayerNorm.weight", "LayerNorm.gamma");
+    replace("LayerNorm.bias", "LayerNorm.beta");
+  }
+  EXPECT_EQ(std::ranges::count_if(published, [](const auto& tensor) { return tensor.name.ends_with(".gamma"); }), 4);
+  const auto copy = [&](const char* name, const char* of) {
+    published.push_back(find(state, of));
+    published.back().name = name;
+  };
+  copy("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight");
+  copy("cls.predictions.decoder.bias", "cls.predictions.bias");
+  for (const char* name : {"bert.embeddings.position_ids", "bert.pooler.dense.weight", "cls.seq_relationship.bias"})
+    published.push_back(numbers(name, 4));
+  expect_loads(*masked(1), published, *masked(2));
+  expect_loads(*masked(1), renamed(published, "module."), *masked(2));
+  EXPECT_THAT(refusal(*masked(1), published, {.keep_prefix = true}), HasSubstr("LayerNorm.weight"));
+  // A decoder of its own is not silently dropped.
+  auto untied = published;
+  for (HostTensor& tensor : untied)
+    if (tensor.name == "cls.predictions.decoder.weight") tensor.bytes[0] ^= std::byte{1};
+  EXPECT_THAT(refusal(*masked(1), untied), HasSubstr("unexpected \"cls.predictions.decoder.weight\""));
+  published.push_back(numbers("cls.other.bias", 4));
+  EXPECT_THAT(refusal(*masked(1), published), HasSubstr("unexpected \"cls.other.bias\" →"));
+}
+
+// As BertModel saves them.
+TEST_F(BertNames, WithoutAHead) {
+  const auto source = classes(2);
+  std::vector<HostTensor> bare;
+  for (HostTensor& tensor : state_of(*source)) {
+    if (!tensor.name.starts_with("bert.")) continue;
+    tensor.name.erase(0, 5);
+    bare.push_back(std::move(tensor));
+  }
+  bare.push_back(numbers("embeddings.position_ids", 3));
+  const auto target = classes(1);
+  const LoadReport report = load_state(*target, bare, "f", {.without = {"classifier.", "cls."}});
+  EXPECT_THAT(report.missing, IsEmpty());
+  EXPECT_THAT(report.unexpected, IsEmpty());
+  const auto loaded = state_of(*target), expected = state_of(*source);
+  for (const auto& tensor : loaded)
+    if (tensor.name.starts_with("bert.")) {
+      EXPECT_EQ(tensor.bytes, find(expected, tensor.name).bytes) << tensor.name;
+    }
+}
+
+TEST_F(BertNames, AHeadStartsAnewForAnotherTask) {
+  const auto state = state_of(*masked(2));  // it has no pooler
+  EXPECT_THAT(refusal(*classes(1), state, {.without = {"classifier.", "cls."}}), HasSubstr("bert.pooler.dense.weight"));
+  const LoadReport report =
+      load_state(*classes(1), state, "f", {.without = {"classifier.", "cls."}, .may_lack = {"bert.pooler."}});
+  EXPECT_THAT(report.missing, ElementsAre("bert.pooler.dense.weight", "bert.pooler.dense.bias"));
+  EXPECT_THAT(report.unexpected, IsEmpty());
 }
 
 }  // namespace
