@@ -9,9 +9,12 @@
 #include <vector>
 
 #include "base/json_value.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
+
+constexpr int kShownColumns = 80;  // of a name, which may be any text
 
 /// Iterates over a text and records its position.
 class Reached {
@@ -54,8 +57,8 @@ Json parse(std::string_view text, int deepest, std::size_t offset) {
       seen.emplace_back();  // its keys come one deeper
     } else if (event == Json::parse_event_t::key) {
       if (!seen[level].insert(value.template get<std::string>()).second)
-        throw JsonError(
-            fmt::format("names '{}' twice, again before byte {}", value.template get<std::string>(), place()));
+        throw JsonError(fmt::format("names '{}' twice, again before byte {}",
+                                    cut_columns(value.template get<std::string>(), kShownColumns), place()));
     }
     return true;
   };

@@ -113,6 +113,10 @@ const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_
   return found == specs.end() ? nullptr : &*found;
 }
 
+void throw_second(const std::string& what, const std::string& name) {
+  throw UsageError(fmt::format("a second {} named '{}'", what, name), "choose another name");
+}
+
 void throw_unknown(const std::string& what, const std::string& name, std::span<const std::string> names) {
   const auto near = nearest(name, names);
   throw UsageError(fmt::format("unknown {} '{}'", what, name),

@@ -26,7 +26,8 @@ constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
 
 void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source) {
   for (const auto& tensor : tensors)
-    if (tensor.bytes.empty()) throw IoError(fmt::format("{}: tensor '{}' is empty", source, tensor.name), kFileRemedy);
+    if (tensor.bytes.empty())
+      throw IoError(fmt::format("{}: tensor '{}' is empty", source, nn::shown_name(tensor.name)), kFileRemedy);
 }
 
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,

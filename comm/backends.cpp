@@ -11,20 +11,22 @@ const BackendFamily& hosts_backend();
 const BackendFamily& mpi_backend();
 const BackendFamily& nccl_backend();
 
-const std::vector<const BackendFamily*>& backend_families() {
-  static const std::vector<const BackendFamily*> families = {
-      &shm_backend(),
-      &hosts_backend(),
-      &mpi_backend(),
-      &nccl_backend(),
-  };
-  return families;
+namespace {
+
+const Registry<BackendFamily>& backend_registry() {
+  static const Registry<BackendFamily> backends("backend",
+                                                {&shm_backend(), &hosts_backend(), &mpi_backend(), &nccl_backend()});
+  return backends;
 }
+
+}  // namespace
+
+const std::vector<const BackendFamily*>& backend_families() { return backend_registry().all(); }
 
 const BackendFamily* backend_family(const std::string& name) {
   if (name == kAutoBackend) return nullptr;
-  if (const auto* family = find_family(backend_families(), name)) return family;
-  auto names = names_of(backend_families());
+  if (const auto* family = backend_registry().find(name)) return family;
+  auto names = backend_registry().names();
   names.insert(names.begin(), kAutoBackend);
   throw_unknown("backend", name, names);
 }

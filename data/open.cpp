@@ -20,25 +20,11 @@ const DatasetFamily& random_family();
 
 namespace {
 
-std::vector<const DatasetFamily*>& registry() {
-  static std::vector<const DatasetFamily*> families = {
-      &digits_family(),    //
-      &mnist_family(),     //
-      &cifar10_family(),   //
-      &cifar100_family(),  //
-      &images_family(),    //
-      &text_family(),      //
-      &csv_family(),       //
-      &texts_family(),     //
-      &tokens_family(),    //
-      &random_family(),
-  };
-  return families;
-}
-
-std::deque<DatasetFamily>& own_families() {
-  static std::deque<DatasetFamily> own;
-  return own;
+Registry<DatasetFamily>& dataset_registry() {
+  static Registry<DatasetFamily> data_sets(
+      "data set", {&digits_family(), &mnist_family(), &cifar10_family(), &cifar100_family(), &images_family(),
+                   &text_family(), &csv_family(), &texts_family(), &tokens_family(), &random_family()});
+  return data_sets;
 }
 
 std::string written(const DatasetFamily& family) {
@@ -69,19 +55,15 @@ void check_settings(const DatasetFamily& family, const Settings& given) {
 
 }  // namespace
 
-const std::vector<const DatasetFamily*>& dataset_families() { return registry(); }
+const std::vector<const DatasetFamily*>& dataset_families() { return dataset_registry().all(); }
 
 void register_dataset(DatasetFamily family) {
   check_usage(family.open != nullptr, "a data set without a way to open it", "give DatasetFamily::open");
-  check_family_name("data set", family.name);
-  const auto is_same = [name = family.name](const DatasetFamily& one) { return one.name == name; };
-  if (find_family(dataset_families(), family.name) != nullptr && std::ranges::none_of(own_families(), is_same))
-    throw UsageError(fmt::format("a second data set named '{}'", family.name), "choose another name");
-  register_family(registry(), own_families(), std::move(family), is_same);
+  dataset_registry().add(std::move(family));
 }
 
 const DatasetFamily* find_dataset_family(const std::string& spec) {
-  return find_family(dataset_families(), spec.substr(0, spec.find(':')));
+  return dataset_registry().find(spec.substr(0, spec.find(':')));
 }
 
 std::string dataset_argument(const std::string& spec) {
@@ -93,9 +75,7 @@ DataSplits open_data(const std::string& spec, const OpenOptions& options) {
   if (options.classes < 0) throw UsageError(fmt::format("{} classes", options.classes), "give --classes 1 or more");
   const DatasetFamily* const family = find_dataset_family(spec);
   if (family == nullptr) {
-    std::vector<std::string> names;
-    for (const auto* one : dataset_families()) names.push_back(one->name);
-    const auto meant = nearest(spec.substr(0, spec.find(':')), names);
+    const auto meant = nearest(spec.substr(0, spec.find(':')), dataset_registry().names());
     throw UsageError(fmt::format("unknown data '{}'", spec),
                      meant ? fmt::format("did you mean '{}'? {}", *meant, known_data()) : known_data());
   }

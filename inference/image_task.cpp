@@ -172,6 +172,9 @@ ImageFiles::ImageFiles(const std::string& input) {
   // A name may have commas itself.
   files_ = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
   for (const std::string& file : files_) {
+    if (file.empty())
+      throw UsageError(fmt::format("--input {} has a comma without a file", data::printable(input)),
+                       "give image files, with commas between, or a directory of them");
     const auto status = fs::status(file, error);
     if (!fs::exists(status))
       throw IoError(fmt::format("{}: {}", printable(file), error ? error.message() : "no such file"),

@@ -131,7 +131,7 @@ nn::Loss DataParallel::forward_loss(nn::Tape& tape, const nn::Vars& inputs, cons
                                               [](const Pass::Part& part) { return part.loss.needs_grad(); });
   if (needs_grad && pass->count > 1) add_up_later(tape, *pass);
   const nn::Tape::OpScope scope(tape, "replicas");
-  const nn::Var result = tape.make_loss(std::move(totals), needs_grad);
+  const nn::Var result = tape.make_loss(std::move(totals), needs_grad, pass->parts.front().loss.counts());
   tape.record<Replicas>(result, std::move(pass));
   return {result};
 }
@@ -254,7 +254,7 @@ nn::Vars DataParallel::put_together(nn::Tape& tape, Lease lease) {
   nn::Vars results;
   for (std::size_t o = 0; o < count; ++o) {
     const auto [needs_grad, is_loss] = kinds[o];
-    results.push_back(is_loss ? tape.make_loss(std::move(values[o]), needs_grad)
+    results.push_back(is_loss ? tape.make_loss(std::move(values[o]), needs_grad, pass.parts.front().outputs[o].counts())
                               : tape.make_var(std::move(values[o]), needs_grad));
     tape.record<Gather>(results[o], pass, o);
   }

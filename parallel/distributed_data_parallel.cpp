@@ -152,9 +152,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
       ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
                             .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
                             .wait_for_unused = !defers_unused_check_});
-  ddp::broadcast_state(group, parameter_bytes(named), 0);
-  broadcast_buffers();
-  for (const auto& [name, parameter] : named.named_parameters()) parameter->changed();
+  broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   gradients_->refuse_strays(true);
   register_borrowed("module", module);
@@ -233,6 +231,13 @@ void DistributedDataParallel::check_with_buffers() const {
 }
 
 void DistributedDataParallel::broadcast_buffers() { ddp::broadcast_state(group_, buffers_of(module_), 0); }
+
+void DistributedDataParallel::broadcast_state() {
+  nn::Module& named = named_module(module_);
+  ddp::broadcast_state(group_, parameter_bytes(named), 0);
+  broadcast_buffers();
+  for (const auto& [name, parameter] : named.named_parameters()) parameter->changed();
+}
 
 // Collective: on a rank that runs no pass too.
 void DistributedDataParallel::begin_pass() {

@@ -1,5 +1,7 @@
 #include "trainer/build.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "base/cpu.h"
@@ -149,8 +151,22 @@ void leave_head_out(const TrainConfig& config, const nn::Module& model, nn::Load
   options.may_lack = head->new_too;
 }
 
+// Of models whose layers depend on the number of a sample's elements: one line, where the shape of a layer would be all
+// that is said. Other models find out by themselves what they take.
+void check_sample_size(const TrainConfig& config, const data::Dataset& dataset,
+                       const checkpoint::ModelMetadata& metadata) {
+  const nn::ModelFamily& family = nn::model_family(config.model.name);
+  if (family.takes_tokens || family.any_image_size || family.any_samples) return;
+  const auto &there = metadata.spec.sample_shape, &here = dataset.sample_dims();
+  if (nn::features_of(metadata.spec) == static_cast<std::int64_t>(dataset.sample_elements())) return;
+  throw UsageError(fmt::format("{} holds a model for samples of {}, and those of {} are {}", config.weights,
+                               fmt::join(there, "x"), dataset.name(), fmt::join(here, "x")),
+                   "use data with samples of the same size");
+}
+
 // Whether what the file's numbers mean is what the data's mean.
 void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const checkpoint::ModelMetadata& metadata) {
+  check_sample_size(config, dataset, metadata);
   if (config.reset_head) return;
   if (dataset.has_tokens() && (metadata.characters == nullptr) != (dataset.characters() == nullptr))
     throw UsageError(

@@ -7,7 +7,6 @@
 #include "base/version.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
-#include "lockstep/ddp/replicate.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {
@@ -30,23 +29,6 @@ struct Checkpointer::State {
     return plan;
   }
 };
-
-namespace {
-
-// Rank 0 has read them; buffers too, which each rank may otherwise have for itself.
-void share_state(parallel::DistributedDataParallel& ddp, comm::ProcessGroup& group) {
-  std::vector<ddp::NamedBytes> pieces;
-  const auto add = [&](const std::string& name, const nn::Tensor& tensor) {
-    pieces.push_back({name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}});
-  };
-  const auto parameters = ddp.module().named_parameters();
-  for (const auto& [name, parameter] : parameters) add(name, parameter->value());
-  for (const auto& buffer : ddp.module().named_buffers()) add(buffer.name, *buffer.tensor);
-  ddp::broadcast_state(group, pieces, 0);
-  for (const auto& [name, parameter] : parameters) parameter->changed();
-}
-
-}  // namespace
 
 Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
                            Options options) {
@@ -73,7 +55,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   const auto resumed =
       resume_module({.resume = "auto", .directory = state.options.directory}, group, plan, state.ddp.module());
   if (resumed) {
-    share_state(state.ddp, state.session.gradients());
+    state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
     sampler.restore(resumed->manifest.position);
     state.step = resumed->manifest.step;

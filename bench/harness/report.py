@@ -103,20 +103,28 @@ def _steps(model: str, batch: int, group: list) -> list:
     return [*lines, ""]
 
 
-def _backends(groups: dict, batches: dict) -> list:
-    lines = ["### PyTorch's DDP over lockstep and over Gloo", "", "Uncompiled; the same steps without communication beside "
-             "them.", "", "| model | | step, ms | samples/s | computation, ms | Gloo / lockstep |",
-             "|---|---|---:|---:|---:|---:|"]
+def _rows(groups: dict, label, width: int, cells_of) -> list:
+    """A row for each entry of each model: `label(model)`, the entry's name, and the cells of `cells_of(group, entry)`;
+    `width` columns without the label."""
+    lines = []
     for model, group in groups.items():
         for entry in group:
-            if not _there(entry):
-                lines.append(f"| {model}, {batches[model]} samples a rank " + _absent(entry, 5))
-                continue
-            cells = [f"{model}, {batches[model]} samples a rank", entry.name, spread(entry.series(_step_ms))]
-            cells += _medians(entry, ("samples_per_s", "compute_ms"))
-            cells += [times(_versus(group, entry, _step_ms)) if entry is not group[0] and _there(group[0]) else ""]
-            lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+            if _there(entry):
+                lines.append(f"| {' | '.join([label(model), entry.name, *cells_of(group, entry)])} |")
+            else:
+                lines.append(f"| {label(model)} " + _absent(entry, width))
+    return lines
+
+
+def _backends(groups: dict, batches: dict) -> list:
+    def cells_of(group: list, entry: Entry) -> list:
+        versus = times(_versus(group, entry, _step_ms)) if entry is not group[0] and _there(group[0]) else ""
+        return [spread(entry.series(_step_ms)), *_medians(entry, ("samples_per_s", "compute_ms")), versus]
+
+    return ["### PyTorch's DDP over lockstep and over Gloo", "", "Uncompiled; the same steps without communication beside "
+            "them.", "", "| model | | step, ms | samples/s | computation, ms | Gloo / lockstep |",
+            "|---|---|---:|---:|---:|---:|",
+            *_rows(groups, lambda model: f"{model}, {batches[model]} samples a rank", 5, cells_of), ""]
 
 
 def _allreduce(group: list, sizes: list) -> list:
@@ -135,24 +143,21 @@ def _allreduce(group: list, sizes: list) -> list:
     return [*lines, "", *_notes(group)]
 
 
+def _startup_ms(result: dict) -> float:
+    return result["startup_ms"]
+
+
 def _startup(groups: dict) -> list:
-    lines = ["### Starting", "", "From the start of the processes to the end of the first step, and the most memory of "
-             "a rank till then. PyTorch's memory counts without the files of GPU libraries that its build maps.", "",
-             "| model | | start, ms | memory, MB | of it GPU libraries | start, lockstep = 1 | memory, lockstep = 1 |",
-             "|---|---|---:|---:|---:|---:|---:|"]
-    for model, group in groups.items():
-        for entry in group:
-            if not _there(entry):
-                lines.append(f"| {model} " + _absent(entry, 6))
-                continue
-            start = lambda r: r["startup_ms"]  # noqa: E731
-            gpu = [max(r.get("gpu_library_bytes", [0])) for r in entry.results.values()]
-            cells = [model, entry.name, spread(entry.series(start)), spread(entry.series(_memory), 1e-6),
-                     digits(max(gpu) / 1e6)]
-            cells += ["1", "1"] if entry.name == "lockstep" else [times(_versus(group, entry, start)),
-                                                                  times(_versus(group, entry, _memory_without_gpu))]
-            lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+    def cells_of(group: list, entry: Entry) -> list:
+        gpu = max(max(r.get("gpu_library_bytes", [0])) for r in entry.results.values())
+        versus = ["1", "1"] if entry.name == "lockstep" else [times(_versus(group, entry, _startup_ms)),
+                                                              times(_versus(group, entry, _memory_without_gpu))]
+        return [spread(entry.series(_startup_ms)), spread(entry.series(_memory), 1e-6), digits(gpu / 1e6), *versus]
+
+    return ["### Starting", "", "From the start of the processes to the end of the first step, and the most memory of "
+            "a rank till then. PyTorch's memory counts without the files of GPU libraries that its build maps.", "",
+            "| model | | start, ms | memory, MB | of it GPU libraries | start, lockstep = 1 | memory, lockstep = 1 |",
+            "|---|---|---:|---:|---:|---:|---:|", *_rows(groups, lambda model: model, 6, cells_of), ""]
 
 
 def _notes(group: list) -> list:

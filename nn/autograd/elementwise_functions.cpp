@@ -234,7 +234,7 @@ Loss sum(Tape& tape, Var x, float scale) {
   const Tape::OpScope op(tape, "sum");
   Tensor totals = tape.backend().empty({2});
   tape.backend().elementwise().total(x.value(), totals);
-  const Var out = tape.make_loss(std::move(totals), x.needs_grad());
+  const Var out = tape.make_loss(std::move(totals), x.needs_grad(), /*counts=*/false);
   tape.record<SumNode>(out, x, scale);
   return {out};
 }

@@ -133,10 +133,12 @@ Var add(Tape& tape, Var x, Var y) {
   check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add(x.value(), y.value(), z);
-  const bool needs_grad = x.needs_grad() || y.needs_grad();
+  const bool needs_grad = x.needs_grad() || y.needs_grad(), are_losses = x.is_loss() && y.is_loss();
+  if (are_losses && x.counts() != y.counts())  // a count and NaN
+    tape.backend().pointwise().copy((x.counts() ? x : y).value().slice(1, 2), z.slice(1, 2));
   // The sum of two losses is one.
-  const Var out =
-      x.is_loss() && y.is_loss() ? tape.make_loss(std::move(z), needs_grad) : tape.make_var(std::move(z), needs_grad);
+  const Var out = are_losses ? tape.make_loss(std::move(z), needs_grad, x.counts() || y.counts())
+                             : tape.make_var(std::move(z), needs_grad);
   record_sum(tape, out, x, y);
   return out;
 }

@@ -73,9 +73,10 @@ Var Tape::make_var(Tensor value, bool needs_grad) {
   return {state, lifetime_.ref()};
 }
 
-Var Tape::make_loss(Tensor value, bool needs_grad) {
+Var Tape::make_loss(Tensor value, bool needs_grad, bool counts) {
   const Var made = make_var(std::move(value), needs_grad);
   made.state_->is_loss = true;
+  made.state_->counts = counts;
   return made;
 }
 

@@ -99,7 +99,7 @@ struct Header {
 void Header::refuse_tensor(const std::string& name, const std::string& why) const {
   const auto at = text.find(fmt::format("\"{}\"", name));  // one with escapes is not found, and none the less named
   not_safetensors(
-      path, fmt::format("tensor '{}'{} {}", name,
+      path, fmt::format("tensor '{}'{} {}", shown_name(name),
                         at == std::string::npos ? "" : fmt::format(" (byte {})", at + sizeof(std::uint64_t)), why));
 }
 
@@ -107,7 +107,7 @@ Entry Header::parse_entry(const std::string& name, const nlohmann::json& value) 
   try {
     const auto dtype_name = value.at("dtype").get<std::string>();
     const auto type = type_from(dtype_name);
-    if (!type) refuse_tensor(name, fmt::format("has the dtype '{}', which is not read", dtype_name));
+    if (!type) refuse_tensor(name, fmt::format("has the dtype '{}', which is not read", shown_name(dtype_name)));
     Entry entry{name, *type, {}, 0, 0};
     std::uint64_t bytes = type->bytes;
     const auto& shape = value.at("shape");
@@ -197,7 +197,7 @@ Opened open_file(const std::string& path) {
   std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
-                  "give the path of a safetensors file");
+                  "give the path of a file of weights");
   const std::uint64_t file_bytes = std::filesystem::file_size(path, failed);
   if (failed) not_safetensors(path, failed.message());
   std::uint64_t header_bytes = 0;
@@ -252,7 +252,7 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
     HostTensor tensor{entry.name, entry.type.dtype, std::move(entry.shape),
                       std::vector<std::byte>(entry.end - entry.begin)};
     if (!in.read(reinterpret_cast<char*>(tensor.bytes.data()), static_cast<std::streamsize>(tensor.bytes.size())))
-      not_safetensors(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
+      not_safetensors(path, fmt::format("it cannot be read at tensor '{}'", shown_name(tensor.name)));
     if (entry.type.bytes < size_of(tensor.dtype)) tensor.bytes = widened(tensor.bytes);
     tensors.push_back(std::move(tensor));
   }

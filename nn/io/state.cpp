@@ -140,8 +140,10 @@ HostTensor as_type(const HostTensor& tensor, DType dtype) {
   return made;
 }
 
-// Not a Shape: files may have more dimensions.
-std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+// Not a Shape: files may have more dimensions, and more than fit into a line.
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return shown_name(fmt::format("[{}]", fmt::join(shape, ", ")));
+}
 
 // A parameter or buffer, and what a file has for it.
 struct Slot {

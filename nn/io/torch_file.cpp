@@ -194,9 +194,10 @@ class ArchiveReader {
 
   bool has(const std::string& name) const { return find(folder_ + name) >= 0; }
 
-  std::vector<std::byte> read(const std::string& name) const {
-    const zip_int64_t index = find(folder_ + name);
-    if (index < 0) refuse_torch_file(path_, fmt::format("the archive has no {}{}", folder_, name));
+  std::vector<std::byte> read(const std::string& within) const {
+    const zip_int64_t index = find(folder_ + within);
+    if (index < 0) refuse_torch_file(path_, fmt::format("the archive has no {}", shown_name(folder_ + within)));
+    const std::string name = shown_name(within);
     zip_stat_t status;
     zip_stat_init(&status);
     constexpr zip_uint64_t kNeeded = ZIP_STAT_SIZE | ZIP_STAT_COMP_METHOD | ZIP_STAT_ENCRYPTION_METHOD;
@@ -311,7 +312,8 @@ TorchState read_legacy(const std::string& path, std::span<const std::byte> bytes
   }
   return state.tensors([&](const PickledStorage& storage) {
     const auto found = storages.find(storage.key);
-    if (found == storages.end()) refuse_torch_file(path, fmt::format("the storage {} is missing", storage.key));
+    if (found == storages.end())
+      refuse_torch_file(path, fmt::format("the storage {} is missing", shown_name(storage.key)));
     return found->second;
   });
 }

@@ -80,7 +80,8 @@ std::vector<HostTensor> read_index(const std::string& path, const ReadOptions& o
   for (const auto& [tensor, file] : places) {
     // A name, never a way out of the directory.
     if (file.empty() || fs::path(file).filename() != fs::path(file) || file == "..")
-      not_an_index(path, fmt::format("'{}' lies in '{}', which is no file beside it", tensor, file));
+      not_an_index(path,
+                   fmt::format("'{}' lies in '{}', which is no file beside it", shown_name(tensor), shown_name(file)));
     files.insert(file);
   }
   std::vector<HostTensor> all;
@@ -89,7 +90,8 @@ std::vector<HostTensor> read_index(const std::string& path, const ReadOptions& o
     for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file), options)) {
       const auto place = places.find(tensor.name);
       if (place == places.end() || place->second != file)
-        not_an_index(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
+        not_an_index(path, fmt::format("{} holds '{}', which the index does not say", shown_name(file),
+                                       shown_name(tensor.name)));
       ++found;
       all.push_back(std::move(tensor));
     }

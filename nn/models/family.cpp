@@ -26,24 +26,6 @@ std::vector<SettingSpec> ModelFamily::settings_of(const std::string& name) const
   return all;
 }
 
-const ModelFamily* find_model_family(const std::string& name) {
-  for (const auto* family : model_families())
-    if (std::ranges::find(family->variants, name, &ModelVariant::name) != family->variants.end()) return family;
-  return nullptr;
-}
-
-const ModelFamily& model_family(const std::string& name) {
-  if (const auto* family = find_model_family(name)) return *family;
-  throw_unknown("model", name, model_names());
-}
-
-std::vector<std::string> model_names() {
-  std::vector<std::string> all;
-  for (const auto* family : model_families())
-    for (const auto& variant : family->variants) all.push_back(variant.name);
-  return all;
-}
-
 std::string models_that(bool (*does)(const ModelFamily& family), const char* before_last) {
   std::vector<std::string> all;
   for (const auto* family : model_families()) {

@@ -21,42 +21,23 @@ const ModelFamily& lstm_family();
 
 namespace {
 
-std::vector<const ModelFamily*>& registry() {
-  static std::vector<const ModelFamily*> families = {
-      &linear_family(),  //
-      &mlp_family(),     //
-      &cnn_family(),     //
-      &resnet_family(),  //
-      &vgg_family(),     //
-      &gpt_family(),     //
-      &bert_family(),    //
-      &lstm_family(),
-  };
-  return families;
-}
-
-std::deque<ModelFamily>& own_families() {
-  static std::deque<ModelFamily> own;
-  return own;
+Registry<ModelFamily>& model_registry() {
+  static Registry<ModelFamily> models("model", {&linear_family(), &mlp_family(), &cnn_family(), &resnet_family(),
+                                                &vgg_family(), &gpt_family(), &bert_family(), &lstm_family()});
+  return models;
 }
 
 }  // namespace
 
-const std::vector<const ModelFamily*>& model_families() { return registry(); }
+const std::vector<const ModelFamily*>& model_families() { return model_registry().all(); }
+const ModelFamily* find_model_family(const std::string& name) { return model_registry().find(name); }
+const ModelFamily& model_family(const std::string& name) { return model_registry().named(name); }
+std::vector<std::string> model_names() { return model_registry().names(); }
 
 void register_model(ModelFamily family) {
   check_usage(family.build != nullptr, "a model without a way to build it", "give ModelFamily::build");
   check_usage(!family.variants.empty(), "a model without a name", "give ModelFamily::variants at least one");
-  const auto names = family.names();
-  for (const auto& name : names) {
-    check_family_name("model", name);
-    const ModelFamily* const other = find_model_family(name);
-    const auto is_other = [other](const ModelFamily& one) { return &one == other; };
-    if (other != nullptr && (std::ranges::none_of(own_families(), is_other) || other->names() != names))
-      throw UsageError(fmt::format("a second model named '{}'", name), "choose another name");
-  }
-  register_family(registry(), own_families(), std::move(family),
-                  [&](const ModelFamily& one) { return one.names() == names; });
+  model_registry().add(std::move(family));
 }
 
 TensorsByName::TensorsByName(const std::vector<HostTensor>& tensors) : tensors_(tensors) {

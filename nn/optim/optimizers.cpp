@@ -9,20 +9,18 @@ const OptimizerFamily& sgd_family();
 const OptimizerFamily& adamw_family();
 const OptimizerFamily& adam_family();
 
-const std::vector<const OptimizerFamily*>& optimizer_families() {
-  static const std::vector<const OptimizerFamily*> families = {
-      &sgd_family(),    //
-      &adamw_family(),  //
-      &adam_family(),
-  };
-  return families;
+namespace {
+
+const Registry<OptimizerFamily>& optimizer_registry() {
+  static const Registry<OptimizerFamily> optimizers("optimizer", {&sgd_family(), &adamw_family(), &adam_family()});
+  return optimizers;
 }
 
-std::vector<std::string> optimizer_names() { return names_of(optimizer_families()); }
+}  // namespace
 
-const OptimizerFamily& optimizer_family(const std::string& name) {
-  return family_named("optimizer", optimizer_families(), name);
-}
+const std::vector<const OptimizerFamily*>& optimizer_families() { return optimizer_registry().all(); }
+std::vector<std::string> optimizer_names() { return optimizer_registry().names(); }
+const OptimizerFamily& optimizer_family(const std::string& name) { return optimizer_registry().named(name); }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay,

@@ -37,9 +37,7 @@ double linear(double done, double lr, const Settings& settings) {
   return lr * (1.0 + (settings.number("end-factor") - 1.0) * std::min(done, 1.0));
 }
 
-}  // namespace
-
-const std::vector<const ScheduleFamily*>& schedule_families() {
+const Registry<ScheduleFamily>& schedule_registry() {
   static const ScheduleFamily rows[] = {
       {.name = "constant", .at = constant},
       {.name = "cosine", .settings = {min_lr()}, .at = cosine_at},
@@ -53,19 +51,19 @@ const std::vector<const ScheduleFamily*>& schedule_families() {
                      .placeholder = "F"}},
        .at = linear},
   };
-  static const std::vector<const ScheduleFamily*> families = [] {
+  static const Registry<ScheduleFamily> schedules("schedule", [] {
     std::vector<const ScheduleFamily*> all;
     for (const auto& row : rows) all.push_back(&row);
     return all;
-  }();
-  return families;
+  }());
+  return schedules;
 }
 
-std::vector<std::string> schedule_names() { return names_of(schedule_families()); }
+}  // namespace
 
-const ScheduleFamily& schedule_family(const std::string& name) {
-  return family_named("schedule", schedule_families(), name);
-}
+const std::vector<const ScheduleFamily*>& schedule_families() { return schedule_registry().all(); }
+std::vector<std::string> schedule_names() { return schedule_registry().names(); }
+const ScheduleFamily& schedule_family(const std::string& name) { return schedule_registry().named(name); }
 
 LearningRate make_schedule(const std::string& name, double lr, std::int64_t total_steps, std::int64_t warmup,
                            const Settings& settings) {

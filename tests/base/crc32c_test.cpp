@@ -27,7 +27,7 @@ std::uint32_t reference(std::span<const std::byte> bytes) {
   return ~crc;
 }
 
-std::vector<std::byte> random_bytes(std::size_t count) {
+std::vector<std::byte> some_bytes(std::size_t count) {
   std::vector<std::byte> bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(SplitMix64::word(1, i));
   return bytes;
@@ -59,7 +59,7 @@ TEST_P(Crc32cMethods, KnownValues) {
 }
 
 TEST_P(Crc32cMethods, AnySizeAtAnyAlignment) {
-  const auto bytes = random_bytes(9000);
+  const auto bytes = some_bytes(9000);
   for (std::size_t size = 0; size <= 1100; ++size) {
     const std::size_t at = size % 67;
     ASSERT_EQ(of(std::span(bytes).subspan(at, size)), reference(std::span(bytes).subspan(at, size))) << size;
@@ -71,7 +71,7 @@ TEST_P(Crc32cMethods, AnySizeAtAnyAlignment) {
 }
 
 TEST_P(Crc32cMethods, InPiecesItIsThatOfTheWhole) {
-  const auto bytes = random_bytes(5000);
+  const auto bytes = some_bytes(5000);
   const std::uint32_t whole = reference(bytes);
   for (const std::size_t piece : {1u, 7u, 64u, 511u, 512u, 513u, 1300u, 4999u}) {
     std::uint32_t crc = 0;
@@ -82,7 +82,7 @@ TEST_P(Crc32cMethods, InPiecesItIsThatOfTheWhole) {
 }
 
 TEST_P(Crc32cMethods, EveryBitThatChangesShows) {
-  auto bytes = random_bytes(700);
+  auto bytes = some_bytes(700);
   const std::uint32_t before = of(bytes);
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     bytes[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
@@ -98,7 +98,7 @@ std::string name_of(const ::testing::TestParamInfo<Crc32cMethod>& one) {
 INSTANTIATE_TEST_SUITE_P(Methods, Crc32cMethods, ::testing::ValuesIn(kMethods), name_of);
 
 TEST(Crc32c, WhateverIsChosenGivesTheSame) {
-  const auto bytes = random_bytes(4321);
+  const auto bytes = some_bytes(4321);
   EXPECT_EQ(crc32c(bytes), reference(bytes));
   EXPECT_EQ(crc32c(std::span(bytes).subspan(1000), crc32c(std::span(bytes).first(1000))), reference(bytes));
 }

@@ -214,14 +214,13 @@ class DebianPackage(unittest.TestCase):
             self.assertTrue(list(usr.rglob("liblockstep_trainer.so")) and list(usr.rglob("lockstepConfig.cmake")))
 
 
-class Embedded(unittest.TestCase):
+class Embedded(package.WithFiles):
     """lockstep's sources within another build: nothing of lockstep's own options, tests and programs is seen there."""
 
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="lockstep-embedded-")
-        cls.addClassCleanup(holder.cleanup)
-        cls.build = pathlib.Path(holder.name)
+        super().setUpClass()
+        cls.build = cls.here
         cls.configured = run(["cmake", "-S", SOURCE / "tests/install/embedded", "-B", cls.build, "-G", "Ninja",
                               f"-DSOURCE={SOURCE}"]).stdout
 

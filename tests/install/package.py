@@ -30,14 +30,22 @@ def libtorch():
     return next((place for place in places if (place / "lib/libtorch_cpu.so").exists()), None)
 
 
-class Case(unittest.TestCase):
-    """Tests of an installed tree at cls.prefix; cls.here is for their files."""
+class WithFiles(unittest.TestCase):
+    """cls.here is a directory for the files of all its tests."""
 
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="lockstep-install-")
+        holder = tempfile.TemporaryDirectory(prefix=f"lockstep-{cls.__name__.lower()}-")
         cls.addClassCleanup(holder.cleanup)
         cls.here = pathlib.Path(holder.name)
+
+
+class Case(WithFiles):
+    """Tests of an installed tree at cls.prefix."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
         first = cls.here / "first"
         run(["cmake", "--install", BUILD, "--prefix", first])
         cls.prefix = first.rename(cls.here / "prefix")  # an installed tree may be moved

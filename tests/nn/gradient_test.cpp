@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 
 #include "base/error.h"
 #include "tests/nn/gradient_backend.h"
@@ -355,6 +356,27 @@ TEST_F(Gradient, Sum) {
     expect_loss_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
                           [&](Tape& tape, std::span<const Var> x) { return sum(tape, x[0], 0.5f).value; });
 }
+// A penalty beside a cross entropy: what the cross entropy counts is counted, whatever the order.
+TEST_F(Gradient, ASumOfLossesCountsWhatOneOfThemCounts) {
+  Tape tape(*backend);
+  const Var x = tape.differentiable_input(tensor_of(*backend, {3, 2}, {1, 2, 5, 3, 0, 4}));
+  const std::int32_t numbers[] = {1, 0, 0};  // two of three are right
+  const Tensor labels = backend->empty({3}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(numbers)), labels);
+  const Loss entropy = cross_entropy(tape, x, labels, 0.5f), penalty = sum(tape, square(tape, x), 0.5f);
+  const auto totals = [&](Var loss) { return values_of(*backend, loss.value()); };
+  const float whole = totals(entropy.value)[0] + totals(penalty.value)[0];
+  const Var first = add(tape, entropy.value, penalty.value), second = add(tape, penalty.value, entropy.value);
+  EXPECT_EQ(totals(first), (std::vector<float>{whole, 2}));
+  EXPECT_EQ(totals(second), (std::vector<float>{whole, 2}));
+  EXPECT_EQ(totals(add(tape, first, penalty.value))[1], 2);
+  const Var none = add(tape, penalty.value, penalty.value);
+  EXPECT_TRUE(std::isnan(totals(none)[1]));
+  EXPECT_EQ(totals(add(tape, none, entropy.value))[1], 2);
+  EXPECT_EQ(totals(add(tape, entropy.value, entropy.value))[1], 4);
+  tape.backward(first);
+}
+
 // A value that several read, on its way to a loss: the one of a variational autoencoder.
 TEST_F(Gradient, OwnLoss) {
   const auto divergence = [](Tape& tape, Var mean, Var logarithm) {

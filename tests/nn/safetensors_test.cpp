@@ -187,6 +187,22 @@ TEST_F(Safetensors, HeadersThatAreNotWhatTheFormatSays) {
         << offsets;
 }
 
+// What a terminal would obey, and what would fill it.
+TEST_F(Safetensors, NamesAreShownAsText) {
+  const auto lines = [&](const std::string& name, const std::string& dtype) {
+    const std::string said =
+        refusal(file_of("{\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":[4],"data_offsets":[0,4]}})", "abcd"));
+    EXPECT_EQ(said.find_first_of("\n\x1b"), std::string::npos) << said;
+    EXPECT_LT(said.size(), 1000u);
+    return said;
+  };
+  EXPECT_THAT(lines("fc\\n\\u001b[2J", "F8"), HasSubstr("has the dtype 'F8'"));
+  EXPECT_THAT(lines(std::string(100000, 'x'), "F8"), HasSubstr("has the dtype 'F8'"));
+  EXPECT_THAT(lines("a", "\\n" + std::string(100000, 'F')), HasSubstr("tensor 'a'"));
+  const std::string twice = "{\"x\\n\":1,\"x\\n\":2}";
+  EXPECT_EQ(refusal(file_of(twice)).find('\n'), std::string::npos);
+}
+
 TEST_F(Safetensors, TensorsThatOverlapOrLeaveHoles) {
   const auto two = [](const std::string& a, const std::string& b) {
     return file_of(fmt::format(R"({{"a":{{"dtype":"U8","shape":[4],"data_offsets":[{}]}},)"

@@ -244,6 +244,12 @@ TEST_F(StateNames, ErrorsListAFewOfManyTensors) {
   EXPECT_LT(said.size(), 1000u);
 }
 
+TEST_F(StateNames, ShapesOfManyAxesAreCut) {
+  auto state = state_of(*plain(2));
+  state[0].shape = std::vector<std::int64_t>(100000, 1);
+  EXPECT_LT(refusal(*plain(1), state).size(), 1000u);
+}
+
 // safetensors.torch.save_model() keeps one name of each tensor.
 TEST_F(Gpt2Names, TheHeadStandsForATableThatIsMissing) {
   auto once = renamed(state_, "transformer.");

@@ -169,6 +169,25 @@ TEST_F(SeveralValues, TotalsCountWhatIsCorrect) {
   tape.backward(nn::add(tape, inside.value, outside.value));
 }
 
+// A cross entropy with a penalty: counted on each device, and so in all.
+TEST_F(SeveralValues, TotalsCountWhatIsCorrectBesideAPenalty) {
+  nn::Generator generator(1);
+  nn::Context context{devices[0], generator};
+  DataParallel several(nn::build<nn::Linear>(context, Fusion::kFeatures, Fusion::kClasses), devices);
+  const nn::LossFunction loss = [](nn::Tape& on, const nn::Vars& y, const nn::Tensor& targets, float scale) {
+    return nn::Loss{nn::add(on, nn::cross_entropy(on, y[0], targets, scale).value,
+                            nn::sum(on, nn::square(on, y[0]), 0.01f * scale).value)};
+  };
+  const nn::Var x = tape.input(random_rows(devices[0], {40, Fusion::kFeatures}, 1));
+  const nn::Loss inside = several.forward_loss(tape, x, labels(40), loss, 0.1f);
+  const nn::Loss outside = loss(tape, several(tape, x), labels(40), 0.1f);
+  EXPECT_GT(outside.totals().f32()[1], 0);
+  EXPECT_EQ(inside.totals().f32()[1], outside.totals().f32()[1]);
+  // Another penalty outside of the replicas.
+  const nn::Loss penalty = nn::sum(tape, nn::square(tape, x), 1.0f);
+  EXPECT_EQ(nn::add(tape, penalty.value, inside.value).value().f32()[1], outside.totals().f32()[1]);
+}
+
 // Of an autoencoder, say.
 TEST_F(SeveralValues, ALossWithoutTargets) {
   const nn::LossFunction squares = [](nn::Tape& on, const nn::Vars& y, const nn::Tensor& targets, float scale) {

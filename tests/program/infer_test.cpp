@@ -425,6 +425,7 @@ TEST_F(Infer, WhatIsWrongWithImages) {
   expect_refusal(resnet + "--input none.jpg", 3, "none.jpg");
   expect_refusal(resnet + "--input pictures/rgb.png,none.jpg", 3, "none.jpg");
   expect_refusal(resnet + "--input pictures/rgb.png,pictures", 2, "the directory pictures");
+  expect_refusal(resnet + "--input pictures/rgb.png,", 2, "--input pictures/rgb.png, has a comma without a file");
   expect_refusal(resnet + "--prompt hello", 2, "--prompt");
   expect_refusal(resnet + "--input pictures --temperature 1", 2, "--temperature");
   expect_refusal("resnet50 --weights animals.safetensors --input pictures", 2, "holds a resnet18, not a resnet50");
@@ -485,6 +486,9 @@ TEST_F(Infer, WhatACardSaysIsHeldAgainstTheData) {
   const auto kind = eval("gpt --weights text.safetensors --data tokens:tokens.bin");
   EXPECT_EQ(kind.code, 2);
   EXPECT_THAT(kind.err, HasSubstr("trained on characters"));
+  const auto sizes = eval("cnn --weights digits.safetensors --data random:1x28x28,8");
+  EXPECT_EQ(sizes.code, 2);
+  EXPECT_THAT(sizes.err, HasSubstr("digits.safetensors holds a model for samples of 8x8x1, and those of random"));
   const auto heads = eval("gpt --weights text.safetensors --data text:fox.txt --heads 1");
   EXPECT_EQ(heads.code, 2);
   EXPECT_THAT(heads.err, HasSubstr("--heads 1"));

@@ -129,50 +129,80 @@ Settings resolve(std::span<const SettingSpec> specs, const Settings& given, cons
 /// Throws UsageError for a `what` ("optimizer") that nobody knows, with the nearest of `names`, or all of them.
 [[noreturn]] void throw_unknown(const std::string& what, const std::string& name, std::span<const std::string> names);
 
-// Registries: lists of families that have names.
-
-template <class Family>
-std::vector<std::string> names_of(const std::vector<const Family*>& families) {
-  std::vector<std::string> names;
-  for (const auto* family : families) names.push_back(family->name);
-  return names;
-}
-
-/// nullptr: there is none of that name.
-template <class Family>
-const Family* find_family(const std::vector<const Family*>& families, std::string_view name) {
-  for (const auto* family : families)
-    if (family->name == name) return family;
-  return nullptr;
-}
-
-/// Throws as throw_unknown() does.
-template <class Family>
-const Family& family_named(const std::string& what, const std::vector<const Family*>& families,
-                           const std::string& name) {
-  if (const auto* family = find_family(families, name)) return *family;
-  throw_unknown(what, name, names_of(families));
-}
-
-/// A program's own family takes its place in a registry: at the end, or that of an earlier one of its own with the same
-/// name, which `is_same` knows. It lives as long as the process. Before threads read the registry.
-template <class Family, class IsSame>
-void register_family(std::vector<const Family*>& families, std::deque<Family>& own, Family family,
-                     const IsSame& is_same) {
-  const Family* const added = &own.emplace_back(std::move(family));
-  const auto mine = [&](const Family* one) {
-    return std::any_of(own.begin(), own.end(), [&](const Family& other) { return &other == one; });
-  };
-  for (auto& one : families)
-    if (mine(one) && is_same(*one)) {
-      one = added;
-      return;
-    }
-  families.push_back(added);
-}
-
 /// Throws UsageError for a `what` ("model") whose name cannot be typed: of letters, digits, dots, '-' and '_'.
 void check_family_name(const std::string& what, const std::string& name);
+/// Throws UsageError: there is a `what` with this name, which cannot be replaced.
+[[noreturn]] void throw_second(const std::string& what, const std::string& name);
+
+/// The families of one kind, in the order of help texts: lockstep's own, and those that a program adds. A family has
+/// one `name`, or several `names()`; no two have the same.
+template <class Family>
+class Registry {
+ public:
+  /// `what` they are, for errors: "optimizer". `families` live as long as the process.
+  Registry(std::string what, std::vector<const Family*> families)
+      : what_(std::move(what)), families_(std::move(families)) {}
+
+  const std::vector<const Family*>& all() const { return families_; }
+
+  /// Of all families.
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto* family : families_)
+      for (auto& name : names_of(*family)) all.push_back(std::move(name));
+    return all;
+  }
+
+  /// nullptr: there is none of that name.
+  const Family* find(std::string_view name) const {
+    for (const auto* family : families_)
+      for (const auto& one : names_of(*family))
+        if (one == name) return family;
+    return nullptr;
+  }
+
+  /// Throws as throw_unknown() does.
+  const Family& named(const std::string& name) const {
+    if (const auto* family = find(name)) return *family;
+    throw_unknown(what_, name, names());
+  }
+
+  /// Adds a program's own: at the end, or in the place of an earlier one of its own with the same names. It lives as
+  /// long as the registry, as the replaced one does. Before threads read the registry. Throws as check_family_name()
+  /// and throw_second() do.
+  void add(Family family) {
+    const auto names = names_of(family);
+    const Family* replaced = nullptr;
+    for (const auto& name : names) {
+      check_family_name(what_, name);
+      const Family* const other = find(name);
+      if (other == nullptr) continue;
+      if (!is_own(other) || names_of(*other) != names) throw_second(what_, name);
+      replaced = other;
+    }
+    const Family* const added = &own_.emplace_back(std::move(family));
+    const auto place = std::find(families_.begin(), families_.end(), replaced);
+    if (place != families_.end())
+      *place = added;
+    else
+      families_.push_back(added);
+  }
+
+ private:
+  static std::vector<std::string> names_of(const Family& family) {
+    if constexpr (requires { family.names(); })
+      return family.names();
+    else
+      return {family.name};
+  }
+  bool is_own(const Family* family) const {
+    return std::any_of(own_.begin(), own_.end(), [&](const Family& one) { return &one == family; });
+  }
+
+  const std::string what_;
+  std::vector<const Family*> families_;
+  std::deque<Family> own_;  // where it grows, families stay where they are
+};
 
 /// The one with that name; nullptr: there is none.
 const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_view name);

@@ -141,6 +141,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   void check_with_buffers() const;
   /// Collective: rank 0's buffers become everyone's now; before they are used or saved.
   void broadcast_buffers();
+  /// Collective: its parameters too, for whoever has changed them on rank 0 between two passes (a checkpoint that was
+  /// read).
+  void broadcast_state();
   /// What rank 0 sends of them to each of the others in a step.
   std::size_t buffer_bytes() const { return buffer_arena_ != nullptr ? buffer_arena_->bytes() : 0; }
 

@@ -132,7 +132,7 @@ Var spread_last(Tape& tape, Var x, std::int64_t count);
 /// predictions (0 for squared error). Its gradient is that of scale · sum.
 struct Loss {
   Var value;
-  /// The second is NaN where nothing is counted: sum().
+  /// The second is NaN where nothing is counted: sum(). Of a sum of two losses of which one counts it is that one's.
   const Tensor& totals() const { return value.value(); }
 };
 /// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's

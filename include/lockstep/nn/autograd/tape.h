@@ -47,6 +47,8 @@ class Var {
   bool walked() const { return state().walked; }
   /// Whether Tape::backward() may start from it without a gradient: Tape::make_loss().
   bool is_loss() const { return state().is_loss; }
+  /// Whether the second number of a loss is a count of correct predictions; NaN if not.
+  bool counts() const { return state().counts; }
   /// For operators: the activation that this is the result of, where the device has kept something of its input
   /// (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
   Epilogue activation() const { return state().activation; }
@@ -60,6 +62,7 @@ class Var {
     bool needs_grad = false;
     bool walked = false;
     bool is_loss = false;
+    bool counts = false;
     bool is_root = false;  // of the backward pass
     Epilogue activation = Epilogue::kNone;
     Tensor saved_preactivation;
@@ -179,8 +182,9 @@ class Tape {
 
   /// For operators: a result. It needs a gradient if wanted and the tape is recording.
   Var make_var(Tensor value, bool needs_grad);
-  /// The same for an operator that backward may start from: its node asks for no gradient of its own.
-  Var make_loss(Tensor value, bool needs_grad);
+  /// The same for an operator that backward may start from: its node asks for no gradient of its own. `counts`: it
+  /// counts correct predictions (Loss).
+  Var make_loss(Tensor value, bool needs_grad, bool counts = true);
 
   /// Whether it is of this tape, and since its last reset.
   bool has(Var v) const { return v.pass_ == lifetime_.ref(); }
