@@ -173,7 +173,7 @@ ImageFiles::ImageFiles(const std::string& input) {
   files_ = fs::exists(input, error) ? std::vector<std::string>{input} : split(input, ',');
   for (const std::string& file : files_) {
     if (file.empty())
-      throw UsageError(fmt::format("--input {} has a comma without a file", data::printable(input)),
+      throw UsageError(fmt::format("--input {} has a comma without a file", printable(input)),
                        "give image files, with commas between, or a directory of them");
     const auto status = fs::status(file, error);
     if (!fs::exists(status))
