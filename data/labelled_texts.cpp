@@ -30,15 +30,14 @@ class LabelledTexts final : public Dataset {
   std::vector<std::int32_t> labels_;
 };
 
-// Pieces beside those of the texts.
-std::size_t around(const EncodedText& text) { return text.pair ? 3 : 2; }
-
 }  // namespace
 
 std::int32_t write_sample(const WordPieces& pieces, const EncodedText& text, std::span<std::int32_t> tokens,
                           std::span<std::int32_t> types) {
   std::size_t first = text.first.size(), second = text.second.size();
-  const std::size_t room = tokens.size() - around(text);
+  const std::size_t around = text.pair ? 3 : 2;
+  LOCKSTEP_ASSERT(tokens.size() >= around && types.size() == tokens.size());
+  const std::size_t room = tokens.size() - around;
   while (first + second > room) --(first > second ? first : second);
   auto at = tokens.begin();
   const auto put = [&](std::span<const std::int32_t> part) { at = std::ranges::copy(part, at).out; };
@@ -89,16 +88,17 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
     }
     pieces = learner.learn(static_cast<std::size_t>(options.word_pieces->vocabulary_size));
   }
+  WordPieceEncoder encoder(*pieces);
   const auto part = [&](const char* name, std::vector<TextRow>& texts) {
     if (texts.empty()) throw IoError(fmt::format("{}: it has no text for {}", rows.name, name), "add some");
     std::vector<EncodedText> encoded;
     std::vector<std::int32_t> labels;
     std::size_t cut = 0;
     for (TextRow& row : texts) {
-      EncodedText text = {.first = pieces->encode(row.first, row.source),
-                          .second = pieces->encode(row.second, row.source),
+      EncodedText text = {.first = encoder.encode(row.first, row.source),
+                          .second = encoder.encode(row.second, row.source),
                           .pair = rows.pairs};
-      if (text.first.size() + text.second.size() + around(text) > static_cast<std::size_t>(options.context)) ++cut;
+      if (std::cmp_greater(text.tokens(), options.context)) ++cut;
       encoded.push_back(std::move(text));
       labels.push_back(row.label);
     }

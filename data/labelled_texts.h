@@ -18,6 +18,9 @@ namespace lockstep::data {
 struct EncodedText {
   std::vector<std::int32_t> first, second;  // pieces
   bool pair = false;
+
+  /// With those around the texts, uncut.
+  std::size_t tokens() const { return first.size() + second.size() + (pair ? 3 : 2); }
 };
 
 /// Writes `text` into the sample's tokens and types, both of T; returns its length. What is too long is cut from the

@@ -190,6 +190,10 @@ std::shared_ptr<const WordPieces> WordPieces::read(const std::string& path) {
 }
 
 void WordPieces::encode_word(std::string_view word, std::vector<std::int32_t>& to) const {
+  if (characters_of(word) > kMostWordCharacters) {
+    to.push_back(unknown_);
+    return;
+  }
   const std::size_t first = to.size();
   std::string_view rest = word;
   while (!rest.empty()) {
@@ -211,24 +215,22 @@ void WordPieces::encode_word(std::string_view word, std::vector<std::int32_t>& t
 }
 
 std::vector<std::int32_t> WordPieces::encode(std::string_view text, const std::string& source) const {
-  std::vector<std::int32_t> tokens;
-  // Most words of a long text have been there before.
+  return WordPieceEncoder(*this).encode(text, source);
+}
+
+std::vector<std::int32_t> WordPieceEncoder::encode(std::string_view text, const std::string& source) {
   constexpr std::size_t kMostKept = 1 << 20;
-  std::unordered_map<std::string, std::vector<std::int32_t>> kept;
-  std::string key;
-  for_each_word(text, cased_, source, [&](std::string_view word) {
-    key = word;
-    const auto found = kept.find(key);
-    if (found != kept.end()) {
-      tokens.insert(tokens.end(), found->second.begin(), found->second.end());
+  std::vector<std::int32_t> tokens;
+  for_each_word(text, pieces_.cased(), source, [&](std::string_view word) {
+    key_ = word;
+    const auto known = words_.find(key_);
+    if (known != words_.end()) {
+      tokens.insert(tokens.end(), known->second.begin(), known->second.end());
       return;
     }
     const auto begin = static_cast<std::ptrdiff_t>(tokens.size());
-    if (characters_of(word) > kMostWordCharacters)
-      tokens.push_back(unknown_);
-    else
-      encode_word(word, tokens);
-    if (kept.size() < kMostKept) kept.emplace(key, std::vector(tokens.begin() + begin, tokens.end()));
+    pieces_.encode_word(word, tokens);
+    if (words_.size() < kMostKept) words_.emplace(key_, std::vector(tokens.begin() + begin, tokens.end()));
   });
   return tokens;
 }

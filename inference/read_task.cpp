@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "data/labelled_texts.h"
 #include "inference/prompts.h"
@@ -49,7 +50,7 @@ class ReadWorker final : public InferWorker {
     const auto start = Clock::now();
     const ReadText& read = shared_->texts[job];
     const data::EncodedText& text = read.encoded;
-    tokens_.resize(std::min(shared_->most, text.first.size() + text.second.size() + (text.pair ? 3 : 2)));
+    tokens_.resize(std::min(shared_->most, text.tokens()));
     types_.resize(tokens_.size());
     data::write_sample(*shared_->pieces, text, tokens_, types_);
     positions_.clear();
@@ -189,11 +190,16 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   shared->pieces = open_pieces(config, model);
   shared->masked = model.spec.vocabulary == 0;
   shared->most = static_cast<std::size_t>(model.spec.settings.integer("context"));
+  constexpr std::size_t kLeast = 5;  // two texts of a token each
+  if (shared->most < kLeast)
+    throw UsageError(fmt::format("{} takes {} tokens, [CLS] and [SEP] included", config.weights, shared->most),
+                     fmt::format("use a model with a --context of {} or more", kLeast));
   shared->top = config.top.value_or(kDefaultTop);
   if (!config.class_names.empty())
     shared->class_names = read_class_names(config.class_names, model.spec.classes);
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
+  std::size_t cut = 0;
   for (PromptText& prompt : read_prompts(config)) {
     ReadText read;
     if (shared->masked) {
@@ -202,10 +208,10 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
         throw UsageError(
             fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
             "write [MASK] in their places");
-      if (read.encoded.first.size() + 2 > shared->most)
-        throw UsageError(fmt::format("{}: {} tokens, and the model takes {}", prompt.source,
-                                     read.encoded.first.size() + 2, shared->most),
-                         "give a shorter text");
+      if (read.encoded.tokens() > shared->most)
+        throw UsageError(
+            fmt::format("{}: {} tokens, and the model takes {}", prompt.source, read.encoded.tokens(), shared->most),
+            "give a shorter text");
     } else {
       const std::size_t tab = prompt.text.find('\t');
       read.encoded.first = shared->pieces->encode(std::string_view(prompt.text).substr(0, tab), prompt.source);
@@ -213,9 +219,13 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
       if (read.encoded.pair)
         read.encoded.second = shared->pieces->encode(std::string_view(prompt.text).substr(tab + 1), prompt.source);
     }
+    if (read.encoded.tokens() > shared->most) ++cut;
     read.text = std::move(prompt.text);
     shared->texts.push_back(std::move(read));
   }
+  if (cut > 0)
+    log_warn("{} of {} texts have more than the {} tokens that the model takes, and are cut", cut, shared->texts.size(),
+             shared->most);
   return {.kind = InferReport::Kind::kReadTexts,
           .jobs = shared->texts.size(),
           .doing = "reading",
