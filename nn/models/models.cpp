@@ -15,7 +15,9 @@ const ModelFamily& cnn_family();
 const ModelFamily& resnet_family();
 const ModelFamily& vgg_family();
 const ModelFamily& gpt_family();
+const ModelFamily& rnn_family();
 const ModelFamily& lstm_family();
+const ModelFamily& gru_family();
 
 namespace {
 
@@ -27,7 +29,9 @@ std::vector<const ModelFamily*>& registry() {
       &resnet_family(),  //
       &vgg_family(),     //
       &gpt_family(),     //
-      &lstm_family(),
+      &rnn_family(),     //
+      &lstm_family(),    //
+      &gru_family(),
   };
   return families;
 }

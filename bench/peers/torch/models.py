@@ -147,11 +147,11 @@ class Gpt(nn.Module):
         return self.lm_head(self.ln_f(x)).transpose(1, 2)  # (N, classes, T), as CrossEntropyLoss wants it
 
 
-class Lstm(nn.Module):
-    def __init__(self, layers: int, width: int, vocabulary: int):
+class Recurrent(nn.Module):
+    def __init__(self, kind: type, layers: int, width: int, vocabulary: int):
         super().__init__()
         self.encoder, self.decoder = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.rnn = nn.LSTM(width, width, layers, batch_first=True)
+        self.rnn = kind(width, width, layers, batch_first=True)
 
     def forward(self, tokens):
         return self.decoder(self.rnn(self.encoder(tokens))[0]).transpose(1, 2)
@@ -188,7 +188,9 @@ MODELS = {
     "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),
     "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
     "vgg11": Model(Vgg11, colour_batch(224)),
-    "lstm": Model(lambda: Lstm(2, 256, 256), token_batch(128, 256)),
+    "rnn": Model(lambda: Recurrent(nn.RNN, 2, 256, 256), token_batch(128, 256)),
+    "lstm": Model(lambda: Recurrent(nn.LSTM, 2, 256, 256), token_batch(128, 256)),
+    "gru": Model(lambda: Recurrent(nn.GRU, 2, 256, 256), token_batch(128, 256)),
     "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
     "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
 }
