@@ -35,7 +35,8 @@ const char* kind_of(const SettingValue& value) {
   return std::visit(Overloaded{[](bool) { return "true or false"; }, [](std::int64_t) { return "a whole number"; },
                                [](double) { return "a number"; },
                                [](const std::vector<std::int64_t>&) { return "a list of whole numbers"; },
-                               [](const std::vector<double>&) { return "a list of numbers"; }},
+                               [](const std::vector<double>&) { return "a list of numbers"; },
+                               [](const std::string&) { return "a word"; }},
                     value.any());
 }
 
@@ -46,7 +47,8 @@ std::string to_string(const SettingValue& value) {
       Overloaded{[](bool flag) { return std::string(flag ? "true" : "false"); },
                  [](const auto& number) { return fmt::to_string(number); },
                  [](const std::vector<std::int64_t>& all) { return fmt::format("{}", fmt::join(all, ",")); },
-                 [](const std::vector<double>& all) { return fmt::format("{}", fmt::join(all, ",")); }},
+                 [](const std::vector<double>& all) { return fmt::format("{}", fmt::join(all, ",")); },
+                 [](const std::string& word) { return word; }},
       value.any());
 }
 
@@ -76,6 +78,7 @@ template const std::int64_t& Settings::get(const std::string&) const;
 template const double& Settings::get(const std::string&) const;
 template const std::vector<std::int64_t>& Settings::get(const std::string&) const;
 template const std::vector<double>& Settings::get(const std::string&) const;
+template const std::string& Settings::get(const std::string&) const;
 
 std::optional<Complaint> complaint_about(const SettingSpec& spec, const SettingValue& value) {
   if (value.any().index() != spec.fallback.any().index())
@@ -95,7 +98,13 @@ std::optional<Complaint> complaint_about(const SettingSpec& spec, const SettingV
       if (auto complaint = check(number)) return complaint;
     return std::nullopt;
   };
+  const auto check_word = [&](const std::string& word) -> std::optional<Complaint> {
+    if (std::ranges::find(spec.choices, word) != spec.choices.end()) return std::nullopt;
+    return Complaint{fmt::format("'{}' is none of the choices", word),
+                     fmt::format("give {}", listed(spec.choices, "or"))};
+  };
   return std::visit(Overloaded{[](bool) { return std::optional<Complaint>(); },
+                               [&](const std::string& word) { return check_word(word); },
                                [&](const std::vector<std::int64_t>& all) { return check_all(all); },
                                [&](const std::vector<double>& all) { return check_all(all); },
                                [&](const auto& number) { return check(number); }},

@@ -97,6 +97,7 @@ class MetadataReader {
       if (list.is_array() && list.empty()) return std::vector<std::int64_t>();
       return sizes(list, name, setting.most_many);
     }
+    if (std::holds_alternative<std::string>(kind)) return json.at(name).get<std::string>();
     return json.at(name).get<double>();
   }
 

@@ -50,7 +50,7 @@ class WordPieces final : public Vocabulary {
   /// Appends the pieces of one word, as for_each_word() has it.
   void encode_word(std::string_view word, std::vector<std::int32_t>& to) const;
 
-  friend bool operator==const WordPieces& a, const WordPieces& b) { return a.pieces_ == b.pieces_; }
+  friend bool operator==(const WordPieces& a, const WordPieces& b) { return a.pieces_ == b.pieces_; }
 
  private:
   std::vector<std::string> pieces_;

@@ -18,8 +18,8 @@ namespace {
 class Model final : public nn::Module {
  public:
   Model(nn::Context& context, bool batch_first, bool tells)
-      : rnn_(register_module("rnn", std::make_unique<nn::Lstm>(context, 5, 8, /*num_layers=*/1, /*dropout=*/0.0,
-                                                               /*drop_layer=*/0, batch_first))),
+      : rnn_(register_module(
+            "rnn", std::make_unique<nn::Lstm>(context, 5, 8, nn::RecurrentOptions{.batch_first = batch_first}))),
         out_(register_module("out", std::make_unique<nn::Linear>(context, 8, 5))),
         tells_(tells) {}
   nn::Var forward(nn::Tape& tape, nn::Var x) override {

@@ -107,6 +107,13 @@ std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& s
   return parse_number(text, {.low = spec.low, .high = spec.high, .open_low = spec.open_low}, value);
 }
 
+std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::string& value) {
+  std::size_t index = 0;
+  if (auto complaint = parse_choice(text, spec.choices, index)) return complaint;
+  value = spec.choices[index];
+  return std::nullopt;
+}
+
 template <class T>
 std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::vector<T>& values) {
   for (const auto& piece : split(text, ','))

@@ -11,7 +11,8 @@ import pathlib
 
 from harness.processes import Failure, environment, run
 
-CONTEXTS = {"gpt": 128, "gpt2": 256, "lstm": 128, "bert": 128}  # tokens of a sample, as bench/peers/torch/models.py has them
+# tokens of a sample, as bench/peers/torch/models.py has them
+CONTEXTS = {"gpt": 128, "gpt2": 256, "rnn": 128, "lstm": 128, "gru": 128, "bert": 128}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -85,7 +85,48 @@ class SwapFirstAxesNode final : public Node {
   Var x_;
 };
 
+class ConcatLastNode final : public Node {
+ public:
+  ConcatLastNode(Var output, Var x, Var y) : Node(output), x_(x), y_(y) {}
+  void backward(Tape& tape) override {
+    const Tensor& dz = tape.grad(output());
+    const std::int64_t columns = x_.shape()[x_.shape().size() - 1];
+    const auto take = [&](Var part, std::int64_t begin) {
+      if (!part.needs_grad()) return;
+      Tensor own = tape.backend().empty(part.shape(), dz.dtype());
+      tape.backend().pointwise().copy_rows(dz.columns(begin, begin + columns), own);
+      tape.contribute(part, std::move(own));
+    };
+    take(x_, 0);
+    take(y_, columns);
+  }
+
+ private:
+  Var x_, y_;
+};
+
 }  // namespace
+
+Var concat_last(Tape& tape, Var x, Var y) {
+  check_operand(tape, x, "concat_last");
+  check_operand(tape, y, "concat_last");
+  const Tape::OpScope scope(tape, "concat_last");
+  const int axes = x.shape().size();
+  if (axes < 1 || x.shape() != y.shape() || x.dtype() != y.dtype() || x.shape()[axes - 1] < 1)
+    throw UsageError(fmt::format("{} of {} beside {} of {}", to_string(x.shape()), name_of(x.dtype()),
+                                 to_string(y.shape()), name_of(y.dtype())),
+                     "give two of one shape and type");
+  Backend& backend = tape.backend();
+  const std::int64_t columns = x.shape()[axes - 1];
+  Shape shape = x.shape();
+  shape[axes - 1] = 2 * columns;
+  Tensor both = backend.empty(shape, x.dtype());
+  backend.pointwise().copy_rows(x.value(), both.columns(0, columns));
+  backend.pointwise().copy_rows(y.value(), both.columns(columns, 2 * columns));
+  const Var out = tape.make_var(std::move(both), x.needs_grad() || y.needs_grad());
+  tape.record<ConcatLastNode>(out, x, y);
+  return out;
+}
 
 Var swap_first_axes(Tape& tape, Var x) {
   check_operand(tape, x, "swap_first_axes");

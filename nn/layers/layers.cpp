@@ -119,43 +119,77 @@ std::string BatchNorm::details() const {
 
 std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
 
-Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers, double dropout,
-           std::int64_t drop_layer, bool batch_first)
-    : dropout_(dropout), drop_layer_(drop_layer), batch_first_(batch_first) {
-  if (num_layers < 1 || hidden_size < 1)
-    throw UsageError(fmt::format("an LSTM of {} layers with {} features", num_layers, hidden_size),
+Recurrent::Recurrent(Context& context, RnnCell cell, std::int64_t input_size, std::int64_t hidden_size,
+                     const RecurrentOptions& options)
+    : cell_(cell), options_(options) {
+  if (options.num_layers < 1 || hidden_size < 1)
+    throw UsageError(fmt::format("{} {} of {} layers with {} features", cell == RnnCell::kGru ? "a" : "an",
+                                 name_of(cell), options.num_layers, hidden_size),
                      "give at least one of each");
-  const auto make = [&](const char* name, std::int64_t layer, const Shape& shape) -> Parameter& {
-    return register_parameter(fmt::format("{}_l{}", name, layer),
-                              uniform_parameter(context, shape, bound_for(hidden_size)));
-  };
-  for (std::int64_t layer = 0; layer < num_layers; ++layer) {
-    const std::int64_t gates = 4 * hidden_size;
-    Parameter& w_ih = make("weight_ih", layer, {gates, layer == 0 ? input_size : hidden_size});
-    Parameter& w_hh = make("weight_hh", layer, {gates, hidden_size});
-    Parameter& b_ih = make("bias_ih", layer, {gates});
-    Parameter& b_hh = make("bias_hh", layer, {gates});
-    layers_.push_back({w_ih, w_hh, b_ih, b_hh});
-  }
+  const std::int64_t gates = gates_of(cell) * hidden_size;
+  for (std::int64_t layer = 0; layer < options.num_layers; ++layer)
+    for (const char* direction : {"", "_reverse"}) {
+      if (*direction != '\0' && !options.bidirectional) continue;
+      const auto make = [&](const char* name, const Shape& shape) -> Parameter& {
+        return register_parameter(fmt::format("{}_l{}{}", name, layer, direction),
+                                  uniform_parameter(context, shape, bound_for(hidden_size)));
+      };
+      Parameter& w_ih = make("weight_ih", {gates, layer == 0 ? input_size : num_directions() * hidden_size});
+      Parameter& w_hh = make("weight_hh", {gates, hidden_size});
+      Parameter* const b_ih = options.bias ? &make("bias_ih", {gates}) : nullptr;
+      Parameter* const b_hh = options.bias ? &make("bias_hh", {gates}) : nullptr;
+      layers_.push_back({w_ih, w_hh, b_ih, b_hh});
+    }
 }
 
-Var Lstm::forward(Tape& tape, Var x, std::span<LstmState> states) {
+Recurrent::Directions Recurrent::last_layer(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths) {
   if (!states.empty() && states.size() != layers_.size())
-    throw UsageError(fmt::format("{} states for an LSTM of {} layers", states.size(), layers_.size()),
-                     "give one for each layer, or none");
-  if (!batch_first_) x = swap_first_axes(tape, x);
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (layer > 0 && training()) x = nn::dropout(tape, x, dropout_, drop_layer_ + static_cast<std::int64_t>(layer) - 1);
-    x = lstm(tape, x, layers_[layer], states.empty() ? nullptr : &states[layer]);
+    throw UsageError(
+        fmt::format("{} states for {} {} of {} layers{}", states.size(), cell_ == RnnCell::kGru ? "a" : "an",
+                    name_of(cell_), num_layers(), options_.bidirectional ? " in two directions" : ""),
+        "give one for each layer and direction, or none");
+  if (!options_.batch_first) x = swap_first_axes(tape, x);
+  const auto directions = static_cast<std::size_t>(num_directions());
+  Directions out;
+  for (std::size_t layer = 0; layer * directions < layers_.size(); ++layer) {
+    if (layer > 0) {
+      x = directions == 1 ? out[0] : concat_last(tape, out[0], out[1]);
+      if (training())
+        x = nn::dropout(tape, x, options_.dropout, options_.drop_layer + static_cast<std::int64_t>(layer) - 1);
+    }
+    for (std::size_t d = 0; d < directions; ++d) {
+      const std::size_t at = layer * directions + d;
+      out[d] = rnn(tape, x, layers_[at], {.cell = cell_, .reverse = d == 1, .lengths = lengths},
+                   states.empty() ? nullptr : &states[at]);
+    }
   }
-  return batch_first_ ? x : swap_first_axes(tape, x);
+  return out;
 }
 
-std::string Lstm::details() const {
+Var Recurrent::forward(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths) {
+  const Directions out = last_layer(tape, x, states, lengths);
+  const Var y = options_.bidirectional ? concat_last(tape, out[0], out[1]) : out[0];
+  return options_.batch_first ? y : swap_first_axes(tape, y);
+}
+
+Vars Recurrent::forward_all(Tape& tape, const Vars& inputs) {
+  if (inputs.size() == 2) return forward(tape, inputs[0], {}, inputs[1].value());
+  return Module::forward_all(tape, inputs);
+}
+
+Var Recurrent::forward_last(Tape& tape, Var x) {
+  const Directions out = last_layer(tape, x, {}, {});
+  const Var forward = take_position(tape, out[0], out[0].shape()[1] - 1);
+  return options_.bidirectional ? concat_last(tape, forward, take_position(tape, out[1], 0)) : forward;
+}
+
+std::string Recurrent::details() const {
   std::string text = fmt::format("{}, {}", layers_[0].w_ih.value().size(1), layers_[0].w_hh.value().size(1));
-  if (layers_.size() > 1) text += fmt::format(", num_layers={}", layers_.size());
-  if (batch_first_) text += ", batch_first=True";
-  return dropout_ > 0.0 ? text + fmt::format(", dropout={:g}", dropout_) : text;
+  if (options_.num_layers > 1) text += fmt::format(", num_layers={}", options_.num_layers);
+  if (!options_.bias) text += ", bias=False";
+  if (options_.batch_first) text += ", batch_first=True";
+  if (options_.dropout > 0.0) text += fmt::format(", dropout={:g}", options_.dropout);
+  return options_.bidirectional ? text + ", bidirectional=True" : text;
 }
 
 Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }

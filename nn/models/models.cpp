@@ -17,13 +17,16 @@ const ModelFamily& resnet_family();
 const ModelFamily& vgg_family();
 const ModelFamily& gpt_family();
 const ModelFamily& bert_family();
+const ModelFamily& rnn_family();
 const ModelFamily& lstm_family();
+const ModelFamily& gru_family();
 
 namespace {
 
 Registry<ModelFamily>& model_registry() {
-  static Registry<ModelFamily> models("model", {&linear_family(), &mlp_family(), &cnn_family(), &resnet_family(),
-                                                &vgg_family(), &gpt_family(), &bert_family(), &lstm_family()});
+  static Registry<ModelFamily> models(
+      "model", {&linear_family(), &mlp_family(), &cnn_family(), &resnet_family(), &vgg_family(), &gpt_family(),
+                &bert_family(), &rnn_family(), &lstm_family(), &gru_family()});
   return models;
 }
 

@@ -116,15 +116,16 @@ class MetaAttention final : public AttentionKernels {
   void extend(T, std::int64_t, std::int64_t, T, T) override {}
 };
 
-class MetaLstm final : public LstmKernels {
+class MetaRnn final : public RnnKernels {
  public:
-  explicit MetaLstm(CachingAllocator& allocator) : allocator_(allocator) {}
+  explicit MetaRnn(CachingAllocator& allocator) : allocator_(allocator) {}
   // The gates of all steps, which every implementation keeps.
-  Tensor forward(T x, const LstmWeights& weights, const LstmState&, T, const LstmState&, bool keep) override {
+  Tensor forward(const RnnOptions&, T x, const RnnWeights& weights, const RnnState&, T, const RnnState&,
+                 bool keep) override {
     Tensor gates = Tensor::empty(allocator_, {x.size(0), x.size(1), weights.w_hh.size(0)}, x.dtype());
     return keep ? gates : Tensor();
   }
-  void backward(T, const LstmWeights&, const LstmState&, T, T, T, const LstmGradients&, T,
+  void backward(const RnnOptions&, T, const RnnWeights&, const RnnState&, T, T, T, const RnnGradients&, T,
                 FunctionRef<void()> gradients_done) override {
     gradients_done();
   }
@@ -137,6 +138,7 @@ class MetaPointwise final : public PointwiseKernels {
  public:
   void fill(T, float) override {}
   void copy(T, T) override {}
+  void copy_rows(T, T) override {}
   void cast(T, T) override {}
   void increment(T) override {}
   void add_to(T, float, T) override {}
@@ -186,7 +188,7 @@ class MetaBackend final : public Backend {
   LayerNormKernels& layer_norm() override { return layer_norm_; }
   EmbeddingKernels& embedding() override { return embedding_; }
   AttentionKernels& attention() override { return attention_; }
-  LstmKernels& lstm() override { return lstm_; }
+  RnnKernels& rnn() override { return rnn_; }
   PointwiseKernels& pointwise() override { return pointwise_; }
   ElementwiseKernels& elementwise() override { return elementwise_; }
   LossKernels& loss() override { return loss_; }
@@ -221,7 +223,7 @@ class MetaBackend final : public Backend {
   MetaLayerNorm layer_norm_;
   MetaEmbedding embedding_;
   MetaAttention attention_;
-  MetaLstm lstm_{allocator_};
+  MetaRnn rnn_{allocator_};
   MetaPointwise pointwise_;
   MetaElementwise elementwise_;
   MetaLoss loss_;

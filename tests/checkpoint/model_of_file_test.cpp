@@ -46,6 +46,14 @@ TEST_F(ModelOfFile, IsMadeWhereTheFileHasItsParameters) {
       {.name = "cnn", .sample_shape = {8, 8, 1}, .classes = 4},
       {.name = "mlp", .sample_shape = {5}, .classes = 3, .settings = {{"hidden", {7, 9}}}},
       {.name = "lstm", .sample_shape = {8, 8, 1}, .classes = 4, .settings = {{"layers", 2}, {"width", 12}}},
+      {.name = "rnn",
+       .sample_shape = {9},
+       .classes = 4,
+       .settings = {{"layers", 2}, {"width", 12}, {"nonlinearity", "relu"}}},
+      {.name = "gru",
+       .sample_shape = {8, 8, 1},
+       .classes = 4,
+       .settings = {{"layers", 2}, {"width", 12}, {"bidirectional", true}}},
       {.name = "linear", .sample_shape = {5}, .classes = 3}};
   for (const auto& spec : specs) {
     nn::Context context{*backend_, generator_};

@@ -19,7 +19,11 @@ const std::vector<const ModelFamily*>& model_families() {
       .settings = {{.name = "hidden", .fallback = {1024, 1024}, .help = "widths", .low = 1, .high = 1 << 24}},
       .takes_vectors = true};
   static const ModelFamily none = {.variants = {{.name = "cnn"}}, .takes_images = true};
-  static const std::vector<const ModelFamily*> families = {&sizes, &list, &none};
+  static const ModelFamily words = {
+      .variants = {{.name = "rnn"}},
+      .settings = {{.name = "nonlinearity", .fallback = "tanh", .help = "of each layer", .choices = {"tanh", "relu"}}},
+      .takes_images = true};
+  static const std::vector<const ModelFamily*> families = {&sizes, &list, &none, &words};
   return families;
 }
 

@@ -288,8 +288,8 @@ TEST_F(Layers, LstmTakesSequencesOrBatchesFirst) {
   constexpr std::int64_t kBatch = 3, kSteps = 4, kIn = 5, kHidden = 7;
   Generator one(3), other(3);
   Context one_context{*backend, one}, other_context{*backend, other};
-  Lstm batch_first(one_context, kIn, kHidden, 2);
-  Lstm sequence_first(other_context, kIn, kHidden, 2, 0.0, 0, /*batch_first=*/false);
+  Lstm batch_first(one_context, kIn, kHidden, {.num_layers = 2});
+  Lstm sequence_first(other_context, kIn, kHidden, {.num_layers = 2, .batch_first = false});
   EXPECT_EQ(sequence_first.details(), "5, 7, num_layers=2");  // as PyTorch prints it
   const Tensor x = backend->empty({kBatch, kSteps, kIn}), turned = backend->empty({kSteps, kBatch, kIn});
   generator.uniform(x.span<float>(), -1, 1);

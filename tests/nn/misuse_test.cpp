@@ -246,7 +246,7 @@ TEST_F(Misuse, NamesOfAModule) {
 }
 
 TEST_F(Misuse, LayersOfNoSize) {
-  EXPECT_THAT(refusal_of([&] { Lstm(context, 3, 4, 0); }), HasSubstr("an LSTM of 0 layers"));
+  EXPECT_THAT(refusal_of([&] { Lstm(context, 3, 4, {.num_layers = 0}); }), HasSubstr("an LSTM of 0 layers"));
   LayerNorm norm(context, 0);
   EXPECT_THAT(refusal_of([&] { norm.forward(tape, tape.input(backend->empty({2, 0}))); }), HasSubstr("LayerNorm"));
   BatchNorm batch(context, 0);
@@ -301,7 +301,7 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
                 conv.forward(tape, tape.input(backend->zeros({1, 4, 4, 2})), Epilogue::kGelu);
               }),
               HasSubstr("GELU"));
-  std::vector<LstmState> states(2);
+  std::vector<RnnState> states(2);
   EXPECT_THAT(refusal_of([&] {
                 rnn.forward(tape, tape.input(backend->zeros({2, 4, 2})), states);
               }),

@@ -34,7 +34,7 @@ TEST_F(ModuleTest, PrintsItsStructureAsPyTorchDoes) {
       .then(std::make_unique<LayerNorm>(context, 768))
       .then(std::make_unique<GELU>(GeluKind::kTanh))
       .then(std::make_unique<Dropout>(0.1, 0))
-      .then(std::make_unique<Lstm>(context, 64, 128, 2, 0.5));
+      .then(std::make_unique<Lstm>(context, 64, 128, RecurrentOptions{.num_layers = 2, .dropout = 0.5}));
   // print(model) of PyTorch 2.15.
   EXPECT_EQ(to_string(model), R"(Sequential(
   (0): Conv2d(3, 64, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)

@@ -29,7 +29,9 @@ class EveryLayer final : public Module {
       : conv_(register_module("conv", std::make_unique<Conv2d>(context, 1, 16, Window{{3, 3}, {1, 1}, {1, 1}}))),
         norm_(register_module("norm", std::make_unique<BatchNorm>(context, 16))),
         conv2_(register_module("conv2", std::make_unique<Conv2d>(context, 16, 16, Window{{3, 3}, {1, 1}, {1, 1}}))),
-        rnn_(register_module("rnn", std::make_unique<Lstm>(context, 8 * 16, 12, 2))),
+        rnn_(register_module<Lstm>("rnn", context, 8 * 16, 12, RecurrentOptions{.num_layers = 2})),
+        both_ways_(register_module<Gru>("both_ways", context, 12, 6, RecurrentOptions{.bidirectional = true})),
+        plain_(register_module<Rnn>("plain", context, 12, 12)),
         rnn_norm_(register_module("rnn_norm", std::make_unique<LayerNorm>(context, 12))),
         rnn_fc_(register_module("rnn_fc", std::make_unique<Linear>(context, 12, 10))),
         fc_(register_module("fc", std::make_unique<Linear>(context, 16 * 2 * 2, 10))),
@@ -40,7 +42,7 @@ class EveryLayer final : public Module {
     x = relu(tape, norm_.forward(tape, conv_.forward(tape, x)));
     x = add(tape, x, conv2_.forward(tape, x, Epilogue::kRelu));
     for (int i = 0; i < 200; ++i) x = relu(tape, x);
-    const Var steps = rnn_norm_.forward(tape, rnn_.forward(tape, x));
+    const Var steps = rnn_norm_.forward(tape, plain_.forward(tape, both_ways_.forward(tape, rnn_.forward(tape, x))));
     const Var last = rnn_fc_.forward(tape, take_rows(tape, steps, last_steps_));
     x = pool2d(tape, PoolKind::kMax, x, {{2, 2}, {2, 2}, {0, 0}});
     x = pool2d(tape, PoolKind::kAverage, x, {{3, 3}, {2, 2}, {1, 1}});
@@ -52,6 +54,8 @@ class EveryLayer final : public Module {
   BatchNorm& norm_;
   Conv2d& conv2_;
   Lstm& rnn_;
+  Gru& both_ways_;
+  Rnn& plain_;
   LayerNorm& rnn_norm_;
   Linear& rnn_fc_;
   Linear& fc_;

@@ -192,7 +192,9 @@ TEST(DataParallel, ShowsTheModuleItsPieces) {
 class SequenceFirst final : public nn::Module {
  public:
   SequenceFirst(nn::Context& context, std::int64_t in, std::int64_t hidden)
-      : rnn_(register_module("rnn", std::make_unique<nn::Lstm>(context, in, hidden, 2, 0.0, 0, /*batch_first=*/false))),
+      : rnn_(register_module("rnn",
+                             std::make_unique<nn::Lstm>(context, in, hidden,
+                                                        nn::RecurrentOptions{.num_layers = 2, .batch_first = false}))),
         out_(register_module("out", std::make_unique<nn::Linear>(context, hidden, kClasses))) {}
   nn::Var forward(nn::Tape& tape, nn::Var x) override { return out_.forward(tape, rnn_.forward(tape, x)); }
 

@@ -63,17 +63,31 @@ class Gpt2(torch.nn.Module):
         return self.transformer(tokens).logits
 
 
-class TextLstm(torch.nn.Module):
-    """As in PyTorch's example of a word language model: an embedding, layers of LSTM, a line to the vocabulary."""
+class Text(torch.nn.Module):
+    """As in PyTorch's example of a word language model: an embedding, recurrent layers, a line to the vocabulary."""
 
-    def __init__(self, vocabulary, width, layers):
+    def __init__(self, kind, vocabulary, width, layers):
         super().__init__()
         self.encoder = torch.nn.Embedding(vocabulary, width)
-        self.rnn = torch.nn.LSTM(width, width, layers, batch_first=True)
+        self.rnn = kind(width, width, layers, batch_first=True)
         self.decoder = torch.nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
         return self.decoder(self.rnn(self.encoder(tokens))[0])
+
+
+class Rows(torch.nn.Module):
+    """Recurrent layers that read the rows of grey images, both ways, and a line from what they leave to the classes."""
+
+    def __init__(self, kind, pixels, width, layers, classes):
+        super().__init__()
+        self.rnn = kind(pixels, width, layers, batch_first=True, bidirectional=True)
+        self.decoder = torch.nn.Linear(2 * width, classes)
+
+    def forward(self, images):
+        last = self.rnn(images[:, 0])[1]
+        last = last[0] if isinstance(last, tuple) else last
+        return self.decoder(torch.cat((last[-2], last[-1]), 1))
 
 
 def images(*shape):
@@ -95,7 +109,11 @@ MODELS = {
     "resnet18-cifar": (lambda: small_resnet18(10), images(3, 3, 16, 16), 10, (3,), 1.5, 1e-3),
     "gpt": (lambda: Gpt2(n_layer=2, n_head=2, n_embd=24, n_positions=16, vocab_size=37, bos_token_id=0, eos_token_id=0),
             tokens(2, 11, bound=37), 37, (2, 11), 0.0, 1e-3),
-    "lstm": (lambda: TextLstm(29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
+    "lstm": (lambda: Text(torch.nn.LSTM, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
+    "gru": (lambda: Text(torch.nn.GRU, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
+    "rnn": (lambda: Text(torch.nn.RNN, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
+    "gru-rows": (lambda: Rows(torch.nn.GRU, 7, 12, 2, 5), images(4, 1, 6, 7), 5, (4,), 0.0, 1e-3),
+    "lstm-rows": (lambda: Rows(torch.nn.LSTM, 7, 12, 2, 5), images(4, 1, 6, 7), 5, (4,), 0.0, 1e-3),
 }
 
 

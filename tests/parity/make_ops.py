@@ -25,11 +25,17 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, c // 3)
 
 
-class Lstm(nn.LSTM):
-    """Without the states that it also returns."""
+def recurrent(kind, *sizes, lengths=None, **options):
+    """A layer of torch's without the states that it also returns, over packed sequences where lengths are given."""
 
-    def forward(self, x):
-        return super().forward(x)[0]
+    class Layer(kind):
+        def forward(self, x):
+            if lengths is None:
+                return super().forward(x)[0]
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), True, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(super().forward(packed)[0], True, total_length=x.shape[1])[0]
+
+    return Layer(*sizes, batch_first=True, **options)
 
 
 class Positions(nn.Embedding):
@@ -69,8 +75,20 @@ OPS = {
     "attention": (lambda: Attention(3), (2, 13, 72)),
     "attention-long": (lambda: Attention(2), (1, 150, 96)),
     "positions": (lambda: Positions(9, 8), (2, 7, 8)),
-    "lstm": (lambda: Lstm(5, 7, 2, batch_first=True), (3, 6, 5)),
+    "lstm": (lambda: recurrent(nn.LSTM, 5, 7, 2), (3, 6, 5)),
+    "lstm-bidirectional": (lambda: recurrent(nn.LSTM, 5, 7, 2, bidirectional=True), (3, 6, 5)),
+    "lstm-packed": (lambda: recurrent(nn.LSTM, 5, 7, 2, lengths=LENGTHS, bidirectional=True), (3, 6, 5)),
+    "gru": (lambda: recurrent(nn.GRU, 5, 7, 2), (3, 6, 5)),
+    "gru-wide": (lambda: recurrent(nn.GRU, 33, 65), (2, 4, 33)),
+    "gru-no-bias": (lambda: recurrent(nn.GRU, 3, 9, 2, bias=False), (2, 5, 3)),
+    "gru-bidirectional": (lambda: recurrent(nn.GRU, 5, 7, 3, bidirectional=True), (3, 6, 5)),
+    "gru-packed": (lambda: recurrent(nn.GRU, 5, 7, 2, lengths=LENGTHS, bidirectional=True), (3, 6, 5)),
+    "rnn-tanh": (lambda: recurrent(nn.RNN, 5, 7, 2), (3, 6, 5)),
+    "rnn-relu": (lambda: recurrent(nn.RNN, 5, 37, 2, nonlinearity="relu"), (3, 6, 5)),
+    "rnn-bidirectional": (lambda: recurrent(nn.RNN, 5, 7, 2, bidirectional=True), (3, 6, 5)),
+    "rnn-packed": (lambda: recurrent(nn.RNN, 5, 7, lengths=LENGTHS), (3, 6, 5)),
 }
+LENGTHS = (4, 6, 1)
 EMBEDDING = (11, 6, (3, 8))  # rows, features, tokens
 CROSS_ENTROPY = {  # (…, classes), label_smoothing
     "cross-entropy": ((7, 10), 0.0),

@@ -160,7 +160,37 @@ TEST_F(Ops, CausalAttention) {
   check("attention-long", [&](nn::Var x) { return nn::causal_attention(tape_, x, 2); }, {1, 150, 96}, {1, 150, 32});
 }
 
-TEST_F(Ops, Lstm) { check("lstm", make<nn::Lstm>(5, 7, 2), {3, 6, 5}, {3, 6, 7}); }
+TEST_F(Ops, Recurrent) {
+  using Options = nn::RecurrentOptions;
+  check("lstm", make<nn::Lstm>(5, 7, Options{.num_layers = 2}), {3, 6, 5}, {3, 6, 7});
+  check("lstm-bidirectional", make<nn::Lstm>(5, 7, Options{.num_layers = 2, .bidirectional = true}), {3, 6, 5},
+        {3, 6, 14});
+  check("gru", make<nn::Gru>(5, 7, Options{.num_layers = 2}), {3, 6, 5}, {3, 6, 7});
+  check("gru-wide", make<nn::Gru>(33, 65), {2, 4, 33}, {2, 4, 65});
+  check("gru-no-bias", make<nn::Gru>(3, 9, Options{.num_layers = 2, .bias = false}), {2, 5, 3}, {2, 5, 9});
+  check("gru-bidirectional", make<nn::Gru>(5, 7, Options{.num_layers = 3, .bidirectional = true}), {3, 6, 5},
+        {3, 6, 14});
+  check("rnn-tanh", make<nn::Rnn>(5, 7, Options{.num_layers = 2}), {3, 6, 5}, {3, 6, 7});
+  check("rnn-relu", make<nn::Rnn>(5, 37, Options{.num_layers = 2}, nn::Rnn::Nonlinearity::kRelu), {3, 6, 5},
+        {3, 6, 37});
+  check("rnn-bidirectional", make<nn::Rnn>(5, 7, Options{.num_layers = 2, .bidirectional = true}), {3, 6, 5},
+        {3, 6, 14});
+}
+
+// Of sequences of different lengths, as pack_padded_sequence() makes them.
+TEST_F(Ops, RecurrentOfPackedSequences) {
+  using Options = nn::RecurrentOptions;
+  const auto check_packed = [&](const std::string& name, std::unique_ptr<nn::Recurrent> layers, std::int64_t features) {
+    SCOPED_TRACE(name);
+    fill(*layers, name);
+    const nn::Var x = input(name, {3, 6, 5});
+    const nn::Tensor lengths = upload(*backend_, std::vector<std::int32_t>{4, 6, 1}, nn::Shape{3});
+    expect_all(name, x, layers->forward_all(tape_, {x, tape_.input(lengths)}), {3, 6, features}, layers.get());
+  };
+  check_packed("lstm-packed", make<nn::Lstm>(5, 7, Options{.num_layers = 2, .bidirectional = true}), 14);
+  check_packed("gru-packed", make<nn::Gru>(5, 7, Options{.num_layers = 2, .bidirectional = true}), 14);
+  check_packed("rnn-packed", make<nn::Rnn>(5, 7), 7);
+}
 
 TEST_F(Ops, Embedding) {
   const auto table = make<nn::Embedding>(11, 6);

@@ -130,9 +130,9 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NoEffect, BadInputTest,
     ::testing::Values(
-        BadInput{
-            "lockstep train cnn --data digits --dropout 0.5", 2,
-            "--dropout 0.5 on the command line: it applies to vgg11, gpt, gpt2, BERTs and lstm, and the model is cnn"},
+        BadInput{"lockstep train cnn --data digits --dropout 0.5", 2,
+                 "--dropout 0.5 on the command line: it applies to vgg11, gpt, gpt2, BERTs, rnn, lstm and gru, and the "
+                 "model is cnn"},
         BadInput{"lockstep train cnn --data digits --encrypt --backend mpi", 2,
                  "it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt"},
         BadInput{"lockstep train cnn --data digits --layers 2", 2, "--layers 2 on the command line: it applies to gpt"},
@@ -145,7 +145,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train bert --data text:text.txt --vocab v.txt --vocab-size 99", 2, "there is --vocab"},
         BadInput{"lockstep train cnn --data digits --hidden 5", 2, "it applies to mlp, and the model is cnn"},
         BadInput{"lockstep train resnet18-cifar --data random:3x32x32,9 --context 8", 2, "--context 8"},
-        BadInput{"lockstep train lstm --data digits --context 8", 2, "lstm, and the data is digits"},
+        BadInput{"lockstep train lstm --data digits --context 8", 2, "lstm and gru, and the data is digits"},
+        BadInput{"lockstep train gru --data digits --nonlinearity relu", 2, "it applies to rnn, and the model is gru"},
+        BadInput{"lockstep train rnn --data digits --nonlinearity sigmoid", 2, "give one of tanh, relu"},
+        BadInput{"lockstep train gpt --data text:text.txt --bidirectional", 2,
+                 "it applies to rnn, lstm and gru, and the model is gpt"},
+        BadInput{"lockstep train gru --data text:text.txt --bidirectional", 2, "it applies to the rows of images"},
         BadInput{"lockstep train mlp --data digits --in 64", 2, "--in 64"},
         BadInput{"lockstep train cnn --data digits --out 10", 2, "--out 10"},
         BadInput{"lockstep train cnn --data digits --zero-init-residual", 2, "it applies to ResNets"},
@@ -206,7 +211,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep eval cnn --data digits --weights w --graphs no", 2, "--graphs"},
         BadInput{"lockstep eval cnn --data digits --weights w --hidden 8", 2, "it applies to mlp"},
         BadInput{"lockstep eval cnn --data digits --weights w --device cpu:7", 2, "no CPU device 7"},
-        BadInput{"lockstep bench step cnn --dropout 0.1", 2, "it applies to vgg11, gpt, gpt2, BERTs and lstm"},
+        BadInput{"lockstep bench step cnn --dropout 0.1", 2,
+                 "it applies to vgg11, gpt, gpt2, BERTs, rnn, lstm and gru"},
         BadInput{"lockstep bench step lstm --data digits --context 9", 2, "the data is digits"},
         BadInput{"lockstep bench step cnn --device cpu --copy-batch yes", 2, "--copy-batch yes is for GPUs"},
         BadInput{"lockstep bench step cnn --csv --timeline", 2, "--csv and --timeline exclude"},

@@ -37,7 +37,9 @@ std::vector<Model> models() {
           {"resnet18", large},
           {"resnet50", large},
           {"resnet18-cifar", images},
+          {"rnn --layers 1 --width 4", rows_or_tokens},
           {"lstm --layers 1 --width 4", rows_or_tokens},
+          {"gru --layers 1 --width 4", rows_or_tokens},
           {"gpt --layers 1 --heads 1 --width 4", kTokens},
           {"gpt2 --layers 1 --heads 1 --width 4", kTokens}};
 }

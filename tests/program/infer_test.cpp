@@ -60,9 +60,13 @@ class Infer : public ::testing::Test {
     const std::string gpt = kGpt;
     train("gpt --data text:fox.txt --steps 400 --batch 8 --lr 0.01 --save text.safetensors " + gpt);
     train("gpt --data tokens:tokens.bin --classes 481 --steps 60 --batch 8 --lr 0.01 --save tokens.safetensors " + gpt);
+    for (const std::string name : {"lstm", "gru"})
+      train(name + " --data text:fox.txt --layers 2 --width 32 --context 16 --steps 400 --batch 8 --lr 0.01 --save " +
+            name + ".safetensors");
     train(
-        "lstm --data text:fox.txt --layers 2 --width 32 --context 16 --steps 400 --batch 8 --lr 0.01 "
-        "--save lstm.safetensors");
+        "rnn --nonlinearity relu --data text:fox.txt --layers 1 --width 48 --context 16 --steps 600 --batch 8 --lr "
+        "0.01 "
+        "--save rnn.safetensors");
     train("cnn --data digits --epochs 2 --save digits.safetensors");
     train("resnet18 --data images:animals --image-size 32 --steps 2 --batch 4 --save animals.safetensors");
   }
@@ -110,15 +114,21 @@ TEST_F(Infer, GoesOnWithAPrompt) {
 }
 
 // A state continues as far as one likes, and is the same for any number of streams.
-TEST_F(Infer, AnLstmGoesOnWithAPrompt) {
+TEST_F(Infer, RecurrentModelsGoOnWithAPrompt) {
+  for (const std::string name : {"rnn", "lstm", "gru"}) {
+    const std::string flags = name + " --weights " + name + ".safetensors --quiet --prompt \"the quick b\" ";
+    const auto made = infer(flags + "--tokens 80 --temperature 0");
+    EXPECT_EQ(made.code, 0) << made.err;
+    EXPECT_EQ(made.out, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
+    const std::string drawn = flags + "--tokens 30 --samples 5 --temperature 2";
+    EXPECT_EQ(infer(drawn + " --threads 1").out, infer(drawn + " --threads 3").out);
+  }
   const std::string flags = "lstm --weights lstm.safetensors --quiet --prompt \"the quick b\" ";
-  const auto made = infer(flags + "--tokens 80 --temperature 0");
-  EXPECT_EQ(made.code, 0) << made.err;
-  EXPECT_EQ(made.out, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
-  const std::string drawn = flags + "--tokens 30 --samples 5 --temperature 2";
-  EXPECT_EQ(infer(drawn + " --threads 1").out, infer(drawn + " --threads 3").out);
   expect_refusal(flags + "--width 64", 2, "--width 64, but lstm.safetensors holds a model with 32");
   expect_refusal("gpt --weights lstm.safetensors --prompt a", 2, "holds a lstm, not a gpt");
+  expect_refusal("gru --weights lstm.safetensors --prompt a", 2, "holds a lstm, not a gru");
+  expect_refusal("rnn --weights rnn.safetensors --prompt a --nonlinearity tanh", 2,
+                 "--nonlinearity tanh, but rnn.safetensors holds a model with relu");
 }
 
 TEST_F(Infer, TheSameSeedIsTheSameTextOnAnyNumberOfStreams) {

@@ -1,4 +1,4 @@
-// In place of nn/ops/cuda/cudnn_rnn_library.cpp: layers of LSTM in plain loops, and complaints about calls that cuDNN
+// In place of nn/ops/cuda/cudnn_rnn_library.cpp: recurrent layers in plain loops, and complaints about calls that cuDNN
 // would not accept.
 #include "tests/soft_cuda/cudnn_rnn.h"
 
@@ -15,8 +15,6 @@
 
 namespace lockstep::soft_cuda {
 namespace {
-
-constexpr std::int64_t kGates = 4, kMatrices = 8;
 
 std::mutex rnn_mutex;
 CudnnRnnSettings rnn_settings;
@@ -38,26 +36,29 @@ struct Data {
 };
 struct Rnn {
   cudnnDataType_t type{};
+  cudnnRNNMode_t mode{};
   std::int64_t inputs = 0, width = 0;
   bool scattered = false;
 
+  std::int64_t gates() const { return mode == CUDNN_LSTM ? 4 : mode == CUDNN_GRU ? 3 : 1; }
+  std::int64_t matrices() const { return 2 * gates(); }
   std::size_t element() const { return type == CUDNN_DATA_FLOAT ? 4 : 2; }
-  std::int64_t elements_of(std::int64_t matrix) const { return width * (matrix < kGates ? inputs : width); }
+  std::int64_t elements_of(std::int64_t matrix) const { return width * (matrix < gates() ? inputs : width); }
   static constexpr std::size_t kGap = 48;
 
-  // In bytes, of matrix 0 to 7 or of its bias; of 8: what all take.
+  // In bytes, of a matrix or of its bias; of one more than there are: what all take.
   std::size_t place(std::int64_t wanted, bool bias) const {
     const std::size_t gap = scattered ? kGap : 0;
     std::size_t at = gap;
     for (const bool biases : {false, true})
-      for (std::int64_t i = 0; i < kMatrices; ++i) {
-        const std::int64_t matrix = scattered ? kMatrices - 1 - i : i;
+      for (std::int64_t i = 0; i < matrices(); ++i) {
+        const std::int64_t matrix = scattered ? matrices() - 1 - i : i;
         if (matrix == wanted && biases == bias) return at;
         at += static_cast<std::size_t>(biases ? width : elements_of(matrix)) * element() + gap;
       }
     return at;
   }
-  std::size_t space() const { return place(kMatrices, false); }
+  std::size_t space() const { return place(matrices(), false); }
 };
 
 template <class T, class Pointer>
@@ -129,13 +130,14 @@ cudnnStatus_t rnn_set(cudnnRNNDescriptor_t desc, cudnnRNNAlgo_t, cudnnRNNMode_t 
                       cudnnDataType_t math, cudnnMathType_t, std::int32_t inputs, std::int32_t width,
                       std::int32_t projection, std::int32_t layers, cudnnDropoutDescriptor_t dropout,
                       std::uint32_t flags) {
-  if (mode != CUDNN_LSTM || bias != CUDNN_RNN_DOUBLE_BIAS || direction != CUDNN_UNIDIRECTIONAL ||
-      input != CUDNN_LINEAR_INPUT || math != CUDNN_DATA_FLOAT || inputs < 1 || width < 1 || projection != width ||
-      layers != 1 || !as<Dropout>(dropout).set || flags != CUDNN_RNN_PADDED_IO_ENABLED)
+  const bool known = mode == CUDNN_LSTM || mode == CUDNN_GRU || mode == CUDNN_RNN_TANH || mode == CUDNN_RNN_RELU;
+  if (!known || bias != CUDNN_RNN_DOUBLE_BIAS || direction != CUDNN_UNIDIRECTIONAL || input != CUDNN_LINEAR_INPUT ||
+      math != CUDNN_DATA_FLOAT || inputs < 1 || width < 1 || projection != width || layers != 1 ||
+      !as<Dropout>(dropout).set || flags != CUDNN_RNN_PADDED_IO_ENABLED)
     return CUDNN_STATUS_BAD_PARAM;
   const std::lock_guard lock(rnn_mutex);
   if (type == CUDNN_DATA_BFLOAT16 && rnn_settings.version < 91300) return CUDNN_STATUS_NOT_SUPPORTED;
-  as<Rnn>(desc) = {type, inputs, width, rnn_settings.scattered};
+  as<Rnn>(desc) = {type, mode, inputs, width, rnn_settings.scattered};
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -176,9 +178,10 @@ cudnnStatus_t weight_params(cudnnHandle_t, cudnnRNNDescriptor_t desc, std::int32
                             const void* space, std::int32_t matrix, cudnnTensorDescriptor_t matrix_desc,
                             void** matrix_place, cudnnTensorDescriptor_t bias_desc, void** bias_place) {
   const Rnn& rnn = as<Rnn>(desc);
-  if (layer != 0 || bytes != rnn.space() || matrix < 0 || matrix >= kMatrices) return CUDNN_STATUS_BAD_PARAM;
+  if (layer != 0 || bytes != rnn.space() || matrix < 0 || matrix >= rnn.matrices()) return CUDNN_STATUS_BAD_PARAM;
   auto* const begin = static_cast<std::byte*>(const_cast<void*>(space));
-  const int width = static_cast<int>(rnn.width), columns = static_cast<int>(matrix < kGates ? rnn.inputs : rnn.width);
+  const int width = static_cast<int>(rnn.width),
+            columns = static_cast<int>(matrix < rnn.gates() ? rnn.inputs : rnn.width);
   as<TensorDesc>(matrix_desc) = {rnn.type, {1, width, columns}, {width * columns, columns, 1}};
   as<TensorDesc>(bias_desc) = {rnn.type, {1, width, 1}, {width, 1, 1}};
   *matrix_place = begin + rnn.place(matrix, false);
@@ -216,6 +219,12 @@ struct Layer {
   float& gate(void* reserve, std::int64_t b, std::int64_t t, std::int64_t k, std::int64_t u) const {
     return kept(reserve)[((b * steps + t) * 5 + k) * width + u];
   }
+  // After the backward pass of the data: of what matrix k contributes to.
+  float& gradient(void* reserve, std::int64_t b, std::int64_t t, std::int64_t matrix, std::int64_t u) const {
+    const std::int64_t gates = rnn.gates();
+    const bool apart = rnn.mode == CUDNN_GRU && matrix == 5;
+    return gate(reserve, b, t, apart ? 3 : matrix % gates, u);
+  }
   float& cell(void* reserve, std::int64_t b, std::int64_t t, std::int64_t u) const { return gate(reserve, b, t, 4, u); }
   static Stage& stage(void* reserve) { return *static_cast<Stage*>(reserve); }
 
@@ -243,6 +252,57 @@ bool described(const Layer& layer, cudnnRNNDataDescriptor_t x, cudnnRNNDataDescr
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
+// h of one feature; c is first that of the step before. `kept`: what run_cell_backward() needs.
+double run_cell(cudnnRNNMode_t mode, const double* of_inputs, const double* of_state, double h, double& c,
+                double* kept) {
+  const auto sum = [&](int k) { return of_inputs[k] + of_state[k]; };
+  switch (mode) {
+    case CUDNN_LSTM:
+      for (int k = 0; k < 4; ++k) kept[k] = k == 2 ? std::tanh(sum(k)) : sigmoid(sum(k));
+      kept[4] = c = kept[1] * c + kept[0] * kept[2];
+      return kept[3] * std::tanh(c);
+    case CUDNN_GRU:
+      kept[0] = sigmoid(sum(0));
+      kept[1] = sigmoid(sum(1));
+      kept[2] = std::tanh(of_inputs[2] + kept[0] * of_state[2]);
+      kept[3] = of_state[2];
+      return (1.0 - kept[1]) * kept[2] + kept[1] * h;
+    case CUDNN_RNN_RELU: return kept[0] = sum(0) < 0.0 ? 0.0 : sum(0);
+    default: return kept[0] = std::tanh(sum(0));
+  }
+}
+
+// The gradients of the gates take their place in `kept`; of a GRU those of what inputs contribute, and in the fourth
+// what the state contributes to the third. dh is first the gradient of h, then what of it reaches that of the step
+// before by no gate; dc likewise that of c and of the one before.
+void run_cell_backward(cudnnRNNMode_t mode, double h_before, double c_before, double& dh, double& dc, double* kept) {
+  const double d = dh;
+  dh = 0.0;
+  switch (mode) {
+    case CUDNN_LSTM: {
+      const double i = kept[0], f = kept[1], g = kept[2], o = kept[3], tanh_c = std::tanh(kept[4]);
+      const double of_c = dc + d * o * (1 - tanh_c * tanh_c);
+      kept[0] = of_c * g * i * (1 - i);
+      kept[1] = of_c * c_before * f * (1 - f);
+      kept[2] = of_c * i * (1 - g * g);
+      kept[3] = d * tanh_c * o * (1 - o);
+      dc = of_c * f;
+      return;
+    }
+    case CUDNN_GRU: {
+      const double r = kept[0], z = kept[1], n = kept[2], dn = d * (1 - z) * (1 - n * n);
+      kept[0] = dn * kept[3] * r * (1 - r);
+      kept[1] = d * (h_before - n) * z * (1 - z);
+      kept[2] = dn;
+      kept[3] = dn * r;
+      dh = d * z;
+      return;
+    }
+    case CUDNN_RNN_RELU: kept[0] = kept[0] > 0.0 ? d : 0.0; return;
+    default: kept[0] = d * (1 - kept[0] * kept[0]);
+  }
+}
+
 cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode, const std::int32_t*,
                       cudnnRNNDataDescriptor_t x_desc, const void* x_data, cudnnRNNDataDescriptor_t y_desc,
                       void* y_data, cudnnTensorDescriptor_t h_desc, const void* hx, void* hy,
@@ -268,6 +328,7 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
     if (training) Layer::stage(reserve) = kForward;
     std::vector<double> h(static_cast<std::size_t>(width)), c(h), next(h);
     const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+    const std::int64_t gate_count = layer.rnn.gates();
     for (std::int64_t b = 0; b < layer.samples; ++b) {
       for (std::int64_t u = 0; u < width; ++u) {
         h[at(u)] = h_first ? h_first.get(b * width + u) : 0.0;
@@ -275,21 +336,20 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
       }
       for (std::int64_t t = 0; t < layer.steps; ++t) {
         for (std::int64_t u = 0; u < width; ++u) {
-          double sums[kGates];
-          for (std::int64_t k = 0; k < kGates; ++k) {
-            sums[k] = layer.bias(weights, k).get(u) + layer.bias(weights, k + kGates).get(u);
+          double of_inputs[4] = {}, of_state[4] = {};
+          for (std::int64_t k = 0; k < gate_count; ++k) {
+            of_inputs[k] = layer.bias(weights, k).get(u);
+            of_state[k] = layer.bias(weights, k + gate_count).get(u);
             for (std::int64_t i = 0; i < inputs; ++i)
-              sums[k] += x.get((b * layer.steps + t) * inputs + i) * layer.matrix(weights, k).get(u * inputs + i);
+              of_inputs[k] += x.get((b * layer.steps + t) * inputs + i) * layer.matrix(weights, k).get(u * inputs + i);
             for (std::int64_t i = 0; i < width; ++i)
-              sums[k] += h[at(i)] * layer.matrix(weights, k + kGates).get(u * width + i);
+              of_state[k] += h[at(i)] * layer.matrix(weights, k + gate_count).get(u * width + i);
           }
-          const double gates[] = {sigmoid(sums[0]), sigmoid(sums[1]), std::tanh(sums[2]), sigmoid(sums[3])};
-          c[at(u)] = gates[1] * c[at(u)] + gates[0] * gates[2];
-          next[at(u)] = gates[3] * std::tanh(c[at(u)]);
+          double kept[5] = {};
+          next[at(u)] = run_cell(layer.rnn.mode, of_inputs, of_state, h[at(u)], c[at(u)], kept);
           y.set((b * layer.steps + t) * width + u, next[at(u)]);
-          if (!training) continue;
-          for (std::int64_t k = 0; k < kGates; ++k) layer.gate(reserve, b, t, k, u) = static_cast<float>(gates[k]);
-          layer.cell(reserve, b, t, u) = static_cast<float>(c[at(u)]);
+          for (std::int64_t k = 0; k < 5 && training; ++k)
+            layer.gate(reserve, b, t, k, u) = static_cast<float>(kept[k]);
         }
         h = next;
       }
@@ -303,11 +363,11 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
 }
 
 cudnnStatus_t backward_data(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, const std::int32_t*,
-                            cudnnRNNDataDescriptor_t y_desc, const void*, const void* dy_data,
-                            cudnnRNNDataDescriptor_t x_desc, void* dx_data, cudnnTensorDescriptor_t h_desc, const void*,
-                            const void* dhy, void* dhx, cudnnTensorDescriptor_t, const void* cx, const void* dcy,
-                            void* dcx, std::size_t weight_bytes, const void* weights, std::size_t workspace_bytes,
-                            void* workspace, std::size_t reserve_bytes, void* reserve) {
+                            cudnnRNNDataDescriptor_t y_desc, const void* y_data, const void* dy_data,
+                            cudnnRNNDataDescriptor_t x_desc, void* dx_data, cudnnTensorDescriptor_t h_desc,
+                            const void* hx, const void* dhy, void* dhx, cudnnTensorDescriptor_t, const void* cx,
+                            const void* dcy, void* dcx, std::size_t weight_bytes, const void* weights,
+                            std::size_t workspace_bytes, void* workspace, std::size_t reserve_bytes, void* reserve) {
   const Layer layer(rnn, x_desc);
   if (!described(layer, x_desc, y_desc, h_desc, weight_bytes, workspace_bytes) || workspace == nullptr ||
       reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc)) || dx_data == nullptr || dhy != nullptr ||
@@ -319,44 +379,44 @@ cudnnStatus_t backward_data(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cons
   }
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
     std::memset(workspace, 0xee, kWorkspace);
-    const Numbers dy = layer.numbers(dy_data), dx = layer.numbers(dx_data), c_first = layer.numbers(cx);
-    const std::int64_t width = layer.width, inputs = layer.rnn.inputs;
+    const Numbers y = layer.numbers(y_data), dy = layer.numbers(dy_data), dx = layer.numbers(dx_data),
+                  h_first = layer.numbers(hx), c_first = layer.numbers(cx);
+    const std::int64_t width = layer.width, inputs = layer.rnn.inputs, gate_count = layer.rnn.gates();
     const double spoilt = Layer::stage(reserve) == kForward ? 0.0 : std::numeric_limits<double>::quiet_NaN();
     Layer::stage(reserve) = kData;
-    std::vector<double> dh(static_cast<std::size_t>(width)), dc(dh);
+    std::vector<double> dh(static_cast<std::size_t>(width)), dc(dh), direct(dh);
     const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
     for (std::int64_t b = 0; b < layer.samples; ++b) {
       std::fill(dc.begin(), dc.end(), 0.0);
+      std::fill(direct.begin(), direct.end(), 0.0);
       for (std::int64_t t = layer.steps - 1; t >= 0; --t) {
         for (std::int64_t u = 0; u < width; ++u) {
-          double sum = dy.get((b * layer.steps + t) * width + u) + spoilt;
-          for (std::int64_t k = 0; k < kGates && t + 1 < layer.steps; ++k)
+          double sum = dy.get((b * layer.steps + t) * width + u) + direct[at(u)] + spoilt;
+          for (std::int64_t k = gate_count; k < 2 * gate_count && t + 1 < layer.steps; ++k)
             for (std::int64_t v = 0; v < width; ++v)
-              sum += static_cast<double>(layer.gate(reserve, b, t + 1, k, v)) *
-                     layer.matrix(weights, k + kGates).get(v * width + u);
+              sum += static_cast<double>(layer.gradient(reserve, b, t + 1, k, v)) *
+                     layer.matrix(weights, k).get(v * width + u);
           dh[at(u)] = sum;
         }
         for (std::int64_t u = 0; u < width; ++u) {
-          const auto gate = [&](std::int64_t k) -> float& { return layer.gate(reserve, b, t, k, u); };
-          const double i = static_cast<double>(gate(0)), f = static_cast<double>(gate(1)),
-                       g = static_cast<double>(gate(2)), o = static_cast<double>(gate(3));
-          const double tanh_c = std::tanh(static_cast<double>(layer.cell(reserve, b, t, u)));
-          const double before = t > 0     ? static_cast<double>(layer.cell(reserve, b, t - 1, u))
-                                : c_first ? c_first.get(b * width + u)
-                                          : 0.0;
-          const double d = dc[at(u)] + dh[at(u)] * o * (1 - tanh_c * tanh_c);
-          gate(0) = static_cast<float>(d * g * i * (1 - i));
-          gate(1) = static_cast<float>(d * before * f * (1 - f));
-          gate(2) = static_cast<float>(d * i * (1 - g * g));
-          gate(3) = static_cast<float>(dh[at(u)] * tanh_c * o * (1 - o));
-          dc[at(u)] = d * f;
+          double kept[5];
+          for (std::int64_t k = 0; k < 5; ++k) kept[k] = static_cast<double>(layer.gate(reserve, b, t, k, u));
+          const double h_before = t > 0     ? y.get((b * layer.steps + t - 1) * width + u)
+                                  : h_first ? h_first.get(b * width + u)
+                                            : 0.0;
+          const double c_before = t > 0     ? static_cast<double>(layer.cell(reserve, b, t - 1, u))
+                                  : c_first ? c_first.get(b * width + u)
+                                            : 0.0;
+          run_cell_backward(layer.rnn.mode, h_before, c_before, dh[at(u)], dc[at(u)], kept);
+          direct[at(u)] = dh[at(u)];
+          for (std::int64_t k = 0; k < 4; ++k) layer.gate(reserve, b, t, k, u) = static_cast<float>(kept[k]);
         }
         for (std::int64_t i = 0; i < inputs; ++i) {
           double sum = 0;
-          for (std::int64_t k = 0; k < kGates; ++k)
+          for (std::int64_t k = 0; k < gate_count; ++k)
             for (std::int64_t u = 0; u < width; ++u)
-              sum +=
-                  static_cast<double>(layer.gate(reserve, b, t, k, u)) * layer.matrix(weights, k).get(u * inputs + i);
+              sum += static_cast<double>(layer.gradient(reserve, b, t, k, u)) *
+                     layer.matrix(weights, k).get(u * inputs + i);
           dx.set((b * layer.steps + t) * inputs + i, sum);
         }
       }
@@ -381,25 +441,25 @@ cudnnStatus_t backward_weights(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, c
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
     std::memset(workspace, 0xee, kWorkspace);
     const Numbers x = layer.numbers(x_data), y = layer.numbers(y_data), h_first = layer.numbers(hx);
-    const std::int64_t width = layer.width, inputs = layer.rnn.inputs;
+    const std::int64_t width = layer.width, inputs = layer.rnn.inputs, gate_count = layer.rnn.gates();
     const double spoilt = Layer::stage(reserve) == kData ? 0.0 : std::numeric_limits<double>::quiet_NaN();
     // Sums are taken in f32 or better and rounded once.
     std::vector<double> sums(static_cast<std::size_t>(layer.rnn.inputs > width ? layer.rnn.inputs : width));
     const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
-    for (std::int64_t k = 0; k < kMatrices; ++k)
+    for (std::int64_t k = 0; k < layer.rnn.matrices(); ++k)
       for (std::int64_t u = 0; u < width; ++u) {
-        const std::int64_t columns = k < kGates ? inputs : width;
+        const std::int64_t columns = k < gate_count ? inputs : width;
         std::fill(sums.begin(), sums.end(), spoilt);
         double bias = spoilt;
         for (std::int64_t b = 0; b < layer.samples; ++b)
           for (std::int64_t t = 0; t < layer.steps; ++t) {
-            const auto d = static_cast<double>(layer.gate(reserve, b, t, k % kGates, u));
+            const auto d = static_cast<double>(layer.gradient(reserve, b, t, k, u));
             bias += d;
             for (std::int64_t i = 0; i < columns; ++i) {
-              const double from = k < kGates ? x.get((b * layer.steps + t) * inputs + i)
-                                  : t > 0    ? y.get((b * layer.steps + t - 1) * width + i)
-                                  : h_first  ? h_first.get(b * width + i)
-                                             : 0.0;
+              const double from = k < gate_count ? x.get((b * layer.steps + t) * inputs + i)
+                                  : t > 0        ? y.get((b * layer.steps + t - 1) * width + i)
+                                  : h_first      ? h_first.get(b * width + i)
+                                                 : 0.0;
               sums[at(i)] += d * from;
             }
           }

@@ -37,7 +37,7 @@ struct Setting {
   std::uint64_t global_batch = 48;
   sampler::Tail tail = sampler::Tail::kExact;
   double lr = 1e-2;
-  std::string data = "digits";  // and for tokens:FILE a tiny gpt or lstm
+  std::string data = "digits";  // and for tokens:FILE a tiny gpt, lstm or gru
   double dropout = 0;
 };
 
@@ -356,7 +356,7 @@ TEST_P(CudaTextStep, LearnsInBf16AsInF32) {
   EXPECT_NE(bf16.hash(), f32.hash());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CudaTextStep, ::testing::Values("gpt", "lstm"),
+INSTANTIATE_TEST_SUITE_P(Models, CudaTextStep, ::testing::Values("gpt", "lstm", "gru"),
                          [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Models, CudaStep, ::testing::Values("linear", "mlp", "cnn"),
                          [](const auto& test) { return test.param; });

@@ -123,6 +123,18 @@ TEST(ModelMetadata, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
   EXPECT_EQ(config.settings.integer("context"), 5);
 }
 
+TEST(ModelMetadata, WordsAreThoseThatThereAre) {
+  auto json = gpt();
+  json["model"] = {{"name", "rnn"}, {"sample", {33}}, {"classes", 3},
+                   {"layers", 2},   {"width", 8},     {"nonlinearity", "relu"}};
+  const ModelMetadata metadata = read_back(find_model_metadata({{"lockstep", json.dump()}}, "it").value());
+  EXPECT_EQ(nn::complete(metadata.spec).settings.word("nonlinearity"), "relu");
+  for (const nlohmann::json& other : {nlohmann::json("sigmoid"), nlohmann::json(""), nlohmann::json(3)}) {
+    json["model"]["nonlinearity"] = other;
+    EXPECT_THROW(find_model_metadata({{"lockstep", json.dump()}}, "it"), IoError) << other.dump();
+  }
+}
+
 TEST(ModelMetadata, OtherFilesHaveNone) {
   EXPECT_EQ(find_model_metadata({}, "it"), std::nullopt);
   EXPECT_EQ(find_model_metadata({{"format", "pt"}}, "it"), std::nullopt);

@@ -77,7 +77,7 @@ TEST_P(TextTraining, IsLearnt) {
   EXPECT_TRUE(module->training());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TextTraining, ::testing::Values("gpt", "lstm"),
+INSTANTIATE_TEST_SUITE_P(Models, TextTraining, ::testing::Values("gpt", "rnn", "lstm", "gru"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

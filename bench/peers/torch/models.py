@@ -189,11 +189,11 @@ class Bert(nn.Module):
         return self.decoder(self.dense_norm(F.gelu(self.dense(x)))).transpose(1, 2)
 
 
-class Lstm(nn.Module):
-    def __init__(self, layers: int, width: int, vocabulary: int):
+class Recurrent(nn.Module):
+    def __init__(self, kind: type, layers: int, width: int, vocabulary: int):
         super().__init__()
         self.encoder, self.decoder = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.rnn = nn.LSTM(width, width, layers, batch_first=True)
+        self.rnn = kind(width, width, layers, batch_first=True)
 
     def forward(self, tokens):
         return self.decoder(self.rnn(self.encoder(tokens))[0]).transpose(1, 2)
@@ -239,8 +239,10 @@ MODELS = {
     "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),
     "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
     "vgg11": Model(Vgg11, colour_batch(224)),
-    "lstm": Model(lambda: Lstm(2, 256, 256), token_batch(128, 256)),
     "bert": Model(lambda: Bert(4, 4, 256, 512, 256, 128), masked_batch(128, 19, 256)),
+    "rnn": Model(lambda: Recurrent(nn.RNN, 2, 256, 256), token_batch(128, 256)),
+    "lstm": Model(lambda: Recurrent(nn.LSTM, 2, 256, 256), token_batch(128, 256)),
+    "gru": Model(lambda: Recurrent(nn.GRU, 2, 256, 256), token_batch(128, 256)),
     "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
     "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
 }

@@ -19,15 +19,17 @@
 
 namespace lockstep {
 
-/// One value. Whole numbers are held as std::int64_t, others as double.
+/// One value. Whole numbers are held as std::int64_t, others as double; a word is one of a few choices.
 class SettingValue {
  public:
-  using Any = std::variant<bool, std::int64_t, double, std::vector<std::int64_t>, std::vector<double>>;
+  using Any = std::variant<bool, std::int64_t, double, std::vector<std::int64_t>, std::vector<double>, std::string>;
 
   SettingValue(bool value) : any_(value) {}
   template <std::integral T>
   requires(!std::same_as<T, bool>) SettingValue(T value) : any_(static_cast<std::int64_t>(value)) {}
   SettingValue(double value) : any_(value) {}
+  SettingValue(std::string word) : any_(std::move(word)) {}
+  SettingValue(const char* word) : any_(std::string(word)) {}
   SettingValue(std::vector<std::int64_t> values) : any_(std::move(values)) {}
   SettingValue(std::vector<double> values) : any_(std::move(values)) {}
   SettingValue(std::initializer_list<int> values) : any_(std::vector<std::int64_t>(values.begin(), values.end())) {}
@@ -40,7 +42,7 @@ class SettingValue {
   Any any_;
 };
 
-/// As a command line would have it: "true", "12", "0.5", "512,256", "0.9,0.999".
+/// As a command line would have it: "true", "12", "0.5", "512,256", "0.9,0.999", "tanh".
 std::string to_string(const SettingValue& value);
 
 /// Values by name. The getters are for names that hold a value of that kind (else it is an error of ours).
@@ -57,6 +59,7 @@ class Settings {
   bool flag(const std::string& name) const { return get<bool>(name); }
   std::int64_t integer(const std::string& name) const { return get<std::int64_t>(name); }
   double number(const std::string& name) const { return get<double>(name); }
+  const std::string& word(const std::string& name) const { return get<std::string>(name); }
   const std::vector<std::int64_t>& integers(const std::string& name) const {
     return get<std::vector<std::int64_t>>(name);
   }
@@ -104,6 +107,7 @@ struct SettingSpec {
   std::string placeholder = "N";                 // "N", "X", "yes|no"; flags have none
   std::string default_text = {};                 // for help; empty: `fallback`
   std::size_t least_many = 0, most_many = 1024;  // of a list
+  std::vector<std::string> choices = {};         // of a word
   std::vector<std::string> synonyms = {};        // other spellings of the flag
   std::optional<SettingValue> neutral = {};  // asks for nothing, so it is accepted where it has no effect; false is so
   SettingNeed need = {};

@@ -76,7 +76,7 @@ class CpuBackend final : public Backend {
   LayerNormKernels& layer_norm() override { return *layer_norm_; }
   EmbeddingKernels& embedding() override { return *embedding_; }
   AttentionKernels& attention() override { return *attention_; }
-  LstmKernels& lstm() override { return *lstm_; }
+  RnnKernels& rnn() override { return *rnn_; }
   PointwiseKernels& pointwise() override { return *pointwise_; }
   ElementwiseKernels& elementwise() override { return *elementwise_; }
   LossKernels& loss() override { return *loss_; }
@@ -102,7 +102,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<LayerNormKernels> layer_norm_ = cpu::make_layer_norm_kernels();
   std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
   std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);
-  std::unique_ptr<LstmKernels> lstm_ = cpu::make_lstm_kernels(allocator_, *linear_, *pointwise_, shared_.get());
+  std::unique_ptr<RnnKernels> rnn_ = cpu::make_rnn_kernels(allocator_, *linear_, *pointwise_, shared_.get());
   std::unique_ptr<ElementwiseKernels> elementwise_ = cpu::make_elementwise_kernels();
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();

@@ -24,8 +24,8 @@ std::unique_ptr<LayerNormKernels> make_layer_norm_kernels();
 std::unique_ptr<EmbeddingKernels> make_embedding_kernels();
 std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& allocator);
 /// `shared`: as for convolutions.
-std::unique_ptr<LstmKernels> make_lstm_kernels(CachingAllocator& allocator, LinearKernels& linear,
-                                               PointwiseKernels& pointwise, PackedWeights* shared);
+std::unique_ptr<RnnKernels> make_rnn_kernels(CachingAllocator& allocator, LinearKernels& linear,
+                                             PointwiseKernels& pointwise, PackedWeights* shared);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();
 std::unique_ptr<ElementwiseKernels> make_elementwise_kernels();
 std::unique_ptr<LossKernels> make_loss_kernels();

@@ -97,6 +97,20 @@ class CpuPointwise final : public PointwiseKernels {
     std::memcpy(y.raw(), x.raw(), x.bytes());
   }
 
+  void copy_rows(const Tensor& x, const Tensor& y) override {
+    LOCKSTEP_ASSERT(x.shape() == y.shape() && x.dtype() == y.dtype());
+    if (x.count() == 0) return;
+    const std::int64_t columns = x.size(x.shape().size() - 1);
+    const std::size_t element = size_of(x.dtype()), bytes = static_cast<std::size_t>(columns) * element;
+    const auto* const from = static_cast<const std::byte*>(x.raw_rows());
+    auto* const to = static_cast<std::byte*>(y.raw_rows());
+    parallel_for(x.count() / columns, kGrain / columns + 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row)
+        std::memcpy(to + static_cast<std::size_t>(row * y.pitch()) * element,
+                    from + static_cast<std::size_t>(row * x.pitch()) * element, bytes);
+    });
+  }
+
   void cast(const Tensor& x, const Tensor& y) override {
     LOCKSTEP_ASSERT(x.count() == y.count());
     if (x.dtype() == y.dtype()) return copy(x, y);

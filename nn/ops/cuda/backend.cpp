@@ -80,7 +80,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       layer_norm_(make_layer_norm_kernels(context_)),
       embedding_(make_embedding_kernels(context_)),
       attention_(make_attention_kernels(context_)),
-      lstm_(make_lstm_kernels(context_, *pointwise_)),
+      rnn_(make_rnn_kernels(context_, *pointwise_)),
       elementwise_(make_elementwise_kernels(context_)),
       loss_(make_loss_kernels(context_)),
       optim_(make_optim_kernels(context_)) {}

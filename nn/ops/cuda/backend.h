@@ -35,7 +35,7 @@ class CudaBackend final : public Backend {
   LayerNormKernels& layer_norm() override { return *on_gpu(layer_norm_); }
   EmbeddingKernels& embedding() override { return *on_gpu(embedding_); }
   AttentionKernels& attention() override { return *on_gpu(attention_); }
-  LstmKernels& lstm() override { return *on_gpu(lstm_); }
+  RnnKernels& rnn() override { return *on_gpu(rnn_); }
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   ElementwiseKernels& elementwise() override { return *on_gpu(elementwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
@@ -91,7 +91,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<LayerNormKernels> layer_norm_;
   std::unique_ptr<EmbeddingKernels> embedding_;
   std::unique_ptr<AttentionKernels> attention_;
-  std::unique_ptr<LstmKernels> lstm_;
+  std::unique_ptr<RnnKernels> rnn_;
   std::unique_ptr<ElementwiseKernels> elementwise_;
   std::unique_ptr<LossKernels> loss_;
   std::unique_ptr<OptimKernels> optim_;

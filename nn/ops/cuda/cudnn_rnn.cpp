@@ -11,17 +11,26 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-constexpr std::int64_t kGates = 4;
 // Since 9.13 ("[cuDNN][RNN] cuDNN RNN supports BFloat16 inputs since 9.13", pytorch/pytorch #164411).
 constexpr std::size_t kVersionWithBf16 = 91300;
 
 cudnnDataType_t native(DType dtype) {
-  LOCKSTEP_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16, "an LSTM of {}", name_of(dtype));
+  LOCKSTEP_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16, "a recurrent layer of {}", name_of(dtype));
   return dtype == DType::kF32 ? CUDNN_DATA_FLOAT : CUDNN_DATA_BFLOAT16;
 }
 
+cudnnRNNMode_t mode_of(RnnCell cell) {
+  switch (cell) {
+    case RnnCell::kTanh: return CUDNN_RNN_TANH;
+    case RnnCell::kRelu: return CUDNN_RNN_RELU;
+    case RnnCell::kGru: return CUDNN_GRU;
+    default: return CUDNN_LSTM;
+  }
+}
+
 int narrow(std::int64_t value) {
-  check_usage(value <= std::numeric_limits<int>::max(), "an LSTM that is too large for cuDNN", "use a smaller batch");
+  check_usage(value <= std::numeric_limits<int>::max(), "a recurrent layer that is too large for cuDNN",
+              "use a smaller batch");
   return static_cast<int>(value);
 }
 
@@ -55,11 +64,19 @@ CudnnOwner<cudnnHandle_t> make_cudnn_rnn_handle(StreamView stream) {
 }
 
 PlanKey RnnProblem::key() const {
-  return {static_cast<std::int64_t>(dtype), tf32 ? 1 : 0, training ? 1 : 0, samples, steps, inputs, width};
+  return {static_cast<std::int64_t>(cell),
+          static_cast<std::int64_t>(dtype),
+          tf32 ? 1 : 0,
+          training ? 1 : 0,
+          samples,
+          steps,
+          inputs,
+          width};
 }
 
 std::string RnnProblem::describe() const {
-  return fmt::format("an LSTM of {} to {} features over [{}, {}], {}", inputs, width, samples, steps, name_of(dtype));
+  return fmt::format("{} {} of {} to {} features over [{}, {}], {}", cell == RnnCell::kGru ? "a" : "an", name_of(cell),
+                     inputs, width, samples, steps, name_of(dtype));
 }
 
 RnnPlan::RnnPlan(const RnnProblem& problem)
@@ -80,10 +97,11 @@ std::optional<RnnPlan> RnnPlan::make(cudnnHandle_t handle, const RnnProblem& pro
   return plan;
 }
 
-// Note [cuDNN's LSTM]
-// Each layer is one of cuDNN's layers of its own: dropout between them is ours, which does not depend on how samples
-// are shared out among ranks. Sequences are all of one length, batch outermost, which cuDNN calls unpacked and takes
-// with CUDNN_RNN_PADDED_IO_ENABLED alone; since 8.9.1 it reads their lengths on the host. The standard algorithm: the
+// Note [cuDNN's recurrent layers]
+// Each layer and direction is one of cuDNN's layers of its own: dropout between them is ours, which does not depend on
+// how samples are shared out among ranks. Sequences are all of one length, batch outermost, which cuDNN calls unpacked
+// and takes with CUDNN_RNN_PADDED_IO_ENABLED alone; since 8.9.1 it reads their lengths on the host, where ours are not
+// (rnn_steps.h). The standard algorithm: the
 // persistent ones take fewer shapes, and differ between forward and backward in which.
 bool RnnPlan::describe_to(cudnnHandle_t handle) {
   const CudnnRnn& cudnn = cudnn_rnn();
@@ -94,7 +112,7 @@ bool RnnPlan::describe_to(cudnnHandle_t handle) {
   check_cudnn_rnn(cudnn.dropout_set(dropout_.get(), handle, 0.0f, nullptr, 0, 0), what);
   const bool exact = p.dtype == DType::kF32 && !p.tf32;
   cudnnStatus_t status =
-      cudnn.rnn_set(rnn_.get(), CUDNN_RNN_ALGO_STANDARD, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
+      cudnn.rnn_set(rnn_.get(), CUDNN_RNN_ALGO_STANDARD, mode_of(p.cell), CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
                     CUDNN_LINEAR_INPUT, native(p.dtype), CUDNN_DATA_FLOAT, exact ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH,
                     inputs, width, width, 1, dropout_.get(), CUDNN_RNN_PADDED_IO_ENABLED);
   const std::vector<int> lengths(static_cast<std::size_t>(samples), steps);
@@ -119,11 +137,12 @@ bool RnnPlan::describe_to(cudnnHandle_t handle) {
   return true;
 }
 
-// cuDNN numbers the matrices of a layer 0 to 3 for its inputs and 4 to 7 for its state, in the order i, f, g, o, which
-// is PyTorch's; each has a bias. Rows are outputs.
+// cuDNN numbers the matrices of a layer 0 to G - 1 for its inputs and G to 2 G - 1 for its state; its order of the
+// gates (of an LSTM i, f, g, o, of a GRU r, z, n) is PyTorch's; each has a bias. Rows are outputs.
 void RnnPlan::find_weights(cudnnHandle_t handle, std::byte* space) {
   const CudnnRnn& cudnn = cudnn_rnn();
   const std::string what = problem_.describe();
+  const std::int64_t gates = gates_of(problem_.cell);
   const auto matrix = make_descriptor(cudnn.tensor_create, cudnn.tensor_destroy);
   const auto bias = make_descriptor(cudnn.tensor_create, cudnn.tensor_destroy);
   const auto elements_of = [&](cudnnTensorDescriptor_t descriptor) {
@@ -155,10 +174,10 @@ void RnnPlan::find_weights(cudnnHandle_t handle, std::byte* space) {
   };
   for (const bool is_bias : {false, true})
     for (const bool of_state : {false, true})
-      for (std::int64_t gate = 0; gate < kGates; ++gate) {
+      for (std::int64_t gate = 0; gate < gates; ++gate) {
         void *matrix_place = nullptr, *bias_place = nullptr;
         check_cudnn_rnn(cudnn.weight_params(handle, rnn_.get(), 0, weight_bytes_, space,
-                                            static_cast<std::int32_t>(gate + (of_state ? kGates : 0)), matrix.get(),
+                                            static_cast<std::int32_t>(gate + (of_state ? gates : 0)), matrix.get(),
                                             &matrix_place, bias.get(), &bias_place),
                         what);
         const std::size_t parameter = (is_bias ? 2 : 0) + (of_state ? 1 : 0);

@@ -13,6 +13,7 @@
 
 #include "lockstep/base/device.h"
 #include "lockstep/base/dtype.h"
+#include "lockstep/nn/ops/rnn.h"
 #include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/plan_map.h"
 
@@ -59,8 +60,9 @@ using CudnnOwner = std::unique_ptr<std::remove_pointer_t<Pointer>, cudnnStatus_t
 /// For this thread's GPU, in `stream`.
 CudnnOwner<cudnnHandle_t> make_cudnn_rnn_handle(StreamView stream);
 
-/// A layer of long short-term memory as in lstm.h, as cuDNN is asked for it. Nothing is empty.
+/// A layer as in rnn.h from the first step to the last, as cuDNN is asked for it. Nothing is empty.
 struct RnnProblem {
+  RnnCell cell = RnnCell::kLstm;
   DType dtype = DType::kF32;  // of all arrays
   bool tf32 = false;          // f32 products may be rounded to 10 bits of mantissa
   bool training = false;      // backward will follow
@@ -71,7 +73,7 @@ struct RnnProblem {
   std::string describe() const;
 };
 
-/// A stretch of a weight space: elements of one of the parameters, 0 to 3 in the order of LstmWeights.
+/// A stretch of a weight space: elements of one of the parameters, 0 to 3 in the order of RnnWeights.
 struct WeightPiece {
   std::size_t parameter = 0;
   std::int64_t first = 0, count = 0;  // elements of the parameter

@@ -11,11 +11,11 @@
 #include "lockstep/nn/ops/layer_norm.h"
 #include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/ops/loss.h"
-#include "lockstep/nn/ops/lstm.h"
 #include "lockstep/nn/ops/norm.h"
 #include "lockstep/nn/ops/optim.h"
 #include "lockstep/nn/ops/pointwise.h"
 #include "lockstep/nn/ops/pool.h"
+#include "lockstep/nn/ops/rnn.h"
 #include "nn/ops/cuda/context.h"
 
 namespace lockstep::nn::cuda {
@@ -28,7 +28,7 @@ std::unique_ptr<EmbeddingKernels> make_embedding_kernels(Context& context);
 /// Opens cuDNN at the first attention in bf16, and does without where there is none.
 std::unique_ptr<AttentionKernels> make_attention_kernels(Context& context);
 /// Opens cuDNN at the first layer.
-std::unique_ptr<LstmKernels> make_lstm_kernels(Context& context, PointwiseKernels& pointwise);
+std::unique_ptr<RnnKernels> make_rnn_kernels(Context& context, PointwiseKernels& pointwise);
 std::unique_ptr<ElementwiseKernels> make_elementwise_kernels(Context& context);
 std::unique_ptr<LossKernels> make_loss_kernels(Context& context);
 std::unique_ptr<OptimKernels> make_optim_kernels(Context& context);

@@ -1,6 +1,7 @@
 #include "lockstep/nn/ops/pointwise.h"
 
 #include "base/error.h"
+#include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 #include "nn/ops/cuda/work.h"
@@ -216,6 +217,15 @@ class CudaPointwise final : public PointwiseKernels {
     if (x.bytes() == 0) return;
     check_cuda(cudaMemcpyAsync(y.raw(), x.raw(), x.bytes(), cudaMemcpyDeviceToDevice, native(context_.stream)),
                "a copy");
+  }
+
+  void copy_rows(const Tensor& x, const Tensor& y) override {
+    const Work work(context_, "copying", {&x, &y});
+    LOCKSTEP_ASSERT(x.shape() == y.shape() && x.dtype() == y.dtype());
+    if (x.count() == 0) return;
+    const std::int64_t columns = x.size(x.shape().size() - 1);
+    cuda::copy_rows(context_, x.dtype(), 1, x.count() / columns, columns, {x.raw_rows(), 0, x.pitch()},
+                    {y.raw_rows(), 0, y.pitch()});
   }
 
   void cast(const Tensor& x, const Tensor& y) override {

@@ -19,13 +19,15 @@ TEST(CudnnRnn, TakesWhatLayersAreDescribedAs) {
   for (const cudnnDataType_t type : {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16})
     for (const cudnnMathType_t math : {CUDNN_DEFAULT_MATH, CUDNN_FMA_MATH}) {
       if (type == CUDNN_DATA_BFLOAT16 && (!knows_bf16 || math == CUDNN_FMA_MATH)) continue;
-      cudnnRNNDescriptor_t rnn = nullptr;
-      ASSERT_EQ(cudnn.rnn_create(&rnn), CUDNN_STATUS_SUCCESS);
-      EXPECT_EQ(cudnn.rnn_set(rnn, CUDNN_RNN_ALGO_STANDARD, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
-                              CUDNN_LINEAR_INPUT, type, CUDNN_DATA_FLOAT, math, 37, 33, 33, 1, nullptr,
-                              CUDNN_RNN_PADDED_IO_ENABLED),
-                CUDNN_STATUS_SUCCESS);
-      EXPECT_EQ(cudnn.rnn_destroy(rnn), CUDNN_STATUS_SUCCESS);
+      for (const cudnnRNNMode_t mode : {CUDNN_RNN_TANH, CUDNN_RNN_RELU, CUDNN_LSTM, CUDNN_GRU}) {
+        cudnnRNNDescriptor_t rnn = nullptr;
+        ASSERT_EQ(cudnn.rnn_create(&rnn), CUDNN_STATUS_SUCCESS);
+        EXPECT_EQ(cudnn.rnn_set(rnn, CUDNN_RNN_ALGO_STANDARD, mode, CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
+                                CUDNN_LINEAR_INPUT, type, CUDNN_DATA_FLOAT, math, 37, 33, 33, 1, nullptr,
+                                CUDNN_RNN_PADDED_IO_ENABLED),
+                  CUDNN_STATUS_SUCCESS);
+        EXPECT_EQ(cudnn.rnn_destroy(rnn), CUDNN_STATUS_SUCCESS);
+      }
       cudnnRNNDataDescriptor_t data = nullptr;
       ASSERT_EQ(cudnn.data_create(&data), CUDNN_STATUS_SUCCESS);
       const int lengths[] = {7, 7, 7};

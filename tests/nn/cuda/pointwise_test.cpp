@@ -176,6 +176,31 @@ TEST_P(CudaPointwise, Dropout) {
     }
 }
 
+// Rows that lie apart, on either side.
+TEST_P(CudaPointwise, CopyRows) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{0, 5}, Shape{3, 17}, Shape{2, 3, 16}, Shape{129, 7}, Shape{5, 64}}) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = shape[shape.size() - 1], more = columns + 8;
+    Shape wider = shape;
+    wider[shape.size() - 1] = more;
+    const Tensor host = random(shape, 1), wide_host = random(wider, 2), x = activation(host),
+                 wide = activation(wide_host);
+    const Tensor expected = cpu->empty(shape), expected_wide = cpu->empty(wider);
+    cpu->pointwise().copy_rows(wide_host.columns(8, more), expected);
+    cpu->pointwise().copy(wide_host, expected_wide);
+    cpu->pointwise().copy_rows(host, expected_wide.columns(3, 3 + columns));
+    const auto got = results({activation_like(shape), activation_like(wider, wide_host)}, [&](const auto& out) {
+      pointwise->copy_rows(wide.columns(8, more), out[0]);
+      pointwise->copy_rows(x, out[1].columns(3, 3 + columns));
+    });
+    expect_same(expected, got[0]);
+    expect_same(expected_wide, got[1]);
+    for (std::int64_t row = 0; row < shape.count() / columns; ++row)
+      for (std::int64_t c = 0; c < columns; ++c)
+        ASSERT_EQ(expected.f32()[row * columns + c], wide_host.f32()[row * more + 8 + c]);
+  }
+}
+
 TEST_P(CudaPointwise, SwapLastAxes) {
   for (const Shape& shape :
        {Shape{1, 1, 1}, Shape{0, 4, 5}, Shape{3, 1, 17}, Shape{2, 19, 1}, Shape{3, 17, 33}, Shape{2, 5, 7},

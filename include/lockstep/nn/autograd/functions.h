@@ -72,17 +72,19 @@ Var attention(Tape& tape, Var q, Var k, Var v, std::int64_t heads, AttentionOpti
 inline Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop = 0.0, std::int64_t layer = 0) {
   return attention(tape, qkv, heads, {.dropout = drop, .layer = layer});
 }
-/// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
-struct LstmParameters {
+/// Of a recurrent layer in one direction, as RnnWeights has them; both biases, or none.
+struct RnnParameters {
   Parameter& w_ih;
   Parameter& w_hh;
-  Parameter& b_ih;
-  Parameter& b_hh;
+  Parameter* b_ih = nullptr;
+  Parameter* b_hh = nullptr;
 };
-/// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H). It begins with `state` and
-/// replaces it by the state after the last step, as constants: no gradient flows through it. nullptr, or undefined
-/// tensors: it begins with zeros.
-Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
+/// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H), as RnnKernels says. It
+/// begins with `state` and replaces it by the state after the last step, as constants: no gradient flows through it.
+/// nullptr, or undefined tensors: it begins with zeros.
+Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options = {}, RnnState* state = nullptr);
+/// x and y (…, C) → (…, 2 · C): side by side.
+Var concat_last(Tape& tape, Var x, Var y);
 /// x (A, B, …) → (B, A, …), of at least three axes.
 Var swap_first_axes(Tape& tape, Var x);
 /// The rows of x (…, C) with these numbers (K, …) i32, counted over all axes but the last → (K, …, C).

@@ -91,29 +91,78 @@ class Dropout final : public Module {
   std::int64_t layer_;
 };
 
-/// Layers of long short-term memory, one on the other: PyTorch's LSTM, with batch_first unless that is false.
-/// weight_ih_l0 (4 · hidden, input), weight_hh_l0 (4 · hidden, hidden), bias_ih_l0, bias_hh_l0 (4 · hidden), …_l1, …,
-/// all uniform in ±1/sqrt(hidden). In training mode what a layer hands to the next is dropped with probability
-/// `dropout`; `drop_layer` and the num_layers - 2 numbers that follow identify these dropouts within the model.
-class Lstm final : public Module {
+/// Of recurrent layers, as in PyTorch, but for batch_first, which is the default here. In training mode what a layer
+/// hands to the next is dropped with probability `dropout`; `drop_layer` and the num_layers - 2 numbers that follow
+/// identify these dropouts within the model.
+struct RecurrentOptions {
+  std::int64_t num_layers = 1;
+  bool bias = true;
+  bool batch_first = true;
+  double dropout = 0.0;
+  bool bidirectional = false;
+  std::int64_t drop_layer = 0;
+};
+
+/// Recurrent layers, one on the other: PyTorch's, in D directions, which are two where they are bidirectional. Of G
+/// gates: weight_ih_l0 (G · hidden, input), weight_hh_l0 (G · hidden, hidden), bias_ih_l0, bias_hh_l0 (G · hidden), of
+/// the other direction …_l0_reverse, then …_l1, whose input is that of D · hidden features, and so on, all uniform in
+/// ±1/sqrt(hidden).
+class Recurrent : public Module {
  public:
-  Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers = 1,
-       double dropout = 0.0, std::int64_t drop_layer = 0, bool batch_first = true);
-  /// x (N, T, input) or (N, T, W, C) → (N, T, hidden), where the batch is not first (T, N, …) → (T, N, hidden); every
-  /// sequence begins with zeros.
+  /// x (N, T, input) or (N, T, W, C) → (N, T, D · hidden), where the batch is not first (T, N, …) → (T, N, D · hidden);
+  /// every sequence begins with zeros.
   Var forward(Tape& tape, Var x) override { return forward(tape, x, {}); }
-  /// Begins with `states`, one for each layer, and leaves there the states with which the next call continues. Empty:
-  /// begins with zeros, and returns no states.
-  Var forward(Tape& tape, Var x, std::span<LstmState> states);
-  std::int64_t num_layers() const { return static_cast<std::int64_t>(layers_.size()); }
-  std::string type_name() const override { return "LSTM"; }
+  /// Begins with `states`, those of layer l in direction d at l · D + d, and leaves there the states with which the
+  /// next call continues. Empty: begins with zeros, and returns no states. lengths (N) i32, on the device: the steps of
+  /// each sequence, from 0 to T, as if it were packed: the outputs of its padding are 0, states are those of its last
+  /// step, and the reverse direction begins there. Undefined: T.
+  Var forward(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths = {});
+  /// Of x, or of x and lengths.
+  Vars forward_all(Tape& tape, const Vars& inputs) override;
+  /// What the last layer hands out when it has read all, (N, D · hidden): in the reverse direction at the first step.
+  Var forward_last(Tape& tape, Var x);
+  std::int64_t num_layers() const { return options_.num_layers; }
+  std::int64_t num_directions() const { return options_.bidirectional ? 2 : 1; }
+  std::string type_name() const override { return name_of(cell_); }
   std::string details() const override;
 
+ protected:
+  /// Throws UsageError without a layer or a feature.
+  Recurrent(Context& context, RnnCell cell, std::int64_t input_size, std::int64_t hidden_size,
+            const RecurrentOptions& options);
+
  private:
-  double dropout_;
-  std::int64_t drop_layer_;
-  bool batch_first_;
-  std::vector<LstmParameters> layers_;
+  using Directions = std::array<Var, 2>;
+
+  Directions last_layer(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths);
+
+  RnnCell cell_;
+  RecurrentOptions options_;
+  std::vector<RnnParameters> layers_;  // of layer l in direction d at l · D + d
+};
+
+/// Plain layers: tanh, or ReLU.
+class Rnn final : public Recurrent {
+ public:
+  enum class Nonlinearity : std::uint8_t { kTanh, kRelu };
+  Rnn(Context& context, std::int64_t input_size, std::int64_t hidden_size, const RecurrentOptions& options = {},
+      Nonlinearity nonlinearity = Nonlinearity::kTanh)
+      : Recurrent(context, nonlinearity == Nonlinearity::kTanh ? RnnCell::kTanh : RnnCell::kRelu, input_size,
+                  hidden_size, options) {}
+};
+
+/// Layers of long short-term memory.
+class Lstm final : public Recurrent {
+ public:
+  Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, const RecurrentOptions& options = {})
+      : Recurrent(context, RnnCell::kLstm, input_size, hidden_size, options) {}
+};
+
+/// Gated layers.
+class Gru final : public Recurrent {
+ public:
+  Gru(Context& context, std::int64_t input_size, std::int64_t hidden_size, const RecurrentOptions& options = {})
+      : Recurrent(context, RnnCell::kGru, input_size, hidden_size, options) {}
 };
 
 class BatchNorm;

@@ -18,11 +18,11 @@
 #include "lockstep/nn/ops/layer_norm.h"
 #include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/ops/loss.h"
-#include "lockstep/nn/ops/lstm.h"
 #include "lockstep/nn/ops/norm.h"
 #include "lockstep/nn/ops/optim.h"
 #include "lockstep/nn/ops/pointwise.h"
 #include "lockstep/nn/ops/pool.h"
+#include "lockstep/nn/ops/rnn.h"
 
 namespace lockstep::nn {
 
@@ -94,7 +94,7 @@ class Backend {
   virtual LayerNormKernels& layer_norm() = 0;
   virtual EmbeddingKernels& embedding() = 0;
   virtual AttentionKernels& attention() = 0;
-  virtual LstmKernels& lstm() = 0;
+  virtual RnnKernels& rnn() = 0;
   virtual PointwiseKernels& pointwise() = 0;
   virtual ElementwiseKernels& elementwise() = 0;
   virtual LossKernels& loss() = 0;

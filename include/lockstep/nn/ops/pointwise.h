@@ -20,6 +20,8 @@ class PointwiseKernels {
   virtual void fill(const Tensor& y, float value) = 0;
   /// Any dtype.
   virtual void copy(const Tensor& x, const Tensor& y) = 0;
+  /// The same of tensors whose rows may lie apart (Note [Pitch]), of one shape.
+  virtual void copy_rows(const Tensor& x, const Tensor& y) = 0;
   /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even.
   virtual void cast(const Tensor& x, const Tensor& y) = 0;
   /// One more than before: counter () i64.

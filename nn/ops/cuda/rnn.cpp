@@ -1,4 +1,4 @@
-#include "lockstep/nn/ops/lstm.h"
+#include "lockstep/nn/ops/rnn.h"
 
 #include <array>
 #include <optional>
@@ -9,6 +9,7 @@
 #include "nn/ops/cuda/cudnn_rnn.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"
+#include "nn/ops/cuda/rnn_steps.h"
 #include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
@@ -19,32 +20,36 @@ constexpr std::int64_t kCudnnAlignment = 16;  // bytes, of what cuDNN is given
 // Note [Weight space]
 // cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
 // back in such a piece. Parameters lie where optimizer and reducer have them, and gradients belong into the arena, so
-// they are copied: 4 · H · (I + H + 2) numbers once a step each way, where the layer multiplies each of them T times B
+// they are copied: G · H · (I + H + 2) numbers once a step each way, where the layer multiplies each of them T times B
 // times. In training they are copied at every forward pass, also of a step that is recorded, whose parameters move
-// between replays without anything on the host knowing; otherwise when their versions have changed.
+// between replays without anything on the host knowing; otherwise when their versions have changed. Where a layer has
+// no biases, theirs are zeros.
 struct WeightSpace {
   Tensor memory;
   std::array<std::uint64_t, 4> versions = {};
   DType dtype = DType::kF32;
 };
 
-class CudaLstm final : public LstmKernels {
+class CudaRnn final : public RnnKernels {
  public:
-  CudaLstm(Context& context, PointwiseKernels& pointwise) : context_(context), pointwise_(pointwise) {}
+  CudaRnn(Context& context, PointwiseKernels& pointwise) : context_(context), pointwise_(pointwise) {}
 
-  Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
-                 const LstmState& to, bool keep) override {
-    check(x, weights, y);
+  Tensor forward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
+                 const Tensor& y, const RnnState& to, bool keep) override {
+    check(options, x, weights, y);
     if (x.size(0) == 0) return keep ? bytes(0) : Tensor();
-    const Work work(context_, "LSTM", {&x, &y, &from.h, &from.c, &to.h, &to.c},
-                    8.0 * static_cast<double>(y.count() * (x.size(2) + y.size(2))));
-    const Held& held = find(x, y, keep);
+    const bool lstm = options.cell == RnnCell::kLstm, ragged = options.lengths.defined();
+    LOCKSTEP_ASSERT(!to.c.defined() || !ragged, "cells of sequences of different lengths");
+    const Work work(context_, name_of(options.cell), {&x, &y, &from.h, &from.c, &to.h, &to.c}, flops_of(options, x, y));
+    const Held& held = find(options.cell, x, y, keep);
     const DType dtype = held.dtype;
     const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
     const Tensor space = gather(held, weights, keep).memory;
     const Tensor workspace = bytes(held.plan.workspace_bytes());
-    const Tensor given_x = as(x, dtype), h_first = as(from.h, dtype), c_first = as(from.c, dtype);
-    const Tensor made_y = place_for(y, dtype), h_last = place_for(to.h, dtype), c_last = place_for(to.c, dtype);
+    const Tensor given_x = as(in_order(options, x), dtype), h_first = as(from.h, dtype);
+    const Tensor c_first = lstm ? as(from.c, dtype) : Tensor(), c_last = lstm ? place_for(to.c, dtype) : Tensor();
+    const Tensor made_y = is_moved(options) ? empty(y.shape(), dtype) : place_for(y, dtype);
+    const Tensor h_last = ragged ? Tensor() : place_for(to.h, dtype);
     held.plan.forward(handle(), {.x = given_x.raw(),
                                  .y = made_y.raw(),
                                  .h_first = h_first.raw(),
@@ -54,30 +59,39 @@ class CudaLstm final : public LstmKernels {
                                  .weights = space.raw(),
                                  .workspace = workspace.raw(),
                                  .reserve = kept.raw()});
-    hand_over(made_y, y);
-    hand_over(h_last, to.h);
-    hand_over(c_last, to.c);
+    if (is_moved(options))
+      hand_over_steps(options, made_y, y);
+    else
+      hand_over(made_y, y);
+    if (ragged && to.h.defined()) {
+      // Its own type's, which rounding leaves as it is: y has been rounded to it.
+      const Tensor steps = in_order(options, y);
+      take_last_steps(context_, steps, options.lengths, from.h, to.h);
+    } else if (h_last.defined()) {
+      hand_over(h_last, to.h);
+    }
+    if (c_last.defined()) hand_over(c_last, to.c);
     return kept;
   }
 
-  void backward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y, const Tensor& kept,
-                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx,
+  void backward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
+                const Tensor& y, const Tensor& kept, const Tensor& dy, const RnnGradients& gradients, const Tensor& dx,
                 FunctionRef<void()> gradients_done) override {
-    check(x, weights, y);
+    check(options, x, weights, y);
     if (x.size(0) == 0) {
       clear(gradients);
       return gradients_done();
     }
-    const Work work(context_, "LSTM's backward", {&x, &y, &dy, &dx},
-                    16.0 * static_cast<double>(y.count() * (x.size(2) + y.size(2))));
-    const Held& held = find(x, y, true);
+    const Work work(context_, "a recurrent layer's backward", {&x, &y, &dy, &dx}, 2.0 * flops_of(options, x, y));
+    const Held& held = find(options.cell, x, y, true);
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;
     const Tensor workspace = bytes(held.plan.workspace_bytes());
-    const Tensor given_x = as(x, dtype), given_y = as(y, dtype), given_dy = as(dy, dtype);
-    const Tensor h_first = as(from.h, dtype), c_first = as(from.c, dtype);
+    const Tensor given_x = as(in_order(options, x), dtype), given_y = as(in_order(options, y), dtype);
+    const Tensor given_dy = as(in_order(options, dy), dtype), h_first = as(from.h, dtype);
+    const Tensor c_first = options.cell == RnnCell::kLstm ? as(from.c, dtype) : Tensor();
     // What backward_weights() needs comes with it, so it is computed where nobody wants it, too.
-    const Tensor made_dx = dx.defined() ? place_for(dx, dtype) : empty(x.shape(), dtype);
+    const Tensor made_dx = dx.defined() && !is_moved(options) ? place_for(dx, dtype) : empty(x.shape(), dtype);
     const RnnArrays arrays = {.x = given_x.raw(),
                               .y = given_y.raw(),
                               .h_first = h_first.raw(),
@@ -96,8 +110,15 @@ class CudaLstm final : public LstmKernels {
       scatter(held, made, gradients);
     }
     gradients_done();
-    if (dx.defined()) hand_over(made_dx, dx);
+    if (!dx.defined()) return;
+    if (is_moved(options))
+      hand_over_steps(options, made_dx, dx);
+    else
+      hand_over(made_dx, dx);
   }
+
+  // cuDNN has c after the last step alone, which is padding of a shorter sequence.
+  bool hands_out_cells_of_lengths() const override { return false; }
 
  private:
   struct Held {
@@ -105,23 +126,26 @@ class CudaLstm final : public LstmKernels {
     DType dtype;  // that cuDNN computes in: f32 also for bf16, where it does not know that
   };
 
-  static std::array<const Tensor*, 4> all_of(const LstmWeights& weights) {
+  static std::array<const Tensor*, 4> all_of(const RnnWeights& weights) {
     return {&weights.w_ih, &weights.w_hh, &weights.b_ih, &weights.b_hh};
   }
-  static std::array<const Tensor*, 4> all_of(const LstmGradients& gradients) {
+  static std::array<const Tensor*, 4> all_of(const RnnGradients& gradients) {
     return {&gradients.w_ih, &gradients.w_hh, &gradients.b_ih, &gradients.b_hh};
   }
 
-  static void check(const Tensor& x, const LstmWeights& weights, const Tensor& y) {
-    const std::int64_t inputs = x.size(2), width = y.size(2);
-    LOCKSTEP_ASSERT(weights.w_ih.shape() == Shape({4 * width, inputs}) &&
-                        weights.w_hh.shape() == Shape({4 * width, width}) && y.size(0) == x.size(0) &&
-                        y.size(1) == x.size(1),
+  static double flops_of(const RnnOptions& options, const Tensor& x, const Tensor& y) {
+    return 2.0 * static_cast<double>(gates_of(options.cell) * y.count() * (x.size(2) + y.size(2)));
+  }
+
+  static void check(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const Tensor& y) {
+    const std::int64_t inputs = x.size(2), width = y.size(2), gates = gates_of(options.cell) * width;
+    LOCKSTEP_ASSERT(weights.w_ih.shape() == Shape({gates, inputs}) && weights.w_hh.shape() == Shape({gates, width}) &&
+                        y.size(0) == x.size(0) && y.size(1) == x.size(1),
                     "{} and {} of {} and {}", to_string(weights.w_ih.shape()), to_string(weights.w_hh.shape()),
                     to_string(x.shape()), to_string(y.shape()));
     for (const Tensor* const weight : all_of(weights))
-      LOCKSTEP_ASSERT(weight->dtype() == x.dtype() && y.dtype() == x.dtype(), "{} and {}", name_of(weight->dtype()),
-                      name_of(x.dtype()));
+      LOCKSTEP_ASSERT((!weight->defined() || weight->dtype() == x.dtype()) && y.dtype() == x.dtype(), "{} and {}",
+                      name_of(weight->dtype()), name_of(x.dtype()));
   }
 
   Tensor empty(const Shape& shape, DType dtype) { return Tensor::empty(context_.allocator, shape, dtype); }
@@ -151,6 +175,23 @@ class CudaLstm final : public LstmKernels {
     if (made.raw() != to.raw()) move(made, to);
   }
 
+  // Whether cuDNN, which knows sequences of one length in one direction, gets the steps elsewhere than they are
+  // (rnn_steps.h).
+  static bool is_moved(const RnnOptions& options) { return options.reverse || options.lengths.defined(); }
+  // The steps of `tensor` in the order in which cuDNN takes them.
+  Tensor in_order(const RnnOptions& options, const Tensor& tensor) {
+    if (!is_moved(options)) return tensor;
+    const Tensor made = empty(tensor.shape(), tensor.dtype());
+    take_steps(context_, tensor, options.lengths, options.reverse, made);
+    return made;
+  }
+  // And back.
+  void hand_over_steps(const RnnOptions& options, const Tensor& made, const Tensor& to) {
+    const Tensor converted = made.dtype() == to.dtype() ? made : empty(made.shape(), to.dtype());
+    hand_over(made, converted);
+    take_steps(context_, converted, options.lengths, options.reverse, to);
+  }
+
   cudnnHandle_t handle() {
     if (!handle_) {
       handle_.emplace(make_cudnn_rnn_handle(context_.stream));
@@ -159,8 +200,9 @@ class CudaLstm final : public LstmKernels {
     return handle_->get();
   }
 
-  const Held& find(const Tensor& x, const Tensor& y, bool training) {
-    RnnProblem problem = {.dtype = x.dtype(),
+  const Held& find(RnnCell cell, const Tensor& x, const Tensor& y, bool training) {
+    RnnProblem problem = {.cell = cell,
+                          .dtype = x.dtype(),
                           .tf32 = context_.tf32,
                           .training = training,
                           .samples = x.size(0),
@@ -171,7 +213,7 @@ class CudaLstm final : public LstmKernels {
     const auto at = plans_.find(key);
     if (at != plans_.end()) return at->second;
     auto made = RnnPlan::make(handle(), problem, context_.allocator);
-    const std::string operation = fmt::format("LSTM, {}", name_of(problem.dtype));
+    const std::string operation = fmt::format("{}, {}", name_of(cell), name_of(problem.dtype));
     if (made) {
       context_.engines.use(operation, "cuDNN");
     } else {
@@ -191,12 +233,14 @@ class CudaLstm final : public LstmKernels {
     return whole.reshaped({whole.count()}).slice(piece.first, piece.first + piece.count);
   }
 
-  const WeightSpace& gather(const Held& held, const LstmWeights& weights, bool always) {
+  const WeightSpace& gather(const Held& held, const RnnWeights& weights, bool always) {
     PlanKey key{};
     key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
     key[1] = weights.w_ih.size(1);
     key[2] = weights.w_hh.size(1);
-    key[3] = static_cast<std::int64_t>(held.dtype);
+    key[3] = weights.w_hh.size(0);
+    key[4] = weights.b_ih.defined() ? 1 : 0;
+    key[5] = static_cast<std::int64_t>(held.dtype);
     WeightSpace& space = spaces_[key];
     if (!space.memory.defined()) {
       space.memory = bytes(held.plan.weight_bytes());
@@ -209,12 +253,13 @@ class CudaLstm final : public LstmKernels {
                     space.memory.bytes(), held.plan.weight_bytes());
     if (!always && space.versions == weights.versions) return space;
     for (const WeightPiece& piece : held.plan.pieces())
-      move(piece_of(*all_of(weights)[piece.parameter], piece), piece_of(space.memory, piece, held.dtype));
+      if (const Tensor& from = *all_of(weights)[piece.parameter]; from.defined())
+        move(piece_of(from, piece), piece_of(space.memory, piece, held.dtype));
     space.versions = weights.versions;
     return space;
   }
 
-  void scatter(const Held& held, const Tensor& space, const LstmGradients& gradients) {
+  void scatter(const Held& held, const Tensor& space, const RnnGradients& gradients) {
     for (const WeightPiece& piece : held.plan.pieces()) {
       const Tensor& to = *all_of(gradients)[piece.parameter];
       if (!to.defined()) continue;
@@ -226,7 +271,7 @@ class CudaLstm final : public LstmKernels {
     }
   }
 
-  void clear(const LstmGradients& gradients) {
+  void clear(const RnnGradients& gradients) {
     for (std::size_t i = 0; i < 4; ++i)
       if (const Tensor& to = *all_of(gradients)[i]; to.defined() && !gradients.accumulate[i]) pointwise_.fill(to, 0.0f);
   }
@@ -240,8 +285,8 @@ class CudaLstm final : public LstmKernels {
 
 }  // namespace
 
-std::unique_ptr<LstmKernels> make_lstm_kernels(Context& context, PointwiseKernels& pointwise) {
-  return std::make_unique<CudaLstm>(context, pointwise);
+std::unique_ptr<RnnKernels> make_rnn_kernels(Context& context, PointwiseKernels& pointwise) {
+  return std::make_unique<CudaRnn>(context, pointwise);
 }
 
 }  // namespace lockstep::nn::cuda

@@ -1,4 +1,4 @@
-// Layers of long short-term memory between an embedding and a decoder.
+// Recurrent layers between an embedding and a decoder, or under a classifier.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,26 @@
 
 namespace lockstep::nn {
 
-struct LstmSpec {
+struct RnnSpec {
+  RnnCell cell = RnnCell::kLstm;
   std::int64_t layers = 2, width = 256;  // width: features of the embedding and of each layer
   double dropout = 0.0;                  // of what the embedding and each layer hand on
+  bool bidirectional = false;
 };
 
 /// Tokens, with the names of PyTorch's word language model example: encoder, rnn (weight_ih_l0, …), decoder. Each
 /// sample begins with zeros. Tokens (N, T) i32 → logits (N, T, vocabulary).
-class LstmLanguageModel final : public LanguageModel {
+class RnnLanguageModel final : public LanguageModel {
  public:
-  /// Throws UsageError for sizes below 1.
-  LstmLanguageModel(Context& context, const LstmSpec& spec, std::int64_t vocabulary);
+  /// Throws UsageError for sizes below 1, and for two directions: the other one sees the tokens that are to be
+  /// predicted.
+  RnnLanguageModel(Context& context, const RnnSpec& spec, std::int64_t vocabulary);
   Var forward(Tape& tape, Var tokens) override;
-  std::string type_name() const override { return "LstmLanguageModel"; }
+  std::string type_name() const override { return "RnnLanguageModel"; }
 
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::optional<std::int64_t> positions() const override { return std::nullopt; }
-  /// h and c of all layers: 2 · layers · width numbers a text, however long it is.
+  /// The states of all layers: layers · width numbers a text, of an LSTM twice as many, however long it is.
   std::unique_ptr<Memory> begin(Tape& tape, std::int64_t batch, std::int64_t most) const override;
   Var next(Tape& tape, const Tensor& tokens, Memory& memory) const override;
 
@@ -35,22 +38,22 @@ class LstmLanguageModel final : public LanguageModel {
   std::int64_t vocabulary_;
   Dropout& drop_;
   Embedding& encoder_;
-  Lstm& rnn_;
+  Recurrent& rnn_;
   Dropout& drop_out_;
   Linear& decoder_;
 };
 
-/// Images (N, H, W, C): their rows are the steps, and what the last one leaves decides the class: rnn, decoder. Logits
-/// (N, classes).
-class LstmClassifier final : public Module {
+/// Images (N, H, W, C): their rows are the steps, and what the last one leaves, in the reverse direction the first one,
+/// decides the class: rnn, decoder. Logits (N, classes).
+class RnnClassifier final : public Module {
  public:
   /// `features`: of a row, W · C. Throws UsageError for sizes below 1.
-  LstmClassifier(Context& context, const LstmSpec& spec, std::int64_t features, std::int64_t classes);
+  RnnClassifier(Context& context, const RnnSpec& spec, std::int64_t features, std::int64_t classes);
   Var forward(Tape& tape, Var images) override;
-  std::string type_name() const override { return "LstmClassifier"; }
+  std::string type_name() const override { return "RnnClassifier"; }
 
  private:
-  Lstm& rnn_;
+  Recurrent& rnn_;
   Dropout& drop_;
   Linear& decoder_;
 };

@@ -1,0 +1,422 @@
+#include "lockstep/nn/ops/rnn.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/panels.h"
+#include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/rnn_cells.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+// Note [Recurrent layers on the CPU]
+// What inputs contribute to the gates is one product over all steps, and so are the gradients of weights and inputs.
+// What remains for each step is a product of B rows with w_hh, forward and backward, which takes packed weights and a
+// kernel of our own (panels.h). With 8 rows of 256 features dnnl_sgemm, which packs the weights each time, takes ten
+// times as long for it, and oneDNN's recurrent primitives take a fifth longer for the whole layer. A thread computes
+// the gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay
+// in its cache.
+//
+// Sequences of different lengths take all steps: at a sequence's padding its state stays as it is, and no gradient
+// comes from there. Nothing else distinguishes them.
+
+constexpr std::int64_t kGrain = std::int64_t{1} << 18;  // multiplications of a step that are worth a thread
+
+// A layer over some sequences: how much there is of everything, and in which order the steps follow each other.
+struct Layer {
+  Layer(const RnnOptions& options, const Tensor& x, const Tensor& y)
+      : cell(options.cell),
+        reverse(options.reverse),
+        batch(x.size(0)),
+        steps(x.size(1)),
+        inputs(x.size(2)),
+        width(y.size(2)),
+        gate_count(gates_of(options.cell)),
+        gates(gate_count * width),
+        lengths(options.lengths.defined() && batch > 0 ? options.lengths.data<std::int32_t>() : nullptr) {}
+
+  std::int64_t rows() const { return batch * steps; }
+  // Of the memory that each step has besides its gates: an LSTM's c, and what a GRU's state contributes to n.
+  bool has_memory() const { return cell == RnnCell::kLstm || cell == RnnCell::kGru; }
+
+  // The step that comes as number `turn`.
+  std::int64_t step_of(std::int64_t turn) const { return reverse ? steps - 1 - turn : turn; }
+  std::int64_t length_of(std::int64_t b) const {
+    return lengths == nullptr ? steps : std::clamp<std::int64_t>(lengths[b], 0, steps);
+  }
+  bool is_padding(std::int64_t b, std::int64_t t) const { return lengths != nullptr && t >= length_of(b); }
+  // The row of (B, T) with the state that step t of sequence b, which is no padding, begins with; -1: the first one.
+  std::int64_t row_before(std::int64_t b, std::int64_t t) const {
+    const std::int64_t before = reverse ? t + 1 : t - 1;
+    return before < 0 || before >= length_of(b) ? -1 : b * steps + before;
+  }
+
+  RnnCell cell;
+  bool reverse;
+  std::int64_t batch, steps, inputs, width, gate_count, gates;
+  const std::int32_t* lengths;  // nullptr: all are `steps`
+};
+
+std::size_t bytes_of(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
+
+void copy_floats(float* to, const float* from, std::int64_t count) { std::memcpy(to, from, bytes_of(count)); }
+
+// w_hh as the products of each step want it.
+struct Packed {
+  Tensor panels;
+  std::uint64_t version = 0;  // 0: never packed
+};
+
+// What the steps of a forward pass work on.
+struct ForwardArrays {
+  const float* panels = nullptr;   // of w_hh; nullptr: the state is zero
+  float* gates = nullptr;          // (B, T, G · H)
+  float* h = nullptr;              // (2, B, H): that of the step before and of this one, alternating
+  float* memory = nullptr;         // of an LSTM (B, H), its c; of a GRU (B, T, H) or (B, H)
+  float* kept_memory = nullptr;    // (B, T, H): where an LSTM's c goes for backward; nullptr: nowhere
+  std::int64_t memory_stride = 0;  // of a GRU: from one sequence to the next
+  std::int64_t memory_step = 0;    // of a GRU: from one step to the next
+  const float* b_n = nullptr;      // of a GRU: the bias of what its state contributes to n; nullptr: zeros
+  float* y = nullptr;
+};
+
+struct BackwardArrays {
+  const float* panels = nullptr;  // of w_hh, transposed
+  float* gates = nullptr;         // (B, T, G · H)
+  float* memory = nullptr;        // (B, T, H)
+  const float* first = nullptr;   // (B, H): the first c of an LSTM, the first h of a GRU
+  const float* y = nullptr;
+  const float* dy = nullptr;
+  float* dgates = nullptr;  // (2, B, G · H): of the step after and of this one, alternating
+  float* dh = nullptr;      // (B, H)
+  float* dstate = nullptr;  // (B, H): of an LSTM's c; of a GRU's h, as far as no gate passes it on
+};
+
+class CpuRnn final : public RnnKernels {
+ public:
+  CpuRnn(CachingAllocator& allocator, LinearKernels& linear, PointwiseKernels& pointwise, PackedWeights* shared)
+      : allocator_(allocator), linear_(linear), pointwise_(pointwise), shared_(shared) {}
+
+  Tensor forward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
+                 const Tensor& y, const RnnState& to, bool keep) override {
+    const Layer at(options, x, y);
+    const bool keeps_memory = keep && at.has_memory();
+    const Tensor kept = empty({at.rows() * (at.gates + (keeps_memory ? at.width : 0))});
+    const Tensor gates = kept.slice(0, at.rows() * at.gates).reshaped({at.rows(), at.gates});
+    if (at.batch > 0) {
+      linear_.forward(x.reshaped({at.rows(), at.inputs}), weights.w_ih, bias_of(at, weights), Epilogue::kNone, gates);
+      const Tensor h = empty({2, at.batch, at.width});
+      Tensor memory;
+      ForwardArrays arrays = {.gates = gates.f32(), .h = h.f32(), .y = y.f32()};
+      if (from.h.defined())
+        pointwise_.copy(from.h, h.slice(0, 1));
+      else if (at.lengths != nullptr || at.cell == RnnCell::kGru)  // else nobody reads it
+        pointwise_.fill(h.slice(0, 1), 0.0f);
+      float* const behind_gates = keeps_memory ? gates.f32() + gates.count() : nullptr;
+      if (at.cell == RnnCell::kLstm) {
+        memory = empty({at.batch, at.width});
+        start(from.c, memory);
+        arrays.memory = memory.f32();
+        arrays.kept_memory = behind_gates;
+      } else if (at.cell == RnnCell::kGru) {
+        if (!keep) memory = empty({at.batch, at.width});
+        arrays.memory = keep ? behind_gates : memory.f32();
+        arrays.memory_stride = (keep ? at.steps : 1) * at.width;
+        arrays.memory_step = keep ? at.width : 0;
+        arrays.b_n = weights.b_hh.defined() ? weights.b_hh.f32() + 2 * at.width : nullptr;
+      }
+      for (std::int64_t turn = 0; turn < at.steps; ++turn) {
+        if (turn > 0 || from.h.defined()) arrays.panels = forward_panels(at, weights);
+        step(at, turn, arrays);
+      }
+      if (to.h.defined()) pointwise_.copy(h.slice(at.steps % 2, at.steps % 2 + 1), to.h);
+      if (to.c.defined() && at.cell == RnnCell::kLstm) pointwise_.copy(memory, to.c);
+    }
+    return keep ? kept : Tensor();
+  }
+
+  void backward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
+                const Tensor& y, const Tensor& kept, const Tensor& dy, const RnnGradients& gradients, const Tensor& dx,
+                FunctionRef<void()> gradients_done) override {
+    const Layer at(options, x, y);
+    const Tensor gates = kept.slice(0, at.rows() * at.gates).reshaped({at.rows(), at.gates});
+    Tensor memory;
+    if (at.has_memory())
+      memory = kept.slice(gates.count(), gates.count() + at.rows() * at.width).reshaped({at.rows(), at.width});
+    if (at.batch > 0) {
+      const Tensor dh = empty({at.batch, at.width});
+      const Tensor dgates = empty({2, at.batch, at.gates});
+      BackwardArrays arrays = {.panels = at.steps > 1 ? backward_panels(at, weights) : nullptr,
+                               .gates = gates.f32(),
+                               .y = y.f32(),
+                               .dy = dy.f32(),
+                               .dgates = dgates.f32(),
+                               .dh = dh.f32()};
+      Tensor dstate, first;
+      if (at.has_memory()) {
+        dstate = empty({at.batch, at.width});
+        first = empty({at.batch, at.width});
+        start(at.cell == RnnCell::kLstm ? from.c : from.h, first);
+        pointwise_.fill(dstate, 0.0f);
+        arrays.memory = memory.f32();
+        arrays.first = first.f32();
+        arrays.dstate = dstate.f32();
+      }
+      for (std::int64_t turn = at.steps - 1; turn >= 0; --turn) step_backward(at, turn, arrays);
+    }
+    // The gates' gradients have taken their place.
+    if (gradients.b_ih.defined() || gradients.b_hh.defined()) bias_gradients(at, gates, memory, gradients);
+    if (gradients.w_hh.defined())
+      linear_.backward_weight(h_before(at, from.h, y), gates, gradients.accumulate[1], gradients.w_hh);
+    if (at.cell == RnnCell::kGru && (gradients.w_ih.defined() || dx.defined())) turn_to_inputs(at, gates, memory);
+    if (gradients.w_ih.defined())
+      linear_.backward_weight(without_padding(at, x), gates, gradients.accumulate[0], gradients.w_ih);
+    gradients_done();
+    if (dx.defined()) linear_.backward_input(gates, weights.w_ih, dx.reshaped({at.rows(), at.inputs}));
+  }
+
+ private:
+  Tensor empty(const Shape& shape) { return Tensor::empty(allocator_, shape); }
+
+  void start(const Tensor& from, const Tensor& state) {
+    if (from.defined())
+      pointwise_.copy(from, state);
+    else
+      pointwise_.fill(state, 0.0f);
+  }
+
+  // What the product of the inputs begins with: both biases, but of a GRU's n that of the inputs alone.
+  Tensor bias_of(const Layer& at, const RnnWeights& weights) {
+    if (!weights.b_ih.defined()) return {};
+    const Tensor bias = empty({at.gates});
+    const std::int64_t joined = at.cell == RnnCell::kGru ? 2 * at.width : at.gates;
+    pointwise_.add(weights.b_ih.slice(0, joined), weights.b_hh.slice(0, joined), bias.slice(0, joined));
+    if (joined < at.gates) pointwise_.copy(weights.b_ih.slice(joined, at.gates), bias.slice(joined, at.gates));
+    return bias;
+  }
+
+  // Panel (p · G + gate): what features [32 p, 32 p + 32) of h contribute that gate's product to, (H, 32).
+  const float* forward_panels(const Layer& at, const RnnWeights& weights) {
+    const std::int64_t panels = panels_of(at.width) * at.gate_count, width = at.width;
+    return packed(forward_, weights, {panels, width, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t first = i / at.gate_count * kPanel, gate = i % at.gate_count;
+          pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
+                    to.f32() + i * width * kPanel);
+        }
+      });
+    });
+  }
+
+  // Panel p: (G · H, 32), features [32 p, 32 p + 32) of each row of w_hh.
+  const float* backward_panels(const Layer& at, const RnnWeights& weights) {
+    const std::int64_t panels = panels_of(at.width), width = at.width, depth = at.gates;
+    return packed(backward_, weights, {panels, depth, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t p = begin; p < end; ++p)
+          pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
+                       to.f32() + p * depth * kPanel);
+      });
+    });
+  }
+
+  template <class Pack>
+  const float* packed(PrimitiveMap<Packed>& all, const RnnWeights& weights, const Shape& shape, const Pack& pack) {
+    PrimitiveKey key{};
+    key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
+    key[1] = weights.w_hh.size(0);
+    key[2] = weights.w_hh.size(1);
+    Packed& held = all[key];
+    const std::uint64_t version = weights.versions[1];
+    if (held.version == version && version != 0) return held.panels.f32();
+    if (shared_ != nullptr) {
+      held.panels =
+          shared_->get(weights.w_hh.raw(), version, f32_desc(to_dims(shape), dnnl::memory::format_tag::abc), pack);
+    } else {
+      if (!held.panels.defined()) held.panels = empty(shape);
+      pack(held.panels);
+    }
+    held.version = version;
+    return held.panels.f32();
+  }
+
+  // Calls body(first, end) on disjoint ranges of the features, whole panels each.
+  template <class Body>
+  static void over_features(const Layer& at, const Body& body) {
+    const std::int64_t work = at.batch * at.gates * kPanel;
+    parallel_for(panels_of(at.width), (kGrain + work - 1) / work,
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * kPanel, std::min(end * kPanel, at.width)); });
+  }
+
+  static void step(const Layer& at, std::int64_t turn, const ForwardArrays& a) {
+    const float* const before = a.h + (turn % 2) * at.batch * at.width;
+    float* const after = a.h + (1 - turn % 2) * at.batch * at.width;
+    const std::int64_t t = at.step_of(turn);
+    const bool gru = at.cell == RnnCell::kGru;
+    float* const b_n = gru ? a.memory + t * a.memory_step : nullptr;
+    over_features(at, [&](std::int64_t first, std::int64_t end) {
+      float* const now = a.gates + t * at.gates;
+      const std::int64_t count = end - first;
+      for (std::int64_t b = 0; b < at.batch && gru; ++b) {
+        float* const to = b_n + b * a.memory_stride + first;
+        if (a.b_n != nullptr)
+          copy_floats(to, a.b_n + first, count);
+        else
+          std::fill_n(to, count, 0.0f);
+      }
+      for (std::int64_t u = first; u < end && a.panels != nullptr; u += kPanel)
+        for (std::int64_t gate = 0; gate < at.gate_count; ++gate) {
+          const bool apart = gru && gate == 2;
+          add_product(before, at.width, at.batch, at.width,
+                      a.panels + (u / kPanel * at.gate_count + gate) * at.width * kPanel, std::min(kPanel, end - u),
+                      apart ? b_n + u : now + gate * at.width + u, apart ? a.memory_stride : at.steps * at.gates);
+        }
+      for (std::int64_t b = 0; b < at.batch; ++b) {
+        const std::int64_t row = b * at.steps + t, place = b * at.width + first;
+        float* const y = a.y + row * at.width + first;
+        if (at.is_padding(b, t)) {
+          copy_floats(after + place, before + place, count);
+          std::fill_n(y, count, 0.0f);
+          continue;
+        }
+        float* const gates = a.gates + row * at.gates + first;
+        switch (at.cell) {
+          case RnnCell::kLstm:
+            lstm_cell(gates, at.width, count, a.memory + place, after + place);
+            if (a.kept_memory != nullptr) copy_floats(a.kept_memory + row * at.width + first, a.memory + place, count);
+            break;
+          case RnnCell::kGru:
+            gru_cell(gates, at.width, count, b_n + b * a.memory_stride + first, before + place, after + place);
+            break;
+          default: plain_cell(at.cell, gates, count, after + place);
+        }
+        copy_floats(y, after + place, count);
+      }
+    });
+  }
+
+  static void step_backward(const Layer& at, std::int64_t turn, const BackwardArrays& a) {
+    const float* const later = a.dgates + (turn % 2) * at.batch * at.gates;
+    float* const now = a.dgates + (1 - turn % 2) * at.batch * at.gates;
+    const std::int64_t t = at.step_of(turn);
+    over_features(at, [&](std::int64_t first, std::int64_t end) {
+      const std::int64_t count = end - first;
+      for (std::int64_t b = 0; b < at.batch; ++b) {
+        const float* const dy = a.dy + (b * at.steps + t) * at.width + first;
+        float* const dh = a.dh + b * at.width + first;
+        if (at.cell == RnnCell::kGru) {
+          const float* const direct = a.dstate + b * at.width + first;
+          for (std::int64_t u = 0; u < count; ++u) dh[u] = dy[u] + direct[u];
+        } else {
+          copy_floats(dh, dy, count);
+        }
+      }
+      for (std::int64_t u = first; u < end && turn + 1 < at.steps; u += kPanel)
+        add_product(later, at.gates, at.batch, at.gates, a.panels + u * at.gates, std::min(kPanel, end - u), a.dh + u,
+                    at.width);
+      for (std::int64_t b = 0; b < at.batch; ++b) {
+        const std::int64_t row = b * at.steps + t, place = b * at.width + first;
+        float* const d = a.gates + row * at.gates + first;
+        float* const memory = a.memory + (a.memory != nullptr ? row * at.width + first : 0);
+        if (at.is_padding(b, t)) {
+          for (std::int64_t gate = 0; gate < at.gate_count; ++gate) std::fill_n(d + gate * at.width, count, 0.0f);
+          if (at.cell == RnnCell::kGru) std::fill_n(memory, count, 0.0f);
+        } else {
+          const std::int64_t row_before = at.row_before(b, t);
+          const auto before = [&](const float* all) {
+            return row_before < 0 ? a.first + place : all + row_before * at.width + first;
+          };
+          switch (at.cell) {
+            case RnnCell::kLstm:
+              lstm_cell_backward(d, at.width, count, memory, before(a.memory), a.dh + place, a.dstate + place);
+              break;
+            case RnnCell::kGru:
+              gru_cell_backward(d, at.width, count, memory, before(a.y), a.dh + place, a.dstate + place);
+              break;
+            default: plain_cell_backward(at.cell, a.y + row * at.width + first, count, a.dh + place, d);
+          }
+        }
+        if (turn == 0) continue;
+        for (std::int64_t gate = 0; gate < at.gate_count; ++gate)
+          copy_floats(now + b * at.gates + gate * at.width + first, d + gate * at.width, count);
+      }
+    });
+  }
+
+  // What each step's h was before it, as rows beside those of the gates.
+  Tensor h_before(const Layer& at, const Tensor& first, const Tensor& y) {
+    const Tensor rows = empty({at.rows(), at.width});
+    parallel_for(at.batch, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = begin; b < end; ++b)
+        for (std::int64_t t = 0; t < at.steps; ++t) {
+          float* const to = rows.f32() + (b * at.steps + t) * at.width;
+          const bool padding = at.is_padding(b, t);
+          const std::int64_t row = padding ? -1 : at.row_before(b, t);
+          if (row >= 0)
+            copy_floats(to, y.f32() + row * at.width, at.width);
+          else if (first.defined() && !padding)
+            copy_floats(to, first.f32() + b * at.width, at.width);
+          else
+            std::fill_n(to, at.width, 0.0f);
+        }
+    });
+    return rows;
+  }
+
+  // x as rows. The gates' gradients at padding are 0, but padding may be NaN.
+  Tensor without_padding(const Layer& at, const Tensor& x) {
+    const Tensor given = x.reshaped({at.rows(), at.inputs});
+    if (at.lengths == nullptr) return given;
+    const Tensor rows = empty(given.shape());
+    for (std::int64_t b = 0; b < at.batch; ++b) {
+      const std::int64_t begin = b * at.steps * at.inputs, count = at.length_of(b) * at.inputs;
+      copy_floats(rows.f32() + begin, given.f32() + begin, count);
+      std::fill_n(rows.f32() + begin + count, at.steps * at.inputs - count, 0.0f);
+    }
+    return rows;
+  }
+
+  // The gradients of a GRU's gates, so far of what its state contributes to them, become those of what inputs do: they
+  // differ in n.
+  static void turn_to_inputs(const Layer& at, const Tensor& gates, const Tensor& dn) {
+    parallel_for(at.rows(), (std::int64_t{1} << 14) / at.width + 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row)
+        copy_floats(gates.f32() + row * at.gates + 2 * at.width, dn.f32() + row * at.width, at.width);
+    });
+  }
+
+  // Both biases have the same gradient, but for a GRU's n.
+  void bias_gradients(const Layer& at, const Tensor& gates, const Tensor& memory, const RnnGradients& gradients) {
+    const Tensor sums = empty({at.gates});
+    linear_.backward_bias(gates, false, sums);
+    const auto put = [&](const Tensor& to, bool accumulate) {
+      if (!to.defined()) return;
+      if (accumulate)
+        pointwise_.add_to(sums, 1.0f, to);
+      else
+        pointwise_.copy(sums, to);
+    };
+    put(gradients.b_hh, gradients.accumulate[3]);
+    if (at.cell == RnnCell::kGru && gradients.b_ih.defined())
+      linear_.backward_bias(memory, false, sums.slice(2 * at.width, at.gates));
+    put(gradients.b_ih, gradients.accumulate[2]);
+  }
+
+  CachingAllocator& allocator_;
+  LinearKernels& linear_;
+  PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
+  PrimitiveMap<Packed> forward_, backward_;
+};
+
+}  // namespace
+
+std::unique_ptr<RnnKernels> make_rnn_kernels(CachingAllocator& allocator, LinearKernels& linear,
+                                             PointwiseKernels& pointwise, PackedWeights* shared) {
+  return std::make_unique<CpuRnn>(allocator, linear, pointwise, shared);
+}
+
+}  // namespace lockstep::nn::cpu

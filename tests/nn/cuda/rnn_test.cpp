@@ -1,0 +1,288 @@
+// CUDA's recurrent layers against the CPU's. In software cuDNN's layers are plain loops
+// (tests/soft_cuda/cudnn_rnn.cpp), whose weights lie otherwise than parameters do.
+#include "base/error.h"
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+struct LayerSizes {
+  std::int64_t batch, steps, inputs, width;
+
+  Shape x() const { return {batch, steps, inputs}; }
+  Shape y() const { return {batch, steps, width}; }
+  Shape state() const { return {batch, width}; }
+  std::string text() const { return fmt::format("[{}, {}, {}] to {}", batch, steps, inputs, width); }
+};
+const LayerSizes kLayerSizes[] = {{1, 1, 1, 1},  {2, 3, 5, 7},   {3, 4, 6, 16},
+                                  {1, 6, 9, 33}, {8, 2, 16, 32}, {0, 3, 5, 8}};
+
+// What a test asks of a layer.
+struct LayerCase {
+  LayerSizes sizes;
+  RnnCell cell = RnnCell::kLstm;
+  bool begins = false, reverse = false, ragged = false;
+
+  std::int64_t gates() const { return gates_of(cell) * sizes.width; }
+  bool hands_out_cells() const { return cell == RnnCell::kLstm && !ragged; }
+  std::string text() const {
+    return fmt::format("{} {} {}{}{}{}", name_of(cell), static_cast<int>(cell), sizes.text(),
+                       begins ? ", with a state" : "", reverse ? ", reverse" : "", ragged ? ", ragged" : "");
+  }
+};
+
+// All cells and sizes, both ways, with lengths and without.
+std::vector<LayerCase> layer_cases() {
+  std::vector<LayerCase> all;
+  for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru})
+    for (const LayerSizes& s : kLayerSizes)
+      for (const bool begins : {false, true})
+        for (const bool reverse : {false, true})
+          for (const bool ragged : {false, true}) all.push_back({s, cell, begins, reverse, ragged});
+  return all;
+}
+
+class CudaRnn : public DeviceTest {
+ protected:
+  RnnWeights weights_for(const LayerCase& layer) {
+    const auto shrunk = [&](const Shape& shape, std::uint64_t seed) {
+      const Tensor made = random(shape, seed);
+      for (float& v : made.span<float>()) v *= 0.25f;
+      return rounded(made);
+    };
+    return {.w_ih = shrunk({layer.gates(), layer.sizes.inputs}, 1),
+            .w_hh = shrunk({layer.gates(), layer.sizes.width}, 2),
+            .b_ih = shrunk({layer.gates()}, 3),
+            .b_hh = shrunk({layer.gates()}, 4),
+            .versions = next_versions()};
+  }
+  RnnWeights on_device_of(const RnnWeights& host) {
+    return {.w_ih = activation(host.w_ih),
+            .w_hh = activation(host.w_hh),
+            .b_ih = activation(host.b_ih),
+            .b_hh = activation(host.b_hh),
+            .versions = next_versions()};
+  }
+  RnnState state_for(const LayerCase& layer) {
+    RnnState state;
+    if (layer.begins) state.h = random(layer.sizes.state(), 6);
+    if (layer.begins && layer.cell == RnnCell::kLstm) state.c = random(layer.sizes.state(), 7);
+    return state;
+  }
+  RnnState on_device_of(const RnnState& host) {
+    RnnState state;
+    if (host.h.defined()) state.h = activation(host.h);
+    if (host.c.defined()) state.c = activation(host.c);
+    return state;
+  }
+  // Lengths from none to all steps.
+  RnnOptions options_for(const LayerCase& layer) {
+    RnnOptions options = {.cell = layer.cell, .reverse = layer.reverse};
+    if (!layer.ragged) return options;
+    options.lengths = cpu->empty({layer.sizes.batch}, DType::kI32);
+    for (std::int64_t b = 0; b < layer.sizes.batch; ++b)
+      options.lengths.data<std::int32_t>()[b] =
+          static_cast<std::int32_t>((b * 5 + layer.sizes.steps) % (layer.sizes.steps + 1));
+    return options;
+  }
+  RnnOptions on_device_of(const RnnOptions& host) {
+    RnnOptions options = host;
+    if (host.lengths.defined()) options.lengths = plain(host.lengths);
+    return options;
+  }
+  std::array<std::uint64_t, 4> next_versions() {
+    std::array<std::uint64_t, 4> versions{};
+    for (auto& version : versions) version = ++version_;
+    return versions;
+  }
+  // The state within a layer is rounded from step to step, and in bf16 so are what cuDNN's products read and make.
+  Tolerance tolerance(double scale = 1.0) const { return {type(), type() == DType::kBF16 ? 0x1.8p16 : 128.0, scale}; }
+
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+  std::unique_ptr<RnnKernels> rnn = cuda::make_rnn_kernels(context, *pointwise);
+
+ private:
+  std::uint64_t version_ = 0;
+};
+
+TEST_P(CudaRnn, Forward) {
+  for (const LayerCase& layer : layer_cases()) {
+    SCOPED_TRACE(layer.text());
+    const LayerSizes& s = layer.sizes;
+    const RnnWeights host = weights_for(layer), device = on_device_of(host);
+    const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
+    const Tensor x_host = random(s.x(), 5), x = activation(x_host);
+    const RnnState from_host = state_for(layer), from = on_device_of(from_host);
+    const Tensor y = cpu->empty(s.y()), h = cpu->empty(s.state()), c = cpu->empty(s.state());
+    const bool cells = layer.hands_out_cells();
+    cpu->rnn().forward(host_options, x_host, host, from_host, y, {h, cells ? c : Tensor()}, false);
+    for (const bool keep : {false, true}) {
+      const auto got = results(
+          {activation_like(s.y()), activation_like(s.state()), activation_like(s.state())}, [&](const auto& out) {
+            const Tensor kept =
+                rnn->forward(options, x, device, from, out[0], {out[1], cells ? out[2] : Tensor()}, keep);
+            EXPECT_EQ(kept.defined(), keep);
+          });
+      expect_close(y, got[0], tolerance());
+      if (s.batch == 0) continue;
+      expect_close(h, got[1], tolerance());
+      if (cells) expect_close(c, got[2], tolerance());
+    }
+  }
+}
+
+TEST_P(CudaRnn, Backward) {
+  for (const LayerCase& layer : layer_cases())
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(layer.text());
+      const LayerSizes& s = layer.sizes;
+      const RnnWeights host = weights_for(layer), device = on_device_of(host);
+      const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
+      const Tensor x_host = random(s.x(), 5), x = activation(x_host), dy_host = random(s.y(), 8);
+      const Tensor dy = activation(dy_host);
+      const RnnState from_host = state_for(layer), from = on_device_of(from_host);
+      const Shape shapes[] = {host.w_ih.shape(), host.w_hh.shape(), host.b_ih.shape(), host.b_hh.shape()};
+      std::vector<Tensor> first, wanted;
+      for (const Shape& shape : shapes) {
+        first.push_back(random_tensor(*cpu, shape, 9));
+        wanted.push_back(cpu->empty(shape));
+        cpu->pointwise().copy(first.back(), wanted.back());
+      }
+      const auto gradients_of = [&](const std::vector<Tensor>& t) {
+        return RnnGradients{t[0], t[1], t[2], t[3], {accumulate, accumulate, accumulate, accumulate}};
+      };
+      const Tensor y_host = cpu->empty(s.y()), dx = cpu->empty(s.x());
+      const Tensor kept = cpu->rnn().forward(host_options, x_host, host, from_host, y_host, {}, true);
+      rounded(y_host);
+      cpu->rnn().backward(host_options, x_host, host, from_host, y_host, kept, dy_host, gradients_of(wanted), dx,
+                          [] {});
+      std::vector<Output> outputs;
+      for (int i = 0; i < 4; ++i) outputs.push_back({shapes[i], DType::kF32, first[static_cast<std::size_t>(i)]});
+      outputs.push_back(activation_like(s.x()));
+      const auto got = results(outputs, [&](const auto& out) {
+        const Tensor y = activation(cpu->zeros(s.y()));
+        const Tensor reserve = rnn->forward(options, x, device, from, y, {}, true);
+        rnn->backward(options, x, device, from, y, reserve, dy, gradients_of(out), out[4], [] {});
+      });
+      for (std::size_t i = 0; i < 4; ++i) {
+        double scale = 1.0;
+        for (const float v : wanted[i].span<float>()) scale = std::max(scale, std::abs(static_cast<double>(v)));
+        expect_close(wanted[i], got[i], tolerance(scale));
+      }
+      expect_close(dx, got[4], tolerance());
+    }
+}
+
+// Padding may be anything.
+TEST_P(CudaRnn, NobodyReadsPadding) {
+  for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru})
+    for (const bool reverse : {false, true}) {
+      const LayerCase layer = {.sizes = {3, 4, 5, 6}, .cell = cell, .reverse = reverse, .ragged = true};
+      SCOPED_TRACE(layer.text());
+      const LayerSizes& s = layer.sizes;
+      const RnnWeights device = on_device_of(weights_for(layer));
+      const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
+      const auto run = [&](float padding) {
+        const auto padded = [&](const Tensor& made) {
+          for (std::int64_t b = 0; b < s.batch; ++b)
+            for (std::int64_t t = host_options.lengths.data<std::int32_t>()[b]; t < s.steps; ++t)
+              std::fill_n(made.f32() + (b * s.steps + t) * made.size(2), made.size(2), padding);
+          return activation(made);
+        };
+        const Tensor x = padded(random(s.x(), 5)), dy = padded(random(s.y(), 8));
+        return results(
+            {activation_like(s.y()),
+             activation_like(s.x()),
+             {device.w_ih.shape()},
+             {device.w_hh.shape()},
+             {device.b_ih.shape()},
+             {device.b_hh.shape()}},
+            [&](const auto& out) {
+              const Tensor kept = rnn->forward(options, x, device, {}, out[0], {}, true);
+              rnn->backward(options, x, device, {}, out[0], kept, dy, {out[2], out[3], out[4], out[5]}, out[1], [] {});
+            });
+      };
+      const auto zeros = run(0.0f), others = run(kNaN);
+      for (std::size_t i = 0; i < zeros.size(); ++i) {
+        for (const float v : others[i].span<float>()) ASSERT_FALSE(std::isnan(v)) << i;
+        expect_same(zeros[i], others[i]);
+      }
+    }
+}
+
+TEST_P(CudaRnn, NoBiases) {
+  for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kLstm, RnnCell::kGru}) {
+    const LayerCase layer = {.sizes = {2, 3, 5, 7}, .cell = cell};
+    SCOPED_TRACE(layer.text());
+    const LayerSizes& s = layer.sizes;
+    RnnWeights host = weights_for(layer), device = on_device_of(host);
+    host.b_ih = host.b_hh = device.b_ih = device.b_hh = Tensor();
+    const Tensor x_host = random(s.x(), 5), x = activation(x_host), y = cpu->empty(s.y());
+    cpu->rnn().forward({.cell = cell}, x_host, host, {}, y, {}, false);
+    const auto got = results({activation_like(s.y())},
+                             [&](const auto& out) { rnn->forward({.cell = cell}, x, device, {}, out[0], {}, true); });
+    expect_close(y, got[0], tolerance());
+  }
+}
+
+// What nobody wants is left out, and the rest is the same.
+TEST_P(CudaRnn, BackwardOfWhatIsWanted) {
+  const LayerCase layer = {.sizes = {2, 3, 5, 7}, .cell = RnnCell::kGru};
+  const LayerSizes& s = layer.sizes;
+  const RnnOptions options = {.cell = layer.cell};
+  const RnnWeights host = weights_for(layer), device = on_device_of(host);
+  const Tensor x = activation(random(s.x(), 5)), dy = activation(random(s.y(), 8)), y = activation(cpu->zeros(s.y()));
+  const Shape shapes[] = {host.w_ih.shape(), host.w_hh.shape(), host.b_ih.shape(), host.b_hh.shape(), s.x()};
+  std::vector<Output> outputs;
+  for (int i = 0; i < 4; ++i) outputs.push_back({shapes[i]});
+  outputs.push_back(activation_like(s.x()));
+  const auto run = [&](int wanted) {
+    return results(outputs, [&](const auto& out) {
+      const auto if_wanted = [&](int i) { return wanted >> i & 1 ? out[static_cast<std::size_t>(i)] : Tensor(); };
+      const Tensor kept = rnn->forward(options, x, device, {}, y, {}, true);
+      rnn->backward(options, x, device, {}, y, kept, dy, {if_wanted(0), if_wanted(1), if_wanted(2), if_wanted(3)},
+                    if_wanted(4), [] {});
+    });
+  };
+  const auto all = run(31);
+  for (int wanted = 0; wanted < 31; ++wanted) {
+    SCOPED_TRACE(wanted);
+    const auto got = run(wanted);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      if (wanted >> i & 1) expect_same(all[i], got[i]);
+  }
+}
+
+// Evaluation keeps its copy of the weights until one of them changes; training copies each time.
+TEST_P(CudaRnn, FollowsItsWeights) {
+  const LayerCase layer = {.sizes = {2, 3, 5, 7}};
+  const LayerSizes& s = layer.sizes;
+  RnnWeights host = weights_for(layer), device = on_device_of(host);
+  const Tensor x_host = random(s.x(), 5), x = activation(x_host);
+  const auto expect_followed = [&](bool keep) {
+    const Tensor expected = cpu->empty(s.y());
+    host.versions = next_versions();
+    cpu->rnn().forward({}, x_host, host, {}, expected, {}, false);
+    const auto got =
+        results({activation_like(s.y())}, [&](const auto& out) { rnn->forward({}, x, device, {}, out[0], {}, keep); });
+    expect_close(expected, got[0], tolerance());
+  };
+  expect_followed(false);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Tensor* const hosts[] = {&host.w_ih, &host.w_hh, &host.b_ih, &host.b_hh};
+    const Tensor* const devices[] = {&device.w_ih, &device.w_hh, &device.b_ih, &device.b_hh};
+    for (const bool keep : {false, true}) {
+      for (float& v : hosts[i]->span<float>()) v = -v;
+      upload(*hosts[i], *devices[i]);
+      if (!keep) ++device.versions[i];
+      expect_followed(keep);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaRnn, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn
