@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/splitmix.h"
 #include "base/text.h"
 #include "data/file_list.h"
 
@@ -58,11 +59,12 @@ std::int32_t write_sample(const WordPieces& pieces, const EncodedText& text, std
 
 void hold_out(TextRows& rows) {
   if (rows.train.size() < kNthForValidation)
-    throw IoError(fmt::format("{}: {} texts are too few: every tenth is for validation", rows.name, rows.train.size()),
+    throw IoError(fmt::format("{}: {} texts are too few: a tenth is for validation", rows.name, rows.train.size()),
                   "add texts");
   std::vector<TextRow> mine;
   for (std::uint64_t i = 0; i < rows.train.size(); ++i)
-    (is_for_validation(i) ? rows.validation : mine).push_back(std::move(rows.train[i]));
+    (mix64(i / kNthForValidation, 0) % kNthForValidation == i % kNthForValidation ? rows.validation : mine)
+        .push_back(std::move(rows.train[i]));
   rows.train = std::move(mine);
 }
 

@@ -41,7 +41,8 @@ struct TextRows {
   std::vector<TextRow> train, validation;
 };
 
-/// Every tenth of those to train on, of which there are 10 or more (IoError), is for validation instead.
+/// One of each ten consecutive ones to train on, of which there are 10 or more (IoError), is for validation instead:
+/// which one is a pure function of their number, without a pattern, for classes may alternate.
 void hold_out(TextRows& rows);
 
 /// Samples of `rows`: tokens (T), token types (T: 1 for the second text and its [SEP]) and the length of each; targets

@@ -245,7 +245,7 @@ const ModelFamily& bert_family() {
   types.is_flag = false;
   static const ModelFamily family = {
       .title = "BERTs",
-      .variants = {{.name = "bert"},
+      .variants = {{.name = "bert", .classes_of_weights = kUsual.vocabulary},
                    {.name = "bert-base",
                     .defaults = {{"layers", 12}, {"heads", 12}, {"width", 768}},
                     .classes_of_random_data = kUsual.vocabulary,

@@ -87,17 +87,34 @@ TextSample read_text(const Dataset& dataset, std::uint64_t index) {
 TEST_F(LabelledTexts, ATableNamesItsColumns) {
   const auto data = open("csv:" + table("label,review", 20));
   EXPECT_THAT(data.train->class_names(), ElementsAre("bad", "good"));
-  EXPECT_EQ(data.train->size(), 18u);  // every tenth is for validation
+  EXPECT_EQ(data.train->size(), 18u);  // one of ten is for validation
   EXPECT_EQ(data.test->size(), 2u);
   EXPECT_EQ(data.train->classes(), 2);
   EXPECT_EQ(data.train->vocabulary(), data.train->word_pieces()->size());
   const TextSample first = read_text(*data.train, 0);
-  EXPECT_EQ(first.label, 1);
   const WordPieces& pieces = *data.train->word_pieces();
   EXPECT_EQ(pieces.decode(std::span(first.tokens).first(static_cast<std::size_t>(first.length))),
             "[CLS] text 0 of row 0 [SEP]");
   EXPECT_EQ(first.tokens.back(), pieces.padding());
-  EXPECT_EQ(read_text(*data.test, 0).label, 0);  // the tenth row
+}
+
+// Of 400 rows of two alternating classes, one of each ten is held out: of both classes, and always the same ones.
+TEST_F(LabelledTexts, WhatIsHeldOutIsOfAllClasses) {
+  TextRows rows, again;
+  for (int i = 0; i < 400; ++i)
+    rows.train.push_back({.first = fmt::to_string(i), .second = {}, .label = i % 2, .source = {}});
+  again = rows;
+  hold_out(rows);
+  hold_out(again);
+  ASSERT_EQ(rows.validation.size(), 40u);
+  EXPECT_EQ(rows.train.size(), 360u);
+  const auto ones = std::ranges::count(rows.validation, 1, &TextRow::label);
+  EXPECT_GE(ones, 10);
+  EXPECT_LE(ones, 30);
+  for (std::size_t i = 0; i < 40; ++i) {
+    EXPECT_EQ(rows.validation[i].first, again.validation[i].first);
+    EXPECT_EQ(static_cast<std::size_t>(std::stoi(rows.validation[i].first)) / 10, i);
+  }
 }
 
 TEST_F(LabelledTexts, NumbersAreClassesInTheirOrder) {
@@ -181,7 +198,7 @@ TEST_F(LabelledTexts, MistakesAreNamed) {
   refused("label,a,b,c\n", "3 columns beside 'label'");
   refused("label,text\ngood,a\nbad,b,c\n", "line 3 has 3 fields, and the first line 2");
   refused("label,text\n,a\n", "line 2 has no class");
-  refused("label,text\na,b\n", "1 texts are too few");
+  refused("label,text\na,b\n", "1 texts are too few: a tenth");
   const auto path = table("label,review", 20);
   EXPECT_THAT([&] { open("csv:" + path, {.context = 12}); },
               (ThrowsMessage<UsageError>(HasSubstr("has a class for each text"))));
