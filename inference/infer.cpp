@@ -98,19 +98,27 @@ int streams_of(const InferConfig& config, const session::Session& session, std::
 void check_memory(const InferConfig& config, const InferDevices& devices, const session::Session& session,
                   const nn::ModelSpec& spec, const Inputs& inputs) {
   std::int64_t batch = config.batch.value_or(1);
+  std::uint64_t count = 0;  // of inputs
   if (inputs.random) {
     // random_task() refuses what the model does not take.
     const nn::ModelFamily& family = nn::model_family(spec.name);
     if (family.takes_tokens && !family.takes_images && inputs.random->sample.size() != 1) return;
     if (const auto most = nn::most_tokens(spec); most && inputs.random->sample[0] > *most) return;
-    batch = static_cast<std::int64_t>(inputs_together(config, *inputs.random)) * inputs.random->batch;
+    count = inputs.random->count;
+    batch = static_cast<std::int64_t>(inputs_together(config, *inputs.random));
   } else if (inputs.images != nullptr) {
-    batch = std::min(batch, static_cast<std::int64_t>(inputs.images->size()));
+    count = inputs.images->size();
+    batch = std::min(batch, static_cast<std::int64_t>(count));
   } else {
     return;
   }
-  const int streams = std::max(config.threads, static_cast<int>(devices.size()));
-  const auto needs = estimate_memory(spec, devices[0], batch, dtype_of(config.precision), streams, devices.size());
+  // Those that compute something: others take no memory for it, unless they warm up.
+  const std::uint64_t jobs = (count - 1) / static_cast<std::uint64_t>(batch) + 1;
+  auto streams = static_cast<std::uint64_t>(std::max(config.threads, static_cast<int>(devices.size())));
+  if (config.warmup == 0) streams = std::min(streams, jobs);
+  const std::int64_t samples = inputs.random ? batch * inputs.random->batch : batch;
+  const auto needs =
+      estimate_memory(spec, devices[0], samples, dtype_of(config.precision), static_cast<int>(streams), devices.size());
   const bool is_cpu = session.device.kind == DeviceKind::kCpu;  // whose memory is one
   for (std::size_t i = 0; i < (is_cpu ? 1 : devices.size()); ++i)
     session::check_memory(*session.group, devices[i], needs);
@@ -126,9 +134,9 @@ void warn_of_unused(const InferConfig& config, const InferTask& task, int stream
 }
 
 void run(const InferConfig& config, session::Session& session) {
-  const InferDevices devices(config, session);
   Inputs inputs;
   if (config.input.starts_with(kRandomInput)) inputs.random = parse_random_input(config.input);
+  const InferDevices devices(config, session);
   const auto check = [&](const nn::ModelSpec& spec) {
     if (!inputs.random && !config.prompt && spec.sample_shape.size() == 3)
       inputs.images = std::make_shared<const ImageFiles>(config.input);

@@ -1,7 +1,5 @@
 #include "inference/model.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "checkpoint/model_of_file.h"
 #include "lockstep/nn/io/state.h"
@@ -94,7 +92,7 @@ session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& bac
   const std::uint64_t of_stream = meta->allocator().stats().peak_bytes_asked - need.parameters;
   if (backend.device().kind == DeviceKind::kCpu) {  // devices there share the host's memory
     need.activations = all * of_stream;
-    need.parameters *= std::min<std::uint64_t>(devices, all);
+    need.parameters *= devices;
     return {.host = need, .device = {}};
   }
   need.activations = (all + devices - 1) / devices * of_stream;

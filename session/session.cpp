@@ -177,7 +177,8 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
   const DeviceChoice choice = choose_together(options, checks, session);
   session.device = choice.device;
   session.devices = choice.devices;
-  bind(session, devices::locality_of(choice.gpu.bus_id));
+  // Several GPUs may be close to different cores.
+  bind(session, choice.devices.size() == 1 ? devices::locality_of(choice.gpu.bus_id) : devices::Locality{});
   if (options.all_devices && choice.device.kind == DeviceKind::kCpu)
     session.threads = std::max(1, session.threads / static_cast<int>(choice.devices.size()));
   if (options.threads > 0) session.threads = options.threads;

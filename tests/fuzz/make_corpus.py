@@ -49,6 +49,28 @@ def checkpoint_manifest(**changed):
     return json.dumps(manifest, indent=1)
 
 
+def pickled(value):
+    """Text, a number, a dictionary, or bytes: a value that is pickled already."""
+    if isinstance(value, str):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+    if isinstance(value, dict):
+        return b"}(" + b"".join(pickled(key) + pickled(content) for key, content in value.items()) + b"u"
+    return value if isinstance(value, bytes) else b"K" + bytes([value])
+
+
+def pickled_tensor(size):
+    """The first elements of storage 0."""
+    storage = b"(" + pickled("storage") + b"ctorch\nFloatStorage\n" + pickled("0") + pickled("cpu") + b"K\x04tQ"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0K" + bytes([size]) + b"\x85K\x01\x85\x89NtR"
+
+
+def torch_file(root):
+    """As PyTorch wrote them before 1.6, with one storage of 4 floats."""
+    head = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03."
+    parts = ({"little_endian": b"\x88"}, root, b"](" + pickled("0") + b"e")
+    return head + b"".join(b"\x80\x02" + pickled(part) + b"." for part in parts) + struct.pack("<Q4f", 4, 1, 2, 3, 4)
+
+
 def frame(kind, body):
     return struct.pack("<IB", len(body) + 1, kind) + body
 
@@ -109,6 +131,13 @@ def main():
             with zipfile.ZipFile(path) as archive:
                 name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
                 seed("pickle", path.stem, archive.read(name))
+    state = {"weight": pickled_tensor(4), "bias": pickled_tensor(1)}
+    kept = pickled(state) + b"q\0"
+    seed("torch", "checkpoint", torch_file({"epoch": 3, "model": {"state_dict": state}, "optimizer": {"state": {"a": state}},
+                                            "best": pickled_tensor(1)}))
+    seed("torch", "average", torch_file({"state_dict": state, "state_dict_ema": state}))
+    seed("torch", "shared", torch_file({"model": kept, "net": b"h\0", "other": {"again": b"h\0"}}))
+    seed("torch", "several", torch_file({"generator": state, "discriminator": {"weight": pickled_tensor(2)}}))
     seed("pickle", "system", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
 
     seed("pickle", "itself", b"\x80\x02}q\0(X\x01\0\0\0ah\0u.")
