@@ -138,6 +138,7 @@ const DatasetFamily& text_family() {
       .argument = "FILE",
       .about = "its characters",
       .has_tokens = true,
+      .consecutive = true,
       .open =
           [](const std::string& spec, const std::string& path, const OpenOptions& options) {
             if (options.classes > 0)

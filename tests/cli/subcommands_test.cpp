@@ -255,6 +255,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
   EXPECT_FALSE(train_config({"gpt2", "--device=cuda", "--precision=bf16", "--deterministic=no"}).deterministic);
   EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.settings.integers("hidden"), ElementsAre(64, 32));
+  config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});
+  EXPECT_TRUE(config.stateful);
+  EXPECT_TRUE(config.model.settings.flag("bidirectional"));
+  EXPECT_EQ(config.model.settings.word("nonlinearity"), "relu");
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
   EXPECT_EQ(config.model.settings.integer("layers"), 2);
   EXPECT_EQ(config.model.settings.integer("heads"), 3);

@@ -20,6 +20,7 @@ struct DatasetFamily {
   /// Classes that its files have; fewer cannot be asked for. 0: they say it, or whoever opens it.
   int classes = 0;
   bool has_tokens = false;      // of all its samples
+  bool consecutive = false;     // each sample continues where the one before ends
   bool any_classes = false;     // its numbers do not say how many classes there are
   bool any_image_size = false;  // its images are scaled to what is asked for
   bool synthetic = false;       // nothing is read

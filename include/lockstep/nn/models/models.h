@@ -86,6 +86,7 @@ struct ModelFamily {
   std::string token_table = {};
   bool batch_norm = false;      // some layer has running statistics
   bool attention = false;       // some layer is causal_attention()
+  bool carries_state = false;   // over texts it is a CarriesState
   bool separate_head = true;    // its last layer has parameters of its own: they can start anew
   bool any_image_size = false;  // one set of weights fits images of all sizes
   bool any_samples = false;     // `build` decides: samples and classes are not looked at before
