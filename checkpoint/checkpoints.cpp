@@ -60,8 +60,8 @@ bool Checkpoints::due(std::int64_t step, bool last_of_epoch, bool last) const {
 }
 
 void Checkpoints::take(std::int64_t step, const sampler::SamplerState& position, std::int64_t optimizer_steps,
-                       const std::vector<std::string>& bucket_order) {
-  if (step == taken_) return;
+                       const std::vector<std::string>& bucket_order, std::vector<nn::HostTensor> carried) {
+  if (!is_new(step)) return;
   taken_ = step;
   if (writer_ == nullptr) return;
   const auto begin = Clock::now();
@@ -69,7 +69,7 @@ void Checkpoints::take(std::int64_t step, const sampler::SamplerState& position,
   const auto waited = Clock::now();
   waited_seconds_ += seconds_between(begin, waited);
   tell_first_failure();
-  copy_->take();
+  copy_->take(std::move(carried));
   CheckpointManifest manifest = plan_;
   manifest.step = step;
   manifest.position = position;

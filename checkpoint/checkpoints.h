@@ -40,9 +40,12 @@ class Checkpoints {
   bool due(std::int64_t step, bool last_of_epoch, bool last) const;
 
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
-  /// is still being written. Nothing if this step's has been taken.
+  /// is still being written. Nothing if this step's has been taken. `carried`, of the rank that writes: what the model
+  /// carries from batch to batch.
   void take(std::int64_t step, const sampler::SamplerState& position, std::int64_t optimizer_steps,
-            const std::vector<std::string>& bucket_order);
+            const std::vector<std::string>& bucket_order, std::vector<nn::HostTensor> carried = {});
+  /// Whether take() would take one.
+  bool is_new(std::int64_t step) const { return step != taken_; }
   /// Waits for the last one. Whether it was written.
   bool finish();
   /// Says at the end what went wrong.

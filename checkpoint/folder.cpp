@@ -162,6 +162,8 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
+  if (const auto carried = manifest.files.find(kCarriedFile); carried != manifest.files.end())
+    verify_file(fmt::format("{}/{}", path, kCarriedFile), carried->second);
   return manifest;
 }
 

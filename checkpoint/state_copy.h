@@ -19,12 +19,12 @@ class StateCopy {
  public:
   StateCopy(const nn::Module& module, const nn::Optimizer& optimizer);
 
-  /// By the thread that computes.
-  void take();
+  /// By the thread that computes. `carried`: what the model carries from batch to batch.
+  void take(std::vector<nn::HostTensor> carried = {});
 
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;
-  /// Writes both files into `directory`; `metadata` is the weights'. Throws IoError.
+  /// Writes the files into `directory`; `metadata` is the weights'. Throws IoError.
   std::map<std::string, CheckpointManifest::File> write(const std::string& directory,
                                                         const std::map<std::string, std::string>& metadata) const;
 
@@ -38,6 +38,7 @@ class StateCopy {
                                              const std::map<std::string, std::string>& metadata);
 
   std::vector<Part> module_, optimizer_;
+  std::vector<nn::HostTensor> carried_;
 };
 
 }  // namespace lockstep::checkpoint

@@ -161,6 +161,7 @@ const DatasetFamily& text_family() {
       .argument = "FILE",
       .about = "its characters, or word pieces",
       .has_tokens = true,
+      .consecutive = true,
       .open =
           [](const std::string& spec, const std::string& path, const OpenOptions& options) {
             if (options.classes > 0)

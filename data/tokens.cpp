@@ -139,6 +139,7 @@ const DatasetFamily& tokens_family() {
                                        .argument = "FILE",
                                        .about = "16-bit",
                                        .has_tokens = true,
+                                       .consecutive = true,
                                        .any_classes = true,
                                        .open =
                                            [](const std::string&, const std::string& path, const OpenOptions& options) {

@@ -17,6 +17,23 @@ bool has_step(const SamplerConfig& config, std::uint64_t end, std::uint64_t curs
   return cursor < end && (config.tail != Tail::kDrop || end - cursor >= config.global_batch);
 }
 
+// Of the `count` places of a step.
+Slice local_slice(const SamplerConfig& config, std::uint64_t count, int rank, int world_size) {
+  const auto part = static_cast<std::uint64_t>(rank), parts = static_cast<std::uint64_t>(world_size);
+  if (config.order != Order::kColumns) return slice_of(count, part, parts);
+  const Slice columns = slice_of(config.global_batch, part, parts);
+  const std::uint64_t begin = std::min(columns.begin, count);
+  return {begin, std::min(columns.end(), count) - begin};
+}
+
+// The sample at `position` of an epoch (Note [Columns]).
+std::uint64_t sample_of_column(const SamplerConfig& config, std::uint64_t position) {
+  const std::uint64_t column = position % config.global_batch, turn = position / config.global_batch;
+  const std::uint64_t each = config.length / config.global_batch;
+  const std::uint64_t longer = config.tail == Tail::kDrop ? 0 : config.length % config.global_batch;
+  return column * each + std::min(column, longer) + turn;
+}
+
 }  // namespace
 
 void check(const SamplerConfig& config, int rank, int world_size) {
@@ -35,6 +52,12 @@ void check(const SamplerConfig& config, int rank, int world_size) {
     throw UsageError(fmt::format("the tail 'pad' cannot make {} ranks equal with a global batch of {}", world_size,
                                  config.global_batch),
                      fmt::format("use --tail exact, or a global batch that is a multiple of {}", world_size));
+  }
+  if (config.tail == Tail::kPad && config.order == Order::kColumns) {
+    throw UsageError(
+        "the tail 'pad' repeats samples of an epoch's beginning, and each place of a batch reads "
+        "consecutive ones",
+        "use --tail exact or drop");
   }
   if (config.tail == Tail::kDrop && config.global_batch > config.length) {
     throw UsageError(fmt::format("the tail 'drop' leaves no step: {} samples do not fill a global batch of {}",
@@ -63,8 +86,7 @@ StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int r
   plan.step_in_epoch = state.cursor / config.global_batch;
   plan.global_begin = state.cursor;
   plan.global_count = std::min(config.global_batch, end - state.cursor);
-  const Slice local =
-      slice_of(plan.global_count, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(world_size));
+  const Slice local = local_slice(config, plan.global_count, rank, world_size);
   plan.local_begin = plan.global_begin + local.begin;
   plan.local_count = local.count;
   plan.last_of_epoch = !has_step(config, end, plan.global_begin + plan.global_count);
@@ -74,7 +96,7 @@ StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int r
 DistributedSampler::DistributedSampler(const SamplerConfig& config, int rank, int world_size)
     : config_(config), rank_(rank), world_size_(world_size) {
   check(config, rank, world_size);
-  if (config_.shuffle) order_.emplace(config_.length, config_.seed, state_.epoch);
+  if (config_.order == Order::kShuffled) order_.emplace(config_.length, config_.seed, state_.epoch);
 }
 
 std::uint64_t DistributedSampler::steps_per_epoch() const {
@@ -83,7 +105,9 @@ std::uint64_t DistributedSampler::steps_per_epoch() const {
 }
 
 std::uint64_t DistributedSampler::max_local_count() const {
-  const std::uint64_t largest_step = std::min(config_.global_batch, epoch_end(config_, world_size_));
+  const std::uint64_t largest_step = config_.order == Order::kColumns
+                                         ? config_.global_batch
+                                         : std::min(config_.global_batch, epoch_end(config_, world_size_));
   return ceil_div(largest_step, static_cast<std::uint64_t>(world_size_));
 }
 
@@ -95,7 +119,9 @@ void DistributedSampler::indices(const StepPlan& plan, std::span<std::uint64_t> 
                      "give as many places as StepPlan::local_count says");
   // Positions past the length exist with Tail::kPad alone and wrap round, several times if the world is larger.
   auto position = [&](std::size_t i) { return (plan.local_begin + i) % config_.length; };
-  if (!config_.shuffle) {
+  if (config_.order == Order::kColumns) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = sample_of_column(config_, plan.local_begin + i);
+  } else if (config_.order == Order::kSequential) {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = position(i);
   } else if (plan.epoch == state_.epoch) {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = (*order_)(position(i));
@@ -120,7 +146,7 @@ void DistributedSampler::restore(const SamplerState& state) {
 void DistributedSampler::move_to(const SamplerState& state) {
   const std::uint64_t epoch_before = state_.epoch;
   state_ = normalized(config_, state, world_size_);
-  if (config_.shuffle && state_.epoch != epoch_before) order_->restart(config_.seed, state_.epoch);
+  if (config_.order == Order::kShuffled && state_.epoch != epoch_before) order_->restart(config_.seed, state_.epoch);
 }
 
 }  // namespace lockstep::sampler

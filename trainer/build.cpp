@@ -330,7 +330,18 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   if (largest > static_cast<std::uint64_t>(kMostSamples))
     throw UsageError(fmt::format("a step of {} samples", largest),
                      fmt::format("give a global batch of at most {}", kMostSamples));
-  return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
+  const bool drops = config.tail == sampler::Tail::kDrop;
+  if (config.stateful && (drops ? length / 2 < global_batch : length <= global_batch))
+    throw UsageError(
+        fmt::format("--stateful with {} rows in batches of {}: none is followed by another", length, global_batch),
+        "use a smaller --global-batch or --context, or leave --stateful out");
+  return {{.length = length,
+           .seed = config.seed,
+           .global_batch = global_batch,
+           .tail = config.tail,
+           .order = config.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
+          rank,
+          world_size};
 }
 
 nn::LossFunction training_loss(const TrainConfig& config) {

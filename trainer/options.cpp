@@ -104,6 +104,35 @@ void add_accumulate_option(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_stateful_option(OptionTable& table, TrainConfig& config) {
+  std::vector<std::string> texts;
+  for (const auto* family : data::dataset_families())
+    if (family->consecutive) texts.push_back(family->name);
+  const auto carries = [](const nn::ModelFamily& family) { return family.carries_state; };
+  table.add({.name = "stateful",
+             .kind = OptionKind::kFlag,
+             .help = "each row of a text begins with the state that the row before has left: places of the batch read "
+                     "consecutive rows, and nothing is shuffled",
+             .value = boolean(config.stateful),
+             .applies = {.to = fmt::format("{} over {}", nn::models_that(carries), listed(texts)),
+                         .unless = [&config, carries]() -> std::optional<std::string> {
+                           if (const auto* model = nn::find_model_family(config.model.name);
+                               model != nullptr && !carries(*model))
+                             return "the model is " + config.model.name;
+                           if (const auto* family = data::find_dataset_family(config.data);
+                               family != nullptr && !family->consecutive)
+                             return "the data is " + config.data;
+                           if (config.accumulate > 1)
+                             return fmt::format("--accumulate {} computes a batch in parts", config.accumulate);
+                           if (config.parallel == Parallel::kDp) return "--parallel dp shares batches out to devices";
+                           return when(config.tail == sampler::Tail::kPad,
+                                       "--tail pad repeats rows of the epoch's beginning");
+                         }},
+             .agree = Agree::kValue,
+             .identity = "stateful",
+             .not_in_identity = "false"});
+}
+
 /// How long, and how the data is walked through.
 void add_length_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "epochs",
@@ -133,6 +162,7 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
              .value = choice(config.tail, {{"exact", Tail::kExact}, {"pad", Tail::kPad}, {"drop", Tail::kDrop}}),
              .agree = Agree::kValue,
              .identity = "tail"});
+  add_stateful_option(table, config);
   add_workers_option(table, config);
 }
 

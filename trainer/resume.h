@@ -12,6 +12,7 @@
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/config.h"
+#include "trainer/carried_state.h"
 
 namespace lockstep::trainer {
 
@@ -36,5 +37,8 @@ std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::P
 /// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
+
+/// Collective: gives every rank its part of what the model carried at the checkpoint, unless an epoch begins there.
+void resume_carried(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, CarriedState& carried);
 
 }  // namespace lockstep::trainer

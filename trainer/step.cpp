@@ -65,6 +65,7 @@ void TrainingStep::run(std::int64_t step, const Inputs& inputs, const sampler::S
 void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
   optimizer_->begin_step(step.lr);
   ddp_.set_step(step.step);
+  if (options_.carried != nullptr && step.plan.global_begin == 0) options_.carried->reset();
   write_dropout_state(step.step, step.plan, {.begin = 0, .count = step.plan.local_count});
   if (!run_captured(step.step, inputs, step.plan)) {
     compute(step.step, with_activations(backend_, inputs, options_.activations), step.plan);

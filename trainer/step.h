@@ -10,6 +10,7 @@
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/forward.h"
+#include "trainer/carried_state.h"
 #include "trainer/in_flight.h"
 #include "trainer/step_graphs.h"
 #include "trainer/trace.h"
@@ -38,7 +39,7 @@ struct StepInFlight {
 };
 
 /// What a training loop repeats, over a DistributedDataParallel, whose bucket callback and scalars it takes. Backend,
-/// `ddp`, graphs and trace must outlive it; one thread uses it.
+/// `ddp`, graphs, carried state and trace must outlive it; one thread uses it.
 class TrainingStep {
  public:
   struct Options {
@@ -49,8 +50,9 @@ class TrainingStep {
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
-    int accumulate = 1;    // parts in which a rank's share of a step is computed
-    bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
+    int accumulate = 1;               // parts in which a rank's share of a step is computed
+    bool in_step = false;             // every rank runs every part, also of no samples: there are collectives in it
+    CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 
   TrainingStep(nn::Backend& backend, parallel::DistributedDataParallel& ddp, std::unique_ptr<nn::Optimizer> optimizer,

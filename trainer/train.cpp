@@ -105,7 +105,12 @@ class Run {
       checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
                         resumed_);
     });
+    if (config_.stateful) {
+      carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
+      if (resumed_) resume_carried(*resumed_, group_, *carried_);
+    }
     TrainingStep::Options options = step_options(config_);
+    options.carried = carried_ ? &*carried_ : nullptr;
     // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();
@@ -184,7 +189,9 @@ class Run {
   void take_checkpoint(std::int64_t step) {
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
-    checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order());
+    std::vector<nn::HostTensor> carried;
+    if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) carried = carried_->gather();
+    checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
   }
 
   // Someone has asked some rank to stop, and all know.
@@ -370,6 +377,7 @@ class Run {
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   checkpoint::Checkpoints checkpoints_;  // its thread only has what it was given

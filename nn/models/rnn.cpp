@@ -46,7 +46,9 @@ void check_sequences(const Tensor& tokens) {
 }  // namespace
 
 RnnLanguageModel::RnnLanguageModel(Context& context, const RnnSpec& spec, std::int64_t vocabulary)
-    : vocabulary_(vocabulary),
+    : backend_(context.backend),
+      spec_(spec),
+      vocabulary_(vocabulary),
       drop_(register_module("drop", std::make_unique<Dropout>(checked_for_text(spec).dropout, kDropIn))),
       encoder_(register_module("encoder", std::make_unique<Embedding>(context, vocabulary, spec.width))),
       rnn_(register_module("rnn", make_layers(context, spec, spec.width))),
@@ -55,8 +57,56 @@ RnnLanguageModel::RnnLanguageModel(Context& context, const RnnSpec& spec, std::i
 
 Var RnnLanguageModel::forward(Tape& tape, Var tokens) {
   check_sequences(tokens.value());
-  const Var x = rnn_.forward(tape, drop_.forward(tape, encoder_.forward(tape, tokens)));
-  return decoder_.logits(tape, drop_out_.forward(tape, x));
+  const Var x = drop_.forward(tape, encoder_.forward(tape, tokens));
+  const bool carries = !carried_.empty() && training() && tape.recording();
+  const Var y = carries ? carry_on(tape, x) : rnn_.forward(tape, x);
+  return decoder_.logits(tape, drop_out_.forward(tape, y));
+}
+
+// Backward reads what the pass has begun with, so that is a copy; and what it leaves goes to where the next pass looks
+// for it, which may be the same kernels again, at the same addresses (Note [Step graphs]).
+Var RnnLanguageModel::carry_on(Tape& tape, Var x) {
+  const std::int64_t rows = x.shape()[0], most = carried_.front().h.size(0);
+  if (rows > most || &tape.backend() != &backend_)
+    throw UsageError(fmt::format("{} rows on {}, where a state of {} is carried on {}", rows,
+                                 to_string(tape.backend().device()), most, to_string(backend_.device())),
+                     "carry the state of as many rows as a batch has, on the module's own device");
+  const auto each = [&](const auto& visit) {
+    for (std::size_t l = 0; l < carried_.size(); ++l) {
+      visit(carried_[l].h, passing_[l].h);
+      if (carried_[l].c.defined()) visit(carried_[l].c, passing_[l].c);
+    }
+  };
+  each([&](const Tensor& carried, Tensor& begins) {
+    begins = backend_.empty({rows, spec_.width}, carried.dtype());
+    backend_.pointwise().copy(carried.slice(0, rows), begins);
+  });
+  const Var y = rnn_.forward(tape, x, passing_);
+  each([&](const Tensor& carried, Tensor& left) {
+    backend_.pointwise().copy(left, carried.slice(0, rows));
+    left = Tensor();
+  });
+  return y;
+}
+
+void RnnLanguageModel::carry_state(std::int64_t rows, DType activations) {
+  if (rows < 1) throw UsageError(fmt::format("a state of {} rows", rows), "give at least one");
+  carried_.assign(static_cast<std::size_t>(spec_.layers), {});
+  passing_.assign(carried_.size(), {});
+  for (RnnState& state : carried_) {
+    state.h = backend_.empty({rows, spec_.width}, activations);
+    if (spec_.cell == RnnCell::kLstm) state.c = backend_.empty({rows, spec_.width}, activations);
+  }
+  for (const NamedBuffer& part : carried_state()) backend_.pointwise().fill(*part.tensor, 0.0f);
+}
+
+std::vector<NamedBuffer> RnnLanguageModel::carried_state() {
+  std::vector<NamedBuffer> all;
+  for (std::size_t l = 0; l < carried_.size(); ++l) {
+    all.push_back({fmt::format("rnn.h_l{}", l), &carried_[l].h, &backend_});
+    if (carried_[l].c.defined()) all.push_back({fmt::format("rnn.c_l{}", l), &carried_[l].c, &backend_});
+  }
+  return all;
 }
 
 class RnnLanguageModel::States final : public Memory {
@@ -168,6 +218,7 @@ ModelFamily make_family(RnnCell cell) {
       .takes_tokens = true,
       .tokens_setting = "context",
       .token_table = "encoder.weight",
+      .carries_state = true,
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         if (!reads_images(spec)) return std::make_unique<RnnLanguageModel>(context, rnn_spec(spec), spec.classes);
         return std::make_unique<RnnClassifier>(context, rnn_spec(spec), spec.sample_shape[1] * spec.sample_shape[2],

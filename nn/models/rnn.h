@@ -17,8 +17,9 @@ struct RnnSpec {
 };
 
 /// Tokens, with the names of PyTorch's word language model example: encoder, rnn (weight_ih_l0, …), decoder. Each
-/// sample begins with zeros. Tokens (N, T) i32 → logits (N, T, vocabulary).
-class RnnLanguageModel final : public LanguageModel {
+/// sample begins with zeros, or with what carry_state() carries, of which h and c of each layer are (rows, width).
+/// Tokens (N, T) i32 → logits (N, T, vocabulary).
+class RnnLanguageModel final : public LanguageModel, public CarriesState {
  public:
   /// Throws UsageError for sizes below 1, and for two directions: the other one sees the tokens that are to be
   /// predicted.
@@ -32,9 +33,18 @@ class RnnLanguageModel final : public LanguageModel {
   std::unique_ptr<Memory> begin(Tape& tape, std::int64_t batch, std::int64_t most) const override;
   Var next(Tape& tape, const Tensor& tokens, Memory& memory) const override;
 
+  void carry_state(std::int64_t rows, DType activations) override;
+  std::vector<NamedBuffer> carried_state() override;
+
  private:
   class States;
 
+  Var carry_on(Tape& tape, Var x);
+
+  Backend& backend_;
+  RnnSpec spec_;
+  std::vector<RnnState> carried_;  // of each layer
+  std::vector<RnnState> passing_;  // those of a pass that carries, for as long as it lasts
   std::int64_t vocabulary_;
   Dropout& drop_;
   Embedding& encoder_;

@@ -266,6 +266,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("inner"), 8);
   EXPECT_EQ(config.vocabulary, "v.txt");
   EXPECT_EQ(train_config({"bert", "--vocab-size=77"}).vocabulary_size, 77);
+  config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});
+  EXPECT_TRUE(config.stateful);
+  EXPECT_TRUE(config.model.settings.flag("bidirectional"));
+  EXPECT_EQ(config.model.settings.word("nonlinearity"), "relu");
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
   EXPECT_EQ(config.model.settings.integer("layers"), 2);
   EXPECT_EQ(config.model.settings.integer("heads"), 3);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/nn/autograd/functions.h"
+#include "tests/nn/gradient_backend.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn::testing {
@@ -126,5 +127,17 @@ inline void expect_loss_gradients(Backend& backend, const Differentiated& by, do
       backend, by, op, [](Tape&, Var loss) { return loss; },
       [&](const Var& loss) { return scale * static_cast<double>(values_of(backend, loss.value())[0]); });
 }
+
+/// Of one operator each, on the device of make_gradient_backend().
+class Gradient : public ::testing::Test {
+ protected:
+  std::unique_ptr<Parameter> parameter(const Tensor& value) {
+    auto made = std::make_unique<Parameter>(*backend, value.shape());
+    backend->pointwise().copy(value, made->value());
+    return made;
+  }
+
+  std::unique_ptr<Backend> backend = make_gradient_backend();
+};
 
 }  // namespace lockstep::nn::testing

@@ -267,34 +267,40 @@ TEST_F(RnnModels, OfTextHaveTheNamesOfPyTorchsExample) {
 
 // A text in pieces, each from where the one before has ended, as when it is generated.
 TEST_F(RnnModels, OfTextGoOn) {
-  const auto model = make_model(context, spec({9}));
-  model->train(false);
-  auto& text = dynamic_cast<LanguageModel&>(*model);
-  EXPECT_EQ(text.vocabulary(), kVocabulary);
-  EXPECT_FALSE(text.positions().has_value());
-  for (const std::int64_t batch : {1, 3}) {
-    constexpr std::int64_t kTokens = 7;
-    const Tensor all = tokens({batch, kTokens}, 2);
-    const auto logits = values_of(model->forward(tape, tape.input(all)).value());
-    const auto memory = text.begin(tape, batch, kTokens);
-    std::int64_t seen = 0;
-    for (const std::int64_t count : {3, 1, 1, 2}) {
-      const Tensor part = backend->empty({batch, count}, DType::kI32);
-      for (std::int64_t b = 0; b < batch; ++b)
-        std::copy_n(all.data<std::int32_t>() + b * kTokens + seen, count, part.data<std::int32_t>() + b * count);
-      const Var last = text.next(tape, part, *memory);
-      seen += count;
-      ASSERT_EQ(last.shape(), (Shape{batch, kVocabulary}));
-      EXPECT_EQ(memory->seen(), seen);
-      const auto got = values_of(last.value());
-      for (std::int64_t b = 0; b < batch; ++b)
-        for (std::int64_t k = 0; k < kVocabulary; ++k)
-          EXPECT_NEAR(got[at(b * kVocabulary + k)], logits[at((b * kTokens + seen - 1) * kVocabulary + k)], 1e-5f);
+  for (const char* name : {"rnn", "lstm", "gru"}) {
+    SCOPED_TRACE(name);
+    ModelSpec of_text = spec({9});
+    of_text.name = name;
+    const auto model = make_model(context, of_text);
+    model->train(false);
+    auto& text = dynamic_cast<LanguageModel&>(*model);
+    EXPECT_EQ(text.vocabulary(), kVocabulary);
+    EXPECT_FALSE(text.positions().has_value());
+    for (const std::int64_t batch : {1, 3}) {
+      constexpr std::int64_t kTokens = 7;
+      const Tensor all = tokens({batch, kTokens}, 2);
+      const Tensor logits = model->forward(tape, tape.input(all)).value();
+      const auto memory = text.begin(tape, batch, kTokens);
+      std::int64_t seen = 0;
+      for (const std::int64_t count : {3, 1, 1, 2}) {
+        const Tensor part = backend->empty({batch, count}, DType::kI32);
+        for (std::int64_t b = 0; b < batch; ++b)
+          std::copy_n(all.data<std::int32_t>() + b * kTokens + seen, count, part.data<std::int32_t>() + b * count);
+        const Tensor last = text.next(tape, part, *memory).value();
+        seen += count;
+        ASSERT_EQ(last.shape(), (Shape{batch, kVocabulary}));
+        EXPECT_EQ(memory->seen(), seen);
+        for (std::int64_t b = 0; b < batch; ++b)
+          for (std::int64_t k = 0; k < kVocabulary; ++k)
+            EXPECT_NEAR(last.f32()[b * kVocabulary + k], logits.f32()[(b * kTokens + seen - 1) * kVocabulary + k],
+                        1e-5f);
+      }
+      EXPECT_THROW(text.next(tape, tokens({batch, 1}, 3), *memory), UsageError);
+      EXPECT_THROW(text.next(tape, tokens({batch + 1, 1}, 3), *text.begin(tape, batch, 4)), UsageError);
     }
-    EXPECT_THROW(text.next(tape, tokens({batch, 1}, 3), *memory), UsageError);
-    EXPECT_THROW(text.next(tape, tokens({batch + 1, 1}, 3), *text.begin(tape, batch, 4)), UsageError);
+    EXPECT_THROW(text.begin(tape, 0, 4), UsageError);
+    tape.reset();
   }
-  EXPECT_THROW(text.begin(tape, 0, 4), UsageError);
 }
 
 // Rows of pixels are steps, and the last one decides the class: the last row changes the result, and an additional
@@ -320,31 +326,57 @@ TEST_F(RnnModels, OfImagesReadRows) {
     EXPECT_EQ(model->forward(tape, tape.input(backend->zeros({n, 5, 4, 2}))).shape(), (Shape{n, kVocabulary}));
 }
 
-TEST_F(RnnModels, PredictFromWhatTheyHaveSeen) {
+// In training a pass begins where the one before has ended; in evaluation it does not.
+TEST_F(RnnModels, CarryTheirState) {
   for (const char* name : {"rnn", "lstm", "gru"}) {
     SCOPED_TRACE(name);
     ModelSpec of_text = spec({9});
     of_text.name = name;
     const auto model = make_model(context, of_text);
+    auto* const carries = dynamic_cast<CarriesState*>(model.get());
+    ASSERT_NE(carries, nullptr);
+    EXPECT_TRUE(carries->carried_state().empty());
+    const Tensor text = tokens({2, 6}, 3);
+    const auto half = [&](std::int64_t begin) {
+      const Tensor part = backend->empty({2, 3}, DType::kI32);
+      for (std::int64_t n = 0; n < 2; ++n)
+        std::copy_n(text.data<std::int32_t>() + n * 6 + begin, 3, part.data<std::int32_t>() + n * 3);
+      return part;
+    };
+    Tape training(*backend);
+    const auto forward = [&](Tape& on, const Tensor& of) {
+      const auto values = values_of(model->forward(on, on.input(of)).value());
+      on.reset();
+      return values;
+    };
+    const auto whole = forward(training, text), second = forward(training, half(3));
+    carries->carry_state(3, DType::kF32);  // more rows than there are
+    const auto state = carries->carried_state();
+    EXPECT_EQ(state.size(), std::string(name) == "lstm" ? 4u : 2u);
+    forward(training, half(0));
+    const auto evaluated = forward(tape, half(3));
+    EXPECT_EQ(evaluated, second);
     model->train(false);
-    const auto* const language = dynamic_cast<const LanguageModel*>(model.get());
-    ASSERT_NE(language, nullptr);
-    const Tensor text = tokens({2, 7}, 3);
-    const Tensor whole = model->forward(tape, tape.input(text)).value();
-    const auto memory = language->begin(tape, 2, 7);
-    std::int64_t begin = 0;
-    for (const std::int64_t count : {3, 1, 1, 2}) {
-      const Tensor part = backend->empty({2, count}, DType::kI32);
-      for (std::int64_t n = 0; n < 2; ++n)
-        std::copy_n(text.data<std::int32_t>() + n * 7 + begin, count, part.data<std::int32_t>() + n * count);
-      const Tensor next = language->next(tape, part, *memory).value();
-      begin += count;
-      EXPECT_EQ(memory->seen(), begin);
-      for (std::int64_t n = 0; n < 2; ++n)
-        for (std::int64_t v = 0; v < kVocabulary; ++v)
-          ASSERT_NEAR(whole.f32()[(n * 7 + begin - 1) * kVocabulary + v], next.f32()[n * kVocabulary + v], 1e-5f);
-    }
-    EXPECT_THROW(language->next(tape, tokens({2, 1}, 1), *memory), UsageError);
+    EXPECT_EQ(forward(training, half(3)), second);
+    model->train(true);
+    const auto carried = forward(training, half(3));
+    for (std::int64_t n = 0; n < 2; ++n)
+      for (std::int64_t i = 0; i < 3 * kVocabulary; ++i)
+        ASSERT_NEAR(carried[static_cast<std::size_t>(n * 3 * kVocabulary + i)],
+                    whole[static_cast<std::size_t>((n * 6 + 3) * kVocabulary + i)], 1e-5f);
+    EXPECT_NE(carried, second);
+    // The third row has never been there, and one row changes its own state alone.
+    const auto before = values_of(*state[0].tensor);
+    forward(training, half(0).slice(0, 1));
+    const auto after = values_of(*state[0].tensor);
+    EXPECT_NE(std::vector<float>(after.begin(), after.begin() + 6),
+              std::vector<float>(before.begin(), before.begin() + 6));
+    EXPECT_EQ(std::vector<float>(after.begin() + 6, after.end()), std::vector<float>(before.begin() + 6, before.end()));
+    EXPECT_EQ(std::vector<float>(after.begin() + 12, after.end()), std::vector<float>(6));
+    forward(training, tokens({0, 3}, 1));
+    EXPECT_THROW(forward(training, tokens({4, 3}, 1)), UsageError);
+    training.reset();
+    EXPECT_THROW(carries->carry_state(0, DType::kF32), UsageError);
   }
 }
 

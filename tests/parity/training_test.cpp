@@ -182,9 +182,11 @@ struct Epoch {
 Epoch epoch_of(std::uint64_t length, int world, std::uint64_t batch, sampler::Tail tail) {
   Epoch epoch{std::vector<std::uint64_t>(static_cast<std::size_t>(world)), std::vector<std::uint64_t>(length)};
   for (int rank = 0; rank < world; ++rank) {
-    sampler::DistributedSampler one(
-        {.length = length, .global_batch = batch * static_cast<std::uint64_t>(world), .tail = tail, .shuffle = false},
-        rank, world);
+    sampler::DistributedSampler one({.length = length,
+                                     .global_batch = batch * static_cast<std::uint64_t>(world),
+                                     .tail = tail,
+                                     .order = sampler::Order::kSequential},
+                                    rank, world);
     for (auto plan = one.plan(); plan.epoch == 0; plan = one.plan()) {
       std::vector<std::uint64_t> samples(plan.local_count);
       one.indices(plan, samples);

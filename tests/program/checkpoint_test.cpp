@@ -93,6 +93,14 @@ INSTANTIATE_TEST_SUITE_P(
              "lockstep train lstm --data text:text.txt --width 16 --context 8 --layers 2 --dropout 0.3 --batch 4 "
              "--steps 15 --schedule step",
              15, 2},
+        Case{"StateOfAGru",
+             "lockstep train gru --data text:text.txt --width 16 --context 8 --layers 2 --dropout 0.3 --global-batch 9 "
+             "--stateful --steps 33",
+             33, 2},
+        Case{"StateOfAnLstmOnMoreRanks",
+             "lockstep train lstm --data text:text.txt --width 16 --context 16 --layers 2 --global-batch 7 --stateful "
+             "--tail drop --steps 27 --threads 1",
+             27, 3},
         Case{"DropoutOfATransformer",
              "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --dropout 0.2 "
              "--batch 4 --steps 15",
@@ -102,6 +110,51 @@ INSTANTIATE_TEST_SUITE_P(
              "lockstep train cnn --data digits --parallel dp --device cpu:0,1,2 --batch 50 --steps 20 --clip-norm 1",
              20, 1}),
     [](const auto& one) { return std::string(one.param.what); });
+
+// What a model carries from row to row is in the checkpoint, of all ranks; other numbers of ranks resume it.
+TEST(Checkpoints, CarriedStateGoesOnOnOtherRanks) {
+  const TemporaryDirectory directory;
+  {
+    std::ofstream text(directory.path() / "text.txt");
+    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
+  }
+  const std::string line =
+      "lockstep train rnn --data text:text.txt --width 16 --context 8 --global-batch 6 --stateful --steps 24 --lr 0.01 "
+      "--threads 1 --quiet --metrics m.jsonl --checkpoint-dir c --checkpoint-every 11 --keep 0 ";
+  const auto losses = [&] {
+    std::vector<double> all;
+    for (const auto& event : events_of(directory.path() / "m.jsonl", "step")) all.push_back(event["loss"]);
+    return all;
+  };
+  ASSERT_EQ(run(on_ranks(2) + line, directory.path()).code, 0);
+  const auto whole = losses();
+  ASSERT_EQ(whole.size(), 24u);
+  for (const int n : {3, 1, 7}) {
+    remove_after(directory.path() / "c", 11);
+    const auto outcome = run(on_ranks(n) + line + "--resume auto", directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto again = losses();
+    ASSERT_EQ(again.size(), whole.size());
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      EXPECT_NEAR(again[i], whole[i], 1e-4 * whole[i]) << n << " ranks, step " << i + 1;
+  }
+  // It is another run than one without, and needs the file.
+  remove_after(directory.path() / "c", 11);
+  std::string shuffled = line;
+  shuffled.replace(shuffled.find("--stateful "), 11, "");
+  auto outcome = run(shuffled + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("stateful true there"));
+  const fs::path file = directory.path() / "c" / step_name(11) / "carried.safetensors";
+  fs::resize_file(file, fs::file_size(file) - 1);
+  outcome = run(line + "--resume c/" + step_name(11), directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("carried.safetensors"));
+  fs::remove(file);
+  outcome = run(on_ranks(2) + line + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("carried.safetensors"));
+}
 
 TEST(Checkpoints, BuffersComeBackToo) {
   const TemporaryDirectory directory;

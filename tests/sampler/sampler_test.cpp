@@ -213,10 +213,66 @@ TEST(Sampler, RestoreRefusesACursorOfOtherData) {
 
 TEST(Sampler, WithoutShufflingTheOrderIsTheDataSets) {
   SamplerConfig config = config_of(7, 3);
-  config.shuffle = false;
+  config.order = Order::kSequential;
   auto ranks = world_of(config, 2);
   EXPECT_EQ(epoch_of(ranks), all_of(7));
   EXPECT_EQ(epoch_of(ranks), all_of(7));
+}
+
+// Each place of the batch reads consecutive samples, at any number of ranks; every sample comes once, with the tail
+// 'drop' all but the data set's last.
+TEST(Sampler, ColumnsReadConsecutiveSamples) {
+  for (const Tail tail : {Tail::kExact, Tail::kDrop})
+    for (const std::uint64_t length : {1, 5, 7, 12, 13, 30, 31})
+      for (const std::uint64_t batch : {1, 3, 4, 7, 12}) {
+        if (tail == Tail::kDrop && batch > length) continue;
+        SCOPED_TRACE(fmt::format("{} samples, batch {}, tail {}", length, batch, static_cast<int>(tail)));
+        SamplerConfig config = config_of(length, batch, tail);
+        config.order = Order::kColumns;
+        std::vector<Values> alone;  // samples of each step, in the order of the places
+        for (const int world : {1, 2, 3, 5}) {
+          auto ranks = world_of(config, world);
+          for (const std::uint64_t epoch : {0, 1}) {
+            std::vector<Values> steps;
+            do {
+              steps.emplace_back();
+              for (auto& rank : ranks) {
+                const StepPlan plan = rank.plan();
+                EXPECT_EQ(plan.epoch, epoch);
+                EXPECT_LE(plan.local_count, rank.max_local_count());
+                const Slice columns =
+                    slice_of(batch, static_cast<std::uint64_t>(rank.rank()), static_cast<std::uint64_t>(world));
+                if (plan.local_count > 0) {
+                  EXPECT_EQ(plan.local_begin - plan.global_begin, columns.begin);
+                }
+                EXPECT_LE(plan.local_count, columns.count);
+                const Values mine = indices_of(rank);
+                steps.back().insert(steps.back().end(), mine.begin(), mine.end());
+                rank.advance();
+              }
+            } while (ranks[0].state().epoch == epoch);
+            EXPECT_EQ(steps.size(), ranks[0].steps_per_epoch());
+            if (alone.empty()) alone = steps;
+            EXPECT_EQ(steps, alone) << world << " ranks, epoch " << epoch;
+          }
+        }
+        Values seen;
+        for (std::size_t step = 0; step < alone.size(); ++step)
+          for (std::size_t place = 0; place < alone[step].size(); ++place) {
+            seen.push_back(alone[step][place]);
+            if (step > 0) {
+              EXPECT_EQ(alone[step][place], alone[step - 1][place] + 1);
+            }
+          }
+        std::ranges::sort(seen);
+        EXPECT_EQ(seen, all_of(tail == Tail::kDrop ? length / batch * batch : length));
+      }
+}
+
+TEST(Sampler, ColumnsAreNotPadded) {
+  SamplerConfig config = config_of(10, 4, Tail::kPad);
+  config.order = Order::kColumns;
+  EXPECT_THROW(DistributedSampler(config, 0, 2), UsageError);
 }
 
 TEST(Sampler, IndicesOfAnotherEpochsPlan) {

@@ -39,6 +39,7 @@ struct Setting {
   double lr = 1e-2;
   std::string data = "digits";  // and for tokens:FILE a tiny gpt, lstm or gru
   double dropout = 0;
+  bool stateful = false;
 };
 
 constexpr int kVocabulary = 24;
@@ -64,14 +65,19 @@ class Training {
                                                                         {"dropout", setting.dropout}})})),
         group_(make_group()),
         loader_(splits_.train,
-                sampler::DistributedSampler({.length = splits_.train->size(),
-                                             .seed = 3,
-                                             .global_batch = setting.global_batch,
-                                             .tail = setting.tail},
-                                            0, 1),
+                sampler::DistributedSampler(
+                    {.length = splits_.train->size(),
+                     .seed = 3,
+                     .global_batch = setting.global_batch,
+                     .tail = setting.tail,
+                     .order = setting.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
+                    0, 1),
                 {.workers = 1, .memory = backend_->staging_memory()}),
         ddp_(*module_, *group_,
              {.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true}),
+        carried_(setting.stateful
+                     ? std::make_unique<CarriedState>(*module_, control_, setting.global_batch, setting.activations)
+                     : nullptr),
         graphs_(*backend_, ddp_, setting.activations),
         step_(*backend_, ddp_,
               setting.adam ? nn::make_adamw(ddp_.parameters(), {})
@@ -81,7 +87,8 @@ class Training {
                .want_norm = true,
                .activations = setting.activations,
                .dropout = setting.dropout > 0,
-               .seed = 5}) {
+               .seed = 5,
+               .carried = carried_.get()}) {
     if (setting.record) step_.set_graphs(&graphs_);
   }
 
@@ -116,6 +123,7 @@ class Training {
   }
   nn::Backend& backend() { return *backend_; }
   const StepGraphs& recorded() const { return graphs_; }
+  std::vector<nn::HostTensor> carried() const { return carried_->gather(); }
 
  private:
   std::unique_ptr<comm::ProcessGroup> make_group() {
@@ -132,6 +140,8 @@ class Training {
   std::unique_ptr<comm::ProcessGroup> group_;
   data::Loader loader_;
   parallel::DistributedDataParallel ddp_;
+  comm::SelfGroup control_{kPatience};
+  std::unique_ptr<CarriedState> carried_;
   StepGraphs graphs_;
   TrainingStep step_;
   std::int64_t steps_ = 0;
@@ -341,6 +351,43 @@ TEST_P(CudaTextStep, StepGraphsAreTheSteps) {
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
   EXPECT_EQ(recorded.hash(), eager.hash());
+}
+
+// Each row begins with what the row before has left, on both, whether steps are recorded or not, and from zeros in the
+// second epoch.
+TEST_P(CudaTextStep, CarriesItsStateAsTheCpuDoes) {
+  if (GetParam() == "gpt") GTEST_SKIP() << "it carries none";
+  Setting cpu_of = setting();
+  cpu_of.stateful = true;
+  Setting eager_of = cpu_of;
+  eager_of.cuda = true;
+  eager_of.record = false;
+  Setting recorded_of = eager_of;
+  recorded_of.record = true;
+  Training cpu(cpu_of), eager(eager_of), recorded(recorded_of);
+  constexpr int kSteps = 26;  // of which an epoch has 22
+  const auto wanted = cpu.run(kSteps), got = eager.run(kSteps), replayed = recorded.run(kSteps);
+  EXPECT_EQ(wanted.back().plan.epoch, 1u);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GE(recorded.recorded().replayed(), 5);
+  ASSERT_EQ(replayed.size(), got.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(replayed[i].totals.loss, got[i].totals.loss) << "step " << i + 1;
+    EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-3 * wanted[i].totals.loss) << "step " << i + 1;
+  }
+  EXPECT_EQ(recorded.hash(), eager.hash());
+  const auto left = eager.carried(), right = recorded.carried(), host = cpu.carried();
+  ASSERT_EQ(left.size(), host.size());
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_EQ(left[i].bytes, right[i].bytes) << left[i].name;
+    EXPECT_LE(largest_difference(left[i], host[i]), 1e-2f) << left[i].name;
+  }
+  Setting bf16_of = recorded_of;
+  bf16_of.activations = DType::kBF16;
+  Training bf16(bf16_of);
+  const auto rounded = bf16.run(8);
+  for (std::size_t i = 0; i < rounded.size(); ++i)
+    EXPECT_NEAR(rounded[i].totals.loss, wanted[i].totals.loss, 3e-2 * wanted[i].totals.loss) << "step " << i + 1;
 }
 
 TEST_P(CudaTextStep, LearnsInBf16AsInF32) {

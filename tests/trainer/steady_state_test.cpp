@@ -35,21 +35,26 @@ long page_faults() {
 // What one rank of a run has.
 class Training {
  public:
-  Training(const std::string& model, const std::string& data, std::uint64_t global_batch, bool adam)
-      : splits_(data::open_data(data)),
+  Training(const std::string& model, const std::string& data, std::uint64_t global_batch, bool adam,
+           bool stateful = false)
+      : splits_(data::open_data(data, {.context = 16})),
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
                                           .settings = testing::settings_of(
                                               model, {{"hidden", {128, 64}}, {"layers", 2}, {"width", 40}})})),
-        sampler_({.length = splits_.train->size(), .seed = 1, .global_batch = global_batch}, group().rank(),
-                 group().size()),
+        sampler_({.length = splits_.train->size(),
+                  .seed = 1,
+                  .global_batch = global_batch,
+                  .order = stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
+                 group().rank(), group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),
         ddp_(*module_, group(), {.bucket_cap_mb = 1.0 / 16, .first_bucket_mb = 1.0 / 1024}),
+        carried_(stateful ? std::make_unique<CarriedState>(*module_, group(), global_batch, DType::kF32) : nullptr),
         training_step_(
             *backend_, ddp_,
             adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9}),
-            format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
+            format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .carried = carried_.get()}) {}
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
   nn::Backend& backend() { return *backend_; }
@@ -73,6 +78,7 @@ class Training {
   sampler::DistributedSampler sampler_;
   data::Loader loader_;
   parallel::DistributedDataParallel ddp_;
+  std::unique_ptr<CarriedState> carried_;
   TrainingStep training_step_;
   std::int64_t step_ = 0;
 };
@@ -122,6 +128,15 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
     Training run(GetParam(), "digits", global_batch, /*adam=*/false);
     for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
     expect_steady(run, run.steps_per_epoch(), GetParam() + " with tails of epochs");
+  }
+}
+
+// With states that are carried from row to row, and an epoch's last step of some places alone.
+TEST(CarriedSteadyState, NothingIsAllocatedWhereStatesAreCarried) {
+  for (const char* model : {"lstm", "gru"}) {
+    Training run(model, "random:tokens,130", 12, /*adam=*/true, /*stateful=*/true);
+    for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
+    expect_steady(run, run.steps_per_epoch(), std::string(model) + " with its state");
   }
 }
 

@@ -18,13 +18,29 @@ enum class Tail {
   kDrop,   // only whole global batches: up to global_batch - 1 samples of an epoch are not seen
 };
 
+/// In which order an epoch's samples come.
+enum class Order {
+  kShuffled,    // another one in each epoch
+  kSequential,  // the data set's own
+  kColumns,     // each place of the global batch, a column, reads consecutive samples: Note [Columns]
+};
+
+/// Note [Columns]
+/// For models that carry a state from one sample to the next, whose samples are consecutive rows of one text. The data
+/// set is cut into as many stretches as the global batch has places, of equal length but for one sample; place g of
+/// each step reads the next sample of stretch g (for truncated backpropagation through time, as batchify() of PyTorch's
+/// word language model example, which has them in columns). A rank has the same places in all steps:
+/// slice_of(global_batch, rank, world_size). Where the stretches differ, an epoch's last step has the places of the
+/// longer ones, the first, alone, and some ranks may have none of these. With Tail::kDrop all are equally long, and
+/// what is left at the data set's end is not seen.
+
 /// The same on every rank.
 struct SamplerConfig {
   std::uint64_t length = 0;        // samples in the data set
   std::uint64_t seed = 1;          // of the order
   std::uint64_t global_batch = 1;  // samples of a step, over all ranks
   Tail tail = Tail::kExact;
-  bool shuffle = true;  // false: the data set's own order, every epoch
+  Order order = Order::kShuffled;
 };
 
 /// How far a run has come; independent of the world size, so that it resumes at any.
@@ -49,8 +65,8 @@ struct StepPlan {
 };
 
 /// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world, a
-/// global batch of 0, Tail::kPad with a global batch that is no multiple of the world size, and Tail::kDrop with a
-/// global batch above the length.
+/// global batch of 0, Tail::kPad with a global batch that is no multiple of the world size, or with columns, which no
+/// sample may be added to, and Tail::kDrop with a global batch above the length.
 void check(const SamplerConfig& config, int rank, int world_size);
 
 // The pure functions below require arguments that passed check(); plan_step looks again.
@@ -63,7 +79,7 @@ std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
 
 /// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +
-/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size).
+/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size), or those of its columns.
 StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size);
 
 /// Walks one rank through the steps. A small value: copy it to look ahead. Const members may run concurrently.

@@ -39,6 +39,9 @@ struct TrainConfig : session::SessionOptions {
   std::optional<std::int64_t> global_batch;     // samples of all ranks together and step
   int accumulate = 1;  // parts in which a rank computes its share of a step, one after the other
   sampler::Tail tail = sampler::Tail::kExact;
+  /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
+  /// (sampler: Note [Columns]), and each epoch begins with zeros.
+  bool stateful = false;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
 
   // Length. steps wins over epochs when given.

@@ -165,6 +165,19 @@ class Module {
   Lifetime lifetime_;
 };
 
+/// What a module is, too, that can continue in training where the pass before has ended: row n of a batch follows row n
+/// of the batch before, and the state that the one has left is what the other begins with. As a constant: no gradient
+/// flows from a pass into the one before.
+class CarriesState {
+ public:
+  virtual ~CarriesState() = default;
+  /// From now on passes in training mode on a tape that records carry a state of at most `rows` rows of `activations`,
+  /// which begins with zeros. A pass of fewer rows changes the first of them alone.
+  virtual void carry_state(std::int64_t rows, DType activations) = 0;
+  /// It: (rows, …) each, always at the same addresses. None before carry_state().
+  virtual std::vector<NamedBuffer> carried_state() = 0;
+};
+
 /// std::make_unique<M>(context, args…), with a factory that does the same again: so `args` are copied, and what they
 /// refer to must outlive the module.
 template <class M, class... Args>

@@ -120,9 +120,10 @@ struct ModelFamily {
   std::string tokens_setting = {};
   /// The tensor of its weights files that has a row for each token; empty: none.
   std::string token_table = {};
-  bool batch_norm = false;   // some layer has running statistics
-  bool attention = false;    // some layer is attention()
-  bool word_pieces = false;  // it reads texts as word pieces, and predicts masked ones, or classes of texts
+  bool batch_norm = false;     // some layer has running statistics
+  bool attention = false;      // some layer is attention()
+  bool carries_state = false;  // over texts it is a CarriesState
+  bool word_pieces = false;    // it reads texts as word pieces, and predicts masked ones, or classes of texts
   /// Its last layer has parameters of its own: they can start anew. Nothing: it has not.
   std::optional<SeparateHead> head = SeparateHead();
   bool any_image_size = false;  // one set of weights fits images of all sizes
