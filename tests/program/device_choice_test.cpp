@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
@@ -170,6 +171,40 @@ TEST(Inference, SpreadsStreamsOverGpus) {
                                 directory.path());
   EXPECT_EQ(missing.code, 4);
   EXPECT_THAT(missing.err, HasSubstr("there is no GPU 2"));
+}
+
+/// The probabilities of all classes for each image, by its name.
+std::map<std::string, std::vector<double>> probabilities_in(const Outcome& outcome) {
+  std::map<std::string, std::vector<double>> all;
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const auto& event : events_of(outcome.out)) {
+    if (event["event"] != "image") continue;
+    auto& probabilities = all[event["input"].get<std::string>()];
+    probabilities.resize(event["classes"].size());
+    for (const auto& one : event["classes"]) probabilities[one["class"]] = one["probability"];
+  }
+  return all;
+}
+
+// Batches of images on two GPUs: what the CPU says of each image by itself.
+TEST(Inference, ClassifiesBatchesOnGpusAsTheCpuDoes) {
+  const TemporaryDirectory directory;
+  const auto trained = run_soft("lockstep train cnn --data digits --epochs 2 --device cpu --quiet --save d.safetensors",
+                                directory.path());
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::string infer =
+      "lockstep infer cnn --weights d.safetensors --input " LOCKSTEP_SOURCE_DIR "/tests/data/golden --top 10 --json ";
+  const auto wanted = probabilities_in(run_soft(infer + "--device cpu", directory.path()));
+  ASSERT_GT(wanted.size(), 4u);
+  for (const char* flags : {"--device cuda:0,1 --batch 3", "--device cuda:1,0 --batch 2 --threads 3"}) {
+    const auto got = probabilities_in(run_soft(with_nvml(kNobodyTells, infer + flags), directory.path()));
+    ASSERT_EQ(got.size(), wanted.size());
+    for (const auto& [image, probabilities] : wanted) {
+      ASSERT_EQ(got.count(image), 1u) << image;
+      for (std::size_t i = 0; i < probabilities.size(); ++i)
+        EXPECT_NEAR(got.at(image)[i], probabilities[i], 1e-4) << flags << image << i;
+    }
+  }
 }
 
 TEST(Inference, TakesImageNetsModelsToTheFourthOfFour) {
