@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <numeric>
 
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizer.h"
