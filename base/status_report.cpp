@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "base/text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep {
@@ -22,9 +24,10 @@ struct Header {
   std::uint8_t ranks;
   std::uint16_t text_bytes;
   std::int32_t number;
+  std::int64_t step;
   double seconds;
 };
-static_assert(sizeof(Header) == 16, "no padding, which would be sent");
+static_assert(sizeof(Header) == 24, "no padding, which would be sent");
 
 bool is_inode(int fd, const std::string& inode) {
   struct stat found = {};
@@ -58,8 +61,12 @@ const Listener& listener() {
 std::string encode_status(const StatusReport& report) {
   const auto ranks = std::span(report.ranks).first(std::min(report.ranks.size(), StatusReport::kMaxRanks));
   const std::string_view text = utf8_prefix(report.text, StatusReport::kMaxTextBytes);
-  const Header header = {report.kind, static_cast<std::uint8_t>(ranks.size()), static_cast<std::uint16_t>(text.size()),
-                         report.number, report.seconds};
+  const Header header = {report.kind,
+                         static_cast<std::uint8_t>(ranks.size()),
+                         static_cast<std::uint16_t>(text.size()),
+                         report.number,
+                         report.step,
+                         report.seconds};
   std::string bytes(sizeof header + ranks.size_bytes(), '\0');
   std::memcpy(bytes.data(), &header, sizeof header);
   if (!ranks.empty()) std::memcpy(bytes.data() + sizeof header, ranks.data(), ranks.size_bytes());
@@ -72,15 +79,26 @@ std::optional<StatusReport> decode_status(std::string_view bytes) {
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
   const std::size_t rank_bytes = header.ranks * sizeof(std::int32_t);
-  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kContinued ||
+  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kDone ||
       header.ranks > StatusReport::kMaxRanks || header.text_bytes > StatusReport::kMaxTextBytes ||
       bytes.size() != sizeof header + rank_bytes + header.text_bytes || !std::isfinite(header.seconds))
     return std::nullopt;
-  StatusReport report{.kind = header.kind, .number = header.number, .seconds = header.seconds};
+  StatusReport report{.kind = header.kind, .number = header.number, .step = header.step, .seconds = header.seconds};
   report.ranks.resize(header.ranks);
   if (rank_bytes > 0) std::memcpy(report.ranks.data(), bytes.data() + sizeof header, rank_bytes);
   report.text = bytes.substr(sizeof header + rank_bytes);
   return report;
+}
+
+std::optional<StatusReport> parse_status_line(std::string_view line) {
+  using Kind = StatusReport::Kind;
+  if (line == "done") return StatusReport{.kind = Kind::kDone};
+  const auto blank = line.find(' ');
+  if (blank == std::string_view::npos) return std::nullopt;
+  const std::string_view word = line.substr(0, blank);
+  const auto step = parse_int(std::string(line.substr(blank + 1)));
+  if ((word != "progress" && word != "checkpointed") || !step || *step < 0) return std::nullopt;
+  return StatusReport{.kind = word == "progress" ? Kind::kProgress : Kind::kCheckpointed, .step = *step};
 }
 
 bool report_status(const StatusReport& report) noexcept {
@@ -94,6 +112,50 @@ bool report_status(const StatusReport& report) noexcept {
     return sent == static_cast<ssize_t>(bytes.size());
   } catch (...) {
     return false;  // no memory left: the reported work continues without it
+  }
+}
+
+namespace {
+
+// Of this process; a step of training is one thread's at a time.
+struct ProgressReport {
+  std::mutex mutex;
+  std::optional<std::int64_t> unsent;
+  Clock::time_point next{};
+};
+constexpr auto kProgressEvery = std::chrono::milliseconds(100);
+
+ProgressReport& progress_report() {
+  static ProgressReport made;
+  return made;
+}
+
+}  // namespace
+
+void report_progress(std::int64_t step) noexcept {
+  try {
+    if (listener().fd < 0) return;
+    ProgressReport& progress = progress_report();
+    const std::lock_guard lock(progress.mutex);
+    const auto now = Clock::now();
+    progress.unsent = step;
+    if (now < progress.next) return;
+    progress.next = now + kProgressEvery;
+    if (report_status({.kind = StatusReport::Kind::kProgress, .step = step})) progress.unsent.reset();
+  } catch (...) {
+    return;
+  }
+}
+
+void flush_progress() noexcept {
+  try {
+    ProgressReport& progress = progress_report();
+    const std::lock_guard lock(progress.mutex);
+    if (!progress.unsent) return;
+    report_status({.kind = StatusReport::Kind::kProgress, .step = *progress.unsent});
+    progress.unsent.reset();
+  } catch (...) {
+    return;
   }
 }
 

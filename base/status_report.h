@@ -21,12 +21,16 @@ struct StatusReport {
     kUsageError,       // `text`, one line, which it has not printed
     kStopped,          // from the wrapper: the program was stopped by signal `number` …
     kContinued,        // … and runs again
+    kProgress,         // `step` is complete
+    kCheckpointed,     // a checkpoint from which the job could resume after `step` is complete
+    kDone,             // the job's work is complete
   };
   static constexpr std::size_t kMaxRanks = 64;
   static constexpr std::size_t kMaxTextBytes = 4096;
 
   Kind kind = Kind::kDefersStops;
   std::int32_t number = 0;
+  std::int64_t step = 0;
   double seconds = 0;
   std::vector<std::int32_t> ranks = {};
   std::string text = {};
@@ -38,13 +42,22 @@ struct StatusReport {
 std::string encode_status(const StatusReport& report);
 /// Nothing for bytes that no encode_status() made.
 std::optional<StatusReport> decode_status(std::string_view bytes);
+/// What programs write that know nothing of encode_status(): a line "progress STEP", "checkpointed STEP" or "done".
+/// Nothing for any other text.
+std::optional<StatusReport> parse_status_line(std::string_view line);
 
 /// Environment variable that names the socket and the pipe that stderr is: "FD:INODE:STDERR_INODE". A program may have
 /// closed them, or been given others under the same numbers, so they are recognised by their inodes.
 inline constexpr const char* kStatusVariable = "LOCKSTEP_STATUS";
+/// The socket's number alone, for any program: lines that parse_status_line() knows may be written to it.
+inline constexpr const char* kStatusFdVariable = "LOCKSTEP_STATUS_FD";
 
 /// Sends a message if a launcher listens, and never waits. Whether it was sent. Thread-safe.
 bool report_status(const StatusReport& report) noexcept;
+/// `step` is complete. Sends at most one in a tenth of a second, and the first at once: a message wakes two processes.
+void report_progress(std::int64_t step) noexcept;
+/// The last report_progress() that has not been sent, if any: at the end of the work, or of the process.
+void flush_progress() noexcept;
 void report_missing_ranks(std::span<const int> ranks) noexcept;
 /// False where nobody listens, or stderr goes somewhere else than to the launcher: the line is to be printed then.
 bool report_usage_error(const std::string& line) noexcept;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/status_report.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
@@ -17,6 +18,8 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   if (resumed) taken_ = older_ = resumed->manifest.step;
   if (!wanted() || !options_.writes) return;
   refuse_others(resumed);
+  // Where the job resumes after another failure, and what a launcher counts lost steps from.
+  if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
   try {
     prepare_checkpoints(options_.directory);
   } catch (const IoError& error) {

@@ -58,6 +58,7 @@ void CheckpointWriter::work() {
       failure = fmt::format("a checkpoint of step {}: {}", manifest.step, error.what());
     }
     report_status({.kind = StatusReport::Kind::kSaved});
+    if (failure.empty()) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = manifest.step});
     try {
       if (failure.empty()) prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt);
     } catch (const std::exception& error) {

@@ -10,9 +10,12 @@
 #include "devices/read_gpus.h"
 #include "devices/visible.h"
 #include "launcher/launch.h"
+#include "launcher/mpirun_command.h"
+#include "launcher/own_ranks.h"
 #include "launcher/rank_status.h"
 #include "lockstep/base/env.h"
 #include "options/values.h"
+#include "trainer/options.h"
 
 namespace lockstep::cli {
 namespace {
@@ -20,6 +23,7 @@ namespace {
 using options::boolean;
 using options::choice;
 using options::Complaint;
+using options::integer;
 using options::number;
 using options::OptionKind;
 using options::ParsedOptions;
@@ -50,6 +54,16 @@ bool uses_cpu(std::span<const std::string> program, const EnvLookup& lookup) {
     if (program[i] == "--device" && i + 1 < program.size()) device = program[i + 1];
   }
   return device == "cpu" || device.starts_with("cpu:");
+}
+
+/// As uses_cpu().
+bool uses_mpi(std::span<const std::string> program, const EnvLookup& lookup) {
+  std::string backend = lookup("LOCKSTEP_BACKEND").value_or("");
+  for (std::size_t i = 0; i < program.size(); ++i) {
+    if (program[i].starts_with("--backend=")) backend = program[i].substr(program[i].find('=') + 1);
+    if (program[i] == "--backend" && i + 1 < program.size()) backend = program[i + 1];
+  }
+  return backend == "mpi";
 }
 
 /// NAME or NAME=VALUE, separated by commas.
@@ -87,6 +101,23 @@ int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> progr
 
 namespace {
 
+void add_restart_options(OptionTable& table, launcher::LaunchOptions& options) {
+  table.add({.name = "max-restarts",
+             .placeholder = "K",
+             .help = "how often the job is started again after a failure, from its newest checkpoint",
+             .default_text = "0",
+             .value = integer(options.max_restarts, 0, launcher::kMaxRestarts)});
+  table.add({.name = "min-ranks",
+             .placeholder = "M",
+             .help = "after two failures in a row without a new checkpoint, restart with one rank fewer, down to M; "
+                     "without it always with as many",
+             .value = integer(options.min_ranks, 1, launcher::kMaxRanks)});
+  table.add({.name = "mpi",
+             .kind = OptionKind::kFlag,
+             .help = "start the ranks by mpirun, which all programs but lockstep itself are started by anyway",
+             .value = boolean(options.mpi)});
+}
+
 void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
   table.add({.name = "hosts",
              .synonyms = {"host", "H"},
@@ -122,6 +153,31 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
              .value = exports(options.exports)});
 }
 
+/// What a restart needs: a checkpoint to resume from, by the same command. `train` is what follows `lockstep train`.
+void check_restarts_of_train(const launcher::LaunchOptions& options, std::vector<std::string> launch_flags,
+                             std::vector<std::string> train, ForeignFlags foreign) {
+  for (auto& name : launch_flags) foreign.emplace(std::move(name), "launch");
+  trainer::TrainConfig config;
+  try {
+    if (parse_options(trainer::train_options(config), options::process_sources(std::move(train)), foreign).help) return;
+  } catch (const UsageError&) {
+    return;  // the ranks say it
+  }
+  const std::string flag = fmt::format("--max-restarts {}", options.max_restarts);
+  if (config.checkpoint_dir.empty())
+    throw UsageError(flag + ": this lockstep train writes no checkpoint to restart from",
+                     "add --checkpoint-dir DIR --resume auto to it, and --checkpoint-every STEPS");
+  if (config.resume != "auto")
+    throw UsageError(flag + ": this lockstep train does not resume from its newest checkpoint",
+                     "add --resume auto to it");
+  const int ranks = options.ranks > 0 ? options.ranks : launcher::usable_cores();
+  if (options.min_ranks && *options.min_ranks < ranks && !config.global_batch)
+    throw UsageError(fmt::format("--min-ranks {}: with fewer than {} ranks this lockstep train has another global "
+                                 "batch, and its checkpoints are of another run",
+                                 *options.min_ranks, ranks),
+                     fmt::format("add --global-batch {} to it", trainer::global_batch_of(config, ranks)));
+}
+
 bool is_one(const std::string& value) { return value == "1" || value == "1:1"; }
 bool is_zero(const std::string& value) { return value == "0"; }
 bool always(const std::string&) { return true; }
@@ -147,12 +203,6 @@ void add_other_launchers_flags(OptionTable& table) {
                                        .remedy = "leave it out",
                                        .takes_value = false,
                                        .is_done_anyway = always});
-  table.add(options::OtherProgramsFlag{
-      .names = {"max-restarts"},
-      .why = "a job that failed is not started again by itself",
-      .remedy =
-          "let the program write checkpoints (lockstep train --checkpoint-dir DIR --resume auto), and start it again",
-      .is_done_anyway = is_zero});
   table.add(options::OtherProgramsFlag{.names = {"no-python"},
                                        .why = "programs are started as they are",
                                        .remedy = "leave it out",
@@ -165,9 +215,12 @@ void add_other_launchers_flags(OptionTable& table) {
                                        .why = "each line is printed with its rank before it",
                                        .remedy = "--log-dir DIR writes one file per rank, too"});
   table.add(
-      options::OtherProgramsFlag{.names = {"min-np", "max-np", "host-discovery-script"},
-                                 .why = "a job keeps the ranks that it has been started with",
+      options::OtherProgramsFlag{.names = {"max-np", "host-discovery-script"},
+                                 .why = "a job has at most the ranks that it has been started with",
                                  .remedy = "start it with -n, and again with another -n: checkpoints fit any number"});
+  table.add(options::OtherProgramsFlag{.names = {"min-np"},
+                                       .why = "only a job that is restarted may lose ranks",
+                                       .remedy = "--max-restarts K --min-ranks M"});
   table.add(options::OtherProgramsFlag{.names = {"network-interface", "network-interfaces", "nics"},
                                        .why = "the network is chosen by the address of the first host",
                                        .remedy = "LOCKSTEP_SOCKET_IFNAME=eth0 chooses another one"});
@@ -227,6 +280,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .kind = OptionKind::kFlag,
              .help = "do not put the rank before each output line",
              .value = boolean(options.no_prefix)});
+  add_restart_options(table, options);
   options::add_config_option(table);
   add_other_launchers_flags(table);
   return table;
@@ -243,6 +297,11 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
+  const bool is_train = options.program.size() > 1 && options.program[1] == "train" &&
+                        launcher::is_own_binary(options.program[0], "/proc/self/exe");
+  if (options.max_restarts > 0 && is_train)
+    check_restarts_of_train(options, table.names(), {options.program.begin() + 2, options.program.end()}, foreign);
+  options.mpi = options.mpi || uses_mpi(options.program, env);
   // NAME=VALUE is for the ranks here too.
   for (const auto& each : options.exports)
     if (const auto equals = each.find('='); equals != std::string::npos)

@@ -87,7 +87,7 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
 std::vector<std::string> host_flags(const HostFacts& facts) {
   // By slot it would take the hosts in another order: its own host comes first.
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
-  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable};
+  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable, kAttemptVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
@@ -132,16 +132,21 @@ void set_environment(const LaunchOptions& options, const HostFacts& facts, bool 
   // hwloc's look for graphics cards asks for X servers by the name localhost: seconds where no name service answers.
   prefer("HWLOC_COMPONENTS", "-gl");
   if (command.oversubscribed) prefer("OMPI_MCA_mpi_yield_when_idle", "1");
-
-  set(kJobVariable, facts.job_dir);
-  set(kLauncherVariable, "unix:" + facts.socket_path);
   // For this host's ranks. mpirun passes on to others what host_flags() names, in clear: there the helpers set it.
-  set(kJobSecretVariable, facts.secret);
-  set(kBindVariable, name_of(options.bind_to));
-  if (facts.tty_columns > 0) set(kTtyVariable, std::to_string(facts.tty_columns));
+  for (const auto& [name, value] : job_environment(options, facts)) set(name, value);
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts) {
+  std::vector<std::pair<std::string, std::string>> variables = {{kJobVariable, facts.job_dir},
+                                                                {kLauncherVariable, "unix:" + facts.socket_path},
+                                                                {kJobSecretVariable, facts.secret},
+                                                                {kBindVariable, name_of(options.bind_to)},
+                                                                {kAttemptVariable, std::to_string(facts.attempt)}};
+  if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
+  return variables;
+}
 
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup) {
   MpirunCommand command;
@@ -171,9 +176,9 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,  kTtyVariable,
-                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable, kUserTmpVariable,
-                                  kJobSecretVariable, kPreloadVariable};
+  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,   kTtyVariable,
+                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,  kUserTmpVariable,
+                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

@@ -15,6 +15,8 @@ namespace lockstep::launcher {
 inline constexpr const char* kLauncherVariable = "LOCKSTEP_LAUNCHER";  // unix:/path of the launcher's socket
 inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, socket or none
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
+inline constexpr const char* kAttemptVariable =
+    "LOCKSTEP_ATTEMPT";  // how often the job has been started again: 0, 1, …
 inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
@@ -56,6 +58,7 @@ struct HostFacts {
   std::string socket_path;  // of the launcher
   std::string secret;       // the job's (lockstep/base/job_secret.h)
   int tty_columns = 0;      // for rank 0's progress bar; 0: no terminal
+  int attempt = 0;          // how often the job has been started again
   std::string name;         // what the user calls this host, if the job names hosts
   SeveralHosts several;
 };
@@ -67,6 +70,9 @@ struct MpirunCommand {
   int ranks = 1;
   bool oversubscribed = false;  // more ranks than cores
 };
+
+/// What the launcher tells every process of the job on this host, whoever starts them.
+std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts);
 
 /// `lookup` reads the present environment: settings of Open MPI that the user made there are left alone, except for
 /// those on which cleaning up depends.

@@ -16,6 +16,7 @@ namespace lockstep::launcher {
 enum class BindTo { kCore, kSocket, kNone };
 
 inline constexpr int kMaxRanks = 4096;
+inline constexpr int kMaxRestarts = 1'000'000;
 inline constexpr double kMaxGraceSeconds = 3600;
 // A link that drops for 2 s is to be survived: what is lost then comes up to 4 s later, by TCP's growing pauses.
 inline constexpr double kLeastHostSeconds = 6;
@@ -32,6 +33,9 @@ struct LaunchOptions {
   std::optional<double> grace_seconds;  // from "please end" (SIGTERM) to SIGKILL; nothing: see RankStatus::grace()
   bool no_prefix = false;               // lines without "[rank] "
   std::vector<std::string> program;     // program and arguments
+  int max_restarts = 0;                 // how often a job that failed is started again
+  std::optional<int> min_ranks;         // with how few ranks, after failures in a row; nothing: always as many
+  bool mpi = false;  // mpirun starts the ranks, also where they are this very binary on this host and need none
 
   std::vector<HostSpec> hosts;       // to run on; empty: this host alone
   double host_seconds = 10.0;        // without a word from a host after which it is taken for lost

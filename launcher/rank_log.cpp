@@ -85,6 +85,13 @@ std::string RankLogs::add(int rank, int stream, std::string_view bytes) {
                      errno_text(errno));
 }
 
+void RankLogs::start_attempt() {
+  for (auto& log : ranks_) {
+    log.last.clear();
+    for (auto& cutter : log.cutters) cutter.finish([](std::string_view) {});
+  }
+}
+
 std::vector<std::string> RankLogs::last_lines(int rank) const {
   const auto& log = ranks_[static_cast<std::size_t>(rank)];
   std::vector<std::string> lines(log.last.begin(), log.last.end());

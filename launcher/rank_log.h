@@ -60,6 +60,8 @@ class RankLogs {
 
   /// Adds what the rank wrote on `stream` (1 or 2). Returns an error for the user, once, if the disk is full.
   std::string add(int rank, int stream, std::string_view bytes);
+  /// Forgets the last lines, not the files: those of the next attempt explain its end.
+  void start_attempt();
   /// Up to 20 lines, oldest first, each cut to a readable length, control characters replaced.
   std::vector<std::string> last_lines(int rank) const;
   /// Empty without a directory.

@@ -42,7 +42,10 @@ void RankStatus::add(int rank, const StatusReport& report) {
     case StatusReport::Kind::kUsageError: one.had_usage_error = true; break;
     case StatusReport::Kind::kStopped: one.stopped_by = report.number; break;
     case StatusReport::Kind::kContinued: one.stopped_by = 0; break;
-    case StatusReport::Kind::kDataOnStdout: break;
+    case StatusReport::Kind::kDataOnStdout:
+    case StatusReport::Kind::kProgress:
+    case StatusReport::Kind::kCheckpointed:
+    case StatusReport::Kind::kDone: break;
   }
 }
 

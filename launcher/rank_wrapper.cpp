@@ -67,16 +67,17 @@ class Wrapper {
 
  private:
   void start(int rank, const std::vector<std::string>& program) {
+    Pipe status = make_status_socket();  // first: shells write to descriptors of one digit alone
     Pipe pipes[2] = {make_pipe(), make_pipe()};
     SpawnRequest request;
     for (const auto& argument : program) request.argv.push_back(unprotect_argument(argument));
     request.stdout_fd = pipes[0].write_end.get();
     request.stderr_fd = pipes[1].write_end.get();
-    Pipe status = make_status_socket();
     request.inherited_fd = status.write_end.get();
     request.set_env.emplace_back(
         kStatusVariable,
         fmt::format("{}:{}:{}", request.inherited_fd, inode_of(request.inherited_fd), inode_of(request.stderr_fd)));
+    request.set_env.emplace_back(kStatusFdVariable, std::to_string(request.inherited_fd));
     if (rank != 0) request.unset_env.emplace_back(kTtyVariable);
     // mpirun has passed on the launcher's host's directories.
     if (const auto directory = env(kShmDirVariable))
@@ -142,8 +143,13 @@ class Wrapper {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return;
       if (got <= 0) return status_.reset();
-      if (auto report = decode_status({message, static_cast<std::size_t>(got)}))
+      const std::string_view bytes(message, static_cast<std::size_t>(got));
+      if (auto report = decode_status(bytes)) {
         launcher_.send(Status{std::move(*report)});
+        continue;
+      }
+      for (const auto& line : split(std::string(bytes), '\n'))
+        if (auto report = parse_status_line(line)) launcher_.send(Status{std::move(*report)});
     }
   }
 
@@ -247,10 +253,11 @@ class Wrapper {
 }  // namespace
 
 int rank_wrapper(const std::vector<std::string>& program) {
-  // If mpirun died before this, connecting fails or the launcher closes the connection: no parent needs checking.
+  // If the launcher or mpirun died before this, connecting fails or the launcher closes the connection: no parent needs
+  // checking.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   open_standard_fds();
-  const auto rank = parse_int(env("OMPI_COMM_WORLD_RANK").value_or(""));
+  const auto rank = parse_int(env("OMPI_COMM_WORLD_RANK").value_or(env("RANK").value_or("")));
   const auto address = env(kLauncherVariable);
   check_usage(rank && address, "_rank is started by `lockstep launch`, not by hand",
               "run `lockstep launch -- PROGRAM`");

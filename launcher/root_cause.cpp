@@ -127,7 +127,7 @@ std::string describe_missing(const RankReport& report, const RankReport& witness
 /// mpirun knows how the wrapper ended, unless the launcher ended mpirun before it could say so.
 int code_of_lost_wrapper(const JobReport& job) {
   const int code = job.mpirun.exit_code();
-  return job.mpirun_killed_by_us || code == 0 ? 128 + SIGKILL : code;
+  return (job.over_mpirun && job.mpirun_killed_by_us) || code == 0 ? 128 + SIGKILL : code;
 }
 
 RootCause interrupted(const JobReport& job) {
@@ -208,7 +208,7 @@ std::optional<RootCause> ended_by_mpirun(const JobReport& job) {
   if (job.daemon)
     return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
                                           job.daemon->host, signal_name(job.daemon->signal_number)));
-  if (!job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
+  if (job.over_mpirun && !job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
   return std::nullopt;
@@ -228,7 +228,7 @@ RootCause find_root_cause(const JobReport& job) {
     if (const auto cause = ended_by_mpirun(job)) return *cause;
   if (first == nullptr || first->stop_requested) {
     const auto unseen = names_of_unseen(job.ranks);
-    if (unseen.size() == job.ranks.size() && !job.mpirun_killed_by_us)
+    if (job.over_mpirun && unseen.size() == job.ranks.size() && !job.mpirun_killed_by_us)
       return mpirun_failed(
           job, fmt::format("mpirun ended with code {} before any rank had started", job.mpirun.exit_code()));
     if (!unseen.empty()) return never_started(job, unseen);
@@ -266,7 +266,7 @@ RootCause find_root_cause(const JobReport& job) {
   const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) {
     return report.exit_status && !report.failed() && !report.stop_requested;
   });
-  if (first->stop_requested && gone != job.ranks.end())
+  if (job.over_mpirun && first->stop_requested && gone != job.ranks.end())
     root_cause.line = fmt::format(
         "mpirun ended the job: rank {} of {} (host {}, pid {}) had exited with code 0 while others "
         "still ran → every rank that calls MPI_Init must call MPI_Finalize",

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launcher/process.h"
+#include "launcher/restart_policy.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
@@ -51,10 +52,14 @@ struct JobReport {
   std::vector<LostHost> lost_hosts = {};  // in the order in which they were found lost
   std::optional<DaemonEnd> daemon = {};   // the first one that failed
   Clock::time_point started_at;
-  ExitStatus mpirun;
+  bool over_mpirun = true;  // or the launcher has started the wrappers itself
+  ExitStatus mpirun;        // or of the first wrapper that failed
   bool mpirun_killed_by_us = false;
-  std::string program;     // for the text
-  int interrupted_by = 0;  // the signal with which the user ended the job; SIGPIPE: nobody reads its output
+  std::string program;      // for the text
+  int interrupted_by = 0;   // the signal with which the user ended the job; SIGPIPE: nobody reads its output
+  bool stop_asked = false;  // by a signal, be it only after a failure
+  JobProgress progress = {};
+  Clock::time_point failed_at = {};  // when it began to end
 };
 
 /// What a job that was stopped for want of a reader says.

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -32,8 +32,8 @@ constexpr auto kLeastGrace = std::chrono::seconds(1);
 constexpr auto kNoticeAfter = std::chrono::seconds(1);
 // What the console still takes after a stop, from a reader that is slow or does not read at all.
 constexpr auto kLastOutput = std::chrono::seconds(1);
-// mpirun's own end after all programs have ended well.
-constexpr auto kMpirunEnds = std::chrono::seconds(10);
+// The starter's own end after all programs have ended well.
+constexpr auto kStarterEnds = std::chrono::seconds(10);
 constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
 // While a job ends nothing holds its ranks back, and one that writes on and on must not fill the memory.
 constexpr std::size_t kEndingBacklogBytes = 64 << 20;
@@ -55,10 +55,11 @@ int signal_of(ExitStatus exit_status) {
 
 }  // namespace
 
-Supervisor::Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, std::optional<double> grace_seconds,
-                       Console& console, RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host)
+Supervisor::Supervisor(AuthenticatedListener listener, JobProcesses processes, int ranks,
+                       std::optional<double> grace_seconds, Console& console, RankLogs& logs, SignalQueue& signals,
+                       RemoteHosts& hosts, std::string own_host)
     : listener_(std::move(listener)),
-      mpirun_(mpirun),
+      processes_(std::move(processes)),
       status_(ranks, grace_seconds),
       console_(console),
       logs_(logs),
@@ -77,6 +78,7 @@ void Supervisor::run() {
   }
   // What wrappers had sent before they died is still in the sockets.
   for (auto& connection : connections_) close(connection);
+  note_lost_wrappers();
   for (const auto& report : reports_) console_.finish(report.rank);
   flush_console();
 }
@@ -87,16 +89,20 @@ JobReport Supervisor::report() const {
   job.lost_hosts = lost_hosts_;
   job.daemon = daemon_end_;
   job.started_at = started_at_;
-  job.mpirun = mpirun_exit_status_.value_or(ExitStatus{});
-  job.mpirun_killed_by_us = mpirun_killed_;
+  job.over_mpirun = processes_.are_mpirun();
+  job.mpirun = processes_.exit_status();
+  job.mpirun_killed_by_us = processes_.were_killed();
   job.interrupted_by = interrupted_by_;
+  job.stop_asked = stop_asked_;
+  job.progress = progress_;
+  job.failed_at = std::min(ending_since_, Clock::now());
   return job;
 }
 
 void Supervisor::wait_and_serve() {
   // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
   const bool hold_back =
-      phase_ == Phase::kRunning && !mpirun_exit_status_ && console_.backlog_bytes() > kConsoleBacklogBytes;
+      phase_ == Phase::kRunning && !starter_ended_ && console_.backlog_bytes() > kConsoleBacklogBytes;
   std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
   const std::size_t first_queue = entries.size();
   for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
@@ -131,8 +137,7 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
-  if (mpirun_exit_status_ && !hosts_.all_gone())
-    drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
+  if (starter_ended_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
   for (auto& connection : connections_)
     if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
@@ -206,7 +211,7 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                  [&](const RunEnded& ended) {
                    tell_starter(Ended{ended.exit_status, false, Clock::now()});
                    const int signal_number = signal_of(ended.exit_status);
-                   if (!daemon_end_ && signal_number != 0 && !mpirun_killed_)
+                   if (!daemon_end_ && signal_number != 0 && !processes_.were_killed())
                      daemon_end_ = DaemonEnd{hosts_.name(host), signal_number};
                  },
                  [](const auto&) {},
@@ -237,7 +242,7 @@ void Supervisor::lose_hosts() {
 
 void Supervisor::greet(Connection& connection, const Hello& hello) {
   if (hello.rank < 0 || hello.rank >= static_cast<int>(reports_.size()))
-    throw MpiError(fmt::format("mpirun started a rank {} in a job of {}", hello.rank, reports_.size()),
+    throw MpiError(fmt::format("a rank {} was started in a job of {}", hello.rank, reports_.size()),
                    "check that mpirun is Open MPI's");
   connection.rank = hello.rank;
   auto& report = reports_[static_cast<std::size_t>(hello.rank)];
@@ -300,7 +305,7 @@ void Supervisor::accept_ranks() {
 void Supervisor::take_signals() {
   while (const auto signal = signals_.next()) {
     if (signal->number == SIGCHLD) {
-      collect_mpirun();
+      collect_processes();
     } else if (signal->number == SIGTSTP) {
       hosts_.pause();
       ::raise(SIGSTOP);
@@ -314,6 +319,7 @@ void Supervisor::take_signals() {
 }
 
 void Supervisor::take_stop(int number) {
+  stop_asked_ = true;
   if (flushing_ || (phase_ != Phase::kRunning && Clock::now() - ending_since_ > kOneRequest)) {
     hurry_ = true;
     return;
@@ -334,6 +340,7 @@ void Supervisor::look_at_reader() {
 
 void Supervisor::take_status(int rank, const StatusReport& report) {
   status_.add(rank, report);
+  take_progress(report);
   auto& known = reports_[static_cast<std::size_t>(rank)];
   known.missing = status_.missing(rank);
   // A stop request lets all of them run again.
@@ -352,6 +359,23 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
                     rank, reports_.size(), known.host, known.pid, signal_name(report.number), known.pid));
   renew_grace();
   if (phase_ == Phase::kGrace && !noticed_.empty()) say_what_is_waited_for();
+}
+
+/// A rank that is behind, or whose message is late, takes nothing back.
+void Supervisor::take_progress(const StatusReport& report) {
+  switch (report.kind) {
+    case StatusReport::Kind::kProgress:
+      if (!progress_.step && on_first_step_) on_first_step_(report.step);
+      progress_.step = std::max(progress_.step.value_or(0), report.step);
+      break;
+    case StatusReport::Kind::kCheckpointed:
+      if (report.step <= progress_.checkpoint.value_or(-1)) break;
+      progress_.checkpoint = report.step;
+      progress_.checkpointed_at = Clock::now();
+      break;
+    case StatusReport::Kind::kDone: progress_.done = true; break;
+    default: break;
+  }
 }
 
 /// Whether the job ends because somebody wants it to, and not because a rank failed.
@@ -399,12 +423,27 @@ void Supervisor::end_grace() {
   enter(Phase::kKilling, kKillTakes);
 }
 
-void Supervisor::collect_mpirun() {
-  int status = 0;
-  if (mpirun_exit_status_ || ::waitpid(mpirun_, &status, WNOHANG) != mpirun_) return;
-  mpirun_exit_status_ = exit_status_of(status);
+void Supervisor::collect_processes() {
+  if (starter_ended_) return;
+  processes_.collect();
+  // One that had not greeted has no connection whose end would show this.
+  if (!processes_.failed_wrappers().empty()) begin_ending();
+  if (!processes_.all_ended()) return;
+  starter_ended_ = true;
   drain_until_ = Clock::now() + (hosts_.empty() ? kDrainTakes : kHelpersEnd);
   hosts_.finish();
+}
+
+/// Wrappers that ended before they could greet: which ranks they were for is known where the launcher has started them.
+void Supervisor::note_lost_wrappers() {
+  for (const auto& failed : processes_.failed_wrappers()) {
+    auto& report = reports_[static_cast<std::size_t>(failed.rank)];
+    if (report.seen) continue;
+    report.seen = report.lost = true;
+    report.pid = failed.pid;
+    report.host = host_name();
+    report.ended_at = failed.at;
+  }
 }
 
 void Supervisor::enter(Phase phase, Clock::duration lasts) {
@@ -432,9 +471,9 @@ void Supervisor::take_step() {
   const bool all_ended = all_programs_ended();
   switch (phase_) {
     case Phase::kRunning:
-      // Only mpirun still runs, and it ends by itself.
-      if (all_ended && phase_until_ == Clock::time_point::max()) phase_until_ = Clock::now() + kMpirunEnds;
-      if (expired) kill_mpirun();
+      // Only mpirun still runs, or wrappers, and they end by themselves.
+      if (all_ended && phase_until_ == Clock::time_point::max()) phase_until_ = Clock::now() + kStarterEnds;
+      if (expired) kill_starter();
       break;
     case Phase::kPatience:
       if (all_ended) {
@@ -451,7 +490,7 @@ void Supervisor::take_step() {
       break;
     case Phase::kGrace:
       if (all_ended) {
-        kill_mpirun();
+        kill_starter();
       } else if (expired || hurry_) {
         end_grace();
       } else if (Clock::now() >= notice_at_) {
@@ -459,9 +498,9 @@ void Supervisor::take_step() {
       }
       break;
     case Phase::kKilling:
-      if (expired || (all_ended && last_signal_ == SIGKILL)) kill_mpirun();
+      if (expired || (all_ended && last_signal_ == SIGKILL)) kill_starter();
       break;
-    case Phase::kMpirunKilled: break;
+    case Phase::kStarterKilled: break;
   }
 }
 
@@ -479,18 +518,16 @@ void Supervisor::signal_all(int number) {
 
 /// Stopped, it and its daemons cannot cut the grace short. Not before, because a rank in MPI_Abort still talks to it.
 void Supervisor::hold_mpirun() {
-  if (!mpirun_ends_job_ || mpirun_exit_status_) return;
-  ::kill(mpirun_, SIGSTOP);
+  if (!mpirun_ends_job_ || starter_ended_) return;
+  processes_.hold();
   hosts_.send_all(Hold{});
 }
 
-void Supervisor::kill_mpirun() {
-  phase_ = Phase::kMpirunKilled;
+void Supervisor::kill_starter() {
+  phase_ = Phase::kStarterKilled;
   phase_until_ = Clock::time_point::max();
-  collect_mpirun();
-  if (mpirun_exit_status_) return;
-  ::kill(mpirun_, SIGKILL);
-  mpirun_killed_ = true;
+  collect_processes();
+  if (!starter_ended_) processes_.kill();
 }
 
 /// Where the reader of stdout takes nothing, that shall not keep from stderr what is to be said. False if it has been
@@ -506,7 +543,7 @@ void Supervisor::say_unread(std::size_t bytes) {
 }
 
 void Supervisor::flush_console() {
-  phase_ = Phase::kMpirunKilled;
+  phase_ = Phase::kStarterKilled;
   flushing_ = true;
   say_unread(std::exchange(unread_bytes_, 0));
   const auto give_up_at = Clock::now() + kLastOutput;

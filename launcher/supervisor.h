@@ -1,6 +1,7 @@
-// Watches a running job until mpirun and every rank have ended, and ends it when it must.
+// Watches a running job until every rank, and what has started them, have ended, and ends it when it must.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "launcher/channel.h"
 #include "launcher/console.h"
 #include "launcher/hosts/remote_hosts.h"
+#include "launcher/job_processes.h"
 #include "launcher/rank_log.h"
 #include "launcher/rank_status.h"
 #include "launcher/root_cause.h"
@@ -18,13 +20,15 @@
 namespace lockstep::launcher {
 
 /// Note [How a job ends]
-/// The launcher ends the ranks, mpirun only starts them: mpirun would wait whole seconds and could not say who failed
-/// first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not notice.
+/// The launcher ends the ranks. Where mpirun is between, it only starts them: it would wait whole seconds and could not
+/// say who failed first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not
+/// notice.
 ///   1. A rank fails: the others get kPatience to see it themselves and say so, or to start at all.
 ///   2. They get SIGTERM (or what the user pressed), and the grace to end, which is longer for those that save a
 ///      checkpoint (RankStatus).
 ///   3. They get SIGKILL.
-///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
+///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up. Wrappers
+///      that the launcher has started itself are killed in its place.
 /// On other hosts the helpers pass on what is said to the wrappers, and end what is left when the job has ended. While
 /// one of them is overdue, 1 lasts until it has answered or is lost: what ranks elsewhere die of may be just that.
 /// A Ctrl-C goes to 3 at once when the job has been ending for more than a second: `timeout` and schedulers send a
@@ -36,9 +40,11 @@ namespace lockstep::launcher {
 class Supervisor {
  public:
   /// `own_host`: what the user calls this host, if the job names hosts; empty otherwise.
-  Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, std::optional<double> grace_seconds,
+  Supervisor(AuthenticatedListener listener, JobProcesses processes, int ranks, std::optional<double> grace_seconds,
              Console& console, RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
 
+  /// Has `handle` called with the first step that a rank reports complete. Before run().
+  void on_first_step(std::function<void(std::int64_t step)> handle) { on_first_step_ = std::move(handle); }
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
   void run();
@@ -66,10 +72,10 @@ class Supervisor {
     int fd() const { return channel ? channel->fd() : -1; }
     bool closed() const { return channel ? channel->fd() < 0 : link->closed; }
   };
-  enum class Phase { kRunning, kPatience, kGrace, kKilling, kMpirunKilled };
+  enum class Phase { kRunning, kPatience, kGrace, kKilling, kStarterKilled };
 
   bool done() const {
-    return mpirun_exit_status_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
+    return starter_ended_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
   }
   void wait_and_serve();
   void serve(Connection& connection);
@@ -84,8 +90,10 @@ class Supervisor {
   void take_signals();
   void take_stop(int number);
   void take_status(int rank, const StatusReport& report);
+  void take_progress(const StatusReport& report);
   void look_at_reader();
-  void collect_mpirun();
+  void collect_processes();
+  void note_lost_wrappers();
   void enter(Phase phase, Clock::duration lasts);
   void begin_ending();
   void begin_grace(int signal_number);
@@ -97,13 +105,13 @@ class Supervisor {
   void take_step();
   void signal_all(int number);
   void hold_mpirun();
-  void kill_mpirun();
+  void kill_starter();
   bool all_programs_ended() const;
   bool drop_stdout();
   void say_unread(std::size_t bytes);
 
   AuthenticatedListener listener_;
-  pid_t mpirun_;
+  JobProcesses processes_;  // what has started the ranks: the starter
   RankStatus status_;
   Console& console_;
   RankLogs& logs_;
@@ -125,13 +133,15 @@ class Supervisor {
   std::string noticed_;  // what the launcher waits for, as it was last shown
   int last_signal_ = 0;  // sent to all ranks; one that starts late gets it too
   int interrupted_by_ = 0;
+  bool stop_asked_ = false;
+  JobProgress progress_;
+  std::function<void(std::int64_t step)> on_first_step_;
   bool hurry_ = false;     // the user asked again
   bool flushing_ = false;  // a signal can only end the wait for the console
   bool reader_gone_ = false;
   std::size_t unread_bytes_ = 0;  // of output, dropped while the job ends
-  std::optional<ExitStatus> mpirun_exit_status_;
+  bool starter_ended_ = false;
   bool mpirun_ends_job_ = false;
-  bool mpirun_killed_ = false;
 };
 
 }  // namespace lockstep::launcher

@@ -123,6 +123,7 @@ class Run {
     try {
       return train_and_report();
     } catch (...) {
+      flush_progress();
       if (trace_) trace_->write_own();
       throw;
     }
@@ -261,6 +262,7 @@ class Run {
         .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
         .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
+    report_progress(report.step);
     tell_launcher(seconds, now);
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     // Clipped by such a norm, no gradient means anything: the parameters are those of before (compute_update_scale()).
@@ -325,6 +327,7 @@ class Run {
       if (group_.rank() == 0) save();
     });
     if (trace_) trace_->write(group_);
+    flush_progress();
     comm::run_collectively(group_, [&] {
       // Who runs this until it exits with 0 must not take it for saved.
       if (!checkpointed)
@@ -335,6 +338,7 @@ class Run {
         throw IoError(metrics_.failure(),
                       "free some space and train again if the metrics matter; all else is complete");
     });
+    report_status({.kind = StatusReport::Kind::kDone});
   }
 
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.

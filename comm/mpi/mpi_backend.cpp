@@ -20,7 +20,7 @@ const BackendFamily& mpi_backend() {
           return Lack{"the group that is split has no MPI for this thread",
                       "make it with --backend mpi and Progress::kInline"};
         return Lack{"RANK and WORLD_SIZE join processes without MPI",
-                    "start them with mpirun, srun --mpi=pmix or lockstep launch"};
+                    "start them with mpirun, srun --mpi=pmix or lockstep launch --mpi"};
       },
       .make =
           [](JoinedRanks ranks) {

@@ -291,13 +291,17 @@ TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {
 TEST(LaunchFlags, ReachTheOptions) {
   launcher::LaunchOptions options;
   const auto parsed =
-      parse_options(launch_options(options), words({"-np", "3", "--bind-to", "none", "--log_dir=logs",
-                                                    "--grace-seconds", "2", "--no-prefix", "--", "prog", "-n"}));
+      parse_options(launch_options(options),
+                    words({"-np", "3", "--bind-to", "none", "--log_dir=logs", "--grace-seconds", "2", "--no-prefix",
+                           "--max-restarts", "5", "--min-ranks", "2", "--mpi", "--", "prog", "-n"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.bind_to, launcher::BindTo::kNone);
   EXPECT_EQ(options.log_dir, "logs");
   EXPECT_EQ(options.grace_seconds, 2);
   EXPECT_TRUE(options.no_prefix);
+  EXPECT_EQ(options.max_restarts, 5);
+  EXPECT_EQ(options.min_ranks, 2);
+  EXPECT_TRUE(options.mpi);
   EXPECT_THAT(parsed.program, ElementsAre("prog", "-n"));
 }
 

@@ -131,7 +131,8 @@ std::vector<JobProcess> Job::processes() const {
     if (!pid) continue;
     const std::string text = read_file("/proc/" + name + "/environ");
     if (variable_of(text, kMarkVariable) != directory_) continue;
-    const auto rank = parse_int(variable_of(text, "OMPI_COMM_WORLD_RANK"));
+    auto rank = parse_int(variable_of(text, "OMPI_COMM_WORLD_RANK"));
+    if (!rank) rank = parse_int(variable_of(text, "RANK"));
     found.push_back({static_cast<pid_t>(*pid), JobProcess::Role::kProgram, static_cast<int>(rank.value_or(-1))});
   }
   pid_t mpirun = -1;
@@ -143,8 +144,11 @@ std::vector<JobProcess> Job::processes() const {
       mpirun = process.pid;
     }
   }
-  for (auto& process : found)
-    if (mpirun > 0 && parent_of(process.pid) == mpirun) process.role = JobProcess::Role::kWrapper;
+  for (auto& process : found) {
+    const pid_t parent = parent_of(process.pid);
+    const bool starts_here = parent == launcher_ && process.pid != mpirun && process.rank >= 0;
+    if ((mpirun > 0 && parent == mpirun) || starts_here) process.role = JobProcess::Role::kWrapper;
+  }
   return found;
 }
 
@@ -206,6 +210,12 @@ std::vector<std::string> sh(const std::string& flags, const std::string& script)
   std::vector<std::string> arguments = split(flags, ' ');
   for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
     arguments.push_back(word);
+  return arguments;
+}
+
+std::vector<std::string> own_sh(const std::string& flags, const std::string& script) {
+  std::vector<std::string> arguments = split(flags, ' ');
+  for (const auto& word : {"--", "lockstep", "run", "/bin/sh", "-c", script.c_str()}) arguments.emplace_back(word);
   return arguments;
 }
 

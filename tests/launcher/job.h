@@ -73,6 +73,8 @@ class Job {
 
 /// The launcher's arguments for `flags`, words with one space between them, and a shell's script.
 std::vector<std::string> sh(const std::string& flags, const std::string& script);
+/// The same, as ranks that are the launcher's own binary, which then becomes that shell: started without mpirun.
+std::vector<std::string> own_sh(const std::string& flags, const std::string& script);
 /// A script that says so and waits.
 inline constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
 

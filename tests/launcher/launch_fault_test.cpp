@@ -26,10 +26,11 @@ const char* name_of(Role role) {
   return kNames[static_cast<int>(role)];
 }
 
-class DeathTest : public testing::TestWithParam<Role> {};
+/// Who dies, and whether the launcher has started the ranks itself.
+class DeathTest : public ::testing::TestWithParam<std::pair<Role, bool>> {};
 
 TEST_P(DeathTest, AtARandomMoment) {
-  const Role victim = GetParam();
+  const auto [victim, own_ranks] = GetParam();
   const auto seed = parse_int(env("LOCKSTEP_TEST_SEED").value_or("")).value_or(std::random_device()());
   for (int round = 0; round < 5; ++round) {
     std::mt19937 random(static_cast<std::uint32_t>(seed + round));
@@ -38,7 +39,8 @@ TEST_P(DeathTest, AtARandomMoment) {
     const auto moment = Millis(random() % 400);
     SCOPED_TRACE(fmt::format("LOCKSTEP_TEST_SEED={}: {} of rank {} of {} after {} ms", seed + round, name_of(victim),
                              rank, ranks, moment.count()));
-    Job job({"-n", std::to_string(ranks), "--", MPI_SPIN_PROGRAM});
+    const std::string count = std::to_string(ranks);
+    Job job(own_ranks ? own_sh("-n " + count, kWait) : std::vector<std::string>{"-n", count, "--", MPI_SPIN_PROGRAM});
     std::this_thread::sleep_for(moment);
     const JobProcess target =
         victim == Role::kLauncher ? JobProcess{job.launcher(), victim, 0} : job.find(victim, rank);
@@ -68,8 +70,14 @@ TEST_P(DeathTest, AtARandomMoment) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, DeathTest, testing::Values(Role::kLauncher, Role::kMpirun, Role::kWrapper, Role::kProgram),
-                         [](const auto& test) { return std::string(name_of(test.param)); });
+INSTANTIATE_TEST_SUITE_P(, DeathTest,
+                         ::testing::Values(std::pair(Role::kLauncher, false), std::pair(Role::kMpirun, false),
+                                           std::pair(Role::kWrapper, false), std::pair(Role::kProgram, false),
+                                           std::pair(Role::kLauncher, true), std::pair(Role::kWrapper, true),
+                                           std::pair(Role::kProgram, true)),
+                         [](const auto& test) {
+                           return name_of(test.param.first) + std::string(test.param.second ? "OfOwnRanks" : "");
+                         });
 
 TEST(StubbornRanksTest, AreEndedWithinTheGrace) {
   Job job({"-n", "3", "--", "/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"});

@@ -141,7 +141,7 @@ TEST(StopTest, AUsageErrorIsSaidOnce) {
 TEST(StopTest, DataOnStdoutHasNoPrefix) {
   Job job(reporting("-n 2", "[ $OMPI_COMM_WORLD_RANK = 0 ] && report data; echo \"{}\"; echo note >&2"));
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(job.out(), AllOf(HasSubstr("[1] {}\n"), testing::ContainsRegex("(^|\n)\\{\\}\n")));
+  EXPECT_THAT(job.out(), AllOf(HasSubstr("[1] {}\n"), ::testing::ContainsRegex("(^|\n)\\{\\}\n")));
   EXPECT_THAT(job.err(), HasSubstr("[0] note\n"));
 }
 

@@ -1,8 +1,12 @@
 // A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other module.
 //   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
-//                        [--host-timeout-seconds S] [-x NAME[=VALUE]] -- PROGRAM ARGS…
-//   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage   (as a rank's program)
+//                        [--host-timeout-seconds S] [-x NAME[=VALUE]] [--max-restarts K] [--min-ranks M] [--mpi]
+//                        -- PROGRAM ARGS…
+//   launcher_tool run PROGRAM ARGS…   (becomes that program: ranks of the launcher's own binary)
+//   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage|progress STEP|
+//                        checkpointed STEP|done   (as a rank's program)
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
@@ -25,8 +29,8 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
       options.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1, arguments.end());
       break;
     }
-    if (flag == "--no-prefix") {
-      options.no_prefix = true;
+    if (flag == "--no-prefix" || flag == "--mpi") {
+      (flag == "--mpi" ? options.mpi : options.no_prefix) = true;
       continue;
     }
     const std::string& value = arguments.at(++i);
@@ -37,6 +41,8 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
     if (flag == "--hostfile") options.hosts = launcher::read_hostfile(value);
     if (flag == "--host-timeout-seconds") options.host_seconds = std::stod(value);
     if (flag == "-x") options.exports.push_back(value);
+    if (flag == "--max-restarts") options.max_restarts = std::stoi(value);
+    if (flag == "--min-ranks") options.min_ranks = std::stoi(value);
   }
   return options;
 }
@@ -56,8 +62,20 @@ int report(const std::vector<std::string>& words) {
   if (what == "saved") sent = report_status({.kind = Kind::kSaved});
   if (what == "data") sent = report_status({.kind = Kind::kDataOnStdout});
   if (what == "missing") sent = report_status({.kind = Kind::kMissingRanks, .ranks = {std::stoi(words.at(1))}});
+  if (what == "progress") sent = report_status({.kind = Kind::kProgress, .step = std::stoll(words.at(1))});
+  if (what == "checkpointed") sent = report_status({.kind = Kind::kCheckpointed, .step = std::stoll(words.at(1))});
+  if (what == "done") sent = report_status({.kind = Kind::kDone});
   if (what == "usage") sent = report_usage_error(words.at(1));
   return sent ? 0 : 1;
+}
+
+/// Returns where there is no such program.
+int become(std::vector<std::string> words) {
+  std::vector<char*> program;
+  for (auto& word : words) program.push_back(word.data());
+  program.push_back(nullptr);
+  ::execvp(program[0], program.data());
+  return 127;
 }
 
 }  // namespace
@@ -68,6 +86,7 @@ int main(int argc, char** argv) {
     if (arguments.at(0) == "_rank") return launcher::rank_wrapper({arguments.begin() + 2, arguments.end()});
     if (arguments.at(0) == "_host") return launcher::host_helper(0);
     if (arguments.at(0) == "_rsh") return launcher::remote_start({arguments.begin() + 1, arguments.end()});
+    if (arguments.at(0) == "run") return become({arguments.begin() + 1, arguments.end()});
     if (arguments.at(0) == "report") return report({arguments.begin() + 1, arguments.end()});
     return launcher::launch(parse(arguments));
   } catch (const Error& error) {

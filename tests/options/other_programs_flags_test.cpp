@@ -64,10 +64,9 @@ TEST(OtherProgramsFlags, OfLaunchersThatSayWhatToType) {
   for (const char* const flag : {"--master_addr=10.0.0.1", "--master-port=29500", "--rdzv-endpoint=a:29400",
                                  "--rdzv_backend=c10d", "--rdzv-id=7", "--rdzv-conf=timeout=9", "--local-addr=a"})
     EXPECT_THAT(launch_refusal({flag}), HasSubstr("find each other through it → leave it out")) << flag;
-  EXPECT_THAT(launch_refusal({"--max-restarts", "3"}), HasSubstr("--checkpoint-dir DIR --resume auto"));
   EXPECT_THAT(launch_refusal({"-m", "pkg.train"}), HasSubstr("python3 -m MODULE"));
   EXPECT_THAT(launch_refusal({"--tee", "3"}), HasSubstr("--log-dir DIR"));
-  EXPECT_THAT(launch_refusal({"--min-np", "2"}), HasSubstr("a job keeps the ranks"));
+  EXPECT_THAT(launch_refusal({"--min-np", "2"}), HasSubstr("--max-restarts K --min-ranks M"));
   EXPECT_THAT(launch_refusal({"--network-interface", "eth1"}), HasSubstr("LOCKSTEP_SOCKET_IFNAME"));
   EXPECT_THAT(launch_refusal({"--gloo"}), HasSubstr("--backend"));
   EXPECT_THAT(launch_refusal({"--map-by", "slot"}), HasSubstr("mpirun -np 2 lockstep train"));

@@ -103,7 +103,7 @@ class TwoHosts {
   std::string why_not_;
 };
 
-class LaunchNetworksTest : public testing::Test {
+class LaunchNetworksTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!hosts_.why_not().empty()) GTEST_SKIP() << hosts_.why_not();

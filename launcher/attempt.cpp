@@ -1,0 +1,121 @@
+#include "launcher/attempt.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "launcher/job_dir.h"
+#include "launcher/loopback/preload.h"
+#include "launcher/own_ranks.h"
+#include "launcher/supervisor.h"
+#include "lockstep/base/env.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// The files with which mpirun finds the hosts, and this binary under a name without blanks.
+void prepare_mpirun(HostFacts& facts) {
+  facts.several.hostfile = facts.job_dir + "/hosts";
+  facts.several.agent = facts.job_dir + "/lockstep";
+  std::ofstream file(facts.several.hostfile);
+  file << hostfile_text(facts.several) << std::flush;
+  check_system(bool(file) && ::symlink(facts.self.c_str(), facts.several.agent.c_str()) == 0,
+               "writing to " + facts.job_dir);
+  // Daemons on other hosts get the agent's path too, and look whether it exists: this binary does, at the same path.
+  if (facts.self.find_first_of(" \t") == std::string::npos) facts.several.agent = facts.self;
+}
+
+JobProcesses start_mpirun(const MpirunCommand& command, const HostFacts& facts, const LoopbackPreload* preload,
+                          int output) {
+  SpawnRequest request;
+  request.argv = command.argv;
+  request.set_env = command.set_env;
+  request.unset_env = command.unset_env;
+  if (preload != nullptr)
+    for (auto& variable : preload->environment(env)) request.set_env.push_back(std::move(variable));
+  request.stdout_fd = request.stderr_fd = output;
+  const Spawned started = spawn(request);
+  if (started.pid < 0)
+    throw MpiError(fmt::format("launch: cannot run {}: {}", facts.mpirun, errno_text(started.error)),
+                   "check the installation of Open MPI");
+  return JobProcesses::of_mpirun(started.pid);
+}
+
+/// What has to live as long as the ranks do, and what starts them.
+class Starter {
+ public:
+  Starter(const LaunchOptions& options, const HostFacts& facts, bool on_this_host) {
+    if (starts_own_ranks(options, facts.self, env)) {
+      port_.emplace();
+    } else if (on_this_host) {
+      preload_.emplace();
+    }
+  }
+  JobProcesses start(const LaunchOptions& options, const HostFacts& facts, int output) {
+    if (port_) return start_own_ranks(options, facts, options.ranks, *port_, output);
+    return start_mpirun(mpirun_command(options, facts, env), facts, preload_ ? &*preload_ : nullptr, output);
+  }
+  const char* name() const { return port_ ? "wrapper" : "mpirun"; }
+
+ private:
+  std::optional<HeldPort> port_;
+  std::optional<LoopbackPreload> preload_;
+};
+
+/// Open MPI's banners and comments, without the lines of dashes and blanks; or the errors of wrappers.
+std::vector<std::string> lines_of_starter(const std::string& path, const char* name) {
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);)
+    if (line.find_first_not_of("- \t\r") != std::string::npos) lines.push_back(fmt::format("{}: {}", name, line));
+  return lines;
+}
+
+}  // namespace
+
+void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathered,
+                 FunctionRef<void(const AttemptResult&)> conclude) {
+  const LaunchOptions& options = context.options;
+  const JobDir job(job_tmp_base(), job_shm_base(gathered.ranks_on.empty() ? options.ranks : gathered.own_ranks));
+  facts.job_dir = job.path();
+  facts.shm_dir = job.shm_path();
+  facts.socket_path = job.path() + "/launcher";
+  const JobSecret secret = gathered.secret.empty() ? JobSecret::random() : gathered.secret;
+  facts.secret = secret.text();
+  AuthenticatedListener listener(listen_at(facts.socket_path), secret, options.ranks);
+  const bool on_this_host = gathered.links.empty();
+  if (!on_this_host) prepare_mpirun(facts);
+  const std::string log = job.path() + "/starter.log";
+  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  check_system(bool(output), "opening " + log);
+
+  Starter starter(options, facts, on_this_host);
+  JobProcesses processes = starter.start(options, facts, output.get());
+  RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
+  Supervisor supervisor(std::move(listener), std::move(processes), options.ranks, options.grace_seconds,
+                        context.console, context.logs, context.signals, hosts,
+                        gathered.hosts.empty() ? "" : facts.name);
+  supervisor.on_first_step(context.on_first_step);
+  supervisor.run();
+  JobReport report = supervisor.report();
+  for (const auto& lost : report.lost_hosts)
+    for (const auto& directory : lost.directories) remove_stale_dirs(directory, gathered.token);
+  report.program = options.program[0];
+  AttemptResult result{.root_cause = find_root_cause(report),
+                       .starter_lines = {},
+                       .requested = report.interrupted_by != 0 || report.stop_asked,
+                       .progress = report.progress,
+                       .started_at = report.started_at,
+                       .failed_at = report.failed_at};
+  if (result.root_cause.show_mpirun) result.starter_lines = lines_of_starter(log, starter.name());
+  conclude(result);
+  supervisor.flush_console();
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,44 @@
+// One run of a job's ranks, from their start to the end of all that belongs to them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "launcher/console.h"
+#include "launcher/hosts/gather.h"
+#include "launcher/mpirun_command.h"
+#include "launcher/options.h"
+#include "launcher/process.h"
+#include "launcher/rank_log.h"
+#include "launcher/root_cause.h"
+#include "lockstep/base/function_ref.h"
+
+namespace lockstep::launcher {
+
+/// What outlives an attempt. All of it must outlive those that are run with it.
+struct JobContext {
+  const LaunchOptions& options;  // with the number of ranks
+  Console& console;
+  RankLogs& logs;
+  SignalQueue& signals;
+  std::function<void(std::int64_t step)> on_first_step = {};  // of an attempt, that a rank has reported
+};
+
+struct AttemptResult {
+  RootCause root_cause;
+  std::vector<std::string> starter_lines;  // what mpirun, or wrappers, wrote, where that explains the end
+  bool requested = false;                  // somebody wants the job to end
+  JobProgress progress;
+  Clock::time_point started_at, failed_at;
+};
+
+/// Runs the ranks to their end, as `facts` of this host and `gathered` say, of which job directory, socket and secret
+/// are this attempt's own: new ones. Has `conclude` say what there is to say once everything has ended, and writes
+/// that. When it returns, no process, file or shared memory of it is left. Call it from the main thread without other
+/// threads. Throws DeviceError, MpiError.
+void run_attempt(const JobContext& job, HostFacts facts, GatheredHosts gathered,
+                 FunctionRef<void(const AttemptResult&)> conclude);
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,69 @@
+// Whether a job that has failed is started again: from what its ranks have reported, never from a program's files.
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::launcher {
+
+/// What the ranks have reported of their work in one attempt.
+struct JobProgress {
+  std::optional<std::int64_t> step;        // the furthest that is complete
+  std::optional<std::int64_t> checkpoint;  // the newest complete one: the step after which it was taken
+  Clock::time_point checkpointed_at = {};  // when that was reported
+  bool done = false;                       // the work is complete
+};
+
+/// An attempt that has ended, with the launcher's exit code for it.
+struct AttemptEnd {
+  int exit_code = 0;
+  bool requested = false;  // somebody wants the job to end
+  JobProgress progress;
+};
+
+struct RestartDecision {
+  bool restart = false;
+  std::string why_not;  // one line for people; empty where there is nothing to say
+  int ranks = 0;        // of the next attempt
+  Clock::duration pause = {};
+  std::int64_t from_step = 0;   // the newest checkpoint's, of any attempt; 0: the start
+  std::int64_t lost_steps = 0;  // complete ones after it
+};
+
+/// Note [Restarts]
+/// A job is started again after a failure that may not come again: a rank that was killed or crashed, a lost host, a
+/// timeout. It is not after what would come again (wrong usage, bad data, an unusable checkpoint, divergence, a program
+/// that cannot be started), nor where somebody wanted it to end (a signal, exit code 75, work that is done).
+///
+/// Progress is a step further than any before, or a newer checkpoint. After an attempt without either, the job is not
+/// started again with as many ranks: it would fail for ever. Failures in a row without a newer checkpoint between them
+/// make pauses of kFirstPause that double each time, up to kLongestPause, and from the second one on the job goes on
+/// with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer.
+class RestartPolicy {
+ public:
+  static constexpr auto kFirstPause = std::chrono::milliseconds(250);
+  static constexpr auto kLongestPause = std::chrono::seconds(60);
+
+  /// `min_ranks` ≤ `ranks`.
+  RestartPolicy(int max_restarts, int ranks, int min_ranks)
+      : max_restarts_(max_restarts), ranks_(ranks), min_ranks_(min_ranks) {}
+
+  RestartDecision decide(const AttemptEnd& end);
+  /// Restarts so far: the number of the attempt that runs.
+  int attempt() const { return attempt_; }
+  int max_restarts() const { return max_restarts_; }
+
+ private:
+  int max_restarts_;
+  int ranks_;
+  int min_ranks_;
+  int attempt_ = 0;
+  int failures_without_checkpoint_ = 0;  // in a row
+  std::optional<std::int64_t> furthest_step_, newest_checkpoint_;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,109 @@
+// Trainings that are killed and go on by themselves, under the launcher; and what it refuses to restart.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/program/command.h"
+#include "tests/program/events.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kTrain =
+    "lockstep train cnn --data digits --global-batch 30 --steps 400 --quiet --threads 1 --metrics m.jsonl ";
+const std::string kResumes = "--checkpoint-dir ck --checkpoint-every 5 --keep 2 --resume auto ";
+
+std::string hash_in(const std::filesystem::path& directory) {
+  return read_metrics(directory / "m.jsonl").final.value("params_sha256", "none");
+}
+
+/// A shell's words: `kill_one R N` kills rank R's program, of the launcher $pid, two checkpoints later, and waits for
+/// the N-th attempt to make a step.
+const std::string kKillOne =
+    "newest() { ls ck 2>/dev/null | grep step | sort | tail -n 1; }\n"
+    "newer() { from=$(newest); while [ \"$(newest)\" = \"$from\" ] && kill -0 $pid; do sleep 0.01; done; }\n"
+    "program_of() { for w in $(pgrep -P $pid); do\n"
+    "  tr \"\\0\" \"\\n\" </proc/$w/environ 2>/dev/null | grep -qx RANK=$1 && pgrep -P $w; done; }\n"
+    "resumed() { grep -c resumed logs/restarts.jsonl; }\n"
+    "kill_one() { newer; newer; kill -KILL $(program_of $1)\n"
+    "  until [ $(resumed) -ge $2 ] || ! kill -0 $pid; do sleep 0.01; done; }\n";
+
+TEST(Restarted, KilledRanksChangeNoBit) {
+  for (const int ranks : {2, 3}) {
+    const TemporaryDirectory whole, killed;
+    const std::string launch = "lockstep launch -n " + std::to_string(ranks) + " ";
+    const auto undisturbed = run(launch + "-- " + kTrain, whole.path());
+    ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;
+    const auto outcome = run(kKillOne + launch + "--max-restarts 20 --log-dir logs -- " + kTrain + kResumes +
+                                 " & pid=$!; kill_one 0 1; kill_one 1 2; kill_one 0 3; kill_one 1 4; wait $pid",
+                             killed.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(hash_in(killed.path()), hash_in(whole.path()));
+    EXPECT_EQ(hash_in(whole.path()).size(), 64u);
+    EXPECT_EQ(read_metrics(killed.path() / "m.jsonl").losses.size(), 400u);
+    const auto restarts = events_of(killed.path() / "logs" / "restarts.jsonl", "restart");
+    ASSERT_EQ(restarts.size(), 4u) << outcome.err;
+    for (const auto& restart : restarts) {
+      EXPECT_EQ(restart["exit_code"], 137);
+      EXPECT_EQ(restart["ranks"], ranks);
+      EXPECT_GE(restart["from_step"], 5);
+      EXPECT_EQ(restart["pause_seconds"], 0);
+    }
+    EXPECT_EQ(events_of(killed.path() / "logs" / "restarts.jsonl", "resumed").size(), 4u);
+    EXPECT_THAT(outcome.err, HasSubstr("restart 4 of 20: rank 1 of " + std::to_string(ranks)));
+  }
+}
+
+TEST(Restarted, WhatWouldComeAgainIsNot) {
+  const TemporaryDirectory directory;
+  const std::string launch = "lockstep launch -n 2 --max-restarts 5 -- ";
+  for (const auto& [line, code] : {std::pair<std::string, int>{kTrain + kResumes + "--lr 1e30", 7},
+                                   {kTrain + kResumes + "--bach 3", 2},
+                                   {"lockstep train cnn --data mnist:/nowhere " + kResumes, 3}}) {
+    std::filesystem::remove_all(directory.path() / "ck");
+    const auto outcome = run(launch + line, directory.path());
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("restart 1 of")), HasSubstr("not restarted: exit code ")));
+  }
+}
+
+TEST(Restarted, ATrainingThatCannotResumeIsRefused) {
+  const TemporaryDirectory directory;
+  for (const auto& [line, says] : std::vector<std::pair<std::string, std::string>>{
+           {"--max-restarts 2 -- lockstep train cnn --data digits", "add --checkpoint-dir DIR --resume auto"},
+           {"--max-restarts 2 -- lockstep train cnn --data digits --checkpoint-dir ck", "add --resume auto"},
+           {"--max-restarts 2 --min-ranks 1 -- lockstep train cnn --data digits --checkpoint-dir ck --resume auto",
+            "add --global-batch 64"},
+           {"--min-ranks 1 -- lockstep train cnn --data digits", "--min-ranks without --max-restarts"}}) {
+    const auto outcome = run("lockstep launch -n 2 " + line, directory.path());
+    EXPECT_EQ(outcome.code, 2) << line;
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
+// The ranks that are the program itself need no mpirun, also where it is not there; those that want MPI do.
+TEST(OwnRanks, NeedNoMpirun) {
+  const TemporaryDirectory directory;
+  const std::string train = "lockstep train cnn --data digits --steps 5 --quiet --metrics m.jsonl";
+  const std::string without = "PATH=$(dirname $(command -v lockstep)); ";
+  auto outcome = run(without + "lockstep launch -n 3 -- " + train, directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string hash = hash_in(directory.path());
+  outcome = run("lockstep launch -n 3 --mpi -- " + train, directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(hash_in(directory.path()), hash);
+  for (const std::string more : {" --backend mpi", " --backend=mpi"}) {
+    outcome = run(without + "lockstep launch -n 2 -- " + train + more, directory.path());
+    EXPECT_EQ(outcome.code, 4) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("no mpirun in PATH"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
