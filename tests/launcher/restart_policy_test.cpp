@@ -45,7 +45,8 @@ TEST(RestartPolicyTest, WhatWouldComeAgainOrWasWantedIsNotRestarted) {
   const auto requested = RestartPolicy(3, 2, 1).decide({.exit_code = kKilled, .requested = true, .progress = {}});
   EXPECT_FALSE(requested.restart);
   EXPECT_EQ(requested.why_not, "");
-  const auto done = RestartPolicy(3, 2, 1).decide({.exit_code = kKilled, .progress = {.step = 9, .checkpoint = 9, .done = true}});
+  const auto done =
+      RestartPolicy(3, 2, 1).decide({.exit_code = kKilled, .progress = {.step = 9, .checkpoint = 9, .done = true}});
   EXPECT_FALSE(done.restart);
   EXPECT_THAT(done.why_not, HasSubstr("their work was done"));
 }
