@@ -1,5 +1,7 @@
 #include "inference/infer_devices.h"
 
+#include <fmt/format.h>
+
 #include "base/text.h"
 #include "session/device_request.h"
 #include "session/opening.h"

@@ -22,7 +22,7 @@ using ::testing::Not;
 using testing::Pickle;
 
 // Values of dictionaries, without the head of a pickle.
-std::string value(Pickle pickle) { return pickle.bytes.substr(2); }
+std::string value(const Pickle& pickle) { return pickle.bytes.substr(2); }
 std::string tensor(std::int64_t size = 2) { return value(Pickle().unnamed_tensor(4, 0, {size}, {1})); }
 std::string number() { return "K\x05"; }
 std::string object() { return "cmodels\nNet\n)R"; }
