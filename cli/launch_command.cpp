@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/build_config.h"
+#include "comm/backends.h"
 #include "devices/read_gpus.h"
 #include "devices/visible.h"
 #include "launcher/launch.h"
@@ -56,6 +57,12 @@ bool uses_cpu(std::span<const std::string> program, const EnvLookup& lookup) {
   return device == "cpu" || device.starts_with("cpu:");
 }
 
+/// Of the one backend that has processes joined by what has started them: --backend and the launcher's flag for it.
+const std::string& mpi_name() {
+  const auto& families = comm::backend_families();
+  return (*std::ranges::find_if(families, [](const auto* family) { return family->start != nullptr; }))->name;
+}
+
 /// As uses_cpu().
 bool uses_mpi(std::span<const std::string> program, const EnvLookup& lookup) {
   std::string backend = lookup("LOCKSTEP_BACKEND").value_or("");
@@ -63,7 +70,7 @@ bool uses_mpi(std::span<const std::string> program, const EnvLookup& lookup) {
     if (program[i].starts_with("--backend=")) backend = program[i].substr(program[i].find('=') + 1);
     if (program[i] == "--backend" && i + 1 < program.size()) backend = program[i + 1];
   }
-  return backend == "mpi";
+  return backend == mpi_name();
 }
 
 /// NAME or NAME=VALUE, separated by commas.
@@ -112,7 +119,7 @@ void add_restart_options(OptionTable& table, launcher::LaunchOptions& options) {
              .help = "after two failures in a row without a new checkpoint, restart with one rank fewer, down to M; "
                      "without it always with as many",
              .value = integer(options.min_ranks, 1, launcher::kMaxRanks)});
-  table.add({.name = "mpi",
+  table.add({.name = mpi_name(),
              .kind = OptionKind::kFlag,
              .help = "start the ranks by mpirun, which all programs but lockstep itself are started by anyway",
              .value = boolean(options.mpi)});

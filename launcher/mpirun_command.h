@@ -71,7 +71,7 @@ struct MpirunCommand {
   bool oversubscribed = false;  // more ranks than cores
 };
 
-/// What the launcher tells every process of the job on this host, whoever starts them.
+/// The launcher's own variables, for every process of the job on this host, whoever starts them.
 std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts);
 
 /// `lookup` reads the present environment: settings of Open MPI that the user made there are left alone, except for

@@ -8,7 +8,7 @@
 
 namespace lockstep::launcher {
 
-/// One JSON object per line, appended: the file of a job that is submitted again goes on. Not thread-safe.
+/// One JSON object per line, appended: a job that is submitted again continues its file. Not thread-safe.
 class RestartHistory {
  public:
   /// Keeps nothing.

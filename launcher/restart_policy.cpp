@@ -14,7 +14,7 @@ namespace {
 constexpr int kNotExecutable = 126;  // as shells have it
 constexpr int kNotFound = 127;
 
-/// Why a failure with this code comes again, or was wanted; empty where neither is known.
+/// Why a failure with this code would repeat, or was wanted; empty where neither is known.
 std::string permanence_of(int exit_code) {
   switch (exit_code) {
     case static_cast<int>(ExitCode::kUsage): return "wrong usage";
@@ -39,7 +39,7 @@ bool advance(std::optional<std::int64_t>& best, const std::optional<std::int64_t
 
 }  // namespace
 
-RestartDecision RestartPolicy::decide(const AttemptEnd& end) {
+RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   RestartDecision decision;
   if (max_restarts_ == 0 || end.exit_code == 0 || end.requested ||
       end.exit_code == static_cast<int>(ExitCode::kCheckpointed))

@@ -35,14 +35,14 @@ struct RestartDecision {
 };
 
 /// Note [Restarts]
-/// A job is started again after a failure that may not come again: a rank that was killed or crashed, a lost host, a
-/// timeout. It is not after what would come again (wrong usage, bad data, an unusable checkpoint, divergence, a program
+/// A job is started again after a failure that may not repeat: a rank that was killed or crashed, a lost host, a
+/// timeout. It is not after what would repeat (wrong usage, bad data, an unusable checkpoint, divergence, a program
 /// that cannot be started), nor where somebody wanted it to end (a signal, exit code 75, work that is done).
 ///
 /// Progress is a step further than any before, or a newer checkpoint. After an attempt without either, the job is not
 /// started again with as many ranks: it would fail for ever. Failures in a row without a newer checkpoint between them
-/// make pauses of kFirstPause that double each time, up to kLongestPause, and from the second one on the job goes on
-/// with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer.
+/// make pauses of kFirstPause that double each time, up to kLongestPause, and from the second one on the job
+/// resumes with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer.
 class RestartPolicy {
  public:
   static constexpr auto kFirstPause = std::chrono::milliseconds(250);
@@ -52,7 +52,7 @@ class RestartPolicy {
   RestartPolicy(int max_restarts, int ranks, int min_ranks)
       : max_restarts_(max_restarts), ranks_(ranks), min_ranks_(min_ranks) {}
 
-  RestartDecision decide(const AttemptEnd& end);
+  RestartDecision plan_after(const AttemptEnd& end);
   /// Restarts so far: the number of the attempt that runs.
   int attempt() const { return attempt_; }
   int max_restarts() const { return max_restarts_; }

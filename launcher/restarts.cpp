@@ -112,7 +112,7 @@ class Attempts {
 
   void conclude(const AttemptResult& result) {
     const int code = result.root_cause.exit_code;
-    decision_ = policy_.decide(
+    decision_ = policy_.plan_after(
         {.exit_code = code, .requested = result.requested || reader_gone(), .progress = result.progress});
     failed_at_ = result.failed_at;
     if (decision_.restart) return announce_restart(result);

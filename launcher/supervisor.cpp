@@ -361,7 +361,7 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
   if (phase_ == Phase::kGrace && !noticed_.empty()) say_what_is_waited_for();
 }
 
-/// A rank that is behind, or whose message is late, takes nothing back.
+/// A rank that is later than others, or its message, takes nothing back.
 void Supervisor::take_progress(const StatusReport& report) {
   switch (report.kind) {
     case StatusReport::Kind::kProgress:

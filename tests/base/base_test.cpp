@@ -344,6 +344,24 @@ TEST(StatusReport, SurvivesTheWayAndIsBounded) {
   EXPECT_FALSE(decode_status(encode_status({.kind = Kind::kDefersStops, .seconds = std::nan("")})));
 }
 
+TEST(StatusReport, StepsOfAnySizeArrive) {
+  using Kind = StatusReport::Kind;
+  for (const auto kind : {Kind::kProgress, Kind::kCheckpointed, Kind::kDone}) {
+    const StatusReport report{.kind = kind, .step = std::int64_t{1} << 40};
+    EXPECT_EQ(decode_status(encode_status(report)), report);
+  }
+}
+
+TEST(StatusReport, LinesOfAnyProgram) {
+  using Kind = StatusReport::Kind;
+  EXPECT_EQ(parse_status_line("progress 12"), (StatusReport{.kind = Kind::kProgress, .step = 12}));
+  EXPECT_EQ(parse_status_line("checkpointed 0"), (StatusReport{.kind = Kind::kCheckpointed, .step = 0}));
+  EXPECT_EQ(parse_status_line("done"), (StatusReport{.kind = Kind::kDone}));
+  for (const char* line : {"", "progress", "progress ", "progress -1", "progress 1 2", "progress x", "Progress 1",
+                           "checkpointed 99999999999999999999", "done 3", " done", "stopped 1"})
+    EXPECT_FALSE(parse_status_line(line)) << line;
+}
+
 TEST(StatusReport, GoesNowhereWithoutALauncher) {
   EXPECT_FALSE(report_status({.kind = StatusReport::Kind::kSaved}));
   EXPECT_FALSE(report_usage_error("not said"));

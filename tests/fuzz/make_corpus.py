@@ -203,10 +203,12 @@ def main():
     seed("options", "lists", "--hidden\n1,2\n--hidden=3\n--no_such\n-b\n5\nmlp\n\nQUIET=1\nDATA=x\n")
     seed("options", "odd", "--\n--data=\n-\n--hosts\n--qui\n---\n=\n")
 
-    header = "<BBHid"  # kind, ranks, bytes of text, number, seconds
-    seed("status", "missing", struct.pack(header, 5, 2, 0, 0, 0.0) + struct.pack("<2i", 1, 5))
-    seed("status", "saving", struct.pack(header, 2, 0, 3, 0, 0.0) + b"x y")
-    seed("status", "defers", struct.pack(header, 1, 0, 0, 0, 1.5))
+    header = "<BBHiqd"  # kind, ranks, bytes of text, number, step, seconds
+    seed("status", "missing", struct.pack(header, 5, 2, 0, 0, 0, 0.0) + struct.pack("<2i", 1, 5))
+    seed("status", "saving", struct.pack(header, 2, 0, 3, 0, 0, 0.0) + b"x y")
+    seed("status", "defers", struct.pack(header, 1, 0, 0, 0, 0, 1.5))
+    seed("status", "checkpointed", struct.pack(header, 10, 0, 0, 0, 120, 0.0))
+    seed("status", "line", b"checkpointed 120\n")
 
 
 main()

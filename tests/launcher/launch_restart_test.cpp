@@ -59,7 +59,7 @@ TEST(RestartTest, AFailureIsRestartedFromTheCheckpointThatWasReported) {
     EXPECT_THAT(run.job.err(), Not(HasSubstr("the last lines")));
     EXPECT_THAT(run.job.out(),
                 AllOf(HasSubstr("[0] attempt 0"), HasSubstr("[0] attempt 1"), HasSubstr("[1] attempt 1")));
-    // The same files go on.
+    // The same files continue.
     std::ifstream log(run.directory + "/logs/rank-0.log");
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(log), {}), "attempt 0\nattempt 1\n");
     const auto history = run.history();

@@ -19,7 +19,7 @@ AttemptEnd killed(std::optional<std::int64_t> step, std::optional<std::int64_t> 
 
 TEST(RestartPolicyTest, AfterAFailureItGoesOnFromTheNewestCheckpoint) {
   RestartPolicy policy(3, 4, 4);
-  const auto decision = policy.decide(killed(127, 120));
+  const auto decision = policy.plan_after(killed(127, 120));
   EXPECT_TRUE(decision.restart);
   EXPECT_EQ(decision.ranks, 4);
   EXPECT_EQ(decision.from_step, 120);
@@ -32,29 +32,29 @@ TEST(RestartPolicyTest, WhatWouldComeAgainOrWasWantedIsNotRestarted) {
   for (const int code :
        {2, 3, 6, 7, 126, 127, 128 + SIGHUP, 128 + SIGINT, 128 + SIGQUIT, 128 + SIGTERM, 128 + SIGUSR1}) {
     RestartPolicy policy(3, 2, 1);
-    const auto decision = policy.decide({.exit_code = code, .progress = {.step = 5, .checkpoint = 4}});
+    const auto decision = policy.plan_after({.exit_code = code, .progress = {.step = 5, .checkpoint = 4}});
     EXPECT_FALSE(decision.restart) << code;
     EXPECT_THAT(decision.why_not, HasSubstr("not restarted: exit code " + std::to_string(code)));
     EXPECT_EQ(policy.attempt(), 0);
   }
   for (const int code : {0, 75}) {
-    const auto decision = RestartPolicy(3, 2, 1).decide({.exit_code = code, .progress = {}});
+    const auto decision = RestartPolicy(3, 2, 1).plan_after({.exit_code = code, .progress = {}});
     EXPECT_FALSE(decision.restart);
     EXPECT_EQ(decision.why_not, "");
   }
-  const auto requested = RestartPolicy(3, 2, 1).decide({.exit_code = kKilled, .requested = true, .progress = {}});
+  const auto requested = RestartPolicy(3, 2, 1).plan_after({.exit_code = kKilled, .requested = true, .progress = {}});
   EXPECT_FALSE(requested.restart);
   EXPECT_EQ(requested.why_not, "");
   const auto done =
-      RestartPolicy(3, 2, 1).decide({.exit_code = kKilled, .progress = {.step = 9, .checkpoint = 9, .done = true}});
+      RestartPolicy(3, 2, 1).plan_after({.exit_code = kKilled, .progress = {.step = 9, .checkpoint = 9, .done = true}});
   EXPECT_FALSE(done.restart);
   EXPECT_THAT(done.why_not, HasSubstr("their work was done"));
 }
 
 TEST(RestartPolicyTest, OtherFailuresAreRestarted) {
   for (const int code : {1, 4, 5, 42, 128 + SIGSEGV, 128 + SIGABRT, 128 + SIGBUS, kKilled}) {
-    EXPECT_TRUE(RestartPolicy(1, 2, 2).decide({.exit_code = code, .progress = {}}).restart) << code;
-    const auto none = RestartPolicy(0, 2, 2).decide({.exit_code = code, .progress = {}});
+    EXPECT_TRUE(RestartPolicy(1, 2, 2).plan_after({.exit_code = code, .progress = {}}).restart) << code;
+    const auto none = RestartPolicy(0, 2, 2).plan_after({.exit_code = code, .progress = {}});
     EXPECT_FALSE(none.restart);
     EXPECT_EQ(none.why_not, "");
   }
@@ -62,9 +62,9 @@ TEST(RestartPolicyTest, OtherFailuresAreRestarted) {
 
 TEST(RestartPolicyTest, TheirNumberIsBounded) {
   RestartPolicy policy(2, 2, 2);
-  EXPECT_TRUE(policy.decide(killed(10, 10)).restart);
-  EXPECT_TRUE(policy.decide(killed(20, 20)).restart);
-  const auto last = policy.decide(killed(30, 30));
+  EXPECT_TRUE(policy.plan_after(killed(10, 10)).restart);
+  EXPECT_TRUE(policy.plan_after(killed(20, 20)).restart);
+  const auto last = policy.plan_after(killed(30, 30));
   EXPECT_FALSE(last.restart);
   EXPECT_THAT(last.why_not, HasSubstr("--max-restarts 2 allows no more"));
 }
@@ -72,38 +72,38 @@ TEST(RestartPolicyTest, TheirNumberIsBounded) {
 TEST(RestartPolicyTest, WithoutProgressBetweenTwoFailuresItStops) {
   for (const auto& first : {killed({}, {}), killed(57, 50), killed({}, 50), killed(57, {})}) {
     RestartPolicy policy(100, 2, 2);
-    EXPECT_TRUE(policy.decide(first).restart);
-    const auto again = policy.decide(first);
+    EXPECT_TRUE(policy.plan_after(first).restart);
+    const auto again = policy.plan_after(first);
     EXPECT_FALSE(again.restart);
     EXPECT_THAT(again.why_not, HasSubstr("no further step and no newer checkpoint"));
   }
   // A step less far is none either.
   RestartPolicy policy(100, 2, 2);
-  EXPECT_TRUE(policy.decide(killed(57, 50)).restart);
-  EXPECT_FALSE(policy.decide(killed(55, 50)).restart);
+  EXPECT_TRUE(policy.plan_after(killed(57, 50)).restart);
+  EXPECT_FALSE(policy.plan_after(killed(55, 50)).restart);
 }
 
 TEST(RestartPolicyTest, PausesDoubleWithoutACheckpointAndEndWithOne) {
   RestartPolicy policy(1000, 2, 2);
   auto expected = std::chrono::duration_cast<Clock::duration>(RestartPolicy::kFirstPause);
   for (int step = 1; step <= 40; ++step) {
-    EXPECT_EQ(policy.decide(killed(step, {})).pause, expected);
+    EXPECT_EQ(policy.plan_after(killed(step, {})).pause, expected);
     expected = std::min<Clock::duration>(2 * expected, RestartPolicy::kLongestPause);
   }
   EXPECT_EQ(expected, Clock::duration(RestartPolicy::kLongestPause));
-  EXPECT_EQ(policy.decide(killed(41, 40)).pause, Clock::duration::zero());
-  EXPECT_EQ(policy.decide(killed(42, 40)).pause, Clock::duration(RestartPolicy::kFirstPause));
+  EXPECT_EQ(policy.plan_after(killed(41, 40)).pause, Clock::duration::zero());
+  EXPECT_EQ(policy.plan_after(killed(42, 40)).pause, Clock::duration(RestartPolicy::kFirstPause));
 }
 
 TEST(RestartPolicyTest, RanksAreTakenOffOneByOneDownToTheLeast) {
   RestartPolicy policy(100, 4, 2);
-  EXPECT_EQ(policy.decide(killed(12, 10)).ranks, 4);
-  EXPECT_EQ(policy.decide(killed(13, 10)).ranks, 4);  // the first failure without a new checkpoint
-  EXPECT_EQ(policy.decide(killed(11, 10)).ranks, 3);
-  EXPECT_EQ(policy.decide(killed(25, 20)).ranks, 3);  // a new checkpoint: they hold
-  EXPECT_EQ(policy.decide(killed(26, 20)).ranks, 3);
-  EXPECT_EQ(policy.decide(killed({}, 20)).ranks, 2);
-  EXPECT_FALSE(policy.decide(killed({}, 20)).restart);
+  EXPECT_EQ(policy.plan_after(killed(12, 10)).ranks, 4);
+  EXPECT_EQ(policy.plan_after(killed(13, 10)).ranks, 4);  // the first failure without a new checkpoint
+  EXPECT_EQ(policy.plan_after(killed(11, 10)).ranks, 3);
+  EXPECT_EQ(policy.plan_after(killed(25, 20)).ranks, 3);  // a new checkpoint: they hold
+  EXPECT_EQ(policy.plan_after(killed(26, 20)).ranks, 3);
+  EXPECT_EQ(policy.plan_after(killed({}, 20)).ranks, 2);
+  EXPECT_FALSE(policy.plan_after(killed({}, 20)).restart);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Trainings that are killed and go on by themselves, under the launcher; and what it refuses to restart.
+// Trainings that are killed and resume by themselves, under the launcher; and what it refuses to restart.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
