@@ -227,7 +227,8 @@ def contexts(check: Check, data: dict) -> None:
 # ---- compute-sanitizer ----
 
 # Tests of all kernels that we wrote, as nn_cuda_NAME_gpu_test; those with the most shared memory first.
-WATCHED = ("attention", "elementwise", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim", "pool", "pointwise")
+WATCHED = ("attention", "elementwise", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim", "pool", "pointwise",
+           "rnn")
 
 
 def sanitizer(check: Check, data: dict) -> None:

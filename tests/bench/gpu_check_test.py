@@ -145,7 +145,8 @@ class Conclusions(unittest.TestCase):
         shared = {path.name for path in kernels.iterdir() if "__shared__" in path.read_text()}
         users = {path.stem for path in kernels.glob("*.cu")
                  if path.name in shared or any(f'/{name}"' in path.read_text() for name in shared)}
-        tests = {"attention_forward": "attention", "attention_backward": "attention", "token_order": "embedding"}
+        tests = {"attention_forward": "attention", "attention_backward": "attention", "token_order": "embedding",
+                 "rnn_steps": "rnn"}
         self.assertGreater(len(users), 5)
         for kernel in users:
             self.assertIn(tests.get(kernel, kernel), correctness.WATCHED)

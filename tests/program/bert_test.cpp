@@ -92,16 +92,18 @@ class Bert : public ::testing::Test {
 TEST_F(Bert, TellsTextsApart) {
   const std::string train =
       std::string("lockstep train bert --data csv:kind.csv --global-batch 24 --lr 5e-4 --epochs 3 ") + kSmall;
-  std::vector<double> losses;
+  std::vector<double> alone;  // the losses of one rank
   for (const std::string& line : {train + "--device cpu", on_ranks(2) + train + "--device cpu",
                                   on_ranks(3) + train + "--device cpu", train + "--parallel dp --device cpu:0,1"}) {
     SCOPED_TRACE(line);
     expect_done(line + " --metrics m.jsonl --quiet --save kind.safetensors");
-    const auto final = read_metrics(directory_->path() / "m.jsonl").final;
-    EXPECT_GE(final["accuracy"].get<double>(), 0.95);
-    losses.push_back(final["loss"].get<double>());
+    const auto metrics = read_metrics(directory_->path() / "m.jsonl");
+    EXPECT_GE(metrics.final["accuracy"].get<double>(), 0.95);
+    // Later, what is rounded otherwise has grown: docs/numerics.md.
+    if (alone.empty()) alone = metrics.losses;
+    ASSERT_GE(metrics.losses.size(), 20u);
+    for (std::size_t i = 0; i < 20; ++i) EXPECT_NEAR(metrics.losses[i], alone[i], 1e-5 * alone[i]) << "step " << i + 1;
   }
-  for (const double loss : losses) EXPECT_NEAR(loss, losses[0], 0.02 * losses[0] + 1e-3);
 
   EXPECT_THAT(expect_done("lockstep eval bert --data csv:kind.csv --weights kind.safetensors").out,
               AllOf(HasSubstr("validation: loss"), HasSubstr("accuracy"), Not(HasSubstr("perplexity"))));
