@@ -31,8 +31,8 @@ class LibTorch(package.Case):
     def test_a_header_compiles_alone(self):
         include = self.prefix / "include"
         headers = {str(path.relative_to(include)) for path in include.rglob("*.h")}
-        self.assertEqual({header for header in headers if "torch" in header}, {"lockstep/torch.h", "lockstep/torch/distributed_data_parallel.h",
-                                   "lockstep/torch/tensors_of.h"})
+        self.assertEqual({header for header in headers if "torch" in header},
+                         {"lockstep/torch.h", "lockstep/torch/distributed_data_parallel.h", "lockstep/torch/tensors_of.h"})
         self.compile_headers(["lockstep/torch/tensors_of.h"], f"-isystem{TORCH / 'include'}",
                              f"-isystem{TORCH / 'include/torch/csrc/api/include'}")
 
