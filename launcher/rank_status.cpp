@@ -41,12 +41,20 @@ void RankStatus::add(int rank, const StatusReport& report) {
       break;
     case StatusReport::Kind::kUsageError: one.had_usage_error = true; break;
     case StatusReport::Kind::kStopped: one.stopped_by = report.number; break;
-    case StatusReport::Kind::kContinued: one.stopped_by = 0; break;
+    case StatusReport::Kind::kContinued:
+      // mpirun resumes the ranks of a job that it ends. Whom others have waited for in vain by then was stopped.
+      if (!was_waited_for(rank)) one.stopped_by = 0;
+      break;
     case StatusReport::Kind::kDataOnStdout:
     case StatusReport::Kind::kProgress:
     case StatusReport::Kind::kCheckpointed:
     case StatusReport::Kind::kDone: break;
   }
+}
+
+bool RankStatus::was_waited_for(int rank) const {
+  return std::ranges::any_of(
+      ranks_, [rank](const One& other) { return std::ranges::find(other.missing, rank) != other.missing.end(); });
 }
 
 void RankStatus::remove(int rank) {

@@ -34,7 +34,8 @@ class RankStatus {
   Clock::duration grace(bool requested) const;
   /// "rank 0 to write the checkpoint of step 12"; empty if nothing would be lost by killing them.
   std::string waited_for(bool requested) const;
-  /// The signal that has stopped the rank's program; 0 while it runs.
+  /// The signal that has stopped the rank's program; 0 while it runs. It stays where another rank had waited for this
+  /// one in vain before it was resumed.
   int stopped_by(int rank) const { return of(rank).stopped_by; }
   /// For whom this rank has waited in vain, as it says itself.
   const std::vector<int>& missing(int rank) const { return of(rank).missing; }
@@ -53,6 +54,7 @@ class RankStatus {
   };
   const One& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   bool anyone_saves(bool requested) const;
+  bool was_waited_for(int rank) const;
 
   std::vector<One> ranks_;
   std::optional<double> grace_seconds_;

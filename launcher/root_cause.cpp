@@ -36,6 +36,10 @@ bool is_sudden(const RankReport& report) {
   return report.lost || report.exit_status->how == ExitStatus::How::kSignalled;
 }
 
+/// Whether it has waited for others in vain. What a rank that was stopped says when it has been resumed counts for
+/// nothing: they had waited for it by then.
+bool waited(const RankReport& report) { return !report.missing.empty() && report.stopped_by == 0; }
+
 /// Among those whom `named` has waited for in vain: one that failed by itself, or else one that says nothing of waiting
 /// for others. nullptr if there is none.
 const RankReport* most_suspect(const RankReport& named, std::span<const RankReport> ranks) {
@@ -43,7 +47,7 @@ const RankReport* most_suspect(const RankReport& named, std::span<const RankRepo
   for (const int rank : named.missing) {
     const RankReport& report = ranks[static_cast<std::size_t>(rank)];
     if (report.failed() && !report.stop_requested && is_sudden(report)) return &report;
-    if (suspect == nullptr || (suspect->missing.size() > 0 && report.missing.empty())) suspect = &report;
+    if (suspect == nullptr || (waited(*suspect) && !waited(report))) suspect = &report;
   }
   return suspect;
 }
@@ -54,16 +58,16 @@ const RankReport* blamed_by(const RankReport* first, std::span<const RankReport>
   witness = nullptr;
   const RankReport* here = first;
   // A rank that got the reason from another rank names nobody: that other one does.
-  if (first->missing.empty())
+  if (!waited(*first))
     for (const auto& report : ranks)
-      if (!report.missing.empty() && !report.stop_requested && report.exit_status == first->exit_status &&
+      if (waited(report) && !report.stop_requested && report.exit_status == first->exit_status &&
           (here == first || report.ended_at < here->ended_at))
         here = &report;
-  for (std::size_t links = 0; links < ranks.size() && !here->missing.empty(); ++links) {
+  for (std::size_t links = 0; links < ranks.size() && waited(*here); ++links) {
     witness = here;
     here = most_suspect(*here, ranks);
   }
-  if (witness == nullptr || !here->missing.empty()) {
+  if (witness == nullptr || waited(*here)) {
     witness = nullptr;
     return first;
   }
@@ -251,7 +255,9 @@ RootCause find_root_cause(const JobReport& job) {
     const RankReport* const cause = blamed_by(first, job.ranks, witness);
     // One for which the others gave up waiting, and which then found them gone, has not failed by itself.
     const bool came_late = first->exit_status->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
-    if (witness != nullptr && cause != first && (!cause->failed() || cause->stop_requested || came_late)) {
+    const bool was_stopped = cause->stopped_by != 0 && blames_a_peer(*cause);
+    if (witness != nullptr &&
+        (was_stopped || (cause != first && (!cause->failed() || cause->stop_requested || came_late)))) {
       root_cause.exit_code = first->exit_status->exit_code();
       root_cause.rank = cause->rank;
       root_cause.line = describe_missing(*cause, *witness, *first, job);

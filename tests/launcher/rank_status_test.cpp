@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+
 namespace lockstep::launcher {
 namespace {
 
@@ -47,6 +49,17 @@ TEST(RankStatusTest, TheUsersGraceIsForAll) {
   EXPECT_EQ(seconds(status.grace(false)), 5);
   status.add(0, {.kind = Kind::kDefersStops, .seconds = 100});
   EXPECT_EQ(seconds(status.grace(true)), 5);
+}
+
+TEST(RankStatusTest, WhoWasWaitedForWhileItWasStoppedWasStopped) {
+  RankStatus status(3, {});
+  status.add(1, {.kind = Kind::kStopped, .number = SIGSTOP});
+  status.add(1, {.kind = Kind::kContinued});
+  EXPECT_EQ(status.stopped_by(1), 0);
+  status.add(1, {.kind = Kind::kStopped, .number = SIGSTOP});
+  status.add(2, {.kind = Kind::kMissingRanks, .ranks = {1}});
+  status.add(1, {.kind = Kind::kContinued});  // mpirun ends the job
+  EXPECT_EQ(status.stopped_by(1), SIGSTOP);
 }
 
 TEST(RankStatusTest, OnlyOtherRanksOfTheJobAreMissed) {

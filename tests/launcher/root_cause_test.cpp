@@ -116,6 +116,13 @@ TEST(RootCauseTest, TheRankThatTheOthersNameIsTheCause) {
   EXPECT_THAT(root_cause.line, HasSubstr("--timeout-seconds"));
   ranks[1].stopped_by = SIGSTOP;
   EXPECT_THAT(find_root_cause_of_ranks(ranks).line, HasSubstr("it was stopped by SIGSTOP"));
+  // It was resumed when the job was ended, and says that it has waited for those who had waited for it.
+  ranks[1] = that_waited(rank_that(1, timed_out, 310), {0, 2});
+  ranks[1].stopped_by = SIGSTOP;
+  EXPECT_EQ(find_root_cause_of_ranks(ranks).rank, 1);
+  EXPECT_THAT(find_root_cause_of_ranks(ranks).line, HasSubstr("held up the others: rank 0 waited for it in vain"));
+  ranks[1].ended_at = ranks[2].ended_at - Millis(10);  // even if it ends first
+  EXPECT_THAT(find_root_cause_of_ranks(ranks).line, HasSubstr("rank 1 of 3 (host a, pid 101) held up the others"));
   // It came back too late, and found the others gone.
   ranks[1] = rank_that(1, {How::kExited, 4}, 320);
   EXPECT_THAT(find_root_cause_of_ranks(ranks).line, HasSubstr("rank 1 of 3 (host a, pid 101) held up the others"));
