@@ -196,7 +196,6 @@ const DatasetFamily& csv_family() {
                                        .about = "texts with a class each",
                                        .remedy = "a table with a column 'label', .csv or .tsv",
                                        .has_tokens = true,
-                                       .labelled_texts = true,
                                        .open = [](const std::string&, const std::string& path,
                                                   const OpenOptions& options) { return open_csv(path, options); },
                                        .files = [](const std::string& path) -> std::vector<std::string> {

@@ -28,7 +28,6 @@ const DatasetFamily& texts_family() {
       .about = "text files, one folder per class",
       .remedy = "a directory with a folder for each class",
       .has_tokens = true,
-      .labelled_texts = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
         const FileParts parts = list_parts(directory, text_files());
         TextRows rows = {.name = "texts " + printable(parts.directory),

@@ -92,6 +92,4 @@ class WordPieceLearner {
   std::unordered_map<std::string, std::int64_t> words_;  // how often each is there
 };
 
-inline constexpr std::int64_t kDefaultVocabularySize = 8192;
-
 }  // namespace lockstep::data
