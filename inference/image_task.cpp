@@ -92,14 +92,7 @@ class ImageWorker final : public InferWorker {
       x = backend_.empty(wide.shape(), DType::kBF16);
       backend_.pointwise().cast(wide, x);
     }
-    nn::Tensor y = module_.forward(tape_, tape_.input(x)).value();
-    if (y.dtype() != DType::kF32) {
-      const nn::Tensor narrow = y;
-      y = backend_.empty(narrow.shape());
-      backend_.pointwise().cast(narrow, y);
-    }
-    logits_.resize(static_cast<std::size_t>(y.count()));
-    backend_.download(y, std::as_writable_bytes(std::span(logits_)));
+    download_f32(backend_, module_.forward(tape_, tape_.input(x)).value(), logits_);
     tape_.reset();
     classes_ = logits_.size() / static_cast<std::size_t>(count);
   }

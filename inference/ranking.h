@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/nn/ops/backend.h"
+
 namespace lockstep::inference {
 
 struct Ranked {
@@ -23,6 +25,9 @@ class Ranking {
   std::vector<std::int32_t> order_;
   std::vector<Ranked> ranked_;
 };
+
+/// `logits` becomes what y has, of any shape, as f32.
+void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>& logits);
 
 /// The names in a file, one per line, in the order of the classes. Throws UsageError unless they are as many.
 std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes);

@@ -77,14 +77,7 @@ class ReadWorker final : public InferWorker {
     nn::Vars inputs = {input(tokens_, {1, length}), input(types_, {1, length}), input(lengths, {1})};
     if (shared_->masked)
       inputs = {inputs[0], inputs[1], inputs[2], input(positions_, {1, static_cast<std::int64_t>(positions_.size())})};
-    nn::Tensor y = module_.forward_all(tape_, inputs)[0].value();
-    if (y.dtype() != DType::kF32) {
-      const nn::Tensor narrow = y;
-      y = backend_.empty(narrow.shape());
-      backend_.pointwise().cast(narrow, y);
-    }
-    logits_.resize(static_cast<std::size_t>(y.count()));
-    backend_.download(y, std::as_writable_bytes(std::span(logits_)));
+    download_f32(backend_, module_.forward_all(tape_, inputs)[0].value(), logits_);
     tape_.reset();
   }
 
