@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "inference/ranking.h"
 
 namespace lockstep::inference {
 
@@ -42,14 +43,7 @@ void Continuation::restart(std::int64_t keep, std::int64_t more) {
 void Continuation::feed(std::span<const std::int32_t> tokens) {
   const nn::Tensor given = backend_.empty({1, static_cast<std::int64_t>(tokens.size())}, DType::kI32);
   backend_.upload(std::as_bytes(tokens), given);
-  const nn::Tensor next = model_.next(tape_, given, *memory_).value();
-  nn::Tensor plain = next;
-  if (next.dtype() != DType::kF32) {
-    plain = backend_.empty(next.shape());
-    backend_.pointwise().cast(next, plain);
-  }
-  logits_.resize(static_cast<std::size_t>(plain.count()));
-  backend_.download(plain, std::as_writable_bytes(std::span(logits_)));
+  download_f32(backend_, model_.next(tape_, given, *memory_).value(), logits_);
   tape_.reset();
 }
 
