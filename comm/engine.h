@@ -47,6 +47,7 @@ class Engine : protected PairStreams {
   /// Whether the ranks of this machine may run on fewer cores than they are.
   virtual bool oversubscribed() const = 0;
   virtual bool sees_all_copies() const { return false; }
+  virtual std::vector<int> ranks_by_host() const { return {}; }
   /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
   virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
 

@@ -44,6 +44,7 @@ class EngineGroup : public ProcessGroup {
   std::vector<std::string> exchange(const std::string& mine) final { return exchange_texts(mine, false); }
   bool oversubscribed() const final { return engine_->oversubscribed(); }
   bool sees_all_copies() const final { return engine_->sees_all_copies(); }
+  std::vector<int> ranks_by_host() const final { return engine_->ranks_by_host(); }
   void start(const Op& op) final { hand_over(op); }
 
   void leave_store() {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "comm/agree.h"
 
 namespace lockstep::comm {
 namespace {
@@ -107,7 +109,7 @@ void ProcessGroup::check_thread(const char* doing) {
 }
 
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
-                         const Op::Into& into) {
+                         const Op::Into& into, const ReductionTree* along, std::size_t partial_stride) {
   check_thread(name_of(kind));
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
@@ -126,6 +128,11 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   op.offset_bytes = region.offset_bytes;
   op.dtype = region.dtype;
   op.into = into;
+  if (along != nullptr) {
+    op.along = along;
+    op.tree = along->number();
+    op.partial_stride = partial_stride;
+  }
   if (region.arena != nullptr) {
     op.arena = region.arena;
     op.data = region.data();
@@ -142,6 +149,42 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
 Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket) {
   return issue(OpKind::kAllReduce, op, 0, region, bucket);
 }
+const ReductionTree& ProcessGroup::define_tree(std::size_t leaves) {
+  compare_manifests(*this, {{"shards of a sum", fmt::to_string(leaves)}});
+  constexpr std::size_t kMostTrees = 255;
+  check_usage(trees_.size() < kMostTrees, "a group's 256th reduction tree", "define a tree once, and use it again");
+  const std::vector<int> order = ranks_by_host();
+  std::vector<int> positions(static_cast<std::size_t>(size_));
+  std::iota(positions.begin(), positions.end(), 0);
+  for (std::size_t position = 0; position < order.size(); ++position)
+    positions[static_cast<std::size_t>(order[position])] = static_cast<int>(position);
+  const auto number = static_cast<std::uint8_t>(trees_.size() + 1);
+  return *trees_.emplace_back(std::make_unique<ReductionTree>(leaves, std::move(positions), number));
+}
+
+Work ProcessGroup::all_reduce(const Region& region, const ReductionTree& tree, std::size_t partial_stride,
+                              std::int32_t bucket) {
+  const auto is_it = [&](const auto& mine) { return mine.get() == &tree; };
+  check_usage(std::ranges::any_of(trees_, is_it), "an allreduce along a tree of another group",
+              "use one of this group's ProcessGroup::define_tree()");
+  check_usage(region.dtype == DType::kF32 || region.dtype == DType::kF64,
+              "an allreduce along a tree of other than f32 "
+              "or f64",
+              "sum in one of these");
+  failure_.throw_if_any();
+  if (const std::size_t most = tree.most_partials(); most > 1) {
+    check_region(region, "an allreduce along a tree");
+    const std::size_t end = region.offset_bytes + region.bytes();
+    const std::size_t left = region.arena->bytes() - end;
+    if (partial_stride % kArenaAlignment != 0 || partial_stride < region.bytes() || partial_stride > left / (most - 1))
+      throw UsageError(fmt::format("partial sums of {} bytes at a stride of {}, {} of them, do not fit an arena of {} "
+                                   "bytes from byte {} on",
+                                   region.bytes(), partial_stride, most, region.arena->bytes(), region.offset_bytes),
+                       fmt::format("let them not overlap, at multiples of {} bytes", kArenaAlignment));
+  }
+  return issue(OpKind::kAllReduce, ReduceOp::kSum, 0, region, bucket, {}, &tree, partial_stride);
+}
+
 Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
   return issue(OpKind::kReduceScatter, op, 0, region);
 }

@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "lockstep/base/dtype.h"
+#include "lockstep/comm/reduction_tree.h"
 
 namespace lockstep::comm {
 namespace {
@@ -44,13 +45,15 @@ using Line [[gnu::vector_size(kLine)]] = T;
 #define LOCKSTEP_INLINE [[gnu::always_inline]] inline
 
 /// What a line is while it is being reduced: itself.
-struct F32Line {
-  Line<float> sum;
+template <class T>
+struct PlainLine {
+  Line<T> sum;
 
   LOCKSTEP_INLINE void load(const std::byte* from) { std::memcpy(&sum, from, kLine); }
   LOCKSTEP_INLINE void store(std::byte* to) const { std::memcpy(to, &sum, kLine); }
-  LOCKSTEP_INLINE void join(const F32Line& other) { sum += other.sum; }
+  LOCKSTEP_INLINE void join(const PlainLine& other) { sum += other.sum; }
 };
+using F32Line = PlainLine<float>;
 
 /// The upper halves of f32.
 struct Bf16Halves {
@@ -175,6 +178,38 @@ struct IntoAll {
   }
 };
 
+/// Sources that are added along a tree, into some of them or others.
+struct AlongTree {
+  std::span<const std::byte* const> sources;
+  std::span<const std::uint8_t> additions;
+  std::span<std::byte* const> targets;
+
+  template <class Store>
+  LOCKSTEP_INLINE void each_target(const Store& store) const {
+    for (std::byte* target : targets) store(target);
+  }
+  LOCKSTEP_INLINE void ask(std::size_t at) const {
+    for (const std::byte* source : sources) ask_to_read(source + at);
+    for (const std::byte* target : targets) ask_to_write(target + at);
+  }
+};
+
+/// Values that wait for their sibling stay in the first cache.
+template <class Acc>
+LOCKSTEP_INLINE void reduce_line(const AlongTree& ends, std::size_t at) {
+  Acc waiting[ReductionTree::kMostDepth], next;
+  std::size_t depth = 0;
+  for (std::size_t s = 0; s < ends.sources.size(); ++s) {
+    next.load(ends.sources[s] + at);
+    for (std::uint8_t n = ends.additions[s]; n > 0; --n) {
+      waiting[--depth].join(next);
+      next = waiting[depth];
+    }
+    waiting[depth++] = next;
+  }
+  ends.each_target([&](std::byte * target) __attribute__((always_inline)) { next.store(target + at); });
+}
+
 template <class Acc, class Ends>
 LOCKSTEP_INLINE void reduce_line(const Ends& ends, std::size_t at) {
   Acc sum, next;
@@ -204,6 +239,24 @@ LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
 }
 
 /// What is no whole line is made one.
+template <class Acc>
+void reduce_rest(const AlongTree& ends, std::size_t at, std::size_t bytes) {
+  alignas(kLine) std::array<std::byte, kLine> waiting[ReductionTree::kMostDepth], next{};
+  std::size_t depth = 0;
+  for (std::size_t s = 0; s < ends.sources.size(); ++s) {
+    std::memcpy(next.data(), ends.sources[s] + at, bytes);
+    for (std::uint8_t n = ends.additions[s]; n > 0; --n) {
+      Acc left, right;
+      left.load(waiting[--depth].data());
+      right.load(next.data());
+      left.join(right);
+      left.store(next.data());
+    }
+    waiting[depth++] = next;
+  }
+  ends.each_target([&](std::byte* target) { std::memcpy(target + at, next.data(), bytes); });
+}
+
 template <class Acc, class Ends>
 void reduce_rest(const Ends& ends, std::size_t at, std::size_t bytes) {
   Acc sum, next;
@@ -385,6 +438,25 @@ void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copie
     reduce(dtype, op, IntoAll<std::array<std::byte*, 2>>{{copies[0], copies[1]}}, bytes);
   else if (copies.size() > 2)
     reduce(dtype, op, IntoAll<std::span<std::byte* const>>{copies}, bytes);
+}
+
+void reduce_along_tree(DType dtype, std::byte* dst, std::span<const std::byte* const> sources,
+                       std::span<const std::uint8_t> additions, std::size_t count) {
+  // Where each source is added as it comes, the order is that of the sources.
+  if (std::ranges::all_of(additions.subspan(1), [](std::uint8_t n) { return n == 1; }))
+    return reduce_in_order(dtype, ReduceOp::kSum, dst, sources, count);
+  reduce_along_tree(dtype, {&dst, 1}, sources, additions, count);
+}
+
+void reduce_along_tree(DType dtype, std::span<std::byte* const> targets, std::span<const std::byte* const> sources,
+                       std::span<const std::uint8_t> additions, std::size_t count) {
+  LOCKSTEP_ASSERT(!sources.empty() && sources.size() == additions.size(), "a tree of {} sources, {} additions",
+                  sources.size(), additions.size());
+  const AlongTree ends{sources, additions, targets};
+  const std::size_t bytes = count * size_of(dtype);
+  if (dtype == DType::kF32) return reduce_as<F32Line>(ends, bytes);
+  LOCKSTEP_ASSERT(dtype == DType::kF64, "a tree of {}", lockstep::name_of(dtype));
+  reduce_as<PlainLine<double>>(ends, bytes);
 }
 
 void reduce_partial(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "lockstep/base/dtype.h"
@@ -21,6 +22,15 @@ void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const s
 /// The same with the result in place of every source: copies[r][i] = (copies[0][i] op copies[1][i]) op …
 /// The copies do not overlap.
 void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count);
+
+/// dst[i] = the sources' i-th elements, f32 or f64, added along a tree: `additions` as TreeProgram has them, by source,
+/// with one result. `dst` may be one of the sources.
+void reduce_along_tree(DType dtype, std::byte* dst, std::span<const std::byte* const> sources,
+                       std::span<const std::uint8_t> additions, std::size_t count);
+
+/// The same with the result in all of `targets`, which may be sources.
+void reduce_along_tree(DType dtype, std::span<std::byte* const> targets, std::span<const std::byte* const> sources,
+                       std::span<const std::uint8_t> additions, std::size_t count);
 
 /// Whether partial results of such contributions are wider than they are, because they are rounded once.
 constexpr bool rounds(DType dtype, ReduceOp op) {

@@ -53,7 +53,9 @@ void Channel::open(const Op& op) {
   operation.open = true;
   operation.together = false;
   operation.op = op;
-  operation.plan = Plan(op, hosts_, static_cast<int>(sync_.drivers()), tuning_);
+  operation.tree = tree_of(op);
+  operation.plan = Plan(op, hosts_, static_cast<int>(sync_.drivers()), tuning_,
+                        operation.tree == nullptr ? std::span<const std::size_t>() : operation.tree->partials);
   operation.reduced = 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     PeerProgress& progress = operation.by_peer[i];
@@ -65,6 +67,32 @@ void Channel::open(const Op& op) {
       pool_.give_back(block);
     }
   }
+}
+
+const Channel::HostTree* Channel::tree_of(const Op& op) {
+  if (op.along == nullptr) return nullptr;
+  const ReductionTree& tree = *op.along;
+  if (trees_.size() <= op.tree) trees_.resize(op.tree + std::size_t{1});
+  if (trees_[op.tree] != nullptr) return trees_[op.tree].get();
+  HostTree made;
+  std::vector<TreeNode> all;
+  for (const auto& ranks : hosts_) {
+    const auto nodes = tree.nodes_within(tree.run_of(ranks.front()).first, tree.run_of(ranks.back()).end());
+    made.partials.push_back(nodes.size());
+    all.insert(all.end(), nodes.begin(), nodes.end());
+  }
+  made.all = TreeProgram(tree, all);
+  std::vector<TreeNode> here;
+  for (const int rank : hosts_[static_cast<std::size_t>(host_)]) {
+    const auto partials = tree.partials_of(rank);
+    here.insert(here.end(), partials.begin(), partials.end());
+  }
+  made.own = TreeProgram(tree, here);
+  LOCKSTEP_ASSERT(made.own.results() == made.partials[static_cast<std::size_t>(host_)] && made.all.results() == 1,
+                  "a tree whose runs are not in the order of the hosts");
+  sources_.reserve(std::max(all.size(), here.size()));
+  trees_[op.tree] = std::make_unique<const HostTree>(std::move(made));
+  return trees_[op.tree].get();
 }
 
 bool Channel::is_done(std::uint64_t index) const {
@@ -123,7 +151,7 @@ std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
     if (header.chunk != next || next >= operation.plan.chunk_count(owner, number_))
       not_understood(link, "a chunk out of turn");
     const Chunk chunk = operation.plan.chunk(owner, number_, next);
-    if (header.bytes != (scatters ? operation.plan.wire_bytes(chunk) : chunk.bytes))
+    if (header.bytes != (scatters ? operation.plan.wire_bytes(chunk, link.host()) : chunk.bytes))
       not_understood(link, "a chunk of another length");
     if (!scatters) return operation.op.data + chunk.begin;
   }
@@ -233,13 +261,21 @@ void Channel::reduce_next(Operation& operation) {
   const int at = chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local();
   if (reduces(op.kind)) {
     const std::byte* const mine = contribution(operation, chunk, own_partial_.get());
-    sources_.resize(hosts);
-    for (std::size_t h = 0; h < hosts; ++h)
-      sources_[h] = static_cast<int>(h) == host_
-                        ? mine
-                        : operation.by_peer[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
-    reduce_partials(op.dtype, op.reduce, plan.widened(), copy_of(operation, at) + chunk.begin, sources_,
-                    chunk.bytes / size_of(op.dtype));
+    sources_.clear();
+    for (std::size_t h = 0; h < hosts; ++h) {
+      const std::byte* const theirs =
+          static_cast<int>(h) == host_
+              ? mine
+              : operation.by_peer[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
+      const std::size_t partials = operation.tree == nullptr ? 1 : operation.tree->partials[h];
+      for (std::size_t p = 0; p < partials; ++p) sources_.push_back(theirs + p * chunk.bytes);
+    }
+    std::byte* const to = copy_of(operation, at) + chunk.begin;
+    const std::size_t count = chunk.bytes / size_of(op.dtype);
+    if (operation.tree != nullptr)
+      reduce_along_tree(op.dtype, to, sources_, operation.tree->all.additions, count);
+    else
+      reduce_partials(op.dtype, op.reduce, plan.widened(), to, sources_, count);
     if (op.kind == OpKind::kAllReduce) spread(operation, chunk, at);
   } else if (op.kind == OpKind::kAllGather) {
     spread(operation, chunk, at);
@@ -263,10 +299,33 @@ const std::byte* Channel::contribution(Operation& operation, const Chunk& chunk,
   const Op& op = operation.op;
   if (op.kind == OpKind::kBroadcast) return copy_of(operation, local_of(op.root)) + chunk.begin;
   if (chunk.bytes == 0) return op.data;
+  if (operation.tree != nullptr) return partials_along_tree(operation, chunk, staging);
   if (sync_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
   sources_.resize(static_cast<std::size_t>(sync_.size()));
   for (int i = 0; i < sync_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
   reduce_partial(op.dtype, op.reduce, operation.plan.widened(), staging, sources_, chunk.bytes / size_of(op.dtype));
+  return staging;
+}
+
+/// The same along a tree: this host's partial sums, one after the other.
+const std::byte* Channel::partials_along_tree(const Operation& operation, const Chunk& chunk, std::byte* staging) {
+  const Op& op = operation.op;
+  const TreeProgram& program = operation.tree->own;
+  sources_.clear();
+  const auto& ranks = hosts_[static_cast<std::size_t>(host_)];
+  for (int i = 0; i < sync_.size(); ++i)
+    for (std::size_t p = 0; p < op.along->partials_of(ranks[static_cast<std::size_t>(i)]).size(); ++p)
+      sources_.push_back(copy_of(operation, i) + p * op.partial_stride + chunk.begin);
+  if (sources_.size() == 1) return sources_.front();
+  const std::span<const std::byte* const> sources(sources_);
+  const std::span<const std::uint8_t> additions(program.additions);
+  std::size_t begin = 0;
+  for (std::size_t result = 0; result < program.results(); ++result) {
+    const std::size_t count = program.ends[result] - begin;
+    reduce_along_tree(op.dtype, staging + result * chunk.bytes, sources.subspan(begin, count),
+                      additions.subspan(begin, count), chunk.bytes / size_of(op.dtype));
+    begin = program.ends[result];
+  }
   return staging;
 }
 
@@ -345,7 +404,7 @@ bool Channel::begin_next(std::size_t index) {
     const Chunk chunk = plan.chunk(scatters ? other : host_, number_, number);
     MessageHeader header = header_for(operation.op, scatters ? MessageKind::kReduceScatter : MessageKind::kAllGather);
     header.chunk = number;
-    header.bytes = static_cast<std::uint32_t>(scatters ? plan.wire_bytes(chunk) : chunk.bytes);
+    header.bytes = static_cast<std::uint32_t>(scatters ? plan.wire_bytes(chunk, host_) : chunk.bytes);
     const std::byte* const payload =
         scatters ? contribution(operation, chunk, peer.staging.get())
                  : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local()) + chunk.begin;

@@ -16,6 +16,7 @@
 #include "comm/hosts/plan.h"
 #include "comm/shm/peers.h"
 #include "lockstep/comm/op.h"
+#include "lockstep/comm/reduction_tree.h"
 
 namespace lockstep::comm {
 
@@ -76,6 +77,12 @@ class Channel final : private Link::Sink {
   void found(const pollfd* entries);
 
  private:
+  /// Of a reduction tree.
+  struct HostTree {
+    std::vector<std::size_t> partials;  // by host: how many it sends
+    TreeProgram own;                    // of the ranks here, to what this host sends
+    TreeProgram all;                    // of all hosts', to the sum
+  };
   /// One operation's way to and from one host. Chunks in either direction come in order.
   struct PeerProgress {
     std::uint32_t scattered = 0;  // chunks of their part, sent
@@ -93,6 +100,7 @@ class Channel final : private Link::Sink {
     bool together = false;  // all ranks of this host have posted it
     Op op;
     Plan plan;
+    const HostTree* tree = nullptr;     // that it sums along; nullptr: none
     std::uint32_t reduced = 0;          // chunks of our part that are final
     std::vector<PeerProgress> by_peer;  // by peer
   };
@@ -136,6 +144,8 @@ class Channel final : private Link::Sink {
   bool send_all();
   bool send_to(std::size_t index);
   bool begin_next(std::size_t index);
+  const HostTree* tree_of(const Op& op);
+  const std::byte* partials_along_tree(const Operation& operation, const Chunk& chunk, std::byte* staging);
   const std::byte* contribution(Operation& operation, const Chunk& chunk, std::byte* staging);
   void spread(const Operation& operation, const Chunk& chunk, int from) const;
 
@@ -149,6 +159,7 @@ class Channel final : private Link::Sink {
   std::vector<Operation> window_;
   std::uint64_t closed_ = 0;  // operations up to this op_index are done and forgotten
   std::uint64_t opened_ = 0;
+  std::vector<std::unique_ptr<const HostTree>> trees_;  // by number
   ChunkPool pool_;
   std::unique_ptr<std::byte[]> own_partial_;
   std::vector<const std::byte*> sources_;  // scratch

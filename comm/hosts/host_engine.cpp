@@ -34,6 +34,12 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
   missing_.reserve(64);
 }
 
+std::vector<int> HostEngine::ranks_by_host() const {
+  std::vector<int> all;
+  for (const auto& ranks : connections_.peers.hosts()) all.insert(all.end(), ranks.begin(), ranks.end());
+  return all;
+}
+
 // ---- Operations ----
 
 bool HostEngine::advance_operations() {

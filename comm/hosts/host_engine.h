@@ -35,6 +35,7 @@ class HostEngine final : public Engine {
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
   bool oversubscribed() const override { return connections_.peers.oversubscribed(); }
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
+  std::vector<int> ranks_by_host() const override;
   void wake_up() const override { sync_.wake_up(); }
 
   WaitPolicy wait_policy(bool by_thread) const override;

@@ -44,14 +44,14 @@ struct MessageHeader {
   std::uint32_t payload_crc = 0;
   std::uint32_t header_crc = 0;  // of all that is before it
 
-  static constexpr std::uint32_t kMagic = 0x324d534c;  // "LSM2"
+  static constexpr std::uint32_t kMagic = 0x334d534c;  // "LSM3"
 
   /// What header_crc has to be.
   std::uint32_t own_crc() const {
     return crc32c(std::as_bytes(std::span(this, 1)).first(sizeof(MessageHeader) - sizeof header_crc));
   }
 };
-static_assert(sizeof(MessageHeader) == 96 && std::has_unique_object_representations_v<MessageHeader>);
+static_assert(sizeof(MessageHeader) == 104 && std::has_unique_object_representations_v<MessageHeader>);
 
 inline MessageHeader header_for(const OpDescriptor& op, MessageKind kind) {
   MessageHeader header;

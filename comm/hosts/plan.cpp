@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "lockstep/comm/op.h"
-
+#include "base/error.h"
 #include "comm/reduce.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 namespace {
@@ -15,8 +15,10 @@ std::size_t small_limit(const HostTuning& tuning, std::size_t hosts) {
 
 }  // namespace
 
-Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning)
+Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning,
+           std::span<const std::size_t> partials)
     : hosts_(&hosts),
+      partials_(partials),
       count_(op.count),
       element_(size_of(op.dtype)),
       channels_(static_cast<std::size_t>(channels)),
@@ -27,7 +29,8 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
     crowded = crowded || ranks.size() > 1;
   }
   widened_ = crowded && reduces(op.kind) && rounds(op.dtype, op.reduce);
-  small_ = !by_rank_ && op.bytes() <= small_limit(tuning, hosts.size());
+  const std::size_t most_partials = partials.empty() ? 1 : *std::ranges::max_element(partials);
+  small_ = !by_rank_ && op.bytes() * most_partials <= small_limit(tuning, hosts.size());
   if (op.kind != OpKind::kAllGather) scatterers_ = kAll;
   gathers_ = !small_ && op.kind != OpKind::kReduceScatter;
   if (op.kind == OpKind::kBroadcast) {
@@ -41,7 +44,8 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
   }
   // Large parts in the largest chunks; smaller ones in so many that both phases are under way at once.
   const std::size_t part = op.bytes() / hosts.size();
-  const std::size_t most = widened_ ? tuning.chunk_bytes / 2 : tuning.chunk_bytes;
+  const std::size_t most = tuning.chunk_bytes / (widened_ ? 2 : most_partials) / 64 * 64;
+  LOCKSTEP_ASSERT(most > 0, "chunks of {} bytes for {} partial sums", tuning.chunk_bytes, most_partials);
   chunk_bytes_ =
       std::clamp(part / (channels_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
 }

@@ -40,14 +40,19 @@ struct Chunk {
 /// A host sends and receives 2 (H - 1) / H of an allreduce's region, which is the least that it can; all pairs of hosts
 /// exchange at the same time, in both directions.
 ///
+/// Along a tree (Note [Reduction tree]) a host sends its partial sums, those that are left when its ranks' are added up
+/// as far as the tree allows: a chunk's message holds one after the other.
+///
 /// Parts are cut into chunks, one message each. Chunk number c of a part is channel c % L's: the ranks with the same
 /// number on their hosts are connected, as many of them as the smallest host has ranks (L), and each such channel moves
 /// its chunks on its own. All ranks make the same plan.
 class Plan {
  public:
-  /// `hosts` and what it holds outlive the plan. `channels` as above.
+  /// `hosts` and what it holds outlive the plan, and so do `partials`: how many partial sums each host has, along a
+  /// tree. `channels` as above.
   Plan() = default;
-  Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning);
+  Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning,
+       std::span<const std::size_t> partials = {});
 
   /// The chunks of `host`'s part that are `channel`'s, and which they are.
   std::uint32_t chunk_count(int host, int channel) const;
@@ -61,8 +66,11 @@ class Plan {
   bool small() const { return small_; }
   /// Sums of bf16 travel as f32 where a host has several ranks, so that they are rounded once.
   bool widened() const { return widened_; }
-  /// Of a payload.
-  std::size_t wire_bytes(const Chunk& chunk) const { return widened_ ? chunk.bytes * 2 : chunk.bytes; }
+  /// Of a payload that `host` sends in the first phase.
+  std::size_t wire_bytes(const Chunk& chunk, int host) const {
+    if (!partials_.empty()) return chunk.bytes * partials_[static_cast<std::size_t>(host)];
+    return widened_ ? chunk.bytes * 2 : chunk.bytes;
+  }
 
  private:
   static constexpr int kAll = -1, kNone = -2;
@@ -78,6 +86,7 @@ class Plan {
   std::uint64_t all_chunks(int host) const;
 
   const Hosts* hosts_ = nullptr;
+  std::span<const std::size_t> partials_;  // by host; empty: no tree
   std::size_t count_ = 0;
   std::size_t element_ = 1;
   std::size_t channels_ = 1;

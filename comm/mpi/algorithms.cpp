@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "comm/reduce.h"
 #include "lockstep/comm/arena.h"
@@ -10,13 +11,23 @@
 namespace lockstep::comm {
 namespace {
 
-/// The chunk size for this many peers: as tuned, but never more scratch than allowed; a multiple of 64.
-std::size_t chunk_bytes_for(const Tuning& tuning, std::size_t peers) {
-  const std::size_t allowed = tuning.scratch_bytes / (peers * tuning.chunks_under_way) / 64 * 64;
+/// The chunk size where so many come at a time: as tuned, but never more scratch than allowed; a multiple of 64.
+std::size_t chunk_bytes_for(const Tuning& tuning, std::size_t at_a_time) {
+  const std::size_t allowed = tuning.scratch_bytes / at_a_time / 64 * 64;
   return std::max<std::size_t>(std::min(tuning.chunk_bytes, allowed), 64);
 }
 
 }  // namespace
+
+const TreeProgram& CollectiveAlgorithm::program_of(const ReductionTree& tree) {
+  if (programs_.size() <= tree.number()) programs_.resize(tree.number() + std::size_t{1});
+  TreeProgram& program = programs_[tree.number()];
+  if (!program.additions.empty()) return program;
+  std::vector<TreeNode> sources;
+  for (const int rank : tree.order())
+    sources.insert(sources.end(), tree.partials_of(rank).begin(), tree.partials_of(rank).end());
+  return program = TreeProgram(tree, sources);
+}
 
 Exchange::Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers)
     : CollectiveAlgorithm(rank, size, tuning, transfers),
@@ -25,7 +36,21 @@ Exchange::Exchange(int rank, int size, const Tuning& tuning, Transfers& transfer
 
 void Exchange::start() {
   const std::size_t element = size_of(op().dtype);
-  const std::size_t chunk = chunk_bytes_for(tuning_, peers_.size());
+  const auto partials_of = [&](int rank) {
+    return op().along == nullptr ? 1u : static_cast<std::uint32_t>(op().along->partials_of(rank).size());
+  };
+  partials_ = partials_of(rank_);
+  places_ = 0;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[i];
+    peer = {};
+    peer.rank = (rank_ + 1 + static_cast<int>(i)) % size_;
+    peer.partials = partials_of(peer.rank);
+    peer.first_scratch = std::exchange(places_, places_ + peer.partials);
+  }
+  const auto most = static_cast<std::uint32_t>(op().along == nullptr ? 1 : op().along->most_partials());
+  window_ = std::clamp(Ticks::kMostAhead / most, 1u, tuning_.chunks_under_way);
+  const std::size_t chunk = chunk_bytes_for(tuning_, (peers_.size() - 1 + most) * window_);
   const auto chunks_of = [&](int rank) {
     const Slice slice = slice_of(op().count, element, rank, size_);
     return Chunks{slice.begin * element, slice.count * element, chunk};
@@ -34,16 +59,13 @@ void Exchange::start() {
   own_ = chunks_of(rank_);
   reduced_ = reduces() ? 0 : own_.count();
   unfinished_ = 0;
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[i];
-    peer = {};
-    peer.rank = (rank_ + 1 + static_cast<int>(i)) % size_;
+  for (Peer& peer : peers_) {
     peer.slice = chunks_of(peer.rank);
-    const std::size_t each_half = own_.count() + peer.slice.count();
-    unfinished_ += (reduces() ? each_half : 0) + (gathers() ? each_half : 0);
+    if (reduces()) unfinished_ += own_.count() * peer.partials + peer.slice.count() * partials_;
+    if (gathers()) unfinished_ += own_.count() + peer.slice.count();
   }
   if (reduces()) {
-    const std::size_t slots = std::min(own_.count(), tuning_.chunks_under_way) * peers_.size();
+    const std::size_t slots = std::min(own_.count(), window_) * places_;
     const std::size_t needed = slots * std::min(chunk, own_.bytes);
     if (needed > scratch_bytes_) {
       scratch_ = std::make_unique_for_overwrite<std::byte[]>(needed);
@@ -83,31 +105,48 @@ void Exchange::on_complete(const Message& transfer) {
 }
 
 void Exchange::scatter(Peer& peer) {
-  while (peer.scattering < peer.slice.count() && peer.scattering - peer.scattered.prefix() < tuning_.chunks_under_way) {
-    const std::uint32_t chunk = peer.scattering++;
-    send(peer.rank, kReduceScatter, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
+  while (peer.scattering < peer.slice.count() * partials_ &&
+         peer.scattering - peer.scattered.prefix() < window_ * partials_) {
+    const std::uint32_t number = peer.scattering++, chunk = number / partials_;
+    const std::byte* const from = data_ + number % partials_ * op().partial_stride + peer.slice.begin_of(chunk);
+    send(peer.rank, kReduceScatter, number, from, peer.slice.bytes_of(chunk));
   }
 }
 
 void Exchange::expect(Peer& peer) {
-  const auto index = static_cast<std::size_t>(&peer - peers_.data());
-  while (peer.expecting < own_.count() && peer.expecting - reduced_ < tuning_.chunks_under_way) {
-    const std::uint32_t chunk = peer.expecting++;
-    receive(peer.rank, kReduceScatter, chunk, scratch_of(chunk, index), own_.bytes_of(chunk));
+  while (peer.expecting < own_.count() * peer.partials &&
+         peer.expecting - reduced_ * peer.partials < window_ * peer.partials) {
+    const std::uint32_t number = peer.expecting++, chunk = number / peer.partials;
+    receive(peer.rank, kReduceScatter, number, scratch_of(chunk, peer.first_scratch + number % peer.partials),
+            own_.bytes_of(chunk));
   }
 }
 
 void Exchange::reduce_arrived() {
   const auto all_have = [&](std::uint32_t chunk) {
-    return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) { return peer.arrived.prefix() > chunk; });
+    return std::ranges::all_of(peers_,
+                               [&](const Peer& peer) { return peer.arrived.prefix() >= (chunk + 1) * peer.partials; });
   };
   while (reduced_ < own_.count() && all_have(reduced_)) {
-    std::byte* own = data_ + own_.begin_of(reduced_);
-    sources_[static_cast<std::size_t>(rank_)] = own;
-    for (std::size_t i = 0; i < peers_.size(); ++i)
-      sources_[static_cast<std::size_t>(peers_[i].rank)] = scratch_of(reduced_, i);
-    const DType dtype = op().dtype;
-    reduce_in_order(dtype, op().reduce, own, sources_, own_.bytes_of(reduced_) / size_of(dtype));
+    std::byte* const own = data_ + own_.begin_of(reduced_);
+    const auto add_sources_of = [&](int rank) {
+      if (rank == rank_) {
+        for (std::uint32_t p = 0; p < partials_; ++p) sources_.push_back(own + p * op().partial_stride);
+      } else {
+        const Peer& peer = peer_of(rank);
+        for (std::uint32_t p = 0; p < peer.partials; ++p)
+          sources_.push_back(scratch_of(reduced_, peer.first_scratch + p));
+      }
+    };
+    sources_.clear();
+    const std::size_t count = own_.bytes_of(reduced_) / size_of(op().dtype);
+    if (op().along != nullptr) {
+      for (const int rank : op().along->order()) add_sources_of(rank);
+      reduce_along_tree(op().dtype, own, sources_, program_of(*op().along).additions, count);
+    } else {
+      for (int rank = 0; rank < size_; ++rank) add_sources_of(rank);
+      reduce_in_order(op().dtype, op().reduce, own, sources_, count);
+    }
     ++reduced_;
     for (Peer& peer : peers_) {
       expect(peer);
@@ -124,7 +163,7 @@ void Exchange::gather(Peer& peer) {
 }
 
 void Exchange::collect(Peer& peer) {
-  const std::uint32_t free = reduces() ? peer.scattered.prefix() : peer.slice.count();
+  const std::uint32_t free = reduces() ? peer.scattered.prefix() / partials_ : peer.slice.count();
   while (peer.collecting < free && peer.collecting - peer.collected < tuning_.chunks_under_way) {
     const std::uint32_t chunk = peer.collecting++;
     receive(peer.rank, kAllGather, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
@@ -135,8 +174,8 @@ Exchange::Peer& Exchange::peer_of(int rank) {
   return peers_[static_cast<std::size_t>((rank - rank_ - 1 + size_) % size_)];
 }
 
-std::byte* Exchange::scratch_of(std::uint32_t chunk, std::size_t peer_index) {
-  const std::size_t slot = chunk % tuning_.chunks_under_way * peers_.size() + peer_index;
+std::byte* Exchange::scratch_of(std::uint32_t chunk, std::size_t place) {
+  const std::size_t slot = chunk % window_ * places_ + place;
   return scratch_.get() + slot * std::min(own_.chunk_bytes, own_.bytes);
 }
 
@@ -163,7 +202,10 @@ void SmallReduce::start() {
 void SmallReduce::on_complete(const Message&) {
   // The sends too: what is sent is what the result overwrites.
   if (--unfinished_ > 0) return;
-  reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
+  if (op().along == nullptr) return reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
+  in_order_.clear();
+  for (const int rank : op().along->order()) in_order_.push_back(sources_[static_cast<std::size_t>(rank)]);
+  reduce_along_tree(op().dtype, op().data, in_order_, program_of(*op().along).additions, op().count);
 }
 
 void TreeBroadcast::start() {

@@ -9,6 +9,7 @@
 
 #include "comm/mpi/transfers.h"
 #include "lockstep/comm/op.h"
+#include "lockstep/comm/reduction_tree.h"
 
 namespace lockstep::comm {
 
@@ -56,11 +57,14 @@ class CollectiveAlgorithm {
     transfers_.receive(op_, {this, Message::Direction::kReceive, phase, peer, chunk, bytes}, to);
   }
 
+  const TreeProgram& program_of(const ReductionTree& tree);
+
   const int rank_;
   const int size_;
   const Tuning tuning_;
 
  private:
+  std::vector<TreeProgram> programs_;  // by trees' numbers, of all partial sums
   Transfers& transfers_;
   Op op_;
 };
@@ -68,6 +72,7 @@ class CollectiveAlgorithm {
 /// Numbers that are ticked off in any order, up to 64 ahead of the first that is not.
 class Ticks {
  public:
+  static constexpr std::uint32_t kMostAhead = 64;
   void tick(std::uint32_t number) {
     ahead_ |= std::uint64_t{1} << (number - prefix_);
     while ((ahead_ & 1) != 0) {
@@ -103,6 +108,8 @@ struct Chunks {
 /// both directions, and a chunk's second half starts when its first half is done: bytes flow both ways all the time.
 /// A rank sends and receives 2 (N - 1) / N of the region, which is the least that an allreduce can do.
 ///
+/// Along a tree (Note [Reduction tree]) a rank sends each chunk of its partial sums, one message each.
+///
 /// Memory: a chunk that a peer sends in the second half lands where this rank's own contribution lay, which the first
 /// half may still be sending: it is only awaited once that send is complete.
 class Exchange final : public CollectiveAlgorithm {
@@ -119,10 +126,13 @@ class Exchange final : public CollectiveAlgorithm {
   struct Peer {
     int rank = 0;
     Chunks slice;
-    Ticks scattered;               // chunks of its slice that have been sent to it
-    Ticks arrived;                 // chunks of our slice that it has sent
-    std::uint32_t scattering = 0;  // next chunk of its slice to send to it
-    std::uint32_t expecting = 0;   // next chunk of our slice to await from it
+    std::uint32_t partials = 1;     // that it sends of each chunk
+    std::size_t first_scratch = 0;  // of a chunk's places for partial sums, its first
+    // Messages of the first half: chunk after chunk, of each its partial sums.
+    Ticks scattered;               // that have been sent to it
+    Ticks arrived;                 // that it has sent
+    std::uint32_t scattering = 0;  // the next to send to it
+    std::uint32_t expecting = 0;   // the next to await from it
     std::uint32_t gathering = 0;   // next chunk of our slice, reduced, to send to it
     std::uint32_t gathered = 0;    // of those, complete
     std::uint32_t collecting = 0;  // next chunk of its slice, reduced, to await from it
@@ -139,10 +149,13 @@ class Exchange final : public CollectiveAlgorithm {
   void gather(Peer& peer);
   void collect(Peer& peer);
   Peer& peer_of(int rank);
-  std::byte* scratch_of(std::uint32_t chunk, std::size_t peer_index);
+  std::byte* scratch_of(std::uint32_t chunk, std::size_t place);
 
   std::byte* data_ = nullptr;   // the region's
   Chunks own_;                  // our slice
+  std::uint32_t partials_ = 1;  // that we send of each chunk
+  std::size_t places_ = 0;      // of partial sums of a chunk, from all peers
+  std::uint32_t window_ = 1;    // chunks under way
   std::uint32_t reduced_ = 0;   // chunks of our slice that are final
   std::size_t unfinished_ = 0;  // messages that are not complete, started or not
   std::vector<Peer> peers_;     // in the order in which we turn to them: rank + 1, rank + 2, …
@@ -165,8 +178,9 @@ class SmallReduce final : public CollectiveAlgorithm {
 
   const std::size_t part_bytes_;
   int unfinished_ = 0;
-  std::unique_ptr<std::byte[]> scratch_;  // one part for each rank; our own stays unused
-  std::vector<const std::byte*> sources_;
+  std::unique_ptr<std::byte[]> scratch_;    // one part for each rank; our own stays unused
+  std::vector<const std::byte*> sources_;   // by rank
+  std::vector<const std::byte*> in_order_;  // of a tree's leaves
 };
 
 /// Down a binomial tree, in chunks: a rank passes a chunk on while the next one arrives. Counted from the root, rank

@@ -104,7 +104,7 @@ void MpiEngine::leave() {
 CollectiveAlgorithm& MpiEngine::algorithm_for(Slot& slot, const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
-      if (op.bytes() <= small_limit_) return slot.small_reduce;
+      if (op.bytes() <= small_limit_ && (op.along == nullptr || op.along->one_each())) return slot.small_reduce;
       return slot.exchange;
     case OpKind::kReduceScatter:
     case OpKind::kAllGather: return slot.exchange;

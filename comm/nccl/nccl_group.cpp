@@ -20,6 +20,7 @@
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
 #include "comm/nccl/stall_poll.h"
+#include "comm/nccl/sum_along_tree.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
@@ -84,6 +85,9 @@ class NcclGroup final : public DeviceGroup {
   void fail();
   void compare_now_and_then();
   void give(const Op& op);
+  void settle(const Op& op, ncclResult_t result);
+  void make_partials_fit(const Op& op);
+  void give_along_tree(const Op& op);
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
   void wait_until_complete(std::uint64_t sequence, Deadline deadline);
@@ -109,6 +113,7 @@ class NcclGroup final : public DeviceGroup {
   CudaStream stream_{CudaStream::Priority::kHigh};  // of all operations
   CudaEvent ready_;
   DeviceBytes bytes_;
+  std::unique_ptr<DeviceArena> partials_;  // that other ranks have sent; nullptr: there were none
   std::unique_ptr<CompletionWord> word_;
   EventRing events_;
   OpTimer timer_;
@@ -136,7 +141,9 @@ NcclGroup::NcclGroup(ProcessGroup& control, const DeviceGroupOptions& options, c
 NcclGroup::~NcclGroup() {
   communicator_->end();
   // Freeing it would wait for kernels that may be under way even so.
-  if (communicator_->state() == Communicator::State::kAborted) static_cast<void>(word_.release());
+  if (communicator_->state() != Communicator::State::kAborted) return;
+  static_cast<void>(word_.release());
+  static_cast<void>(partials_.release());
 }
 
 template <class Action>
@@ -270,22 +277,78 @@ void NcclGroup::check_in_step() {
 /// Where the completion word is in the stream's order: after the operation, before the entry; so that a capture in
 /// which the entry is waited for has no end that hangs loose.
 void NcclGroup::give(const Op& op) {
+  const bool along_tree = op.along != nullptr && size() > 1 && op.count > 0;
+  if (along_tree) make_partials_fit(op);
   ready_.record(native(producer_));
   ready_.make_wait(stream_.get());
   if (!capturing_) timer_.begin(op, stream_.get());
-  const auto begin = Clock::now();
-  const ncclResult_t result = communicator_->settle(
-      give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(), stream_.get()),
-      [&] {
-        throw_if_stopped("waiting for the other ranks");
-        check_processes();
-        const auto now = Clock::now();
-        if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
-        stall_poll_->look(op, now);
-      });
-  if (result != ncclSuccess) throw_nccl_error(communicator_->api(), communicator_->get(), result, describe(op));
+  if (along_tree) {
+    give_along_tree(op);
+  } else {
+    settle(op, give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(),
+                            stream_.get()));
+  }
   if (!capturing_) timer_.end(stream_.get());
   word_->count_up(stream_.view());
+}
+
+/// Waits until NCCL has taken what a call has given to it.
+void NcclGroup::settle(const Op& op, ncclResult_t result) {
+  const auto begin = Clock::now();
+  result = communicator_->settle(result, [&] {
+    throw_if_stopped("waiting for the other ranks");
+    check_processes();
+    const auto now = Clock::now();
+    if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
+    stall_poll_->look(op, now);
+  });
+  if (result != ncclSuccess) throw_nccl_error(communicator_->api(), communicator_->get(), result, describe(op));
+}
+
+/// Of what the other ranks send in one operation.
+void NcclGroup::make_partials_fit(const Op& op) {
+  std::size_t sources = 0;
+  for (int r = 0; r < size(); ++r) sources += op.along->partials_of(r).size();
+  if (sources > TreeSources::kMost)
+    throw UsageError(fmt::format("{} partial sums of {} shards on {} GPUs", sources, op.along->leaves(), size()),
+                     fmt::format("at most {} are added at a time: choose fewer shards, or a multiple of the ranks",
+                                 TreeSources::kMost));
+  const std::size_t received = sources - op.along->partials_of(rank()).size();
+  const std::size_t bytes = slice_of(op.count, size_of(op.dtype), rank(), size()).count * size_of(op.dtype) * received;
+  if (partials_ != nullptr && bytes <= partials_->bytes()) return;
+  if (capturing_) check_cuda(cudaErrorStreamCaptureUnsupported, "memory for partial sums in a capture");
+  wait_until_complete(op_log_.launched(), Deadline::after(timeout()));
+  partials_.reset();
+  DeviceArena::check_size(bytes);
+  partials_ = DeviceArena::allocate(std::max<std::size_t>(bytes, 1), nullptr);
+}
+
+/// Each rank adds the partial sums of its slice, and all gather the slices.
+void NcclGroup::give_along_tree(const Op& op) {
+  const NcclApi& api = communicator_->api();
+  settle(op, exchange_partials(api, communicator_->get(), rank(), size(), op, partials_->data(), stream_.get()));
+  const std::size_t element = size_of(op.dtype);
+  const Slice own = slice_of(op.count, element, rank(), size());
+  std::vector<const std::byte*> first(static_cast<std::size_t>(size()));  // of a rank's partial sums
+  const std::byte* received = partials_->data();
+  for (int r = 0; r < size(); ++r) {
+    first[static_cast<std::size_t>(r)] = r == rank() ? op.data + own.begin * element : received;
+    if (r != rank()) received += op.along->partials_of(r).size() * own.count * element;
+  }
+  TreeSources sources{};
+  std::vector<TreeNode> nodes;
+  for (const int r : op.along->order()) {
+    const auto partials = op.along->partials_of(r);
+    const std::size_t stride = r == rank() ? op.partial_stride : own.count * element;
+    for (std::size_t p = 0; p < partials.size(); ++p)
+      sources.at[sources.count++] = first[static_cast<std::size_t>(r)] + p * stride;
+    nodes.insert(nodes.end(), partials.begin(), partials.end());
+  }
+  std::ranges::copy(TreeProgram(*op.along, nodes).additions, sources.additions);
+  launch_sum_along_tree(sources, op.dtype, op.data + own.begin * element, own.count, stream_.view());
+  Op gather = op;
+  gather.kind = OpKind::kAllGather;
+  settle(op, give_to_nccl(api, communicator_->get(), rank(), size(), gather, word_->scratch(), stream_.get()));
 }
 
 void NcclGroup::make_room(std::uint64_t count) {

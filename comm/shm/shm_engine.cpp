@@ -52,6 +52,7 @@ bool ShmEngine::advance_operations() {
 /// The same on all ranks: rank 0's slice is the largest.
 bool ShmEngine::is_small(const Op& op) const {
   if (op.kind == OpKind::kBarrier) return true;
+  if (op.along != nullptr && !op.along->one_each()) return false;  // a slot has a rank's region alone
   return (op.kind == OpKind::kAllGather ? slice_bytes_of(op, 0).bytes : op.bytes()) <= Slot::kBytes;
 }
 
@@ -79,6 +80,11 @@ void ShmEngine::work_from_slots(const Op& op) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
       const Stretch wanted = reduced_bytes_of(op);
+      if (op.along != nullptr) {
+        set_sources_along_tree(op, [&](int r, std::size_t) { return board_.bytes_of(r, op.op_index); });
+        return reduce_along_tree(op.dtype, op.data, sources_, program_of(op).additions, op.count);
+      }
+      sources_.resize(static_cast<std::size_t>(size()));
       for (int r = 0; r < size(); ++r)
         sources_[static_cast<std::size_t>(r)] = board_.bytes_of(r, op.op_index) + wanted.begin;
       std::byte* const to = op.into.data != nullptr ? op.into.data : op.data + wanted.begin;
@@ -128,6 +134,8 @@ void ShmEngine::take_from(const Op& op, int rank, const std::byte* from) {
 
 void ShmEngine::reduce_slice(const Op& op) {
   const Stretch slice = slice_bytes_of(op, rank());
+  if (op.along != nullptr) return reduce_slice_along_tree(op, slice);
+  sources_.resize(static_cast<std::size_t>(size()));
   for (int r = 0; r < size(); ++r)
     sources_[static_cast<std::size_t>(r)] = copies_[static_cast<std::size_t>(r)] = copy_of(op, r) + slice.begin;
   const std::size_t count = slice.bytes / size_of(op.dtype);
@@ -137,7 +145,40 @@ void ShmEngine::reduce_slice(const Op& op) {
     reduce_in_order(op.dtype, op.reduce, op.data + slice.begin, sources_, count);
 }
 
+/// The partial sums of all ranks, each where `at` says, in the order of their leaves.
+template <class At>
+void ShmEngine::set_sources_along_tree(const Op& op, const At& at) {
+  sources_.clear();
+  for (const int r : op.along->order())
+    for (std::size_t p = 0; p < op.along->partials_of(r).size(); ++p) sources_.push_back(at(r, p));
+}
+
+void ShmEngine::reduce_slice_along_tree(const Op& op, const Stretch& slice) {
+  set_sources_along_tree(op,
+                         [&](int r, std::size_t p) { return copy_of(op, r) + p * op.partial_stride + slice.begin; });
+  const auto& additions = program_of(op).additions;
+  const std::size_t count = slice.bytes / size_of(op.dtype);
+  for (int r = 0; r < size(); ++r) copies_[static_cast<std::size_t>(r)] = copy_of(op, r) + slice.begin;
+  // Where every rank's region is the one source of it, and they are added as they come.
+  if (size() == 2 && op.along->one_each()) return reduce_into_all(op.dtype, ReduceOp::kSum, copies_, count);
+  reduce_along_tree(op.dtype, copies_, sources_, additions, count);
+}
+
+const TreeProgram& ShmEngine::program_of(const Op& op) {
+  if (programs_.size() <= op.tree) programs_.resize(op.tree + std::size_t{1});
+  TreeProgram& program = programs_[op.tree];
+  if (!program.additions.empty()) return program;
+  std::vector<TreeNode> sources;
+  for (const int r : op.along->order()) {
+    const auto partials = op.along->partials_of(r);
+    sources.insert(sources.end(), partials.begin(), partials.end());
+  }
+  program = TreeProgram(*op.along, sources);
+  return program;
+}
+
 void ShmEngine::reduce_into(const Op& op) {
+  sources_.resize(static_cast<std::size_t>(size()));
   const Stretch wanted = reduced_bytes_of(op);
   for (int r = 0; r < size(); ++r) sources_[static_cast<std::size_t>(r)] = copy_of(op, r) + wanted.begin;
   if (op.kind == OpKind::kAllReduce)

@@ -86,6 +86,10 @@ class ShmEngine final : public Engine {
   void work_in_place(const Op& op);
   void take_from(const Op& op, int rank, const std::byte* from);
   void reduce_slice(const Op& op);
+  void reduce_slice_along_tree(const Op& op, const Stretch& slice);
+  template <class At>
+  void set_sources_along_tree(const Op& op, const At& at);
+  const TreeProgram& program_of(const Op& op);
   void reduce_into(const Op& op);
   void retire();
   std::byte* copy_of(const Op& op, int rank) const {
@@ -110,6 +114,7 @@ class ShmEngine final : public Engine {
   PairRings rings_;
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<std::byte*> copies_;         // scratch
+  std::vector<TreeProgram> programs_;      // by trees' numbers
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
   int next_to_post_ = 0;  // ranks before it have posted operation worked_ + 1

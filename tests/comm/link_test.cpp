@@ -224,7 +224,7 @@ TEST(EncryptedLink, NothingOfAMessageIsToBeSeen) {
   const auto shows = [&](Mode mode) {
     const auto bytes = on_the_wire({payload}, mode);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    return text.find(word) != std::string_view::npos || text.find("LSM2") != std::string_view::npos ||
+    return text.find(word) != std::string_view::npos || text.find("LSM3") != std::string_view::npos ||
            text.find("2MSL") != std::string_view::npos;
   };
   EXPECT_TRUE(shows(Mode::kClear));

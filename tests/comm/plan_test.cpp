@@ -46,7 +46,7 @@ TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneChannels) {
               const Chunk chunk = plan.chunk(host, channel, c);
               ASSERT_EQ(chunk.begin % 64, 0u);
               ASSERT_GT(chunk.bytes, 0u);
-              ASSERT_LE(plan.wire_bytes(chunk), tuning.chunk_bytes);
+              ASSERT_LE(plan.wire_bytes(chunk, 0), tuning.chunk_bytes);
               for (std::size_t at = chunk.begin; at < chunk.begin + chunk.bytes; at += 4) ++covered[at / 4];
             }
         for (std::size_t i = 0; i < covered.size(); ++i) ASSERT_EQ(covered[i], 1) << name_of(kind) << " at " << i;
@@ -102,7 +102,7 @@ TEST(Plan, SumsOfBf16TravelWideFromHostsWithSeveralRanks) {
   const Hosts hosts = {{0, 1}, {2}};
   const Plan plan(op, hosts, 1, {});
   EXPECT_TRUE(plan.widened());
-  EXPECT_EQ(plan.wire_bytes(plan.chunk(0, 0, 0)), 2 * plan.chunk(0, 0, 0).bytes);
+  EXPECT_EQ(plan.wire_bytes(plan.chunk(0, 0, 0), 0), 2 * plan.chunk(0, 0, 0).bytes);
   Op least = op;
   least.reduce = ReduceOp::kMin;
   EXPECT_FALSE(Plan(least, hosts, 1, {}).widened());

@@ -13,6 +13,7 @@
 namespace lockstep::comm {
 
 class Arena;
+class ReductionTree;
 
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
 enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
@@ -55,15 +56,16 @@ struct OpDescriptor {
   std::uint64_t sequence = 0;  // counts a group's operations from 1; 0: of the group itself, for an allocation
   std::uint64_t count = 0;     // elements
   std::uint64_t offset_bytes = 0;
-  std::uint64_t arena_bytes = 0;  // the arena's size
-  std::int64_t step = -1;         // the training step; -1 is none
-  std::uint32_t arena_id = 0;     // the group's arenas are counted from 1; 0 is none
-  std::int32_t root = 0;          // of a broadcast
-  std::int32_t bucket = -1;       // of gradients; -1 is none
+  std::uint64_t arena_bytes = 0;     // the arena's size
+  std::uint64_t partial_stride = 0;  // bytes between a rank's partial sums, where there is a tree
+  std::int64_t step = -1;            // the training step; -1 is none
+  std::uint32_t arena_id = 0;        // the group's arenas are counted from 1; 0 is none
+  std::int32_t root = 0;             // of a broadcast
+  std::int32_t bucket = -1;          // of gradients; -1 is none
   OpKind kind = OpKind::kBarrier;
   ReduceOp reduce = ReduceOp::kSum;
   DType dtype = DType::kF32;
-  std::uint8_t reserved = 0;
+  std::uint8_t tree = 0;  // the group's number of the tree that it sums along; 0: in rank order
 
   std::size_t bytes() const { return count * size_of(dtype); }
 
@@ -104,6 +106,8 @@ struct Op : OpDescriptor {
   std::byte* data = nullptr;     // the region's
   std::size_t stride_bytes = 0;  // between the copies of ranks that share memory (Arena::stride_bytes())
   bool within_host = false;      // of the ranks of each host alone: an exchange of texts
+  /// Note [Reduction tree]: this rank's partial sums lie at multiples of partial_stride from `data`. nullptr: none.
+  const ReductionTree* along = nullptr;
 
   /// Note [Direct results]
   /// Where every rank sees the copies of all ranks, what belongs to the caller need not lie in the arena to be read by

@@ -17,6 +17,7 @@
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/op.h"
+#include "lockstep/comm/reduction_tree.h"
 #include "lockstep/comm/transfer.h"
 
 namespace lockstep::comm {
@@ -115,6 +116,16 @@ class ProcessGroup {
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions. `bucket` of gradients, if it
   /// is one: for messages, and the same on all ranks.
   Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
+  /// Collective, once for each tree: how sums over `leaves` values, of which each rank has a contiguous run, are made
+  /// the same bits at any number of ranks (Note [Reduction tree]). Runs follow the order of the hosts, and of the ranks
+  /// in each. The tree lives as long as the group; at most 255. Throws UsageError on every rank for fewer leaves than
+  /// ranks, OutOfStepError where ranks name other numbers.
+  const ReductionTree& define_tree(std::size_t leaves);
+  /// Afterwards every rank's region, f32 or f64, holds the sum along `tree` of all ranks' partial sums: those of this
+  /// rank are in the region and at multiples of `partial_stride` bytes after it, in the order of
+  /// ReductionTree::partials_of(); what the others hold then is unspecified.
+  Work all_reduce(const Region& region, const ReductionTree& tree, std::size_t partial_stride,
+                  std::int32_t bucket = -1);
   /// The same for a host buffer of the caller's, as many values on every rank: blocking, staged through an arena that
   /// the group keeps. For what is not worth an arena: it copies twice, or once where the ranks share memory (Note
   /// [Direct results]).
@@ -280,6 +291,8 @@ class ProcessGroup {
 
   /// Whether the ranks of this machine may run on fewer cores than they are, as far as the group knows.
   virtual bool oversubscribed() const { return false; }
+  /// All ranks, those of a host together, if where they are decides what is summed first; else nothing.
+  virtual std::vector<int> ranks_by_host() const { return {}; }
 
  public:
   /// Whether each rank sees the copies of all ranks, and start() takes Op::into (Note [Direct results]): all ranks
@@ -324,7 +337,7 @@ class ProcessGroup {
   friend class Work;
   friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1,
-             const Op::Into& into = {});
+             const Op::Into& into = {}, const ReductionTree* along = nullptr, std::size_t partial_stride = 0);
   Arena& control_arena();
   struct PairState;
   PairState& pair_state();
@@ -350,9 +363,10 @@ class ProcessGroup {
   Clock::duration timeout_;
   std::uint64_t sequence_ = 0;
   std::int64_t step_ = -1;
-  std::uint64_t waited_for_ = 0;               // by the host: operations up to this one are complete
-  std::uint32_t allocated_ = 0;                // arenas, so far
-  std::vector<Arena*> arenas_;                 // those that live
+  std::uint64_t waited_for_ = 0;  // by the host: operations up to this one are complete
+  std::uint32_t allocated_ = 0;   // arenas, so far
+  std::vector<Arena*> arenas_;    // those that live
+  std::vector<std::unique_ptr<ReductionTree>> trees_;
   std::unique_ptr<Arena> control_;             // for objects; allocated at first use
   std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
   std::shared_ptr<PairState> pairs_;           // of sends and receives; nullptr: there were none

@@ -29,9 +29,18 @@ using namespace std::chrono_literals;
 constexpr int kMostRanks = 8;
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
+/// What one rank sends to another one, piece by piece.
+struct Mailbox {
+  static constexpr std::size_t kBytes = std::size_t{1} << 16;
+  std::atomic<std::uint64_t> written, read;  // pieces
+  std::size_t bytes;                         // of the one that is there
+  std::array<std::byte, kBytes> data;
+};
+
 /// The memory that the ranks of a communicator share.
 struct Shared {
-  std::array<std::atomic<std::uint64_t>, kMostRanks> arrived;  // at how many barriers
+  std::array<std::array<Mailbox, kMostRanks>, kMostRanks> mail;  // by sender, by receiver
+  std::array<std::atomic<std::uint64_t>, kMostRanks> arrived;    // at how many barriers
   std::array<std::array<std::byte, kStagingBytes>, kMostRanks> staging;
 };
 
@@ -59,6 +68,16 @@ std::map<void*, void*> memory;  // as it was given away, and as it was allocated
 thread_local int group_depth = 0;
 thread_local std::vector<std::function<void()>> grouped;
 thread_local Comm* group_comm = nullptr;
+
+/// A send or a receive of a group, all of which are under way at once.
+struct PairMove {
+  bool sends = false;
+  int peer = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t done = 0;
+};
+thread_local std::vector<PairMove> pairs;
 
 Comm* of(ncclComm_t comm) { return reinterpret_cast<Comm*>(comm); }
 
@@ -111,6 +130,41 @@ void run(Comm& comm, const Exchange& exchange) {
   }
 }
 
+/// Whether anything was moved.
+bool move_some(Comm& comm, PairMove& move) {
+  const auto me = static_cast<std::size_t>(comm.rank), peer = static_cast<std::size_t>(move.peer);
+  Mailbox& box = move.sends ? comm.shared->mail[me][peer] : comm.shared->mail[peer][me];
+  const bool full = box.written.load(std::memory_order_acquire) > box.read.load(std::memory_order_acquire);
+  if (move.sends == full) return false;
+  const std::size_t n = move.sends ? std::min(Mailbox::kBytes, move.bytes - move.done) : box.bytes;
+  if (move.sends) {
+    std::memcpy(box.data.data(), move.data + move.done, n);
+    box.bytes = n;
+    box.written.fetch_add(1, std::memory_order_release);
+  } else {
+    std::memcpy(move.data + move.done, box.data.data(), n);
+    box.read.fetch_add(1, std::memory_order_release);
+  }
+  move.done += n;
+  return true;
+}
+
+/// Of one pair and direction the first that is not done.
+void run_pairs(Comm& comm, std::vector<PairMove> moves) {
+  while (!moves.empty() && !comm.aborted) {
+    bool moved = false;
+    for (std::size_t i = 0; i < moves.size(); ++i) {
+      const auto same_way = [&](const PairMove& other) {
+        return other.sends == moves[i].sends && other.peer == moves[i].peer;
+      };
+      const auto here = moves.begin() + static_cast<std::ptrdiff_t>(i);
+      if (std::find_if(moves.begin(), here, same_way) == here) moved |= move_some(comm, moves[i]);
+    }
+    std::erase_if(moves, [](const PairMove& move) { return move.done == move.bytes; });
+    if (!moved) std::this_thread::sleep_for(20us);
+  }
+}
+
 void begin(Comm& comm, bool hangs, ncclResult_t comes_to) {
   comm.looks_left = the_script.looks_in_progress;
   comm.hangs = hangs;
@@ -139,6 +193,7 @@ void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
 ncclResult_t finish_group() {
   Comm& comm = *group_comm;
   std::unique_lock lock(mutex);
+  if (!pairs.empty()) grouped.push_back([&comm, moves = std::exchange(pairs, {})] { run_pairs(comm, moves); });
   if (the_script.call != ncclSuccess && the_script.calls_before-- <= 0) {
     grouped.clear();
     return the_script.call;
@@ -259,19 +314,28 @@ ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataT
   });
 }
 
+ncclResult_t issue_pair(ncclComm_t handle, cudaStream_t stream, const PairMove& move) {
+  Comm& comm = *of(handle);
+  group_comm = &comm;
+  comm.stream = stream;
+  if (move.bytes > 0) pairs.push_back(move);
+  return group_depth > 0 ? ncclSuccess : finish_group();
+}
+
 ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                   cudaStream_t stream) {
   note(fmt::format("send {} to {}", text_of(count, type), peer));
-  return issue(comm, stream, [=] {
-    run(*of(comm), {bytes_of(from), nullptr, count * size_of(dtype_of(type)), chooser(0)});
-  });
+  return issue_pair(comm, stream,
+                    {.sends = true,
+                     .peer = peer,
+                     .data = bytes_of(const_cast<void*>(from)),
+                     .bytes = count * size_of(dtype_of(type))});
 }
 
 ncclResult_t recv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   note(fmt::format("recv {} from {}", text_of(count, type), peer));
-  return issue(comm, stream, [=] {
-    run(*of(comm), {nullptr, bytes_of(to), count * size_of(dtype_of(type)), chooser(peer)});
-  });
+  return issue_pair(comm, stream,
+                    {.sends = false, .peer = peer, .data = bytes_of(to), .bytes = count * size_of(dtype_of(type))});
 }
 
 // ---- Communicators ----
