@@ -1,23 +1,28 @@
 #include "lockstep/ddp/reducer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/agree.h"
+#include "comm/reduce.h"
+#include "ddp/shard_sums.h"
 
 namespace lockstep::ddp {
 
 // The arena: [tail | bucket 0 | bucket 1 | … | counts]. Tail and counts are f32: the latter are the number of unused
 // slots of all ranks, then for each slot the number of ranks without it. Without a hook, the tail and bucket 0 are
 // reduced as one region, and so are the last bucket and the counts, where that bucket is f32 too: neither costs a
-// collective of its own.
+// collective of its own. With shards (Note [Shards]) there are several such places, stride_ bytes apart.
 namespace {
-constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
-static_assert(kTailBytes % comm::kArenaAlignment == 0);
+
+// Places whose addresses end in the same bits would share few lines of a cache.
+constexpr std::size_t kPlaceAlignment = 4096, kStaggerBytes = 256;
 
 // Slots of other sizes may fill the same bytes: their collectives would not show it.
 comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimits& limits, bool find_unused) {
@@ -38,9 +43,13 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
       slots_(std::move(slots)),
       limits_(limits),
       options_(options),
+      tail_bytes_(comm::align_up((kTailFloats + options.more_tail_floats) * sizeof(float))),
       is_ready_(slots_.size(), false),
       may_start_(!options.start_late) {
   comm::run_collectively(group_, [&] {
+    if (options_.tree != nullptr && group_.device().kind != DeviceKind::kCpu)
+      check_usage(options_.add != nullptr && options_.copy != nullptr,
+                  "shards on a device, and nothing says how to add there", "give Options::add and copy");
     for (const auto& slot : slots_)
       if (slot.dtype != DType::kF32 && slot.dtype != DType::kF64)
         throw UsageError(fmt::format("the gradient of {} is {}", slot.name, lockstep::name_of(slot.dtype)),
@@ -50,7 +59,18 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed));
-  arena_ = group_.allocate(kTailBytes + plan_.bytes + counts_bytes());
+  const std::size_t bytes = counts_offset() + counts_bytes();
+  if (options_.tree != nullptr) {
+    sums_ = std::make_unique<ShardSums>(*options_.tree, group_.rank(), options_.shards_at_once);
+    const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(sums_->places()));
+    const auto most = static_cast<std::size_t>(*std::ranges::max_element(all));
+    stride_ = most > 1 ? comm::align_up(bytes, kPlaceAlignment) + kStaggerBytes : 0;
+    arena_ = group_.allocate(bytes + (most - 1) * stride_);
+  } else {
+    arena_ = group_.allocate(bytes);
+  }
+  unused_by_shard_.resize(sums_ == nullptr ? 1 : sums_->most_in_a_turn());
+  for (auto& unused : unused_by_shard_) unused.reserve(slots_.size());
   ready_order_.reserve(slots_.size());
   unused_.reserve(slots_.size());
   present_.reserve(slots_.size());
@@ -88,28 +108,55 @@ void Reducer::check_begun(const char* doing) const {
                      "call begin_step() before it, and finish() once after it");
 }
 
-std::span<std::byte> Reducer::storage(std::size_t slot) const {
+Reducer::~Reducer() = default;
+
+std::size_t Reducer::place_of(std::size_t shard) const {
+  if (!turn_open_) return 0;
+  return sums_->turns()[turns_ - 1].first_place + shard;
+}
+
+std::span<std::byte> Reducer::storage(std::size_t slot, std::size_t shard) const {
   check_slot(slot, "asked for the storage of");
-  return arena_->view<std::byte>(kTailBytes + plan_.slot_offset_bytes[slot],
+  return arena_->view<std::byte>(place_of(shard) * stride_ + tail_bytes_ + plan_.slot_offset_bytes[slot],
                                  slots_[slot].count * size_of(slots_[slot].dtype));
 }
 
-std::span<std::byte> Reducer::tail() const { return arena_->view<std::byte>(0, kTailBytes); }
-
-std::span<std::byte> Reducer::unused_count() const {
-  return arena_->view<std::byte>(kTailBytes + plan_.bytes, sizeof(float));
+std::span<std::byte> Reducer::tail(std::size_t shard) const {
+  return arena_->view<std::byte>(place_of(shard) * stride_, tail_bytes_);
 }
+
+std::span<std::byte> Reducer::unused_count() const { return arena_->view<std::byte>(counts_offset(), sizeof(float)); }
 
 comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
   return {.arena = arena_.get(), .offset_bytes = offset, .count = count, .dtype = DType::kU8};
 }
 
+void Reducer::zero(std::size_t offset, std::size_t bytes, std::size_t place) {
+  group_.zero(bytes_at(place * stride_ + offset, bytes));
+}
+
+/// What all shards of the turn have at `offset`, to what waits for it.
+void Reducer::add_up(std::size_t offset, std::size_t count, DType dtype) {
+  if (sums_ == nullptr) return;
+  const bool on_cpu = group_.device().kind == DeviceKind::kCpu;
+  for (const auto& [into, from, adds] : sums_->turns()[turns_ - 1].moves) {
+    std::byte* const to = at(offset, into);
+    const std::byte* const next = at(offset, from);
+    if (!on_cpu)
+      (adds ? options_.add : options_.copy)(to, next, count, dtype);
+    else if (adds)
+      comm::reduce_in_order(dtype, comm::ReduceOp::kSum, to, std::array<const std::byte*, 2>{to, next}, count);
+    else
+      std::memcpy(to, next, count * size_of(dtype));
+  }
+}
+
 comm::Region Reducer::region_of(std::size_t bucket) const {
   const auto& b = plan_.buckets[bucket];
-  const std::size_t lead = has_tail(bucket) ? kTailBytes : 0;
+  const std::size_t lead = has_tail(bucket) ? tail_bytes_ : 0;
   const std::size_t trail = has_counts(bucket) ? counts_bytes() : 0;
   return {.arena = arena_.get(),
-          .offset_bytes = kTailBytes + b.offset_bytes - lead,
+          .offset_bytes = tail_bytes_ + b.offset_bytes - lead,
           .count = (b.bytes + lead + trail) / size_of(b.dtype),
           .dtype = b.dtype};
 }
@@ -136,6 +183,8 @@ comm::Region Reducer::floats_at(std::size_t offset, std::size_t bytes) const {
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   comm::run_collectively(group_, [&] {
+    check_usage(options_.tree == nullptr, "a communication hook where shards are summed along a tree",
+                "leave the hook out, or sum over ranks");
     check_usage(hook != nullptr, "no communication hook is given",
                 "give one, or leave the call out: that is an allreduce");
     check_usage(hook_ == nullptr && step_ == kNoStep, "a second communication hook, or one after the first step",
@@ -160,25 +209,81 @@ void Reducer::begin_step(std::int64_t step) {
   step_ = step;
   open_ = true;
   group_.set_step(step);
-  group_.zero(bytes_at(0, kTailBytes));
-  group_.zero(bytes_at(kTailBytes + plan_.bytes, counts_bytes()));
-  std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
   unused_.clear();
-  started_ = finished_ = ready_count_ = 0;
+  started_ = finished_ = ready_count_ = turns_ = 0;
   may_start_ = !options_.start_late;
   timeline_.begin = Clock::now();
   waited_ = {};
+  if (sums_ == nullptr) begin_turn();
+}
+
+void Reducer::begin_turn() {
+  std::fill(is_ready_.begin(), is_ready_.end(), false);
+  const std::size_t shards = sums_ == nullptr ? 1 : sums_->turns()[turns_ - 1].shards.count;
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    zero(0, tail_bytes_, place_of(shard));
+    zero(counts_offset(), counts_bytes(), place_of(shard));
+    unused_by_shard_[shard].clear();
+  }
+}
+
+void Reducer::check_shards(const char* doing) const {
+  check_begun(doing);
+  check_usage(sums_ != nullptr, "a step in shards where ranks are summed", "give Options::tree");
+}
+
+comm::TreeNode Reducer::begin_shards() {
+  check_shards("shards begin");
+  check_usage(!turn_open_, "shards begin before those before them have ended", "call end_shards() first");
+  check_usage(turns_ < sums_->turns().size(), "more shards than this rank has",
+              "go on until was_last_turn(), then finish() the step");
+  ++turns_;
+  turn_open_ = true;
+  skipped_.assign(sums_->turns()[turns_ - 1].shards.count, false);
+  begin_turn();
+  return sums_->turns()[turns_ - 1].shards;
+}
+
+bool Reducer::was_last_turn() const { return sums_ != nullptr && turns_ == sums_->turns().size(); }
+
+void Reducer::skip_shard(std::size_t shard) {
+  check_shards("a shard is skipped");
+  check_usage(turn_open_ && shard < skipped_.size() && !skipped_[shard],
+              "a shard is skipped that is not to be computed",
+              "name each of the turn's shards at most once, counted from 0");
+  zero(tail_bytes_, plan_.bytes, place_of(shard));
+  skipped_[shard] = true;
+  if (options_.find_unused) {
+    unused_by_shard_[shard].resize(slots_.size());
+    std::iota(unused_by_shard_[shard].begin(), unused_by_shard_[shard].end(), std::size_t{0});
+  }
+  if (!std::ranges::all_of(skipped_, std::identity())) return;
+  if (options_.find_unused) unused_ = unused_by_shard_[shard];
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) settle(slot);
+  start_full_buckets();
+}
+
+void Reducer::end_shards() {
+  check_shards("shards end");
+  check_usage(turn_open_ && !was_last_turn(), "the end of shards that are not under way, or are the last ones",
+              "finish() ends the last turn");
+  mark_rest_unused();
+  write_counts();
+  add_up(0, tail_bytes_ / sizeof(float), DType::kF32);
+  add_up(counts_offset(), counts_bytes() / sizeof(float), DType::kF32);
+  turn_open_ = false;
 }
 
 void Reducer::mark_ready(std::size_t slot) {
   check_slot(slot, "marked ready:");
   check_begun("a gradient is marked ready");
+  check_turn();
   if (is_ready_[slot])
     throw UsageError(fmt::format("the gradient of {} became ready twice in one step", slots_[slot].name),
                      "run backward once between begin_step and finish");
-  ready_order_.push_back(slot);
+  if (starts_buckets()) ready_order_.push_back(slot);
   settle(slot);
   start_full_buckets();
 }
@@ -186,18 +291,32 @@ void Reducer::mark_ready(std::size_t slot) {
 void Reducer::mark_slot_unused(std::size_t slot) {
   check_slot(slot, "marked unused:");
   check_begun("a gradient is marked unused");
+  check_turn();
   if (is_ready_[slot])
     throw UsageError(fmt::format("the gradient of {} is marked unused after it was marked", slots_[slot].name),
                      "mark each gradient once between begin_step and finish");
-  group_.zero(bytes_at(kTailBytes + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype)));
+  const std::size_t shards = sums_ == nullptr ? 1 : sums_->turns()[turns_ - 1].shards.count;
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    if (sums_ != nullptr && skipped_[shard]) continue;
+    zero(tail_bytes_ + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype),
+         place_of(shard));
+    unused_by_shard_[shard].push_back(slot);
+  }
   unused_.push_back(slot);
   settle(slot);
   start_full_buckets();
 }
 
+void Reducer::check_turn() const {
+  check_usage(sums_ == nullptr || turn_open_, "a gradient of a shard that was not begun",
+              "call begin_shards() before each turn");
+}
+
 void Reducer::settle(std::size_t slot) {
   note_finished();  // before this gradient counts as ready, so that the timeline shows what was done by then
   is_ready_[slot] = true;
+  add_up(tail_bytes_ + plan_.slot_offset_bytes[slot], slots_[slot].count, slots_[slot].dtype);
+  if (!starts_buckets()) return;
   const auto now = Clock::now();
   const std::size_t bucket = plan_.slot_bucket[slot];
   if (--missing_[bucket] == 0) timeline_.buckets[bucket].ready = now;
@@ -206,12 +325,14 @@ void Reducer::settle(std::size_t slot) {
 
 void Reducer::contribute_nothing() {
   check_begun("zeros are contributed");
+  check_usage(sums_ == nullptr, "zeros are contributed in a step in shards", "call skip_shard()");
   check_usage(started_ == 0 && ready_count_ == 0, "zeros are contributed after gradients of the same step",
               "a rank without samples marks no gradient ready");
-  group_.zero(bytes_at(kTailBytes, plan_.bytes));
+  zero(tail_bytes_, plan_.bytes, 0);
   if (options_.find_unused) {
     unused_.resize(slots_.size());
     std::iota(unused_.begin(), unused_.end(), std::size_t{0});
+    unused_by_shard_.front() = unused_;
   }
   std::fill(is_ready_.begin(), is_ready_.end(), true);
   std::fill(missing_.begin(), missing_.end(), std::size_t{0});
@@ -221,13 +342,23 @@ void Reducer::contribute_nothing() {
   start_full_buckets();
 }
 
+void Reducer::write_counts() {
+  std::vector<float> counts;
+  for (std::size_t shard = 0; shard < unused_by_shard_.size(); ++shard) {
+    auto& unused = unused_by_shard_[shard];
+    if (unused.empty()) continue;
+    counts.assign(1 + slots_.size(), 0.0f);
+    counts[0] = static_cast<float>(unused.size());
+    for (const std::size_t slot : unused) counts[1 + slot] = 1.0f;
+    group_.copy(at(counts_offset(), place_of(shard)), counts.data(), counts.size() * sizeof(float));
+    unused.clear();
+  }
+}
+
 void Reducer::send_unused() {
-  if (unused_.empty()) return;
-  std::vector<float> counts(1 + slots_.size(), 0.0f);
-  counts[0] = static_cast<float>(unused_.size());
-  for (const std::size_t slot : unused_) counts[1 + slot] = 1.0f;
-  group_.copy(unused_count().data(), counts.data(), counts.size() * sizeof(float));
-  if (options_.find_unused || !refused_.empty()) return;
+  write_counts();
+  add_up(counts_offset(), counts_bytes() / sizeof(float), DType::kF32);
+  if (unused_.empty() || options_.find_unused || !refused_.empty()) return;
   refused_ = unused_;
   refused_step_ = step_;
 }
@@ -242,8 +373,9 @@ std::vector<float> Reducer::unused_counts() const {
 // A bucket starts only when all earlier ones have: ranks may finish their gradients in different orders, their
 // collectives must not.
 void Reducer::start_full_buckets() {
-  if (!may_start_) return;
+  if (!may_start_ || !starts_buckets()) return;
   while (started_ < plan_.buckets.size() && missing_[started_] == 0) {
+    if (started_ == 0) add_up(0, tail_bytes_ / sizeof(float), DType::kF32);
     if (is_last(started_)) send_unused();
     start_bucket(started_);
     ++started_;
@@ -255,14 +387,16 @@ void Reducer::start_bucket(std::size_t bucket) {
   timeline_.buckets[bucket].bytes = region.bytes();
   timeline_.buckets[bucket].start = Clock::now();
   const auto number = static_cast<std::int32_t>(bucket);
-  if (bucket == 0 && !has_tail(bucket))
-    tail_work_ = group_.all_reduce(floats_at(0, kTailBytes), comm::ReduceOp::kSum, number);
+  const auto all_reduce = [&](const comm::Region& what) {
+    return options_.tree == nullptr ? group_.all_reduce(what, comm::ReduceOp::kSum, number)
+                                    : group_.all_reduce(what, *options_.tree, stride_, number);
+  };
+  if (bucket == 0 && !has_tail(bucket)) tail_work_ = all_reduce(floats_at(0, tail_bytes_));
   if (hook_ == nullptr)
-    works_[bucket] = group_.all_reduce(region, comm::ReduceOp::kSum, number);
+    works_[bucket] = all_reduce(region);
   else
     works_[bucket] = region.count > 0 ? hook_->start(bucket_for_hook(bucket), group_) : comm::Work();
-  if (is_last(bucket) && !has_counts(bucket))
-    counts_work_ = group_.all_reduce(floats_at(kTailBytes + plan_.bytes, counts_bytes()), comm::ReduceOp::kSum, number);
+  if (is_last(bucket) && !has_counts(bucket)) counts_work_ = all_reduce(floats_at(counts_offset(), counts_bytes()));
 }
 
 void Reducer::wait_for_bucket(std::size_t bucket, StreamView stream) {
@@ -288,23 +422,26 @@ void Reducer::poll() {
   note_finished();
 }
 
-void Reducer::settle_rest() {
-  may_start_ = true;
+void Reducer::mark_rest_unused() {
   for (std::size_t slot = 0; slot < slots_.size(); ++slot)
     if (!is_ready_[slot]) mark_slot_unused(slot);
-  start_full_buckets();
 }
 
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   check_begun("finish()");
-  settle_rest();
-  open_ = false;
+  check_usage(sums_ == nullptr || (turn_open_ && was_last_turn()), "finish() before this rank's last shards",
+              "go through all of them first (begin_shards(), end_shards())");
+  may_start_ = true;
+  mark_rest_unused();
+  start_full_buckets();
+  open_ = turn_open_ = false;
   timeline_.waits_from = Clock::now();
   const std::size_t buckets = plan_.buckets.size();
   if (options_.find_unused) {
     for (std::size_t b = 0; b < buckets; ++b) wait_for_bucket(b, stream);
     const auto counts = unused_counts();
-    const auto everybody = static_cast<float>(group_.size());
+    const auto everybody = static_cast<float>(options_.tree == nullptr ? static_cast<std::size_t>(group_.size())
+                                                                       : options_.tree->leaves());
     for (const auto& bucket : plan_.buckets) {
       present_.clear();
       std::ranges::copy_if(bucket.slots, std::back_inserter(present_),

@@ -43,11 +43,13 @@ BoundGradients::~BoundGradients() {
 }
 
 void BoundGradients::bind() {
-  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
-    auto& parameter = *parameters_[slot].parameter;
-    parameter.bind_gradient(
-        nn::Tensor::view_of(reducer_.storage(slot).data(), parameter.value().shape(), parameter.value().dtype()));
-  }
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) bind(slot);
+}
+
+void BoundGradients::bind(std::size_t slot) {
+  auto& parameter = *parameters_[slot].parameter;
+  parameter.bind_gradient(
+      nn::Tensor::view_of(reducer_.storage(slot).data(), parameter.value().shape(), parameter.value().dtype()));
 }
 
 void BoundGradients::refuse_stray(std::size_t slot) const {
@@ -117,12 +119,31 @@ void BoundGradients::contribute_held() {
     parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
 }
 
-void BoundGradients::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
+void BoundGradients::begin_shard() {
+  reducer_.begin_shards();
+  bind();
+}
+
+void BoundGradients::end_shard() {
+  mark_held();
+  reducer_.end_shards();
+  for (const auto& [name, parameter] : parameters_) parameter->clear_grad();
+}
+
+void BoundGradients::mark_held() {
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
     if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
+}
+
+void BoundGradients::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
+  mark_held();
+  const bool in_shards = reducer_.in_shards();
   reducing_ = false;
   reducer_.finish(backend_.stream(), [&](std::span<const std::size_t> slots) {
-    for (const std::size_t slot : slots) parameters_[slot].parameter->mark_grad_valid();
+    for (const std::size_t slot : slots) {
+      if (in_shards) bind(slot);  // the last shard's are elsewhere
+      parameters_[slot].parameter->mark_grad_valid();
+    }
     on_bucket(slots);
   });
   if (agreed_) return;

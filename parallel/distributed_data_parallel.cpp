@@ -115,6 +115,30 @@ std::string described(const std::string& name, const nn::Tensor& tensor) {
   return fmt::format("{} {} {}", name, name_of(tensor.dtype()), nn::to_string(tensor.shape()));
 }
 
+void check_in_shards(nn::Module& module, const Options& options) {
+  check_usage(synchronised_norms(module) == 0,
+              "shards with synchronised batch normalisation, whose sums are over ranks", "leave one of the two out");
+  check_usage(dynamic_cast<const DataParallel*>(&module) == nullptr, "shards of a module that is a DataParallel",
+              "wrap the module itself: a rank may compute several shards");
+  check_usage(options.broadcast_buffers, "shards where each rank keeps buffers of its own",
+              "leave broadcast_buffers on: they are averaged over the shards");
+}
+
+// What a reducer adds with, where it cannot by itself.
+using Arithmetic = std::function<void(std::byte*, const std::byte*, std::size_t, DType)>;
+
+Arithmetic on_device(nn::Backend& backend, bool adds) {
+  return [&backend, adds](std::byte* to, const std::byte* from, std::size_t count, DType dtype) {
+    const nn::Shape shape{static_cast<std::int64_t>(count)};
+    const nn::Tensor y = nn::Tensor::view_of(to, shape, dtype);
+    const nn::Tensor x = nn::Tensor::view_of(const_cast<std::byte*>(from), shape, dtype);
+    adds ? backend.pointwise().add_to(x, 1.0f, y) : backend.pointwise().copy(x, y);
+  };
+}
+
+Arithmetic adder(nn::Backend& backend) { return on_device(backend, true); }
+Arithmetic copier(nn::Backend& backend) { return on_device(backend, false); }
+
 }  // namespace
 
 // Differences are reported in the order of the keys: parameters before buffers ("state").
@@ -141,17 +165,26 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
       group_(group),
       module_lifetime_(module.lifetime()),
       group_lifetime_(group.lifetime()),
+      tree_(options.tree),
       defers_unused_check_(options.defer_unused_check && !options.find_unused_parameters &&
                            group.device().kind != DeviceKind::kCpu) {
-  comm::run_collectively(group, [&] { backend_ = &checked_backend(module, group, options); });
+  comm::run_collectively(group, [&] {
+    backend_ = &checked_backend(module, group, options);
+    if (tree_ != nullptr) check_in_shards(module, options);
+  });
   nn::Module& named = named_module(module);
   compare_modules(group, named, options);
   frozen_ = parameters_that(named, false);
+  if (tree_ != nullptr) list_statistics();
   gradients_.emplace(
       group, *backend_, parameters_that(named, true), limits_of(options, group),
       ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
                             .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
-                            .wait_for_unused = !defers_unused_check_});
+                            .wait_for_unused = !defers_unused_check_,
+                            .tree = tree_,
+                            .more_tail_floats = statistics_.empty() ? 0 : statistics_.back().end() - kScalars,
+                            .add = adder(*backend_),
+                            .copy = copier(*backend_)});
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   gradients_->refuse_strays(true);
@@ -159,7 +192,9 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
 }
 
 void DistributedDataParallel::share_buffers() {
-  const auto buffers = module_.named_buffers();
+  auto buffers = module_.named_buffers();
+  if (tree_ != nullptr)
+    std::erase_if(buffers, [](const auto& buffer) { return buffer.tensor->dtype() == DType::kF32; });
   if (group_.size() == 1 || buffers.empty()) return;
   std::size_t bytes = 0;
   for (const auto& buffer : buffers) bytes += comm::align_up(buffer.tensor->bytes());
@@ -174,15 +209,31 @@ void DistributedDataParallel::share_buffers() {
 
 void DistributedDataParallel::sync_buffers() {
   if (buffer_arena_ == nullptr) return;
-  constexpr int kRoot = 0;
+  const int root = buffers_root();
   nn::PointwiseKernels& kernels = backend_->pointwise();
   group_.set_step(step_ + 1);
-  if (group_.rank() == kRoot)
+  if (group_.rank() == root)
     for (const auto& [mine, sent] : buffers_) kernels.copy(*mine, sent);
-  group_.broadcast({.arena = buffer_arena_.get(), .count = buffer_arena_->bytes(), .dtype = DType::kU8}, kRoot)
+  group_.broadcast({.arena = buffer_arena_.get(), .count = buffer_arena_->bytes(), .dtype = DType::kU8}, root)
       .wait(backend_->stream());
-  if (group_.rank() != kRoot)
+  if (group_.rank() != root)
     for (const auto& [mine, sent] : buffers_) kernels.copy(sent, *mine);
+}
+
+// Of all shards the last one has samples whenever any has (sampler::slice_of()).
+int DistributedDataParallel::buffers_root() const { return tree_ == nullptr ? 0 : tree_->order().back(); }
+
+void DistributedDataParallel::list_statistics() {
+  std::size_t place = static_cast<std::size_t>(kScalars);
+  for (const auto& buffer : module_.named_buffers()) {
+    nn::Tensor before = backend_->empty(buffer.tensor->shape(), buffer.tensor->dtype());
+    if (buffer.tensor->dtype() != DType::kF32) {
+      counters_.emplace_back(buffer.tensor, std::move(before));
+      continue;
+    }
+    statistics_.push_back({buffer.tensor, std::move(before), place});
+    place = statistics_.back().end();
+  }
 }
 
 void DistributedDataParallel::check_intact() const {
@@ -230,12 +281,14 @@ void DistributedDataParallel::check_with_buffers() const {
   ddp::check_replicas(group_, pieces);
 }
 
-void DistributedDataParallel::broadcast_buffers() { ddp::broadcast_state(group_, buffers_of(module_), 0); }
+void DistributedDataParallel::broadcast_buffers() {
+  if (tree_ == nullptr) ddp::broadcast_state(group_, buffers_of(module_), 0);  // with a tree they are equal
+}
 
 void DistributedDataParallel::broadcast_state() {
   nn::Module& named = named_module(module_);
   ddp::broadcast_state(group_, parameter_bytes(named), 0);
-  broadcast_buffers();
+  ddp::broadcast_state(group_, buffers_of(module_), 0);
   for (const auto& [name, parameter] : named.named_parameters()) parameter->changed();
 }
 
@@ -246,6 +299,7 @@ void DistributedDataParallel::begin_pass() {
               "let one thread use it: another one may begin when backward has returned, or the tape of the pass is "
               "reset");
   check_intact();
+  if (tree_ != nullptr) return;
   if (std::exchange(buffers_due_, false)) sync_buffers();
 }
 
@@ -255,6 +309,10 @@ void DistributedDataParallel::begin_pass(nn::Tape& tape) {
                      "wrap a module that has both, or give each a tape of its own");
   begin_pass();
   if (tape.recording()) {
+    check_usage(tree_ == nullptr || shard_open_, "a pass of a shard that was not begun",
+                "call begin_shard() before each pass");
+    check_usage(tree_ == nullptr || no_syncs_ == 0, "no_sync() where shards are summed along a tree",
+                "leave it out: a rank's shards are passes of their own (begin_shard())");
     pass_syncs_ = buffers_due_ = no_syncs_ == 0;
     tape.set_listener(this);
     pass_ = tape.pass();
@@ -279,12 +337,83 @@ nn::Loss DistributedDataParallel::forward_loss(nn::Tape& tape, const nn::Vars& i
 }
 
 void DistributedDataParallel::contribute_nothing() {
+  check_usage(tree_ == nullptr, "contribute_nothing() in a step in shards", "call skip_shard() for each of them");
   begin_pass();
   buffers_due_ = true;
   begin_gradients();
   begin_reduction();
   gradients_->contribute_held();
   finish();
+}
+
+void DistributedDataParallel::open_shard(std::int64_t of_all_shards) {
+  check_usage(tree_ != nullptr, "a shard of a step that has none", "give Options::tree");
+  check_usage(!shard_open_, "a shard begins before the backward pass of the one before it",
+              "run forward and backward for each shard");
+  check_usage(of_all_shards >= 1, "a step of no samples", "give the samples of all shards together");
+  begin_pass();
+  nn::PointwiseKernels& kernels = backend_->pointwise();
+  if (!step_open_) {
+    const bool cleared =
+        std::ranges::none_of(parameters(), [](const auto& named) { return named.parameter->has_gradient(); });
+    check_usage(cleared, "a step in shards begins while gradients of the last one are there",
+                "call zero_grad() before each step");
+    sums_held_ = false;
+    gradients_->apply_order();
+    gradients_->begin_reduction(++step_);
+    for (const auto& [mine, before, place] : statistics_) kernels.copy(*mine, before);
+    for (const auto& [mine, before] : counters_) kernels.copy(*mine, before);
+    all_samples_ = of_all_shards;
+    step_open_ = true;
+  } else {
+    check_usage(all_samples_ == of_all_shards, "shards of one step that are of other numbers of samples together",
+                "give the step's samples of all ranks");
+    for (const auto& [mine, before, place] : statistics_) kernels.copy(before, *mine);
+    for (const auto& [mine, before] : counters_) kernels.copy(before, *mine);
+  }
+  gradients_->begin_shard();
+  shard_open_ = true;
+}
+
+void DistributedDataParallel::begin_shard(std::int64_t samples, std::int64_t of_all_shards) {
+  check_usage(samples >= 1, "a shard of no samples begins", "call skip_shard() in its place");
+  open_shard(of_all_shards);
+  shard_samples_ = samples;
+}
+
+void DistributedDataParallel::skip_shard(std::int64_t of_all_shards) {
+  open_shard(of_all_shards);
+  write_shard_tail(0);
+  gradients_->reducer().skip_shard(0);
+  end_shard();
+}
+
+void DistributedDataParallel::write_shard_tail(std::int64_t samples) {
+  nn::PointwiseKernels& kernels = backend_->pointwise();
+  auto* const tail = reinterpret_cast<float*>(gradients_->reducer().tail().data());
+  if (scalars_.defined()) kernels.copy(scalars_, nn::Tensor::view_of(tail, {kScalars}));
+  if (samples == 0) return;
+  for (const auto& [mine, before, place] : statistics_)
+    kernels.add_to(*mine, static_cast<float>(samples), nn::Tensor::view_of(tail + place, mine->shape()));
+}
+
+// The mean of the shards' running statistics. Counters have counted this step once, wherever there were samples.
+void DistributedDataParallel::take_statistics() {
+  nn::PointwiseKernels& kernels = backend_->pointwise();
+  auto* const sums = reinterpret_cast<float*>(gradients_->reducer().tail().data());
+  for (const auto& [mine, before, place] : statistics_) {
+    kernels.fill(*mine, 0.0f);
+    kernels.add_to(nn::Tensor::view_of(sums + place, mine->shape()), 1.0f / static_cast<float>(all_samples_), *mine);
+  }
+  sync_buffers();
+}
+
+void DistributedDataParallel::end_shard() {
+  shard_open_ = false;
+  if (!gradients_->is_last_shard()) return gradients_->end_shard();
+  step_open_ = false;
+  finish();
+  take_statistics();
 }
 
 // Sums that the loop has not cleared are added to, and must not be summed again.
@@ -301,6 +430,11 @@ void DistributedDataParallel::begin_reduction() {
 void DistributedDataParallel::backward_begins() {
   check_intact();
   gradients_->refuse_strays(false);
+  if (tree_ != nullptr) {
+    write_shard_tail(shard_samples_);
+    gradients_->mark_unreached();
+    return;
+  }
   begin_gradients();
   if (!pass_syncs_) return;
   begin_reduction();
@@ -314,6 +448,7 @@ void DistributedDataParallel::node_walked() {
 void DistributedDataParallel::backward_ended() {
   pass_ = {};
   gradients_->refuse_strays(true);
+  if (tree_ != nullptr) return end_shard();
   gradients_->reducing() ? finish() : gradients_->mark_partial();
 }
 

@@ -20,10 +20,20 @@ bool has_step(const SamplerConfig& config, std::uint64_t end, std::uint64_t curs
 // Of the `count` places of a step.
 Slice local_slice(const SamplerConfig& config, std::uint64_t count, int rank, int world_size) {
   const auto part = static_cast<std::uint64_t>(rank), parts = static_cast<std::uint64_t>(world_size);
+  if (config.shards > 0) {
+    const Slice run = slice_of(config.shards, part, parts);
+    const std::uint64_t begin = shard_of(config, count, run.begin).begin;
+    return {begin, shard_of(config, count, run.end() - 1).end() - begin};
+  }
   if (config.order != Order::kColumns) return slice_of(count, part, parts);
   const Slice columns = slice_of(config.global_batch, part, parts);
   const std::uint64_t begin = std::min(columns.begin, count);
   return {begin, std::min(columns.end(), count) - begin};
+}
+
+// Whose number an epoch's padding depends on.
+std::uint64_t parts_of(const SamplerConfig& config, int world_size) {
+  return config.shards > 0 ? config.shards : static_cast<std::uint64_t>(world_size);
 }
 
 // The sample at `position` of an epoch (Note [Columns]).
@@ -47,11 +57,21 @@ void check(const SamplerConfig& config, int rank, int world_size) {
     throw UsageError(fmt::format("a data set of {} samples", config.length), "at most 2^63 - 1 can be numbered");
   }
   if (config.global_batch == 0) throw UsageError("a global batch of 0 samples", "give 1 or more");
-  const auto world = static_cast<std::uint64_t>(world_size);
-  if (config.tail == Tail::kPad && config.global_batch % world != 0) {
-    throw UsageError(fmt::format("the tail 'pad' cannot make {} ranks equal with a global batch of {}", world_size,
-                                 config.global_batch),
-                     fmt::format("use --tail exact, or a global batch that is a multiple of {}", world_size));
+  if (config.shards > 0) {
+    if (config.shards < static_cast<std::uint64_t>(world_size))
+      throw UsageError(fmt::format("{} shards for {} ranks", config.shards, world_size),
+                       fmt::format("give at least {} shards, or start at most {} ranks", world_size, config.shards));
+    if (config.shards > config.global_batch)
+      throw UsageError(fmt::format("{} shards of a global batch of {}", config.shards, config.global_batch),
+                       "give at most as many shards as samples");
+    if (config.order == Order::kColumns)
+      throw UsageError("shards of steps whose places read consecutive samples", "leave one of the two out");
+  }
+  const std::uint64_t parts = parts_of(config, world_size);
+  if (config.tail == Tail::kPad && config.global_batch % parts != 0) {
+    throw UsageError(fmt::format("the tail 'pad' cannot make {} {} equal with a global batch of {}", parts,
+                                 config.shards > 0 ? "shards" : "ranks", config.global_batch),
+                     fmt::format("use --tail exact, or a global batch that is a multiple of {}", parts));
   }
   if (config.tail == Tail::kPad && config.order == Order::kColumns) {
     throw UsageError(
@@ -67,8 +87,8 @@ void check(const SamplerConfig& config, int rank, int world_size) {
 }
 
 std::uint64_t epoch_end(const SamplerConfig& config, int world_size) {
-  const auto world = static_cast<std::uint64_t>(world_size);
-  return config.tail == Tail::kPad ? world * ceil_div(config.length, world) : config.length;
+  const std::uint64_t parts = parts_of(config, world_size);
+  return config.tail == Tail::kPad ? parts * ceil_div(config.length, parts) : config.length;
 }
 
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size) {
@@ -108,7 +128,9 @@ std::uint64_t DistributedSampler::max_local_count() const {
   const std::uint64_t largest_step = config_.order == Order::kColumns
                                          ? config_.global_batch
                                          : std::min(config_.global_batch, epoch_end(config_, world_size_));
-  return ceil_div(largest_step, static_cast<std::uint64_t>(world_size_));
+  const auto ranks = static_cast<std::uint64_t>(world_size_);
+  if (config_.shards == 0) return ceil_div(largest_step, ranks);
+  return std::min(largest_step, ceil_div(config_.shards, ranks) * ceil_div(largest_step, config_.shards));
 }
 
 StepPlan DistributedSampler::plan() const { return plan_step(config_, state_, rank_, world_size_); }

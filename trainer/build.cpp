@@ -339,7 +339,8 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
            .seed = config.seed,
            .global_batch = global_batch,
            .tail = config.tail,
-           .order = config.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
+           .order = config.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled,
+           .shards = static_cast<std::uint64_t>(config.shards)},
           rank,
           world_size};
 }
@@ -369,7 +370,7 @@ TrainingStep::Options step_options(const TrainConfig& config) {
 }
 
 bool wants_graphs(const TrainConfig& config) {
-  return config.graphs.value_or(true) && !config.find_unused && config.parallel != Parallel::kDp;
+  return config.graphs.value_or(true) && !config.find_unused && config.shards == 0 && config.parallel != Parallel::kDp;
 }
 
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config) {

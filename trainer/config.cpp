@@ -105,6 +105,8 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
   return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size * config.accumulate);
 }
 
+int threads_of_a_shard(const TrainConfig& config) { return config.threads > 0 ? config.threads : 1; }
+
 const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
 
 const char* name_of(sampler::Tail tail) {
@@ -156,6 +158,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
     const std::string text = option.value.text();
     facts.emplace_back(option.name, option.agree == Agree::kValue ? text : text.empty() ? "no" : "yes");
   }
+  if (config.shards > 0) facts.emplace_back("threads of a shard", fmt::to_string(threads_of_a_shard(config)));
   return facts;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -15,6 +16,45 @@ namespace lockstep::trainer {
 namespace {
 
 constexpr std::size_t kSums = 5;
+
+/// Of some samples: loss, correct, samples, in the top five, and whether the rank was asked to stop.
+using Sums = std::array<double, kSums>;
+
+void add(Sums& sums, const Sums& more) {
+  for (std::size_t i = 0; i < kSums; ++i) sums[i] += more[i];
+}
+
+/// Note [Reduction tree]
+Sums sum_along_tree(std::span<const Sums> leaves) {
+  if (leaves.empty()) return {};
+  if (leaves.size() == 1) return leaves.front();
+  const std::size_t left = std::bit_floor(leaves.size() - 1);
+  Sums sums = sum_along_tree(leaves.first(left));
+  add(sums, sum_along_tree(leaves.subspan(left)));
+  return sums;
+}
+
+/// All ranks' passes together, in their order; each rank's first element is what it has outside of them.
+Sums sum_of_passes(comm::ProcessGroup& group, const std::vector<Sums>& mine) {
+  std::vector<Sums> passes;
+  Sums outside{};
+  for (const auto& bytes : group.all_gather_objects(std::as_bytes(std::span(mine)))) {
+    std::vector<Sums> theirs(bytes.size() / sizeof(Sums));
+    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    add(outside, theirs.front());
+    passes.insert(passes.end(), theirs.begin() + 1, theirs.end());
+  }
+  Sums sums = sum_along_tree(passes);
+  add(sums, outside);
+  return sums;
+}
+
+/// Passes over `batch` samples each, of which a rank has neighbouring ones.
+sampler::Slice slice_in_passes(std::uint64_t samples, std::uint64_t batch, int rank, int ranks) {
+  const sampler::Slice passes = sampler::eval_slice((samples + batch - 1) / batch, rank, ranks);
+  const std::uint64_t begin = std::min(passes.begin * batch, samples);
+  return {begin, std::min(passes.end() * batch, samples) - begin};
+}
 
 }  // namespace
 
@@ -36,25 +76,26 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   const SampleFormat format = format_of(*dataset_);
   module.train(false);
-  data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
-                      static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
-  const auto sums = sums_->view<double>(0, kSums);  // loss, correct, samples, in the top five, ranks that stopped
-  std::ranges::fill(sums, 0.0);
+  const auto batch_size = static_cast<std::uint64_t>(batch_);
+  data::Loader loader(dataset_,
+                      along_tree_ ? slice_in_passes(dataset_->size(), batch_size, group_.rank(), group_.size())
+                                  : sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
+                      batch_size, {.workers = workers_, .memory = backend_.staging_memory()});
+  std::vector<Sums> passes(1);                     // without a tree, all in one; with one, what is no pass's
   const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
   InFlight<std::uint64_t> batches(backend_, numbers.bytes());
   const auto take = [&] {
     const auto [samples, bytes] = batches.take([] { throw_if_stopped("evaluating"); });
     std::array<float, 3> totals{};
     std::memcpy(totals.data(), bytes.data(), sizeof totals);
-    sums[0] += static_cast<double>(totals[0]);
-    sums[1] += static_cast<double>(totals[1]);
-    sums[2] += static_cast<double>(samples);
-    if (top5_) sums[3] += static_cast<double>(totals[2]);
+    if (along_tree_) passes.emplace_back();
+    add(passes.back(), {static_cast<double>(totals[0]), static_cast<double>(totals[1]), static_cast<double>(samples),
+                        top5_ ? static_cast<double>(totals[2]) : 0.0, 0.0});
   };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
     if (stop_request() != 0) {
-      sums[4] = 1;
+      passes.front()[4] = 1;
       break;
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
@@ -75,7 +116,14 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   }
   while (batches.waiting() > 0) take();
   module.train(true);
-  group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
+  Sums sums = passes.front();
+  if (along_tree_) {
+    sums = sum_of_passes(group_, passes);
+  } else {
+    std::ranges::copy(sums, sums_->view<double>(0, kSums).begin());
+    group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
+    std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
+  }
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
           .loss = sums[0] / targets,

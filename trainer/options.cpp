@@ -104,6 +104,33 @@ void add_accumulate_option(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_shards_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "shards",
+             .placeholder = "V",
+             .help =
+                 "parts of a step that are summed along a tree: the same bits at any number of ranks from 1 to V; a "
+                 "shard is computed by --threads threads (1)",
+             .value = integer(config.shards, 1, static_cast<std::int64_t>(comm::ReductionTree::kMostLeaves),
+                              /*unset=*/0),
+             .applies = {.to = "--global-batch, without --accumulate, --stateful, --sync-batchnorm, "
+                               "--no-broadcast-buffers, --graphs yes and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (!config.global_batch)
+                             return "a global batch that depends on the number of ranks has other steps: give "
+                                    "--global-batch";
+                           if (config.accumulate > 1)
+                             return "--accumulate computes a rank's share in parts, and shards are such";
+                           if (config.stateful) return "--stateful carries states of a rank's rows";
+                           if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks";
+                           if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                           if (config.graphs == true) return "--graphs yes runs a step as one graph";
+                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
+                         }},
+             .agree = Agree::kValue,
+             .identity = "shards",
+             .not_in_identity = ""});
+}
+
 void add_stateful_option(OptionTable& table, TrainConfig& config) {
   std::vector<std::string> texts;
   for (const auto* family : data::dataset_families())
@@ -402,6 +429,7 @@ OptionTable train_options(TrainConfig& config) {
   add_tuning_options(table, config);
   add_batch_options(table, config);
   add_accumulate_option(table, config);
+  add_shards_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
   add_schedule_options(table, config);

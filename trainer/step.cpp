@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <optional>
 
 #include "base/stop.h"
@@ -30,11 +29,10 @@ TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, s
       format_(std::move(format)),
       options_(options),
       tape_(backend),
-      all_(ddp.parameters().size()),
       numbers_(backend.empty({static_cast<std::int64_t>(kNumbers)})),
       squares_(nn::Tensor::view_of(numbers_.data<float>() + kScalars, {}, DType::kF64)),
       in_flight_(backend, kNumbers * sizeof(float)) {
-  std::iota(all_.begin(), all_.end(), std::size_t{0});
+  summed_.reserve(ddp.parameters().size());
   tape_.set_activations(options.activations);
   ask_to_stop(false);
   ddp_.set_bucket_callback([this](std::span<const std::size_t> slots) { update_bucket(slots); });
@@ -87,12 +85,42 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
   backend_.pointwise().fill(ddp_.scalars().slice(kLoss, kStops), 0.0f);
   const auto most = static_cast<std::uint64_t>(options_.accumulate);
   const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
+  if (options_.tree != nullptr) return compute_shards(step, inputs, plan);
   if (parts == 0) {
     begin_update();
     ddp_.contribute_nothing();
   }
   for (std::uint64_t p = 0; p < parts; ++p)
     compute_part(step, inputs, plan, sampler::slice_of(plan.local_count, p, parts), p + 1 == parts);
+  end_update();
+  tape_.reset();
+}
+
+/// Each shard is a pass of its own; backward of the last one ends when all ranks' sums are there.
+void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
+  const comm::TreeNode run = options_.tree->run_of(ddp_.group().rank());
+  const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
+  const auto all = static_cast<std::int64_t>(plan.global_count);
+  const std::uint64_t first = plan.local_begin - plan.global_begin;
+  const nn::Tensor& scalars = ddp_.scalars();
+  begin_update();
+  for (std::uint32_t leaf = run.first; leaf < run.end(); ++leaf) {
+    tape_.reset();
+    backend_.pointwise().fill(scalars.slice(kLoss, kStops), 0.0f);
+    // Of a rank that wants to stop, one shard says so.
+    if (leaf == run.first + 1) backend_.pointwise().fill(scalars.slice(kStops, kStops + 1), 0.0f);
+    const sampler::Slice shard = sampler::slice_of(plan.global_count, leaf, options_.tree->leaves());
+    if (shard.count == 0) {
+      ddp_.skip_shard(all);
+      continue;
+    }
+    const sampler::Slice part = {.begin = shard.begin - first, .count = shard.count};
+    ddp_.begin_shard(static_cast<std::int64_t>(shard.count), all);
+    write_dropout_state(step, plan, part);
+    const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
+    add_to_scalars(loss, part.count);
+    tape_.backward(loss.value);
+  }
   end_update();
   tape_.reset();
 }
@@ -139,6 +167,7 @@ void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPla
 void TrainingStep::begin_update() {
   if (wants_norm()) backend_.pointwise().fill(nn::Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
   first_bucket_ = true;
+  summed_.clear();
 }
 
 void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
@@ -146,10 +175,12 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
     options_.trace->span(Trace::kComputation, "wait for bucket",
                          first_bucket_ ? ddp_.reducer().timeline().waits_from : waiting_since_, Clock::now());
   const bool clip = options_.clip_norm > 0;
+  summed_.insert(summed_.end(), slots.begin(), slots.end());
   if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
     const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
-    if (wants_norm()) optimizer_->add_squares(slots, squares_);
+    // In shards, in an order that does not depend on buckets: at the end.
+    if (wants_norm() && options_.tree == nullptr) optimizer_->add_squares(slots, squares_);
     if (!clip) optimizer_->update(slots);
   }
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
@@ -157,10 +188,14 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
 
 void TrainingStep::end_update() {
   const nn::Tensor sums = ddp_.summed_scalars();
+  if (wants_norm() && options_.tree != nullptr) {
+    std::ranges::sort(summed_);
+    optimizer_->add_squares(summed_, squares_);
+  }
   if (options_.clip_norm > 0) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
     optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
-    optimizer_->update(all_);
+    optimizer_->update(summed_);
   }
   if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
   backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));

@@ -50,8 +50,9 @@ class TrainingStep {
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
-    int accumulate = 1;               // parts in which a rank's share of a step is computed
-    bool in_step = false;             // every rank runs every part, also of no samples: there are collectives in it
+    int accumulate = 1;    // parts in which a rank's share of a step is computed
+    bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
+    const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none
     CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 
@@ -96,6 +97,7 @@ class TrainingStep {
   void compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
                     bool last);
+  void compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void add_to_scalars(const nn::Loss& loss, std::uint64_t samples);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part);
@@ -112,9 +114,9 @@ class TrainingStep {
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
   StepGraphs* graphs_ = nullptr;
-  nn::Tensor dropout_state_;      // (3) i64; undefined without dropout
-  std::vector<std::size_t> all_;  // parameters
-  bool first_bucket_ = true;      // of the update under way
+  nn::Tensor dropout_state_;         // (3) i64; undefined without dropout
+  std::vector<std::size_t> summed_;  // parameters whose sums have come, of the update under way
+  bool first_bucket_ = true;         // of that
   Clock::time_point waiting_since_;
 
   // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64).

@@ -44,6 +44,7 @@ class Run {
                       .writes = session.group->rank() == 0}) {
     RunWeights weights;
     session::MemoryNeeds needs;
+    if (config_.shards > 0) tree_ = &session.gradients().define_tree(static_cast<std::size_t>(config_.shards));
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
@@ -52,7 +53,7 @@ class Run {
             fmt::format("{} has samples {}, and {} has {}", splits_.train->name(), format_of(*splits_.train).describe(),
                         splits_.test->name(), format_of(*splits_.test).describe()),
             "evaluate on samples of the same kind, with the same inputs in the same order");
-      sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
+      sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
       const bool several = config_.parallel == Parallel::kDp;
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
@@ -98,7 +99,9 @@ class Run {
     if (config_.sync_batchnorm && parallel::convert_sync_batchnorm(*model_, session.gradients()) == 0 &&
         group_.rank() == 0)
       log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
-    ddp_.emplace(forwarded(), session.gradients(), ddp_options(config_));
+    auto ddp = ddp_options(config_);
+    ddp.tree = tree_;
+    ddp_.emplace(forwarded(), session.gradients(), ddp);
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     comm::run_collectively(group_, [&] {
@@ -111,6 +114,7 @@ class Run {
     }
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
+    options.tree = tree_;
     // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();
@@ -142,6 +146,7 @@ class Run {
     if (splits_.test != nullptr)
       evaluator.emplace(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),
                         evaluation_loss(config_));
+    if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
       progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
@@ -213,8 +218,17 @@ class Run {
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
+  // The number of this rank's run of shards, which follow the hosts; without shards that of the rank.
+  int position_among(const session::Session& session) const {
+    return tree_ != nullptr ? tree_->position_of(session.gradients().rank()) : group_.rank();
+  }
+
   // The most that a rank computes with in training.
   std::int64_t samples_at_once() const {
+    if (config_.shards > 0) {
+      const auto shards = static_cast<std::uint64_t>(config_.shards);
+      return static_cast<std::int64_t>((sampler_->config().global_batch + shards - 1) / shards);
+    }
     const auto parts = static_cast<std::uint64_t>(config_.accumulate);
     return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (sampler_->max_local_count() + parts - 1) / parts));
   }
@@ -374,6 +388,7 @@ class Run {
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
+  const comm::ReductionTree* tree_ = nullptr;         // along which shards are summed; nullptr: there are none
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
   Metrics metrics_;  // rank 0's
@@ -398,8 +413,10 @@ class Run {
 
 }  // namespace
 
-int train(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
+  TrainConfig config = given;
+  if (config.shards > 0) config.threads = threads_of_a_shard(config);
   session::Session session = open_session(config, refusal);
   std::optional<DeferredStops> deferred;
   int code = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "lockstep/ddp/timeline.h"
 
 namespace lockstep::ddp {
+
+class ShardSums;
 
 /// Gradients are slots in one arena: the producer writes them where `storage` says and calls mark_ready. A bucket whose
 /// slots are all ready is summed over the ranks at once, but never before the earlier buckets.
@@ -38,6 +41,15 @@ namespace lockstep::ddp {
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
 /// a rank without samples contributes zeros.
 ///
+/// Note [Sums along a tree]
+/// With Options::tree a step is that of several shards, of which this rank has ReductionTree::run_of(rank), and its
+/// sums are the same bits at any number of ranks (Note [Reduction tree]). A step on every rank is then
+///   begin_step();
+///   in turns, until was_last_turn(): begin_shards(); for each of these shards its tail and gradients, or skip_shard();
+///     mark_ready(slot) or mark_slot_unused(slot), for all of them together; after the last turn finish(…), after the
+///     others end_shards().
+/// Gradients start on their way in the last turn. Counts of unused slots are then of shards, not of ranks.
+///
 /// One thread uses it; the group must outlive its last step (begin_step() of one that is gone is a UsageError), and may
 /// have several. Its destructor issues nothing. A step that an exception cuts short,
 /// a producer's or a callback's, leaves collectives under way, and the other ranks in them: end the process then.
@@ -50,6 +62,13 @@ class Reducer {
     bool find_unused = false;      // gradients may be absent
     bool start_late = false;       // no collective before finish(), whatever is ready
     bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
+
+    const comm::ReductionTree* tree = nullptr;  // the group's, along which shards are summed; nullptr: ranks are
+    std::size_t shards_at_once = 1;             // of this rank, in a turn
+    std::size_t more_tail_floats = 0;           // beside kTailFloats
+    /// `count` elements from `from` added to those at `to`, or copied there, after the work that the producer's stream
+    /// was given before. For a group that is not on the CPU, where the reducer does it itself.
+    std::function<void(std::byte*to, const std::byte*from, std::size_t count, DType dtype)> add, copy;
   };
 
   /// Collective: compares slots, f32 or f64, and limits (OutOfStepError where ranks differ), and allocates the arena. A
@@ -58,6 +77,7 @@ class Reducer {
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options);
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
       : Reducer(group, std::move(slots), limits, {}) {}
+  ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
@@ -66,8 +86,9 @@ class Reducer {
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   std::size_t slots() const { return slots_.size(); }
-  /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true.
-  std::span<std::byte> storage(std::size_t slot) const;
+  /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true; with shards, until the next turn:
+  /// that of the turn's shard number `shard`, from 0. Between steps it is where the sum is.
+  std::span<std::byte> storage(std::size_t slot, std::size_t shard = 0) const;
   /// The same as numbers, for groups on the CPU. Throws UsageError where the slot's are of another type.
   template <class T>
   std::span<T> gradient(std::size_t slot) const {
@@ -76,16 +97,27 @@ class Reducer {
     return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
   /// kTailFloats f32, zeroed by begin_step. Write it between begin_step and the first mark_ready; after finish it holds
-  /// the sums over all ranks. In the arena's memory, which may be a device's.
-  std::span<std::byte> tail() const;
+  /// the sums over all ranks. In the arena's memory, which may be a device's. Options::more_tail_floats follow. With
+  /// shards, as storage(): each shard of a turn has its own.
+  std::span<std::byte> tail(std::size_t shard = 0) const;
 
   /// Starts step `step` (for messages). All slots become not ready.
   void begin_step(std::int64_t step);
   /// Forgets a step whose collectives were taken down by a recording device and never done.
   void abandon_step() {
     started_ = finished_ = 0;
-    open_ = false;
+    open_ = turn_open_ = false;
   }
+  /// Whether there is a tree.
+  bool in_shards() const { return options_.tree != nullptr; }
+  /// Starts the next turn: all slots become not ready. What it says are the turn's shards.
+  comm::TreeNode begin_shards();
+  /// Whether the turn that was begun last is this rank's last one of the step.
+  bool was_last_turn() const;
+  /// Shard number `shard` of the turn has no samples: zeros for all its slots, which are absent if that may be.
+  void skip_shard(std::size_t shard);
+  /// Ends a turn that is not the last one. Slots that are not decided are absent.
+  void end_shards();
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
   void mark_ready(std::size_t slot);
   /// `slot` has no gradient on this rank in this step: its storage becomes zero. A slot that is not decided yet.
@@ -132,11 +164,21 @@ class Reducer {
   void check_type(std::size_t slot, DType asked) const;
   void check_begun(const char* doing) const;
   void settle(std::size_t slot);
-  void settle_rest();
+  void check_turn() const;
+  void mark_rest_unused();
+  void write_counts();
   void send_unused();
   void refuse_unused_if_known();
   std::vector<float> unused_counts() const;
   std::size_t counts_bytes() const;
+  std::size_t counts_offset() const { return tail_bytes_ + plan_.bytes; }
+  std::size_t place_of(std::size_t shard) const;
+  std::byte* at(std::size_t offset, std::size_t place) const { return arena_->data() + place * stride_ + offset; }
+  void zero(std::size_t offset, std::size_t bytes, std::size_t place);
+  void add_up(std::size_t offset, std::size_t count, DType dtype);
+  void begin_turn();
+  bool starts_buckets() const { return sums_ == nullptr || was_last_turn(); }
+  void check_shards(const char* doing) const;
   void lay_out(std::vector<std::size_t> order);
   void start_full_buckets();
   void start_bucket(std::size_t bucket);
@@ -157,6 +199,12 @@ class Reducer {
   Options options_;
   std::vector<std::size_t> order_;
   BucketPlan plan_;
+  std::size_t tail_bytes_;
+  std::size_t stride_ = 0;           // between places; 0: there is one
+  std::unique_ptr<ShardSums> sums_;  // nullptr: ranks are summed
+  std::size_t turns_ = 0;            // of this step that have begun
+  bool turn_open_ = false;
+  std::vector<bool> skipped_;  // of the turn's shards
   std::unique_ptr<comm::Arena> arena_;
   std::shared_ptr<CommHook> hook_;      // nullptr: allreduce
   comm::Work tail_work_, counts_work_;  // of this step, where the bucket beside it does without
@@ -164,12 +212,13 @@ class Reducer {
   bool open_ = false;  // between begin_step() and finish()
 
   // This step.
-  std::vector<bool> is_ready_;              // by slot
-  std::vector<std::size_t> missing_;        // by bucket: slots not ready
-  std::vector<comm::Work> works_;           // by bucket
-  std::vector<std::size_t> ready_order_;    // slots as they became ready; empty without a backward pass
-  std::vector<std::size_t> unused_;         // on this rank
-  std::size_t started_ = 0, finished_ = 0;  // buckets
+  std::vector<bool> is_ready_;                             // by slot
+  std::vector<std::size_t> missing_;                       // by bucket: slots not ready
+  std::vector<comm::Work> works_;                          // by bucket
+  std::vector<std::size_t> ready_order_;                   // slots as they became ready; empty without a backward pass
+  std::vector<std::size_t> unused_;                        // on this rank; in this turn
+  std::vector<std::vector<std::size_t>> unused_by_shard_;  // of a turn
+  std::size_t started_ = 0, finished_ = 0;                 // buckets
   std::size_t ready_count_ = 0;
   bool may_start_ = true;
   StepTimeline timeline_;

@@ -45,6 +45,14 @@ class BoundGradients {
   void mark_unreached();
   /// In place of that pass: what parameters hold is all that this rank has, which may be nothing.
   void contribute_held();
+  /// Of a reduction in shards (ddp: Note [Sums along a tree]), after begin_reduction(): the next shard's gradients are
+  /// written from here on, and none are there yet.
+  void begin_shard();
+  /// Whether it is this rank's last one of the step.
+  bool is_last_shard() const { return reducer_.was_last_turn(); }
+  /// After its backward pass, unless it is the last one.
+  void end_shard();
+
   /// Waits for the sums, bucket by bucket (ddp::Reducer::finish). In `on_bucket(slots)`, and from then on until they
   /// are cleared, those parameters' gradients are sums over all ranks. Collective after the first step with samples.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
@@ -61,6 +69,8 @@ class BoundGradients {
 
  private:
   void bind();
+  void bind(std::size_t slot);
+  void mark_held();
   [[noreturn]] void refuse_stray(std::size_t slot) const;
 
   comm::ProcessGroup& group_;

@@ -38,6 +38,27 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// global batch's gradient, however many samples each rank has; one scaled by 1 / (own samples · group.size()) gives
 /// PyTorch's average of averages.
 ///
+/// Note [Steps in shards]
+/// With Options::tree a step has the same bits at any number of ranks: the global batch is that tree's number of
+/// shards, of which this rank computes ReductionTree::run_of(its rank), each by a pass of its own:
+///
+///   const comm::ReductionTree& tree = group.define_tree(8);
+///   DistributedDataParallel ddp(model, group, {.tree = &tree});
+///   for (…) {
+///     optimizer->zero_grad();
+///     for (each shard of tree.run_of(group.rank())) {
+///       ddp.begin_shard(samples_of_the_shard, samples_of_all_shards);
+///       const nn::Loss loss = nn::cross_entropy(tape, ddp(tape, x), labels, 1.0f / samples_of_all_shards);
+///       tape.backward(loss.value);  // of the last one, sums
+///       tape.reset();
+///     }                             // where a shard has no samples: ddp.skip_shard() in place of all that
+///     optimizer->step(lr);
+///   }
+///
+/// Kernels must then have the same bits for the same shard wherever it is computed: the same number of threads, the
+/// same instruction set. Statistics of batch normalisation are each shard's own; running ones become the mean of the
+/// shards', by their samples. scalars() are each shard's.
+///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
 /// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
 /// the ranks alone, call module(). A pass through the module itself that is recorded and walked backwards is a
@@ -69,6 +90,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
     bool defer_unused_check = false;
+    /// The group's, along which shards are summed (Note [Steps in shards]); nullptr: ranks are summed. Not with a
+    /// module that is a DataParallel, that synchronises batch normalisations, or without broadcast_buffers.
+    const comm::ReductionTree* tree = nullptr;
   };
 
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
@@ -96,6 +120,12 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
 
   /// In place of a step's forward and backward, on a rank that has no samples in it, or none for its last part.
   void contribute_nothing();
+
+  /// With a tree, before the pass of the next shard, of so many samples, at least one. The first one of a step throws
+  /// UsageError where gradients of the last step are still there.
+  void begin_shard(std::int64_t samples, std::int64_t of_all_shards);
+  /// In place of a pass, for a shard without samples.
+  void skip_shard(std::int64_t of_all_shards);
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
   /// all but the last. Several may live at once, and end in any order. An optimizer refuses such gradients until a pass
@@ -174,6 +204,12 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
  private:
   void share_buffers();
   void sync_buffers();
+  int buffers_root() const;
+  void list_statistics();
+  void open_shard(std::int64_t of_all_shards);
+  void write_shard_tail(std::int64_t samples);
+  void take_statistics();
+  void end_shard();
   void check_intact() const;
   void begin_pass();
   void begin_pass(nn::Tape& tape);
@@ -199,6 +235,19 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   };
   std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
   std::vector<SharedBuffer> buffers_;
+
+  // With a tree: the buffers that are averaged over shards, as they were before the step, and in the reducer's tail.
+  struct Statistic {
+    nn::Tensor* mine;
+    nn::Tensor before;
+    std::size_t place = 0;  // floats into the tail
+    std::size_t end() const { return place + static_cast<std::size_t>(mine->count()); }
+  };
+  const comm::ReductionTree* tree_;
+  std::vector<Statistic> statistics_;
+  std::vector<std::pair<nn::Tensor*, nn::Tensor>> counters_;  // other buffers, and as they were before the step
+  bool step_open_ = false, shard_open_ = false;
+  std::int64_t shard_samples_ = 0, all_samples_ = 0;
 
   ThreadId owner_thread_ = nullptr;  // that has pass_ under way
   Lifetime::Ref pass_;               // the tape's, until backward has walked it

@@ -41,6 +41,10 @@ struct SamplerConfig {
   std::uint64_t global_batch = 1;  // samples of a step, over all ranks
   Tail tail = Tail::kExact;
   Order order = Order::kShuffled;
+  /// Parts of a step, of which each rank has a run, slice_of(shards, rank, world_size): with them, who has which sample
+  /// depends on their number alone (shard_of()). 0: a rank has one part of its own. Tail::kPad fills up to a multiple
+  /// of their number then. Not with Order::kColumns.
+  std::uint64_t shards = 0;
 };
 
 /// How far a run has come; independent of the world size, so that it resumes at any.
@@ -64,9 +68,15 @@ struct StepPlan {
   friend bool operator==(const StepPlan&, const StepPlan&) = default;
 };
 
+/// The places of shard `shard` among the `count` of a step.
+constexpr Slice shard_of(const SamplerConfig& config, std::uint64_t count, std::uint64_t shard) {
+  return slice_of(count, shard, config.shards);
+}
+
 /// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world, a
-/// global batch of 0, Tail::kPad with a global batch that is no multiple of the world size, or with columns, which no
-/// sample may be added to, and Tail::kDrop with a global batch above the length.
+/// global batch of 0, shards fewer than ranks or more than the global batch, or with columns, Tail::kPad with a global
+/// batch that is no multiple of the world size, or with columns, which no sample may be added to, and Tail::kDrop with
+/// a global batch above the length.
 void check(const SamplerConfig& config, int rank, int world_size);
 
 // The pure functions below require arguments that passed check(); plan_step looks again.

@@ -38,6 +38,9 @@ struct TrainConfig : session::SessionOptions {
   std::optional<std::int64_t> batch;            // samples a rank and part of a step
   std::optional<std::int64_t> global_batch;     // samples of all ranks together and step
   int accumulate = 1;  // parts in which a rank computes its share of a step, one after the other
+  /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
+  /// a run has the same bits at any number of ranks up to that. 0: none. Needs global_batch.
+  std::int64_t shards = 0;
   sampler::Tail tail = sampler::Tail::kExact;
   /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
   /// (sampler: Note [Columns]), and each epoch begins with zeros.
@@ -115,6 +118,8 @@ Settings optimizer_settings_of(const TrainConfig& config);
 Settings schedule_settings_of(const TrainConfig& config);
 /// The probability with which the model drops elements in training; 0: it does not.
 double dropout_of(const ModelConfig& model);
+/// With which each shard is computed, where there are any.
+int threads_of_a_shard(const TrainConfig& config);
 /// Samples of all ranks together and step.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
@@ -135,7 +140,7 @@ void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::st
 /// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
 /// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,
 /// and the numbers of threads and workers: a rank's threads change the rounding of its own gradients, not the sums that
-/// all ranks share.
+/// all ranks share. (With shards they change what a run is promised to repeat: threads_of_a_shard() is compared.)
 std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& config);
 
 }  // namespace lockstep::trainer

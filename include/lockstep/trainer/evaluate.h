@@ -24,6 +24,10 @@ class Evaluator {
   /// then has one output, the logits; else run() throws UsageError.
   void count_top5() { top5_ = dataset_->targets_per_sample() == 1; }
 
+  /// The same result at any number of ranks, to the bit: passes are over the same samples then, whoever computes them,
+  /// and their sums are added along a tree (comm: Note [Reduction tree]).
+  void add_along_tree() { along_tree_ = true; }
+
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
   /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and
   /// every rank's report says `stopped`.
@@ -38,6 +42,7 @@ class Evaluator {
   DType activations_;
   nn::LossFunction loss_;
   bool top5_ = false;
+  bool along_tree_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;
 };
