@@ -265,6 +265,21 @@ void Reducer::skip_shard(std::size_t shard) {
   start_full_buckets();
 }
 
+void Reducer::zero_slot(std::size_t slot, std::size_t shard) {
+  zero(tail_bytes_ + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype), place_of(shard));
+  unused_by_shard_[shard].push_back(slot);
+}
+
+void Reducer::note_unused(std::size_t slot, std::size_t shard) {
+  check_slot(slot, "marked unused:");
+  check_shards("a gradient is marked unused");
+  check_usage(turn_open_ && shard < skipped_.size() && !skipped_[shard] && !is_ready_[slot],
+              "a gradient is marked unused that is decided, or of a shard that is not computed",
+              "call it before mark_ready(), for shards of the turn");
+  zero_slot(slot, shard);
+  if (!options_.find_unused && std::ranges::find(unused_, slot) == unused_.end()) unused_.push_back(slot);
+}
+
 void Reducer::end_shards() {
   check_shards("shards end");
   check_usage(turn_open_ && !was_last_turn(), "the end of shards that are not under way, or are the last ones",
@@ -296,12 +311,8 @@ void Reducer::mark_slot_unused(std::size_t slot) {
     throw UsageError(fmt::format("the gradient of {} is marked unused after it was marked", slots_[slot].name),
                      "mark each gradient once between begin_step and finish");
   const std::size_t shards = sums_ == nullptr ? 1 : sums_->turns()[turns_ - 1].shards.count;
-  for (std::size_t shard = 0; shard < shards; ++shard) {
-    if (sums_ != nullptr && skipped_[shard]) continue;
-    zero(tail_bytes_ + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype),
-         place_of(shard));
-    unused_by_shard_[shard].push_back(slot);
-  }
+  for (std::size_t shard = 0; shard < shards; ++shard)
+    if (sums_ == nullptr || !skipped_[shard]) zero_slot(slot, shard);
   unused_.push_back(slot);
   settle(slot);
   start_full_buckets();

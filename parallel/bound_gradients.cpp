@@ -28,11 +28,17 @@ BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     lifetimes_.push_back(parameters_[slot].parameter->lifetime());
     parameters_[slot].parameter->on_ready = [this, slot] {
-      if (reducing_)
+      if (reducing_ && reducer_.in_shards())
+        pass_has(slot, 0);
+      else if (reducing_)
         reducer_.mark_ready(slot);
       else if (refuse_strays_)
         refuse_stray(slot);
     };
+  }
+  if (options.tree != nullptr) {
+    missing_ = std::make_unique<std::atomic<int>[]>(parameters_.size());
+    mine_.reserve(parameters_.size());
   }
   bind();
 }
@@ -40,6 +46,10 @@ BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
 BoundGradients::~BoundGradients() {
   for (std::size_t slot = 0; slot < lifetimes_.size(); ++slot)
     if (lifetimes_[slot].alive()) parameters_[slot].parameter->on_ready = nullptr;
+  auto alive = copies_lifetimes_.begin();
+  for (const auto& copy : copies_)
+    for (const auto& [name, parameter] : copy)
+      if ((alive++)->alive()) parameter->on_ready = nullptr;
 }
 
 void BoundGradients::bind() {
@@ -104,6 +114,8 @@ void BoundGradients::begin_reduction(std::int64_t step) {
 }
 
 void BoundGradients::mark_unreached() {
+  // Of shards that are computed at a time, another pass may reach it.
+  if (reducer_.in_shards() && computes_.size() > 1) return;
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const nn::Parameter& parameter = *parameters_[slot].parameter;
     if (parameter.awaits_backward()) continue;
@@ -119,24 +131,87 @@ void BoundGradients::contribute_held() {
     parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
 }
 
-void BoundGradients::begin_shard() {
-  reducer_.begin_shards();
-  bind();
+void BoundGradients::add_copy(std::vector<nn::NamedParameter> parameters) {
+  LOCKSTEP_ASSERT(reducer_.in_shards() && parameters.size() == parameters_.size(), "a copy of {} of {} parameters",
+                  parameters.size(), parameters_.size());
+  const std::size_t module = copies_.size() + 1;
+  for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
+    copies_lifetimes_.push_back(parameters[slot].parameter->lifetime());
+    parameters[slot].parameter->on_ready = [this, slot, module] { pass_has(slot, module); };
+  }
+  copies_.push_back(std::move(parameters));
 }
 
-void BoundGradients::end_shard() {
-  mark_held();
+comm::TreeNode BoundGradients::begin_turn() {
+  const comm::TreeNode shards = reducer_.begin_shards();
+  bind();
+  for (std::size_t i = 1; i < shards.count; ++i)
+    for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+      nn::Parameter& parameter = *copies_[i - 1][slot].parameter;
+      parameter.bind_gradient(
+          nn::Tensor::view_of(reducer_.storage(slot, i).data(), parameter.value().shape(), parameter.value().dtype()));
+    }
+  computes_.assign(shards.count, true);
+  mine_.clear();
+  reduced_ = 0;
+  return shards;
+}
+
+void BoundGradients::skip_shard(std::size_t shard) {
+  computes_[shard] = false;
+  reducer_.skip_shard(shard);
+}
+
+void BoundGradients::begin_passes() {
+  const auto passes = static_cast<int>(std::ranges::count(computes_, true));
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) missing_[slot].store(passes, std::memory_order_relaxed);
+}
+
+// On the thread of that pass.
+void BoundGradients::pass_has(std::size_t slot, std::size_t module) {
+  missing_[slot].fetch_sub(1, std::memory_order_release);
+  if (module != 0) return;
+  mine_.push_back(slot);
+  reduce_ready();
+}
+
+// In the order of this thread's pass: what another one is behind with waits, and so does all after it.
+void BoundGradients::reduce_ready() {
+  while (reduced_ < mine_.size() && missing_[mine_[reduced_]].load(std::memory_order_acquire) == 0)
+    reducer_.mark_ready(mine_[reduced_++]);
+}
+
+void BoundGradients::settle_turn() {
+  reduce_ready();
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    if (reducer_.decided(slot)) continue;
+    const auto has = [&](std::size_t module) {
+      return (module == 0 ? parameters_[slot] : copies_[module - 1][slot]).parameter->has_gradient();
+    };
+    bool any = false;
+    for (std::size_t module = 0; module < computes_.size(); ++module) any = any || (computes_[module] && has(module));
+    if (!any) {
+      reducer_.mark_slot_unused(slot);
+      continue;
+    }
+    for (std::size_t module = 0; module < computes_.size(); ++module)
+      if (computes_[module] && !has(module)) reducer_.note_unused(slot, module);
+    reducer_.mark_ready(slot);
+  }
+}
+
+void BoundGradients::end_turn() {
+  settle_turn();
+  if (is_last_turn()) return;
   reducer_.end_shards();
   for (const auto& [name, parameter] : parameters_) parameter->clear_grad();
 }
 
-void BoundGradients::mark_held() {
-  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-    if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
-}
-
 void BoundGradients::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
-  mark_held();
+  if (!reducer_.in_shards()) {
+    for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+      if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
+  }
   const bool in_shards = reducer_.in_shards();
   reducing_ = false;
   reducer_.finish(backend_.stream(), [&](std::span<const std::size_t> slots) {

@@ -120,6 +120,7 @@ void check_in_shards(nn::Module& module, const Options& options) {
               "shards with synchronised batch normalisation, whose sums are over ranks", "leave one of the two out");
   check_usage(dynamic_cast<const DataParallel*>(&module) == nullptr, "shards of a module that is a DataParallel",
               "wrap the module itself: a rank may compute several shards");
+  check_usage(options.shards_at_once >= 1, "no shard at a time", "give shards_at_once of 1 or more");
   check_usage(options.broadcast_buffers, "shards where each rank keeps buffers of its own",
               "leave broadcast_buffers on: they are averaged over the shards");
 }
@@ -182,11 +183,13 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
                             .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
                             .wait_for_unused = !defers_unused_check_,
                             .tree = tree_,
-                            .more_tail_floats = statistics_.empty() ? 0 : statistics_.back().end() - kScalars,
+                            .shards_at_once = static_cast<std::size_t>(options.shards_at_once),
+                            .more_tail_floats = statistics_floats_,
                             .add = adder(*backend_),
                             .copy = copier(*backend_)});
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
+  if (tree_ != nullptr) comm::run_collectively(group, [&] { make_shard_copies(options); });
   gradients_->refuse_strays(true);
   register_borrowed("module", module);
 }
@@ -218,22 +221,6 @@ void DistributedDataParallel::sync_buffers() {
       .wait(backend_->stream());
   if (group_.rank() != root)
     for (const auto& [mine, sent] : buffers_) kernels.copy(sent, *mine);
-}
-
-// Of all shards the last one has samples whenever any has (sampler::slice_of()).
-int DistributedDataParallel::buffers_root() const { return tree_ == nullptr ? 0 : tree_->order().back(); }
-
-void DistributedDataParallel::list_statistics() {
-  std::size_t place = static_cast<std::size_t>(kScalars);
-  for (const auto& buffer : module_.named_buffers()) {
-    nn::Tensor before = backend_->empty(buffer.tensor->shape(), buffer.tensor->dtype());
-    if (buffer.tensor->dtype() != DType::kF32) {
-      counters_.emplace_back(buffer.tensor, std::move(before));
-      continue;
-    }
-    statistics_.push_back({buffer.tensor, std::move(before), place});
-    place = statistics_.back().end();
-  }
 }
 
 void DistributedDataParallel::check_intact() const {
@@ -309,10 +296,8 @@ void DistributedDataParallel::begin_pass(nn::Tape& tape) {
                      "wrap a module that has both, or give each a tape of its own");
   begin_pass();
   if (tape.recording()) {
-    check_usage(tree_ == nullptr || shard_open_, "a pass of a shard that was not begun",
-                "call begin_shard() before each pass");
-    check_usage(tree_ == nullptr || no_syncs_ == 0, "no_sync() where shards are summed along a tree",
-                "leave it out: a rank's shards are passes of their own (begin_shard())");
+    check_usage(tree_ == nullptr || in_shards_, "a pass outside of run_shards() where shards are summed along a tree",
+                "let run_shards() call it, for each shard");
     pass_syncs_ = buffers_due_ = no_syncs_ == 0;
     tape.set_listener(this);
     pass_ = tape.pass();
@@ -337,83 +322,14 @@ nn::Loss DistributedDataParallel::forward_loss(nn::Tape& tape, const nn::Vars& i
 }
 
 void DistributedDataParallel::contribute_nothing() {
-  check_usage(tree_ == nullptr, "contribute_nothing() in a step in shards", "call skip_shard() for each of them");
+  check_usage(tree_ == nullptr, "contribute_nothing() in a step in shards",
+              "call run_shards(), which knows what to do where a shard has no samples");
   begin_pass();
   buffers_due_ = true;
   begin_gradients();
   begin_reduction();
   gradients_->contribute_held();
   finish();
-}
-
-void DistributedDataParallel::open_shard(std::int64_t of_all_shards) {
-  check_usage(tree_ != nullptr, "a shard of a step that has none", "give Options::tree");
-  check_usage(!shard_open_, "a shard begins before the backward pass of the one before it",
-              "run forward and backward for each shard");
-  check_usage(of_all_shards >= 1, "a step of no samples", "give the samples of all shards together");
-  begin_pass();
-  nn::PointwiseKernels& kernels = backend_->pointwise();
-  if (!step_open_) {
-    const bool cleared =
-        std::ranges::none_of(parameters(), [](const auto& named) { return named.parameter->has_gradient(); });
-    check_usage(cleared, "a step in shards begins while gradients of the last one are there",
-                "call zero_grad() before each step");
-    sums_held_ = false;
-    gradients_->apply_order();
-    gradients_->begin_reduction(++step_);
-    for (const auto& [mine, before, place] : statistics_) kernels.copy(*mine, before);
-    for (const auto& [mine, before] : counters_) kernels.copy(*mine, before);
-    all_samples_ = of_all_shards;
-    step_open_ = true;
-  } else {
-    check_usage(all_samples_ == of_all_shards, "shards of one step that are of other numbers of samples together",
-                "give the step's samples of all ranks");
-    for (const auto& [mine, before, place] : statistics_) kernels.copy(before, *mine);
-    for (const auto& [mine, before] : counters_) kernels.copy(before, *mine);
-  }
-  gradients_->begin_shard();
-  shard_open_ = true;
-}
-
-void DistributedDataParallel::begin_shard(std::int64_t samples, std::int64_t of_all_shards) {
-  check_usage(samples >= 1, "a shard of no samples begins", "call skip_shard() in its place");
-  open_shard(of_all_shards);
-  shard_samples_ = samples;
-}
-
-void DistributedDataParallel::skip_shard(std::int64_t of_all_shards) {
-  open_shard(of_all_shards);
-  write_shard_tail(0);
-  gradients_->reducer().skip_shard(0);
-  end_shard();
-}
-
-void DistributedDataParallel::write_shard_tail(std::int64_t samples) {
-  nn::PointwiseKernels& kernels = backend_->pointwise();
-  auto* const tail = reinterpret_cast<float*>(gradients_->reducer().tail().data());
-  if (scalars_.defined()) kernels.copy(scalars_, nn::Tensor::view_of(tail, {kScalars}));
-  if (samples == 0) return;
-  for (const auto& [mine, before, place] : statistics_)
-    kernels.add_to(*mine, static_cast<float>(samples), nn::Tensor::view_of(tail + place, mine->shape()));
-}
-
-// The mean of the shards' running statistics. Counters have counted this step once, wherever there were samples.
-void DistributedDataParallel::take_statistics() {
-  nn::PointwiseKernels& kernels = backend_->pointwise();
-  auto* const sums = reinterpret_cast<float*>(gradients_->reducer().tail().data());
-  for (const auto& [mine, before, place] : statistics_) {
-    kernels.fill(*mine, 0.0f);
-    kernels.add_to(nn::Tensor::view_of(sums + place, mine->shape()), 1.0f / static_cast<float>(all_samples_), *mine);
-  }
-  sync_buffers();
-}
-
-void DistributedDataParallel::end_shard() {
-  shard_open_ = false;
-  if (!gradients_->is_last_shard()) return gradients_->end_shard();
-  step_open_ = false;
-  finish();
-  take_statistics();
 }
 
 // Sums that the loop has not cleared are added to, and must not be summed again.
@@ -430,11 +346,7 @@ void DistributedDataParallel::begin_reduction() {
 void DistributedDataParallel::backward_begins() {
   check_intact();
   gradients_->refuse_strays(false);
-  if (tree_ != nullptr) {
-    write_shard_tail(shard_samples_);
-    gradients_->mark_unreached();
-    return;
-  }
+  if (tree_ != nullptr) return gradients_->mark_unreached();
   begin_gradients();
   if (!pass_syncs_) return;
   begin_reduction();
@@ -442,13 +354,15 @@ void DistributedDataParallel::backward_begins() {
 }
 
 void DistributedDataParallel::node_walked() {
-  if (gradients_->reducing()) gradients_->reducer().poll();
+  if (!gradients_->reducing()) return;
+  if (tree_ != nullptr) gradients_->reduce_ready();
+  gradients_->reducer().poll();
 }
 
 void DistributedDataParallel::backward_ended() {
   pass_ = {};
   gradients_->refuse_strays(true);
-  if (tree_ != nullptr) return end_shard();
+  if (tree_ != nullptr) return;
   gradients_->reducing() ? finish() : gradients_->mark_partial();
 }
 

@@ -64,7 +64,7 @@ void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
   optimizer_->begin_step(step.lr);
   ddp_.set_step(step.step);
   if (options_.carried != nullptr && step.plan.global_begin == 0) options_.carried->reset();
-  write_dropout_state(step.step, step.plan, {.begin = 0, .count = step.plan.local_count});
+  write_dropout_state(backend_, dropout_state_, step.step, step.plan, {.begin = 0, .count = step.plan.local_count});
   if (!run_captured(step.step, inputs, step.plan)) {
     compute(step.step, with_activations(backend_, inputs, options_.activations), step.plan);
     step.waited = ddp_.reducer().waited();
@@ -98,31 +98,30 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
 
 /// Each shard is a pass of its own; backward of the last one ends when all ranks' sums are there.
 void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
-  const comm::TreeNode run = options_.tree->run_of(ddp_.group().rank());
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
-  const auto all = static_cast<std::int64_t>(plan.global_count);
   const std::uint64_t first = plan.local_begin - plan.global_begin;
-  const nn::Tensor& scalars = ddp_.scalars();
+  const auto part_of = [&](std::uint32_t shard) {
+    const sampler::Slice all = sampler::slice_of(plan.global_count, shard, options_.tree->leaves());
+    return sampler::Slice{.begin = all.begin - first, .count = all.count};
+  };
   begin_update();
-  for (std::uint32_t leaf = run.first; leaf < run.end(); ++leaf) {
-    tape_.reset();
-    backend_.pointwise().fill(scalars.slice(kLoss, kStops), 0.0f);
-    // Of a rank that wants to stop, one shard says so.
-    if (leaf == run.first + 1) backend_.pointwise().fill(scalars.slice(kStops, kStops + 1), 0.0f);
-    const sampler::Slice shard = sampler::slice_of(plan.global_count, leaf, options_.tree->leaves());
-    if (shard.count == 0) {
-      ddp_.skip_shard(all);
-      continue;
-    }
-    const sampler::Slice part = {.begin = shard.begin - first, .count = shard.count};
-    ddp_.begin_shard(static_cast<std::int64_t>(shard.count), all);
-    write_dropout_state(step, plan, part);
-    const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
-    add_to_scalars(loss, part.count);
-    tape_.backward(loss.value);
-  }
+  ddp_.run_shards(
+      tape_, static_cast<std::int64_t>(plan.global_count),
+      [&](std::uint32_t shard) { return static_cast<std::int64_t>(part_of(shard).count); },
+      [&](const DistributedDataParallel::ShardPass& pass) {
+        const sampler::Slice part = part_of(pass.shard);
+        pass.tape.set_activations(options_.activations);
+        if (options_.dropout) {
+          const nn::Tensor state = &pass.tape == &tape_ ? dropout_state_ : pass.backend.empty({3}, DType::kI64);
+          write_dropout_state(pass.backend, state, step, plan, part);
+          pass.tape.set_dropout_state(state);
+        }
+        const nn::Loss loss = forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, 1.0f / targets);
+        pass.backend.pointwise().add_to(loss.totals(), 1.0f, pass.scalars.slice(kLoss, kCount));
+        pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops), static_cast<float>(part.count));
+        return loss.value;
+      });
   end_update();
-  tape_.reset();
 }
 
 // Of the last part, backward ends when all ranks' sums are there, and has called update_bucket() for each bucket.
@@ -131,7 +130,7 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   tape_.reset();
   std::optional<DistributedDataParallel::NoSync> no_sync;
   if (!last) no_sync.emplace(ddp_);
-  if (part.count < plan.local_count) write_dropout_state(step, plan, part);
+  if (part.count < plan.local_count) write_dropout_state(backend_, dropout_state_, step, plan, part);
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
   const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
   add_to_scalars(loss, part.begin + part.count);
@@ -153,13 +152,14 @@ Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
   return rows;
 }
 
-void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part) {
-  if (!dropout_state_.defined()) return;
+void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step,
+                                       const sampler::StepPlan& plan, const sampler::Slice& part) const {
+  if (!to.defined()) return;
   const nn::DropoutState state = {
       .seed = static_cast<std::int64_t>(options_.seed),
       .step = step,
       .first_sample = static_cast<std::int64_t>(plan.local_begin - plan.global_begin + part.begin)};
-  backend_.write(std::as_bytes(std::span(&state, 1)), dropout_state_);
+  backend.write(std::as_bytes(std::span(&state, 1)), to);
 }
 
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they

@@ -100,7 +100,8 @@ class TrainingStep {
   void compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void add_to_scalars(const nn::Loss& loss, std::uint64_t samples);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
-  void write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part);
+  void write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step, const sampler::StepPlan& plan,
+                           const sampler::Slice& part) const;
   void begin_update();
   void update_bucket(std::span<const std::size_t> slots);
   void end_update();

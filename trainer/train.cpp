@@ -101,6 +101,8 @@ class Run {
       log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
     auto ddp = ddp_options(config_);
     ddp.tree = tree_;
+    ddp.shards_at_once = shards_at_once(session);
+    ddp.shard_backend = [threads = session.threads] { return nn::make_cpu_backend(threads); };
     ddp_.emplace(forwarded(), session.gradients(), ddp);
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
@@ -221,6 +223,13 @@ class Run {
   // The number of this rank's run of shards, which follow the hosts; without shards that of the rank.
   int position_among(const session::Session& session) const {
     return tree_ != nullptr ? tree_->position_of(session.gradients().rank()) : group_.rank();
+  }
+
+  // Of its shards, as many as this rank has cores for.
+  int shards_at_once(const session::Session& session) const {
+    if (tree_ == nullptr || session.device.kind != DeviceKind::kCpu) return 1;
+    const auto run = static_cast<int>(tree_->run_of(session.gradients().rank()).count);
+    return std::clamp(session.cores / session.threads, 1, run);
   }
 
   // The most that a rank computes with in training.

@@ -25,6 +25,16 @@ const Tensor& Parameter::as(DType dtype) {
   return copy_;
 }
 
+void Parameter::share_value(const Parameter& other) {
+  if (other.value_.shape() != value_.shape() || other.value_.dtype() != value_.dtype())
+    throw UsageError(fmt::format("a parameter {} {} that shares the value of one {} {}", name_of(value_.dtype()),
+                                 to_string(value_.shape()), name_of(other.value_.dtype()),
+                                 to_string(other.value_.shape())),
+                     "build both by one factory");
+  value_ = other.value_;
+  changed();
+}
+
 void Parameter::bind_gradient(const Tensor& storage) {
   if ((!storage.defined() && value_.count() > 0) || storage.shape() != value_.shape() ||
       storage.dtype() != value_.dtype() || !storage.is_contiguous())

@@ -116,6 +116,8 @@ class Reducer {
   bool was_last_turn() const;
   /// Shard number `shard` of the turn has no samples: zeros for all its slots, which are absent if that may be.
   void skip_shard(std::size_t shard);
+  /// Shard number `shard` of the turn has no gradient of `slot`, which others have: zeros. Before mark_ready(slot).
+  void note_unused(std::size_t slot, std::size_t shard);
   /// Ends a turn that is not the last one. Slots that are not decided are absent.
   void end_shards();
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
@@ -165,6 +167,7 @@ class Reducer {
   void check_begun(const char* doing) const;
   void settle(std::size_t slot);
   void check_turn() const;
+  void zero_slot(std::size_t slot, std::size_t shard);
   void mark_rest_unused();
   void write_counts();
   void send_unused();

@@ -1,7 +1,9 @@
 // A module's gradients as the slots of a reducer.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,13 +47,22 @@ class BoundGradients {
   void mark_unreached();
   /// In place of that pass: what parameters hold is all that this rank has, which may be nothing.
   void contribute_held();
-  /// Of a reduction in shards (ddp: Note [Sums along a tree]), after begin_reduction(): the next shard's gradients are
-  /// written from here on, and none are there yet.
-  void begin_shard();
-  /// Whether it is this rank's last one of the step.
-  bool is_last_shard() const { return reducer_.was_last_turn(); }
-  /// After its backward pass, unless it is the last one.
-  void end_shard();
+  /// For reductions in shards (ddp: Note [Sums along a tree]): another module with the same parameters, which is number
+  /// 1, 2, … in the order of these calls, for what further shards of a turn are computed with; number 0 is the one that
+  /// is there. It must outlive the last step.
+  void add_copy(std::vector<nn::NamedParameter> parameters);
+  /// After begin_reduction(): from here on module `i` writes the gradients of the turn's shard number i, and none are
+  /// there yet. What it says are the turn's shards.
+  comm::TreeNode begin_turn();
+  void skip_shard(std::size_t shard);
+  /// Passes of the shards that were not skipped begin, number 0's on this thread and each other one on a thread of its
+  /// own.
+  void begin_passes();
+  /// On this thread, now and then during them: what all of them have is reduced.
+  void reduce_ready();
+  bool is_last_turn() const { return reducer_.was_last_turn(); }
+  /// After the passes of a turn: after the last one comes finish().
+  void end_turn();
 
   /// Waits for the sums, bucket by bucket (ddp::Reducer::finish). In `on_bucket(slots)`, and from then on until they
   /// are cleared, those parameters' gradients are sums over all ranks. Collective after the first step with samples.
@@ -70,7 +81,9 @@ class BoundGradients {
  private:
   void bind();
   void bind(std::size_t slot);
-  void mark_held();
+  void listen(std::size_t slot, std::size_t module);
+  void pass_has(std::size_t slot, std::size_t module);
+  void settle_turn();
   [[noreturn]] void refuse_stray(std::size_t slot) const;
 
   comm::ProcessGroup& group_;
@@ -82,6 +95,14 @@ class BoundGradients {
   bool agreed_ = false, settled_ = false;
   bool reducing_ = false;
   bool refuse_strays_ = false;
+
+  // In shards:
+  std::vector<std::vector<nn::NamedParameter>> copies_;  // of the module, from number 1 on
+  std::vector<Lifetime::Ref> copies_lifetimes_;          // of their parameters, one after the other
+  std::vector<bool> computes_;                           // by module, in this turn
+  std::unique_ptr<std::atomic<int>[]> missing_;          // by slot: passes that have not written it
+  std::vector<std::size_t> mine_;                        // slots that module 0's pass has written, as it has
+  std::size_t reduced_ = 0;                              // of those
 };
 
 }  // namespace lockstep::parallel

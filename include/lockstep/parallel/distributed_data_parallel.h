@@ -46,18 +46,17 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 ///   DistributedDataParallel ddp(model, group, {.tree = &tree});
 ///   for (…) {
 ///     optimizer->zero_grad();
-///     for (each shard of tree.run_of(group.rank())) {
-///       ddp.begin_shard(samples_of_the_shard, samples_of_all_shards);
-///       const nn::Loss loss = nn::cross_entropy(tape, ddp(tape, x), labels, 1.0f / samples_of_all_shards);
-///       tape.backward(loss.value);  // of the last one, sums
-///       tape.reset();
-///     }                             // where a shard has no samples: ddp.skip_shard() in place of all that
+///     ddp.run_shards(tape, all_shards_samples, samples_of, [&](const DistributedDataParallel::ShardPass& pass) {
+///       return nn::cross_entropy(pass.tape, pass.module(pass.tape, x_of(pass.shard)), labels_of(pass.shard),
+///                                1.0f / all_shards_samples).value;
+///     });
 ///     optimizer->step(lr);
 ///   }
 ///
 /// Kernels must then have the same bits for the same shard wherever it is computed: the same number of threads, the
-/// same instruction set. Statistics of batch normalisation are each shard's own; running ones become the mean of the
-/// shards', by their samples. scalars() are each shard's.
+/// same instruction set. With Options::shards_at_once a rank computes several of them at a time, each on a thread of
+/// its own with a copy of the module that shares the parameters' memory. Statistics of batch normalisation are each
+/// shard's own; running ones become the mean of the shards', by their samples.
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
 /// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
@@ -93,6 +92,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// The group's, along which shards are summed (Note [Steps in shards]); nullptr: ranks are summed. Not with a
     /// module that is a DataParallel, that synchronises batch normalisations, or without broadcast_buffers.
     const comm::ReductionTree* tree = nullptr;
+    /// Of this rank's shards, with a tree, on the CPU: more than one for a module that has a factory (nn::build), which
+    /// builds copies on what `shard_backend` makes, called once for each on its thread's behalf.
+    int shards_at_once = 1;
+    std::function<std::unique_ptr<nn::Backend>()> shard_backend = nullptr;
   };
 
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
@@ -102,6 +105,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options);
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group)
       : DistributedDataParallel(module, group, Options()) {}
+
+  ~DistributedDataParallel() override;
 
   nn::Module& module() const { return module_; }
   comm::ProcessGroup& group() const { return group_; }
@@ -121,11 +126,21 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// In place of a step's forward and backward, on a rank that has no samples in it, or none for its last part.
   void contribute_nothing();
 
-  /// With a tree, before the pass of the next shard, of so many samples, at least one. The first one of a step throws
+  /// What a shard is computed with.
+  struct ShardPass {
+    std::uint32_t shard;        // of all of the step's
+    nn::Tape& tape;             // empty
+    nn::Module& module;         // this rank's, or a copy with the same parameters
+    nn::Backend& backend;       // the module's
+    const nn::Tensor& scalars;  // (kScalars) f32, zero: numbers of this shard that are summed along with gradients
+  };
+  /// With a tree, in place of a step's forward and backward: calls `loss` for each of this rank's shards that has
+  /// samples, Options::shards_at_once of them at a time, and walks what it returns backwards. Afterwards, and from the
+  /// bucket callback on, gradients are the sums over all shards. The passes on the calling thread are on `tape`. What
+  /// scalars() hold is this rank's beside its shards' own. `samples_of(shard)` are known to all ranks. Throws
   /// UsageError where gradients of the last step are still there.
-  void begin_shard(std::int64_t samples, std::int64_t of_all_shards);
-  /// In place of a pass, for a shard without samples.
-  void skip_shard(std::int64_t of_all_shards);
+  void run_shards(nn::Tape& tape, std::int64_t all_samples, FunctionRef<std::int64_t(std::uint32_t shard)> samples_of,
+                  FunctionRef<nn::Var(const ShardPass& pass)> loss);
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
   /// all but the last. Several may live at once, and end in any order. An optimizer refuses such gradients until a pass
@@ -206,10 +221,13 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   void sync_buffers();
   int buffers_root() const;
   void list_statistics();
-  void open_shard(std::int64_t of_all_shards);
-  void write_shard_tail(std::int64_t samples);
-  void take_statistics();
-  void end_shard();
+  void make_shard_copies(const Options& options);
+  void begin_sharded_step();
+  void run_turn(nn::Tape& tape, FunctionRef<std::int64_t(std::uint32_t)> samples_of,
+                FunctionRef<nn::Var(const ShardPass&)> loss);
+  void run_shard(nn::Tape& tape, std::uint32_t shard, std::size_t number, std::int64_t samples,
+                 FunctionRef<nn::Var(const ShardPass&)> loss);
+  void finish_sharded_step(std::int64_t all_samples);
   void check_intact() const;
   void begin_pass();
   void begin_pass(nn::Tape& tape);
@@ -236,18 +254,20 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
   std::vector<SharedBuffer> buffers_;
 
-  // With a tree: the buffers that are averaged over shards, as they were before the step, and in the reducer's tail.
+  // With a tree:
+  struct ShardCopy;
   struct Statistic {
-    nn::Tensor* mine;
-    nn::Tensor before;
-    std::size_t place = 0;  // floats into the tail
-    std::size_t end() const { return place + static_cast<std::size_t>(mine->count()); }
+    std::size_t buffer = 0;  // of the module's
+    nn::Tensor before;       // its value before the step
+    std::size_t place = 0;   // of its sum over shards: floats into the reducer's tail; 0: it counts steps
   };
   const comm::ReductionTree* tree_;
+  std::vector<nn::NamedBuffer> module_buffers_;
   std::vector<Statistic> statistics_;
-  std::vector<std::pair<nn::Tensor*, nn::Tensor>> counters_;  // other buffers, and as they were before the step
-  bool step_open_ = false, shard_open_ = false;
-  std::int64_t shard_samples_ = 0, all_samples_ = 0;
+  std::size_t statistics_floats_ = 0;
+  std::vector<std::unique_ptr<ShardCopy>> shard_copies_;  // for the second, third, … shard at a time
+  std::size_t counted_by_ = 0;                            // whose buffers have counted the step: 0, or a copy's number
+  bool in_shards_ = false;                                // run_shards() is at it
 
   ThreadId owner_thread_ = nullptr;  // that has pass_ under way
   Lifetime::Ref pass_;               // the tape's, until backward has walked it
