@@ -508,7 +508,9 @@ void Reducer::refuse_unused() {
 
 std::vector<std::size_t> Reducer::observed_order() {
   std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
-  if (!mine.empty()) mine.insert(mine.end(), unused_.begin(), unused_.end());
+  // Of several shards, one may have had what another one had not.
+  for (const std::size_t slot : unused_)
+    if (!mine.empty() && std::ranges::find(mine, slot) == mine.end()) mine.push_back(slot);
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& bytes) { return !bytes.empty(); });
   if (first == all.end()) return {};

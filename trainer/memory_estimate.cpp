@@ -45,7 +45,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     auto trained = model->named_parameters();
     std::erase_if(trained, [](const auto& named) { return !named.parameter->requires_grad(); });
     for (const auto& [name, parameter] : trained) {
-      on_device.gradients += parameter->value().bytes();
+      on_device.gradients += plan.gradients * parameter->value().bytes();
       parameter->bind_gradient(nn::Tensor::view_of(nn::meta_address(), parameter->value().shape()));
     }
     optimizer = make_optimizer(config, trained);
@@ -53,7 +53,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   }
   const auto devices = static_cast<std::int64_t>(plan.devices);
   const std::int64_t samples = (plan.samples + devices - 1) / devices;
-  on_device.activations = bytes_of_pass(config, *meta, *model, format_of(dataset), samples, plan.train);
+  on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format_of(dataset), samples, plan.train);
 
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});

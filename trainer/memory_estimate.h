@@ -11,10 +11,12 @@ namespace lockstep::trainer {
 
 /// What is to be done on a rank.
 struct MemoryPlan {
-  bool train = true;         // or only run forward
-  std::int64_t samples = 1;  // of the largest pass; several devices of one process share them out
-  std::size_t devices = 1;   // of this process
-  int workers = 0;           // that read batches of `batch` samples
+  bool train = true;          // or only run forward
+  std::int64_t samples = 1;   // of the largest pass; several devices of one process share them out
+  std::size_t devices = 1;    // of this process
+  std::size_t passes = 1;     // of a device at a time, of so many samples each
+  std::size_t gradients = 1;  // places for all gradients (ddp: Note [Shards])
+  int workers = 0;            // that read batches of `batch` samples
   std::int64_t batch = 0;
   bool checkpoints = false;  // this rank writes them
 };

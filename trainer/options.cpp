@@ -115,9 +115,7 @@ void add_shards_option(OptionTable& table, TrainConfig& config) {
              .applies = {.to = "--global-batch, without --accumulate, --stateful, --sync-batchnorm, "
                                "--no-broadcast-buffers, --graphs yes and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
-                           if (!config.global_batch)
-                             return "a global batch that depends on the number of ranks has other steps: give "
-                                    "--global-batch";
+                           if (!config.global_batch) return "steps of --batch are larger on more ranks";
                            if (config.accumulate > 1)
                              return "--accumulate computes a rank's share in parts, and shards are such";
                            if (config.stateful) return "--stateful carries states of a rank's rows";
@@ -128,7 +126,7 @@ void add_shards_option(OptionTable& table, TrainConfig& config) {
                          }},
              .agree = Agree::kValue,
              .identity = "shards",
-             .not_in_identity = ""});
+             .not_in_identity = "0"});
 }
 
 void add_stateful_option(OptionTable& table, TrainConfig& config) {

@@ -133,6 +133,7 @@ void Progress::summary(const Summary& s) {
                                                           : fmt::format("{} of {}", s.steps_here, s.final.steps);
   std::string result = std::isnan(s.final.accuracy) ? "" : accuracy_text(s.final.accuracy) + "  ";
   if (!std::isnan(s.final.loss)) result += fmt::format("loss {}  ", loss_text(s.final.loss));
+  std::printf("%s", fmt::format("params_sha256 {}\n", s.final.params_sha256).c_str());
   std::printf("%s", fmt::format("{}{} steps in {:.1f} s on {} rank{}  {}  waiting for communication {:.2f} s ({:.1f} "
                                 "%)\n",
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
+#include "ddp/shard_sums.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/io/state.h"
@@ -59,6 +60,8 @@ class Run {
         needs = estimate_memory(config_, backend_, *splits_.train,
                                 {.samples = samples_at_once(),
                                  .devices = several ? session.devices.size() : 1,
+                                 .passes = static_cast<std::size_t>(shards_at_once(session)),
+                                 .gradients = places_of_gradients(session),
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
@@ -140,9 +143,10 @@ class Run {
     const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
     Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every,
                       first_steps());
-    progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
+    progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}{}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
+                                  config_.shards > 0 ? fmt::format(" in {} shards", config_.shards) : "",
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
     std::optional<Evaluator> evaluator;
     if (splits_.test != nullptr)
@@ -230,6 +234,12 @@ class Run {
     if (tree_ == nullptr || session.device.kind != DeviceKind::kCpu) return 1;
     const auto run = static_cast<int>(tree_->run_of(session.gradients().rank()).count);
     return std::clamp(session.cores / session.threads, 1, run);
+  }
+
+  std::size_t places_of_gradients(const session::Session& session) const {
+    if (tree_ == nullptr) return 1;
+    return ddp::ShardSums(*tree_, session.gradients().rank(), static_cast<std::size_t>(shards_at_once(session)))
+        .places();
   }
 
   // The most that a rank computes with in training.

@@ -176,6 +176,49 @@ TEST(Sampler, PadIsPyTorchs) {
   }
 }
 
+// With shards: whoever computes a shard, its samples are the same, and a rank's are those of its shards.
+TEST(Sampler, ShardsHaveTheSameSamplesAtAnyNumberOfRanks) {
+  for (const Tail tail : {Tail::kExact, Tail::kPad, Tail::kDrop})
+    for (const std::uint64_t length : {13u, 30u, 47u}) {
+      SamplerConfig config = config_of(length, 10, tail);
+      config.shards = 5;
+      std::vector<Values> shards;  // of three epochs, one after the other
+      for (int world = 1; world <= 5; ++world) {
+        SCOPED_TRACE(fmt::format("{} samples, {} ranks, tail {}", length, world, static_cast<int>(tail)));
+        auto ranks = world_of(config, world);
+        std::vector<Values> found;
+        while (ranks[0].state().epoch < 3) {
+          for (auto& rank : ranks) {
+            const StepPlan plan = rank.plan();
+            const Values mine = indices_of(rank);
+            const Slice run = slice_of(5, static_cast<std::uint64_t>(rank.rank()), static_cast<std::uint64_t>(world));
+            for (std::uint64_t shard = run.begin; shard < run.end(); ++shard) {
+              const Slice part = shard_of(config, plan.global_count, shard);
+              const auto begin =
+                  mine.begin() + static_cast<std::ptrdiff_t>(part.begin + plan.global_begin - plan.local_begin);
+              found.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(part.count));
+            }
+          }
+          Values samples;
+          step(ranks, samples);
+        }
+        if (world == 1) shards = found;
+        ASSERT_EQ(found, shards);
+      }
+    }
+  SamplerConfig config = config_of(30, 10);
+  config.shards = 4;
+  EXPECT_THROW(DistributedSampler(config, 0, 5), UsageError);
+  config.shards = 11;
+  EXPECT_THROW(DistributedSampler(config, 0, 1), UsageError);
+  config.shards = 4;
+  config.tail = Tail::kPad;
+  EXPECT_THROW(DistributedSampler(config, 0, 2), UsageError);
+  config.tail = Tail::kExact;
+  config.order = Order::kColumns;
+  EXPECT_THROW(DistributedSampler(config, 0, 2), UsageError);
+}
+
 TEST(Sampler, DropTakesWholeBatchesOnly) {
   for (std::uint64_t length = 5; length < 30; ++length) {
     for (int world = 1; world <= 4; ++world) {

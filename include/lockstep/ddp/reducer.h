@@ -68,7 +68,9 @@ class Reducer {
     std::size_t more_tail_floats = 0;           // beside kTailFloats
     /// `count` elements from `from` added to those at `to`, or copied there, after the work that the producer's stream
     /// was given before. For a group that is not on the CPU, where the reducer does it itself.
-    std::function<void(std::byte*to, const std::byte*from, std::size_t count, DType dtype)> add, copy;
+    using Arithmetic = std::function<void(std::byte* to, const std::byte* from, std::size_t count, DType dtype)>;
+    Arithmetic add = nullptr;
+    Arithmetic copy = nullptr;
   };
 
   /// Collective: compares slots, f32 or f64, and limits (OutOfStepError where ranks differ), and allocates the arena. A

@@ -1,0 +1,133 @@
+// --shards: the same bits at any number of ranks, hosts and carriers, across a resume; and what it goes with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/program/command.h"
+#include "tests/program/events.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Result {
+  std::string params, weights;
+  std::vector<double> losses;
+  double loss = 0;  // of the evaluation
+
+  friend bool operator==(const Result&, const Result&) = default;
+};
+
+Result result_of(const std::string& launch, const std::string& options) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run(launch + " lockstep train " + options + " --quiet --metrics m.jsonl --save w.safetensors", directory.path());
+  EXPECT_EQ(outcome.code, 0) << launch << options << "\n" << outcome.err;
+  if (outcome.code != 0) return {};
+  const Metrics metrics = read_metrics(directory.path() / "m.jsonl");
+  const std::string params = metrics.final["params_sha256"];
+  EXPECT_THAT(outcome.out, HasSubstr("params_sha256 " + params + "\n"));
+  return {.params = params,
+          .weights = read_file(directory.path() / "w.safetensors"),
+          .losses = metrics.losses,
+          .loss = metrics.evaluations.back()["loss"]};
+}
+
+std::string launched(int ranks) { return "lockstep launch -n " + std::to_string(ranks) + " --"; }
+
+// cnn and lstm by themselves; gpt with clipping and dropout; resnet18 with running statistics, and a last step in which
+// most shards are empty.
+TEST(Shards, TheSameBitsAtAnyNumberOfRanks) {
+  const TemporaryDirectory texts;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i * i) + " of a text that repeats itself\n";
+  write_file(texts.path() / "text.txt", text);
+  const std::string reads = " --data text:" + (texts.path() / "text.txt").string();
+  struct Case {
+    std::string options;
+    std::vector<int> ranks;
+  };
+  for (const Case& c :
+       {Case{"cnn --data digits --epochs 1 --global-batch 64 --shards 8", {2, 3, 4, 5, 8}},
+        Case{"cnn --data digits --steps 10 --global-batch 60 --shards 5 --tail pad", {3, 5}},
+        Case{"lstm --steps 5 --global-batch 16 --shards 8" + reads, {3, 5}},
+        Case{"gpt --layers 2 --width 32 --heads 2 --context 32 --dropout 0.1 --clip-norm 0.5 --steps 5 --global-batch "
+             "16 "
+             "--shards 8" +
+                 reads,
+             {2, 5, 8}},
+        Case{"resnet18-cifar --data random:3x16x16,35 --classes 10 --epochs 1 --global-batch 16 --shards 8", {3}}}) {
+    const Result one = result_of(launched(1), c.options);
+    ASSERT_EQ(one.params.size(), 64u);
+    for (const int ranks : c.ranks)
+      EXPECT_TRUE(result_of(launched(ranks), c.options) == one) << ranks << " ranks: " << c.options;
+  }
+}
+
+TEST(Shards, TheSameBitsOverEveryCarrierAndInAnyBuckets) {
+  const std::string options = "cnn --data digits --steps 12 --global-batch 64 --shards 7 ";
+  const Result one = result_of("", options);
+  EXPECT_TRUE(result_of(launched(3), options + "--bucket-mb 0.1 --first-bucket-mb 0.01") == one);
+  EXPECT_TRUE(result_of(launched(3), options + "--backend mpi") == one);
+  // 2 and 1 ranks; hosts of two that alternate; three hosts.
+  for (const auto& [group, ranks] : {std::pair{"hosts2", 3}, {"hostsx", 5}, {"hosts1", 3}})
+    EXPECT_TRUE(result_of("LOCKSTEP_TEST_GROUP=" + std::string(group) +
+                              " " LOCKSTEP_SOURCE_DIR "/tests/support/run_ranks " + std::to_string(ranks),
+                          options + "--bucket-mb 0.1") == one)
+        << ranks << " ranks, " << group;
+}
+
+// What is computed at a time does not matter, nor does the rank that has more threads than its shards; the threads of
+// a shard do.
+TEST(Shards, ThreadsOfAShardAreItsIdentity) {
+  const std::string options = "cnn --data digits --steps 8 --global-batch 60 --shards 6 ";
+  const Result one = result_of("", options + "--threads 2");
+  EXPECT_TRUE(result_of(launched(2), options + "--threads 2") == one);
+  EXPECT_FALSE(result_of("", options) == one);
+}
+
+TEST(Shards, ResumeOnAnyNumberOfRanks) {
+  const TemporaryDirectory directory;
+  const std::string options =
+      "lockstep train cnn --data digits --global-batch 16 "
+      "--shards 5 --quiet --metrics m.jsonl --checkpoint-dir ck --checkpoint-every 0 "
+      "--resume auto --steps ";
+  for (const auto& [ranks, steps] : {std::pair{3, 2}, {1, 3}, {5, 5}})
+    ASSERT_EQ(run(launched(ranks) + " " + options + std::to_string(steps), directory.path()).code, 0);
+  const Result whole = result_of(launched(2), "cnn --data digits --global-batch 16 --shards 5 --steps 5");
+  EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").final["params_sha256"], whole.params);
+  EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses, whole.losses);
+
+  for (const auto& [change, says] : {std::pair{"--shards 4", "shards 5 there and 4 here"},
+                                     {"--shards 5 --threads 2", "threads of a shard 1 there and 2 here"}}) {
+    const auto outcome =
+        run("lockstep train cnn --data digits --global-batch 16 "
+            "--steps 6 --checkpoint-dir ck --resume auto " +
+                std::string(change),
+            directory.path());
+    EXPECT_EQ(outcome.code, 6) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+  }
+}
+
+TEST(Shards, AreRefusedWhereTheyHaveNoMeaning) {
+  const TemporaryDirectory directory;
+  const std::string train = "lockstep train cnn --data digits --steps 1 ";
+  for (const auto& [options, says] : {std::pair{"--shards 4", "steps of --batch are larger on more ranks"},
+                                      {"--shards 4 --batch 8", "steps of --batch"},
+                                      {"--shards 4 --global-batch 8 --accumulate 2", "--accumulate"},
+                                      {"--shards 4 --global-batch 8 --parallel dp --device cpu:0,1", "--parallel dp"},
+                                      {"--shards 0 --global-batch 8", "from 1 to 65536"},
+                                      {"--shards 9 --global-batch 8", "9 shards of a global batch of 8"}}) {
+    const auto outcome = run(train + options, directory.path());
+    EXPECT_EQ(outcome.code, 2) << options << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(says)) << options;
+  }
+  const auto outcome = run("lockstep launch -n 3 -- " + train + "--shards 2 --global-batch 8", directory.path());
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("2 shards for 3 ranks"), HasSubstr("start fewer ranks")));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
