@@ -27,10 +27,10 @@ const Tensor& Parameter::as(DType dtype) {
 
 void Parameter::share_value(const Parameter& other) {
   if (other.value_.shape() != value_.shape() || other.value_.dtype() != value_.dtype())
-    throw UsageError(fmt::format("a parameter {} {} that shares the value of one {} {}", name_of(value_.dtype()),
-                                 to_string(value_.shape()), name_of(other.value_.dtype()),
-                                 to_string(other.value_.shape())),
-                     "build both by one factory");
+    throw UsageError(
+        fmt::format("a parameter {} {} that shares the value of one {} {}", name_of(value_.dtype()),
+                    to_string(value_.shape()), name_of(other.value_.dtype()), to_string(other.value_.shape())),
+        "build both by one factory");
   value_ = other.value_;
   changed();
 }

@@ -50,9 +50,9 @@ class Parameter {
     copy_version_ = version_;
   }
 
-  /// From now on this one's value is the other's, in the same memory: for a copy of a module that several threads compute
-  /// with while nobody changes it. Whoever changes it calls changed() of both. Throws UsageError for another shape or
-  /// type.
+  /// From now on this one's value is the other's, in the same memory: for a copy of a module that several threads
+  /// compute with while nobody changes it. Whoever changes it calls changed() of both. Throws UsageError for another
+  /// shape or type.
   void share_value(const Parameter& other);
 
   bool requires_grad() const { return requires_grad_; }
