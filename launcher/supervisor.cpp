@@ -206,7 +206,12 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                  [&](const Gone& gone) { with_connection(gone.id, [&](Connection& each) { close(each); }); },
                  [&](const Notice& notice) { console_.say(notice.text); },
                  [&](const RunOutput& output) {
+                   if (!processes_.are_mpirun() && on_starter_output_) on_starter_output_(output.bytes);
                    tell_starter(Output{2, output.bytes});
+                 },
+                 [&](const RankEnded& ended) {
+                   processes_.end_remote(host, ended.rank, ended.exit_status);
+                   collect_processes();
                  },
                  [&](const RunEnded& ended) {
                    tell_starter(Ended{ended.exit_status, false, Clock::now()});
@@ -235,8 +240,10 @@ void Supervisor::lose_hosts() {
     }
     for (const auto& report : reports_)
       if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
+    processes_.lose_host(lost.host);
     lost_hosts_.push_back(std::move(lost));
     begin_ending();
+    collect_processes();
   }
 }
 
@@ -441,7 +448,7 @@ void Supervisor::note_lost_wrappers() {
     if (report.seen) continue;
     report.seen = report.lost = true;
     report.pid = failed.pid;
-    report.host = host_name();
+    report.host = failed.host ? hosts_.name(*failed.host) : !own_host_.empty() ? own_host_ : host_name();
     report.ended_at = failed.at;
   }
 }
@@ -527,7 +534,9 @@ void Supervisor::kill_starter() {
   phase_ = Phase::kStarterKilled;
   phase_until_ = Clock::time_point::max();
   collect_processes();
-  if (!starter_ended_) processes_.kill();
+  if (starter_ended_) return;
+  processes_.kill();
+  if (!processes_.are_mpirun()) hosts_.send_all(EndRanks{});
 }
 
 /// Where the reader of stdout takes nothing, that shall not keep from stderr what is to be said. False if it has been

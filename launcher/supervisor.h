@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "launcher/authenticated_listener.h"
@@ -45,6 +46,8 @@ class Supervisor {
 
   /// Has `handle` called with the first step that a rank reports complete. Before run().
   void on_first_step(std::function<void(std::int64_t step)> handle) { on_first_step_ = std::move(handle); }
+  /// Has `handle` called with what those write that start ranks on other hosts, or are their wrappers. Before run().
+  void on_starter_output(std::function<void(std::string_view bytes)> handle) { on_starter_output_ = std::move(handle); }
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
   void run();
@@ -136,6 +139,7 @@ class Supervisor {
   bool stop_asked_ = false;
   JobProgress progress_;
   std::function<void(std::int64_t step)> on_first_step_;
+  std::function<void(std::string_view bytes)> on_starter_output_;
   bool hurry_ = false;     // the user asked again
   bool flushing_ = false;  // a signal can only end the wait for the console
   bool reader_gone_ = false;

@@ -68,6 +68,7 @@ class Helper {
     if (ended_) flush();
     // Orderly or not: the job on this host ends here, and what the reaper finds ends with it.
     if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
+    obey(EndRanks{});
     ranks_.clear();
     job_.reset();
     if (!silent) return static_cast<int>(ExitCode::kOk);
@@ -84,7 +85,7 @@ class Helper {
                                    {launcher_.pending_bytes() > 0 ? launcher_.out() : -1, POLLOUT, 0},
                                    {signals_.fd(), POLLIN, 0},
                                    {listener_ ? listener_->fd() : -1, POLLIN, 0},
-                                   {read_on ? daemon_output_.in() : -1, POLLIN, 0}};
+                                   {read_on ? starter_output_.in() : -1, POLLIN, 0}};
     const std::size_t first_rank = entries.size();
     for (const auto& [id, rank] : ranks_) {
       entries.push_back({read_on ? rank.in() : -1, POLLIN, 0});
@@ -103,7 +104,7 @@ class Helper {
       if (entries[index++].revents != 0) rank.flush();
     }
     std::erase_if(ranks_, [](const auto& entry) { return entry.second.in() < 0; });
-    if (entries[4].revents != 0) pass_daemon_output();
+    if (entries[4].revents != 0) pass_starter_output();
     if (entries[3].revents != 0) accept_ranks();
     if (entries[2].revents != 0) take_signals();
     if (entries[0].revents != 0) listen_to_launcher();
@@ -132,6 +133,7 @@ class Helper {
         ::access(order.program.c_str(), F_OK) != 0)
       return send(
           Refused{fmt::format("there is no {} there → every host needs the program at the same path", order.program)});
+    directory_ = ready.warning.empty() ? order.directory : std::string();
     if (::chdir(env("HOME").value_or("/").c_str()) != 0) [[maybe_unused]]
       const int root = ::chdir("/");
     try {
@@ -156,21 +158,56 @@ class Helper {
 
   void obey(const Run& run) {
     if (!job_ || daemon_ > 0) throw MpiError("a second daemon of Open MPI is asked for");
-    int ends[2];
-    check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
-    daemon_output_ = BytePipe(UniqueFd(ends[0]), UniqueFd());
-    const UniqueFd output(ends[1]);
+    const UniqueFd output = open_starter_output();
     SpawnRequest request;
     request.argv = {user_shell(), "-c", run.command};
     request.stdout_fd = request.stderr_fd = output.get();
-    request.set_env = {{kJobVariable, job_->path()},         {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
-                       {kShmDirVariable, job_->shm_path()},  {kHostNameVariable, name_},
-                       {kJobSecretVariable, secret_.text()}, {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
+    add_job_variables(request);
+    request.set_env.emplace_back(kShmDirVariable, job_->shm_path());
+    request.set_env.emplace_back("OMPI_MCA_orte_tmpdir_base", job_->path());
     if (!env("HWLOC_COMPONENTS")) request.set_env.emplace_back("HWLOC_COMPONENTS", "-gl");
     request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);
     daemon_ = spawned.pid;
     if (spawned.pid < 0) send(RunEnded{{ExitStatus::How::kNotStarted, spawned.error}});
+  }
+
+  void obey(const StartRank& start) {
+    if (!job_ || start.argv.empty()) throw MpiError("a rank is to be started before its job");
+    if (!wrapper_output_) wrapper_output_ = open_starter_output();
+    SpawnRequest request;
+    request.argv = start.argv;
+    request.directory = directory_;
+    request.stdout_fd = request.stderr_fd = wrapper_output_.get();
+    request.set_env = start.set_env;
+    request.unset_env = start.unset_env;
+    add_job_variables(request);
+    const Spawned spawned = spawn(request);
+    if (spawned.pid > 0) {
+      wrappers_[spawned.pid] = start.rank;
+    } else {
+      send(RankEnded{start.rank, {ExitStatus::How::kNotStarted, spawned.error}});
+    }
+  }
+
+  void obey(const EndRanks&) {
+    for (const auto& [pid, rank] : wrappers_) ::kill(pid, SIGKILL);
+  }
+
+  /// For what mpirun's daemon or the wrappers have to say themselves.
+  UniqueFd open_starter_output() {
+    int ends[2];
+    check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
+    starter_output_ = BytePipe(UniqueFd(ends[0]), UniqueFd());
+    return UniqueFd(ends[1]);
+  }
+
+  /// What is this host's own; it comes last, and so counts.
+  void add_job_variables(SpawnRequest& request) const {
+    request.set_env.insert(request.set_env.end(), {{kJobVariable, job_->path()},
+                                                   {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
+                                                   {kHostNameVariable, name_},
+                                                   {kJobSecretVariable, secret_.text()}});
   }
 
   void obey(const Hold&) {
@@ -205,8 +242,8 @@ class Helper {
     return bytes.size();
   }
 
-  void pass_daemon_output() {
-    const auto bytes = daemon_output_.receive();
+  void pass_starter_output() {
+    const auto bytes = starter_output_.receive();
     if (!bytes.empty()) send(RunOutput{std::string(bytes)});
   }
 
@@ -216,13 +253,24 @@ class Helper {
         ended_ = true;  // somebody wants this host's part to end
         continue;
       }
+      collect_wrappers();
       int status = 0;
       if (daemon_ <= 0 || ::waitpid(daemon_, &status, WNOHANG) != daemon_) continue;
       ::kill(-daemon_, SIGKILL);  // what remains of it
       daemon_ = -1;
-      pass_daemon_output();
+      pass_starter_output();
       send(RunEnded{exit_status_of(status)});
     }
+  }
+
+  void collect_wrappers() {
+    std::erase_if(wrappers_, [this](const auto& wrapper) {
+      int status = 0;
+      if (::waitpid(wrapper.first, &status, WNOHANG) != wrapper.first) return false;
+      pass_starter_output();
+      send(RankEnded{wrapper.second, exit_status_of(status)});
+      return true;
+    });
   }
 
   /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
@@ -254,8 +302,11 @@ class Helper {
   std::optional<AuthenticatedListener> listener_;
   std::map<std::uint32_t, BytePipe> ranks_;  // connections of wrappers, by number
   std::uint32_t last_id_ = 0;
-  pid_t daemon_ = -1;  // leads a process group
-  BytePipe daemon_output_;
+  pid_t daemon_ = -1;              // leads a process group
+  std::map<pid_t, int> wrappers_;  // that this process has started, and their ranks
+  BytePipe starter_output_;
+  UniqueFd wrapper_output_;  // its other end, where wrappers are started
+  std::string directory_;    // in which ranks start; empty: this process's
   bool ended_ = false;
 };
 

@@ -2,15 +2,17 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper: Order, then ToRank, LetGo, Run, Hold, Ping, Pause in any number, then Finish.
-// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, Pong.
+// Launcher → helper: Order, then StartRank or Run, ToRank, LetGo, Hold, EndRanks, Ping, Pause in any number, then
+// Finish. Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, Pong.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "launcher/frame.h"
 #include "launcher/process.h"
@@ -41,6 +43,15 @@ struct LetGo {
 struct Run {
   std::string command;
 };
+/// Start this command, the wrapper of `rank`, with these variables besides those of the host.
+struct StartRank {
+  std::int32_t rank = 0;
+  std::vector<std::string> argv;
+  std::vector<std::pair<std::string, std::string>> set_env;
+  std::vector<std::string> unset_env;
+};
+/// Kill the wrappers that still run.
+struct EndRanks {};
 /// Stop the daemon: it has begun to end the ranks, and the launcher gives them more time.
 struct Hold {};
 struct Ping {
@@ -82,13 +93,18 @@ struct RunOutput {
 struct RunEnded {
   ExitStatus exit_status;
 };
+/// A wrapper has ended, or could not be started.
+struct RankEnded {
+  std::int32_t rank = 0;
+  ExitStatus exit_status;
+};
 struct Pong {
   std::int64_t launcher_ns = 0;  // of the Ping
   std::int64_t helper_ns = 0;    // the helper's steady clock
 };
 
 using HostMessage = std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank,
-                                 Gone, RunOutput, RunEnded, Pong, Notice>;
+                                 Gone, RunOutput, RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded>;
 
 std::string encode_host(const HostMessage& message);
 

@@ -27,7 +27,10 @@ std::vector<HostMessage> one_of_each() {
           RunOutput{bytes},
           RunEnded{{ExitStatus::How::kSignalled, 9}},
           Pong{1, 2},
-          Notice{"text"}};
+          Notice{"text"},
+          StartRank{5, {"lockstep", "_rank", "", bytes}, {{"RANK", "5"}, {"X", ""}}, {"PMI_RANK"}},
+          EndRanks{},
+          RankEnded{5, {ExitStatus::How::kNotStarted, 2}}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
