@@ -150,6 +150,11 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
        .help = "time without a word from a host after which it is taken for lost, in seconds",
        .default_text = fmt::to_string(options.host_seconds),
        .value = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
+  table.add({.name = "host-return-seconds",
+             .placeholder = "S",
+             .help = "with --max-restarts, how long a job waits that has too few hosts for its ranks, in seconds",
+             .default_text = fmt::to_string(launcher::kHostReturnSeconds),
+             .value = number(options.host_return_seconds, {.low = 0, .high = launcher::kMaxHostReturnSeconds})});
   table.add({.name = "export",
              .synonyms = {"x"},
              .kind = OptionKind::kRepeatable,

@@ -81,10 +81,11 @@ std::vector<std::string> lines_of_starter(const std::string& path, const char* n
 
 }  // namespace
 
-void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathered,
+void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts& gathered,
                  FunctionRef<void(const AttemptResult&)> conclude) {
   const LaunchOptions& options = context.options;
-  const JobDir job(job_tmp_base(), job_shm_base(gathered.ranks_on.empty() ? options.ranks : gathered.own_ranks));
+  const JobDir job(job_tmp_base(), job_shm_base(gathered.hosts.empty() ? options.ranks : gathered.own_ranks));
+  facts.several = gathered.several;
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();
   facts.socket_path = job.path() + "/launcher";
@@ -95,12 +96,13 @@ void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathe
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   check_system(bool(output), "opening " + log);
 
-  Starter starter(options, facts, gathered.links.empty());
-  RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
+  RemoteHosts& hosts = context.hosts;
+  Starter starter(options, facts, gathered.several.shares.empty());
   JobProcesses processes = starter.start(options, gathered, facts, hosts, output.get());
   Supervisor supervisor(std::move(listener), std::move(processes), options.ranks, options.grace_seconds,
                         context.console, context.logs, context.signals, hosts,
                         gathered.hosts.empty() ? "" : facts.name);
+  supervisor.on_checkpoint(context.on_checkpoint);
   supervisor.on_first_step(context.on_first_step);
   supervisor.on_starter_output([&](std::string_view bytes) {
     [[maybe_unused]] const auto written = ::write(output.get(), bytes.data(), bytes.size());
@@ -113,6 +115,8 @@ void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathe
   AttemptResult result{.root_cause = find_root_cause(report),
                        .starter_lines = {},
                        .requested = report.interrupted_by != 0 || report.stop_asked,
+                       .growing = report.growing && report.lost_hosts.empty(),
+                       .host_lost = !report.lost_hosts.empty(),
                        .progress = report.progress,
                        .started_at = report.started_at,
                        .failed_at = report.failed_at};

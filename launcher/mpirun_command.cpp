@@ -89,6 +89,7 @@ std::vector<std::string> host_flags(const HostFacts& facts) {
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
   std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable, kAttemptVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
+  if (facts.checkpoint_step > 0) names.emplace_back(kCheckpointStepVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
   return flags;
@@ -145,6 +146,7 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
                                                                 {kBindVariable, name_of(options.bind_to)},
                                                                 {kAttemptVariable, std::to_string(facts.attempt)}};
   if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
+  if (facts.checkpoint_step > 0) variables.emplace_back(kCheckpointStepVariable, std::to_string(facts.checkpoint_step));
   return variables;
 }
 
@@ -176,9 +178,9 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,   kTtyVariable,
-                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,  kUserTmpVariable,
-                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable};
+  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
+                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

@@ -135,13 +135,13 @@ JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& 
   RankPlace place{.ranks = options.ranks, .address = facts.several.address, .port = facts.several.port};
   for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
     place.local_ranks = gathered.ranks_on[i];
-    const auto host = hosts.find(gathered.hosts[i].mpirun_name());
+    const std::size_t host = gathered.hosts[i];
     for (place.local_rank = 0; place.local_rank < place.local_ranks; ++place.local_rank, ++place.rank) {
-      if (host) {
-        processes.add_remote(place.rank, *host);
-        hosts.send(*host, remote_rank(options, facts, place, env));
-      } else {
+      if (hosts.is_own(host)) {
         processes.add(place.rank, start_here(own_rank(options, facts, place), output));
+      } else {
+        processes.add_remote(place.rank, host);
+        hosts.send(host, remote_rank(options, facts, place, env));
       }
     }
   }

@@ -59,8 +59,8 @@ StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, cons
 /// Starts all ranks on this host; what the wrappers themselves have to say goes to `output`. Throws DeviceError.
 JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port, int output);
 
-/// Starts the ranks on several hosts, those of this one here and the others through `hosts`, which have the links of
-/// `gathered` in their order. Throws DeviceError.
+/// Starts the ranks on several hosts, which are `gathered`: those of this one here and the others through `hosts`.
+/// Throws DeviceError.
 JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
                             RemoteHosts& hosts, int output);
 

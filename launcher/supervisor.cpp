@@ -79,6 +79,7 @@ void Supervisor::run() {
   // What wrappers had sent before they died is still in the sockets.
   for (auto& connection : connections_) close(connection);
   note_lost_wrappers();
+  hosts_.end_attempt();
   for (const auto& report : reports_) console_.finish(report.rank);
   flush_console();
 }
@@ -94,6 +95,7 @@ JobReport Supervisor::report() const {
   job.mpirun_killed_by_us = processes_.were_killed();
   job.interrupted_by = interrupted_by_;
   job.stop_asked = stop_asked_;
+  job.growing = growing_;
   job.progress = progress_;
   job.failed_at = std::min(ending_since_, Clock::now());
   return job;
@@ -137,7 +139,8 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
-  if (starter_ended_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
+  if (starter_ended_ && !hosts_.all_concluded())
+    drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
   for (auto& connection : connections_)
     if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
@@ -379,15 +382,23 @@ void Supervisor::take_progress(const StatusReport& report) {
       if (report.step <= progress_.checkpoint.value_or(-1)) break;
       progress_.checkpoint = report.step;
       progress_.checkpointed_at = Clock::now();
+      if (on_checkpoint_ && on_checkpoint_(report.step)) begin_growing();
       break;
     case StatusReport::Kind::kDone: progress_.done = true; break;
     default: break;
   }
 }
 
+/// What is not saved by now is little.
+void Supervisor::begin_growing() {
+  if (phase_ != Phase::kRunning || all_programs_ended()) return;
+  growing_ = true;
+  begin_grace(SIGTERM);
+}
+
 /// Whether the job ends because somebody wants it to, and not because a rank failed.
 bool Supervisor::stop_requested() const {
-  if (interrupted_by_ != 0) return true;
+  if (interrupted_by_ != 0 || (growing_ && lost_hosts_.empty())) return true;
   if (!lost_hosts_.empty()) return false;
   return std::ranges::none_of(reports_, [](const RankReport& report) {
     return report.lost || (report.failed() && !report.stop_requested && !ended_on_request(*report.exit_status));
@@ -437,8 +448,8 @@ void Supervisor::collect_processes() {
   if (!processes_.failed_wrappers().empty()) begin_ending();
   if (!processes_.all_ended()) return;
   starter_ended_ = true;
-  drain_until_ = Clock::now() + (hosts_.empty() ? kDrainTakes : kHelpersEnd);
-  hosts_.finish();
+  drain_until_ = Clock::now() + (hosts_.any_takes_part() ? kHelpersEnd : kDrainTakes);
+  hosts_.conclude();
 }
 
 /// Wrappers that ended before they could greet: which ranks they were for is known where the launcher has started them.

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "launcher/authenticated_listener.h"
@@ -66,11 +67,7 @@ class Helper {
     while (launcher_.in() >= 0 && !ended_ && Clock::now() < silent_at_) wait_and_serve();
     const bool silent = launcher_.in() >= 0 && !ended_;
     if (ended_) flush();
-    // Orderly or not: the job on this host ends here, and what the reaper finds ends with it.
-    if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
-    obey(EndRanks{});
-    ranks_.clear();
-    job_.reset();
+    end_job();
     if (!silent) return static_cast<int>(ExitCode::kOk);
     // Should the connection come back, this says why there is nothing left to talk to.
     std::fprintf(stderr, "no word from the launcher for %.0f s, so its part of the job has ended here\n",
@@ -121,6 +118,7 @@ class Helper {
   }
 
   void obey(const Order& order) {
+    if (job_) throw MpiError("a host is given a second order before the first one's end");
     silence_ = duration_of(order.silence_seconds);
     silent_at_ = Clock::now() + silence_;
     name_ = order.name;
@@ -219,6 +217,11 @@ class Helper {
   }
   /// Until it speaks again.
   void obey(const Pause&) { silent_at_ = Clock::time_point::max(); }
+  void obey(const Conclude&) {
+    pass_on_all();
+    end_job();
+    send(Concluded{});
+  }
   void obey(const Finish&) { ended_ = true; }
   template <class Other>
   void obey(const Other&) {
@@ -273,8 +276,23 @@ class Helper {
     });
   }
 
-  /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
-  void flush() {
+  /// Orderly or not: the job's attempt on this host ends here, and what the reaper finds ends with it.
+  void end_job() {
+    obey(EndRanks{});
+    if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
+    // Those that are killed end at once; what they have to say is of no interest any more.
+    if (daemon_ > 0) ::waitpid(std::exchange(daemon_, -1), nullptr, 0);
+    for (const auto& [pid, rank] : wrappers_) ::waitpid(pid, nullptr, 0);
+    wrappers_.clear();
+    ranks_.clear();
+    starter_output_.close();
+    wrapper_output_.reset();
+    listener_.reset();
+    job_.reset();
+  }
+
+  /// What ranks that have ended have said.
+  void pass_on_all() {
     for (auto& [id, rank] : ranks_) {
       std::size_t passed = 0;
       while (rank.in() >= 0 && passed < kSocketBytes) {
@@ -283,6 +301,11 @@ class Helper {
         passed += more;
       }
     }
+  }
+
+  /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
+  void flush() {
+    pass_on_all();
     while (launcher_.pending_bytes() > 0 && launcher_.out() >= 0) {
       pollfd entry = {launcher_.out(), POLLOUT, 0};
       const int ready = ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<Millis>(silence_).count()));

@@ -33,6 +33,8 @@ std::string body_of(const StartRank& m) {
   return out.take();
 }
 std::string body_of(const EndRanks&) { return {}; }
+std::string body_of(const Conclude&) { return {}; }
+std::string body_of(const Concluded&) { return {}; }
 std::string body_of(const RankEnded& m) {
   return Writer().put(m.rank).put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).take();
 }
@@ -90,6 +92,8 @@ void read(Reader& in, StartRank& m) {
   }
 }
 void read(Reader&, EndRanks&) {}
+void read(Reader&, Conclude&) {}
+void read(Reader&, Concluded&) {}
 void read(Reader& in, RankEnded& m) {
   m.rank = in.take<std::int32_t>();
   m.exit_status.how = in.take<ExitStatus::How>();

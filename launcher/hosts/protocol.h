@@ -2,8 +2,11 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper: Order, then StartRank or Run, ToRank, LetGo, Hold, EndRanks, Ping, Pause in any number, then
-// Finish. Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, Pong.
+// Launcher → helper, for each attempt: Order, then StartRank or Run, ToRank, LetGo, Hold, EndRanks in any number, then
+//     Conclude. Ping and Pause at any time, Finish at the end.
+// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, then
+// Concluded.
+//     Pong at any time.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +62,9 @@ struct Ping {
 };
 /// The launcher is being stopped (Ctrl-Z): its silence means nothing until it speaks again.
 struct Pause {};
-/// The job has ended: clean up.
+/// The attempt has ended: clean up, and be ready for another order.
+struct Conclude {};
+/// The job has ended: clean up and go.
 struct Finish {};
 
 struct Ready {
@@ -83,6 +88,8 @@ struct FromRank {
 struct Gone {
   std::uint32_t id = 0;
 };
+/// Nothing of the attempt is left there, and nothing more will be said of it.
+struct Concluded {};
 /// For the user, from that host.
 struct Notice {
   std::string text;
@@ -103,8 +110,9 @@ struct Pong {
   std::int64_t helper_ns = 0;    // the helper's steady clock
 };
 
-using HostMessage = std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank,
-                                 Gone, RunOutput, RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded>;
+using HostMessage =
+    std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank, Gone, RunOutput,
+                 RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded, Conclude, Concluded>;
 
 std::string encode_host(const HostMessage& message);
 

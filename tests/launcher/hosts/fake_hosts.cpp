@@ -1,8 +1,11 @@
 #include "tests/launcher/hosts/fake_hosts.h"
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -13,6 +16,7 @@ namespace {
 constexpr const char* kAgent = R"sh(#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
+[ -e "$TMPDIR/../down-$host" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
 case ${host%-*} in
   unknown) echo "ssh: Could not resolve hostname $host: Name or service not known" >&2; exit 255;;
   refused) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255;;
@@ -62,6 +66,15 @@ pid_t named(const Job& job, const std::string& name, const std::string& host) {
   }
   return -1;
 }
+
+void kill_host(const Job& job, const std::string& host, bool stays_down) {
+  if (stays_down) std::ofstream(job.directory() + "/down-" + host) << "yes";
+  const pid_t helper = helper_on(job, host);
+  EXPECT_GT(helper, 0) << host;
+  if (helper > 0) ::kill(helper, SIGKILL);
+}
+
+void let_return(const Job& job, const std::string& host) { std::filesystem::remove(job.directory() + "/down-" + host); }
 
 pid_t helper_on(const Job& job, const std::string& host) {
   for (const pid_t pid : job.running("_host", "FAKE_HOST", host))

@@ -24,6 +24,11 @@ pid_t named(const Job& job, const std::string& name, const std::string& host);
 /// The launcher's helper on a host, which has the program's name; its wrappers have too.
 pid_t helper_on(const Job& job, const std::string& host);
 
+/// Ends the helper on a host, and with it all of the job there; with `stays_down` the host does not answer until it may
+/// return.
+void kill_host(const Job& job, const std::string& host, bool stays_down);
+void let_return(const Job& job, const std::string& host);
+
 // The whole job on one machine, and on busy ones: longer than what one host is promised.
 inline Deadline within_eight() { return Deadline::after_seconds(8); }
 
