@@ -87,9 +87,9 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
 std::vector<std::string> host_flags(const HostFacts& facts) {
   // By slot it would take the hosts in another order: its own host comes first.
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
-  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable, kAttemptVariable};
+  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR",    "MASTER_PORT",
+                                    kBindVariable,  kAttemptVariable, kCheckpointStepVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
-  if (facts.checkpoint_step > 0) names.emplace_back(kCheckpointStepVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
   return flags;
@@ -140,13 +140,14 @@ void set_environment(const LaunchOptions& options, const HostFacts& facts, bool 
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts) {
-  std::vector<std::pair<std::string, std::string>> variables = {{kJobVariable, facts.job_dir},
-                                                                {kLauncherVariable, "unix:" + facts.socket_path},
-                                                                {kJobSecretVariable, facts.secret},
-                                                                {kBindVariable, name_of(options.bind_to)},
-                                                                {kAttemptVariable, std::to_string(facts.attempt)}};
+  std::vector<std::pair<std::string, std::string>> variables = {
+      {kJobVariable, facts.job_dir},
+      {kLauncherVariable, "unix:" + facts.socket_path},
+      {kJobSecretVariable, facts.secret},
+      {kBindVariable, name_of(options.bind_to)},
+      {kAttemptVariable, std::to_string(facts.attempt)},
+      {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
   if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
-  if (facts.checkpoint_step > 0) variables.emplace_back(kCheckpointStepVariable, std::to_string(facts.checkpoint_step));
   return variables;
 }
 

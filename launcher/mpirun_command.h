@@ -19,7 +19,7 @@ inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
 inline constexpr const char* kAttemptVariable =
     "LOCKSTEP_ATTEMPT";  // how often the job has been started again: 0, 1, …
 inline constexpr const char* kCheckpointStepVariable =
-    "LOCKSTEP_CHECKPOINT_STEP";  // of the newest checkpoint that earlier attempts have reported, where they have
+    "LOCKSTEP_CHECKPOINT_STEP";  // of the newest checkpoint that earlier attempts have reported; 0: none
 inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper

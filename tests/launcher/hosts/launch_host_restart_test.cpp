@@ -81,14 +81,14 @@ TEST_F(HostRestartTest, ALostHostIsLeftOutAndTheOthersHelpersStay) {
 
 TEST_F(HostRestartTest, TheFirstHostMayBeTheOne) {
   Job job = start("--hosts a:1,b:2 --max-restarts 3 --min-ranks 1",
-                  "attempt 1 && { echo checkpoint ${LOCKSTEP_CHECKPOINT_STEP-none}; exit 0; }\n"
-                  "[ $rank = 0 ] && say checkpointed 20; echo before ${LOCKSTEP_CHECKPOINT_STEP-none}" +
+                  "attempt 1 && { echo checkpoint $LOCKSTEP_CHECKPOINT_STEP; exit 0; }\n"
+                  "[ $rank = 0 ] && say checkpointed 20; echo before $LOCKSTEP_CHECKPOINT_STEP" +
                       kForEver);
   ASSERT_TRUE(all_ready(job, 3)) << job.err();
   kill_host(job, "a", true);
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.out(), AllOf(HasSubstr("[0@b] attempt 1: 0 of 2 on b\n"), HasSubstr("[1@b] checkpoint 20\n"),
-                               HasSubstr("[0@a] before none\n")));
+                               HasSubstr("[0@a] before 0\n")));
   EXPECT_THAT(job.err(), HasSubstr("host a (rank 0) was lost"));
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
