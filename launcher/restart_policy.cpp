@@ -39,6 +39,11 @@ bool advance(std::optional<std::int64_t>& best, const std::optional<std::int64_t
 
 }  // namespace
 
+bool RestartPolicy::is_progress(const JobProgress& progress) const {
+  auto step = furthest_step_, checkpoint = newest_checkpoint_;
+  return advance(step, progress.step) || advance(checkpoint, progress.checkpoint);
+}
+
 RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   RestartDecision decision;
   if (max_restarts_ == 0 || end.exit_code == 0 || end.requested ||
@@ -75,9 +80,9 @@ RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   const bool advanced = advance(furthest_step_, end.progress.step) || checkpointed;
   failures_without_checkpoint_ = checkpointed ? 0 : failures_without_checkpoint_ + 1;
   const int ranks = end.ranks > 0 ? std::min(end.ranks, ranks_) : ranks_;
-  if (failures_without_checkpoint_ >= 2 && ranks > min_ranks_ && !end.host_lost) {
+  if (failures_without_checkpoint_ >= 2 && ranks > min_ranks_ && !end.hosts_change) {
     ranks_ = ranks - 1;
-  } else if (!advanced && attempt_ > 0 && !end.host_lost) {
+  } else if (!advanced && attempt_ > 0 && !end.hosts_change) {
     decision.why_not =
         "not restarted: no further step and no newer checkpoint was reported since the failure before → look at the "
         "failures; programs report both through LOCKSTEP_STATUS_FD";

@@ -25,9 +25,8 @@ struct AttemptEnd {
   JobProgress progress;
   int ranks = 0;         // that it had; 0: as many as the policy allowed
   bool growing = false;  // the ranks were asked to end, so that the job continues with more
-  /// A host was lost, and there is reason to try again without progress: it has failed for the first time, or the hosts
-  /// that are left will do.
-  bool host_lost = false;
+  /// The next attempt has other hosts, or one again that was lost: reason enough to try again without progress.
+  bool hosts_change = false;
 };
 
 struct RestartDecision {
@@ -59,6 +58,8 @@ class RestartPolicy {
       : max_restarts_(max_restarts), ranks_(ranks), min_ranks_(min_ranks) {}
 
   RestartDecision plan_after(const AttemptEnd& end);
+  /// Whether an attempt has got further than all before that have ended.
+  bool is_progress(const JobProgress& progress) const;
   /// The number of the attempt that runs, from 0.
   int attempt() const { return attempt_; }
   /// After failures, so far.

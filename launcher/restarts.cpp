@@ -74,6 +74,7 @@ class Attempts {
       facts_.attempt = policy_.attempt();
       facts_.checkpoint_step = policy_.newest_checkpoint();
       logs_.start_attempt();
+      placed_ = gathered;
       run_attempt({options_, console_, logs_, signals_, hosts_, [this](std::int64_t step) { note_first_step(step); },
                    [this](std::int64_t step) { return grows_at(step); }},
                   facts_, gathered, [this](const AttemptResult& result) { conclude(result); });
@@ -137,6 +138,30 @@ class Attempts {
     });
   }
 
+  /// The host of a rank, if it could be left out: it is not this one, and the others will do.
+  std::optional<std::size_t> host_to_leave_out(std::optional<int> rank) const {
+    for (std::size_t i = 0, first = 0; rank && i < placed_.hosts.size(); ++i) {
+      first += static_cast<std::size_t>(placed_.ranks_on[i]);
+      const std::size_t host = placed_.hosts[i];
+      if (std::cmp_greater_equal(*rank, first)) continue;
+      const bool others_do = slots_of(hosts_, options_) - slots_of(hosts_, options_, host) >= policy_.min_ranks();
+      return !hosts_.is_own(host) && hosts_.is_there(host) && others_do ? std::optional(host) : std::nullopt;
+    }
+    return std::nullopt;
+  }
+
+  /// A host whose ranks were the cause of failures without progress between them, be it for its network, its memory or
+  /// its devices, is one that has failed.
+  bool leave_out_culprit(const AttemptResult& result) {
+    if (policy_.attempt() == 0 || result.host_lost || policy_.is_progress(result.progress)) return false;
+    const auto host = host_to_leave_out(result.root_cause.rank);
+    if (!host) return false;
+    console_.say(fmt::format("host {} is left out for now: its ranks were the cause of a failure without progress",
+                             hosts_.name(*host)));
+    hosts_.leave_out(*host, "its ranks failed");
+    return true;
+  }
+
   /// "host b: it fell silent; host c: …", of those that are not there.
   std::string away() const {
     std::vector<std::string> texts;
@@ -194,13 +219,15 @@ class Attempts {
     const int code = result.root_cause.exit_code;
     failed_at_ = result.failed_at;
     const bool final = options_.max_restarts == 0 || code == 0 || result.requested || reader_gone();
+    const bool left_out = !final && !result.growing && leave_out_culprit(result);
     if (!final) probe();
-    decision_ = policy_.plan_after({.exit_code = code,
-                                    .requested = result.requested || reader_gone(),
-                                    .progress = result.progress,
-                                    .ranks = options_.ranks,
-                                    .growing = result.growing && code != 0 && !result.progress.done,
-                                    .host_lost = result.host_lost && ranks_there() >= policy_.min_ranks()});
+    decision_ =
+        policy_.plan_after({.exit_code = code,
+                            .requested = result.requested || reader_gone(),
+                            .progress = result.progress,
+                            .ranks = options_.ranks,
+                            .growing = result.growing && code != 0 && !result.progress.done,
+                            .hosts_change = (result.host_lost || left_out) && ranks_there() >= policy_.min_ranks()});
     if (decision_.restart) return announce(result);
     explain(result, logs_, console_);
     if (!decision_.why_not.empty()) console_.say(decision_.why_not);
@@ -246,6 +273,7 @@ class Attempts {
   RestartHistory& history_;
   RestartPolicy policy_;
   RestartDecision decision_;
+  GatheredHosts placed_;  // of the attempt that runs, or has ended
   Clock::time_point failed_at_;
   int announced_ranks_ = 0;
   std::vector<std::string> warned_;

@@ -312,6 +312,10 @@ int slots_of(const RemoteHosts& hosts, const LaunchOptions& options) {
   return slots;
 }
 
+int slots_of(const RemoteHosts& hosts, const LaunchOptions& options, std::size_t host) {
+  return specs_of(hosts, options)[host].slots;
+}
+
 GatheredHosts gather_hosts(RemoteHosts& hosts, const LaunchOptions& options, SignalQueue& signals) {
   for (std::size_t i = 0; i < hosts.size(); ++i)
     if (options.ranks_for == RanksFor::kGpus && hosts.spec(i).slots == 0 && hosts.greeting(i).gpus == 0)

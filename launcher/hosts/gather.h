@@ -33,8 +33,9 @@ struct GatheredHosts {
 RemoteHosts call_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals,
                        int& exit_code);
 
-/// Ranks that the hosts that are there take.
+/// Ranks that the hosts that are there take, and that one of them does.
 int slots_of(const RemoteHosts& hosts, const LaunchOptions& options);
+int slots_of(const RemoteHosts& hosts, const LaunchOptions& options, std::size_t host);
 
 /// Has the hosts that options.ranks are placed on, 0 for one in each slot, make ready for the first attempt; the others
 /// are dismissed where the job is not restarted. Throws UsageError for more ranks than slots.

@@ -16,6 +16,8 @@ constexpr auto kAgentGrace = Millis(200);
 constexpr auto kAgentEnds = Millis(500);
 constexpr double kAnswerSeconds = 10;
 constexpr auto kFirstPause = std::chrono::seconds(1);
+/// A host that answers although its ranks fail is tried again after half a minute at the earliest.
+constexpr int kFailuresOfBroken = 6;
 constexpr auto kLongestPause = std::chrono::seconds(60);
 /// For the ends of helpers that have nothing left to do.
 constexpr auto kHelpersEnd = std::chrono::seconds(4);
@@ -98,6 +100,11 @@ void RemoteHosts::put_away(Host& host, std::string problem) {
 }
 
 void RemoteHosts::fail(std::size_t host, std::string problem) { put_away(hosts_[host], std::move(problem)); }
+
+void RemoteHosts::leave_out(std::size_t host, std::string problem) {
+  hosts_[host].failures = std::max(hosts_[host].failures, kFailuresOfBroken);
+  fail(host, std::move(problem));
+}
 
 void RemoteHosts::forget_failures() {
   for (auto& host : hosts_)

@@ -73,6 +73,8 @@ class RemoteHosts {
   bool any_takes_part() const;
   /// The host cannot be used now. Counts as a failure.
   void fail(std::size_t host, std::string problem);
+  /// The same for one whose ranks fail: it is cut off, and called again only after a pause.
+  void leave_out(std::size_t host, std::string problem);
   /// There was a checkpoint: those that take part have not failed.
   void forget_failures();
 

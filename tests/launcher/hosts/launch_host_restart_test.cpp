@@ -212,6 +212,17 @@ TEST_F(HostRestartTest, AHostThatIsLostAgainAndAgainStaysOut) {
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
+// Its network, its memory or its devices may be broken, although it answers.
+TEST_F(HostRestartTest, AHostWhoseRanksFailAgainIsLeftOut) {
+  Job job = start("--hosts a:2,b:1,c:1 --max-restarts 100 --min-ranks 2",
+                  "[ $FAKE_HOST = a ] && exit 4; [ $size = 2 ] && exit 0" + kForEver);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.err(),
+              HasSubstr("host a is left out for now: its ranks were the cause of a failure without progress"));
+  EXPECT_THAT(job.out(), AllOf(HasSubstr("attempt 2: 0 of 2 on b\n"), HasSubstr("attempt 2: 1 of 2 on c\n")));
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+}
+
 TEST_F(HostRestartTest, AHostThatFallsSilentIsLeftOut) {
   Job job = start("--hosts a:1,b:1 --max-restarts 3 --min-ranks 1 --host-timeout-seconds 6",
                   "attempt 1 && exit 0" + kForEver);
