@@ -150,6 +150,11 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
        .help = "time without a word from a host after which it is taken for lost, in seconds",
        .default_text = fmt::to_string(options.host_seconds),
        .value = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
+  table.add({.name = "host-return-seconds",
+             .placeholder = "S",
+             .help = "with --max-restarts, how long a job waits that has too few hosts for its ranks, in seconds",
+             .default_text = fmt::to_string(launcher::kHostReturnSeconds),
+             .value = number(options.host_return_seconds, {.low = 0, .high = launcher::kMaxHostReturnSeconds})});
   table.add({.name = "export",
              .synonyms = {"x"},
              .kind = OptionKind::kRepeatable,
@@ -158,6 +163,18 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
                  "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
                  "they are set here too",
              .value = exports(options.exports)});
+}
+
+/// How many there will be; 0 where that is for other hosts to say.
+int ranks_of(const launcher::LaunchOptions& options) {
+  if (options.ranks > 0) return options.ranks;
+  if (options.hosts.empty()) return launcher::usable_cores();
+  int slots = 0;
+  for (const auto& host : options.hosts) {
+    if (host.slots == 0) return 0;
+    slots += host.slots;
+  }
+  return slots;
 }
 
 /// What a restart needs: a checkpoint to resume from, by the same command. `train` is what follows `lockstep train`.
@@ -177,12 +194,15 @@ void check_restarts_of_train(const launcher::LaunchOptions& options, std::vector
   if (config.resume != "auto")
     throw UsageError(flag + ": this lockstep train does not resume from its newest checkpoint",
                      "add --resume auto to it");
-  const int ranks = options.ranks > 0 ? options.ranks : launcher::usable_cores();
-  if (options.min_ranks && *options.min_ranks < ranks && !config.global_batch)
-    throw UsageError(fmt::format("--min-ranks {}: with fewer than {} ranks this lockstep train has another global "
-                                 "batch, and its checkpoints are of another run",
-                                 *options.min_ranks, ranks),
-                     fmt::format("add --global-batch {} to it", trainer::global_batch_of(config, ranks)));
+  const int ranks = ranks_of(options);
+  if (!options.min_ranks || config.global_batch || (ranks > 0 && *options.min_ranks >= ranks)) return;
+  const bool known = ranks > 0;
+  throw UsageError(
+      fmt::format("--min-ranks {}: with fewer{} ranks this lockstep train has another global batch, and its "
+                  "checkpoints are of another run",
+                  *options.min_ranks, known ? fmt::format(" than {}", ranks) : ""),
+      fmt::format("add --global-batch {} to it",
+                  known ? fmt::to_string(trainer::global_batch_of(config, ranks)) : "G"));
 }
 
 bool is_one(const std::string& value) { return value == "1" || value == "1:1"; }
@@ -304,10 +324,6 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
-  const bool is_train = options.program.size() > 1 && options.program[1] == "train" &&
-                        launcher::is_own_binary(options.program[0], "/proc/self/exe");
-  if (options.max_restarts > 0 && is_train)
-    check_restarts_of_train(options, table.names(), {options.program.begin() + 2, options.program.end()}, foreign);
   options.mpi = options.mpi || uses_mpi(options.program, env);
   // NAME=VALUE is for the ranks here too.
   for (const auto& each : options.exports)
@@ -316,6 +332,10 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   // Set for mpirun by a Kubernetes MPIJob, for example.
   if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
     options.hosts = launcher::read_hostfile(*file);
+  const bool is_train = options.program.size() > 1 && options.program[1] == "train" &&
+                        launcher::is_own_binary(options.program[0], "/proc/self/exe");
+  if (options.max_restarts > 0 && is_train)
+    check_restarts_of_train(options, table.names(), {options.program.begin() + 2, options.program.end()}, foreign);
   options.use_gpus = kUsesGpus && !uses_cpu(options.program, env) && options.ranks_for != launcher::RanksFor::kCores;
   options.count_own_gpus = [&options] { return count_gpus(options.program); };
   if (options.ranks == 0 && options.hosts.empty() && options.use_gpus) options.ranks = count_gpus(options.program);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -50,20 +51,21 @@ JobProcesses start_mpirun(const MpirunCommand& command, const HostFacts& facts, 
 /// What has to live as long as the ranks do, and what starts them.
 class Starter {
  public:
-  Starter(const LaunchOptions& options, const HostFacts& facts, bool on_this_host) {
-    if (starts_own_ranks(options, facts.self, env)) {
-      port_.emplace();
-    } else if (on_this_host) {
-      preload_.emplace();
-    }
+  Starter(const LaunchOptions& options, const HostFacts& facts, bool on_this_host)
+      : own_(starts_own_ranks(options, facts.self, env)) {
+    if (on_this_host) own_ ? (void)port_.emplace() : (void)preload_.emplace();
   }
-  JobProcesses start(const LaunchOptions& options, const HostFacts& facts, int output) {
-    if (port_) return start_own_ranks(options, facts, options.ranks, *port_, output);
+  JobProcesses start(const LaunchOptions& options, const GatheredHosts& gathered, HostFacts& facts, RemoteHosts& hosts,
+                     int output) {
+    if (port_) return start_own_ranks(options, facts, *port_, output);
+    if (own_) return start_ranks_on(gathered, options, facts, hosts, output);
+    if (!preload_) prepare_mpirun(facts);
     return start_mpirun(mpirun_command(options, facts, env), facts, preload_ ? &*preload_ : nullptr, output);
   }
-  const char* name() const { return port_ ? "wrapper" : "mpirun"; }
+  const char* name() const { return own_ ? "wrapper" : "mpirun"; }
 
  private:
+  bool own_;
   std::optional<HeldPort> port_;
   std::optional<LoopbackPreload> preload_;
 };
@@ -79,29 +81,32 @@ std::vector<std::string> lines_of_starter(const std::string& path, const char* n
 
 }  // namespace
 
-void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathered,
+void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts& gathered,
                  FunctionRef<void(const AttemptResult&)> conclude) {
   const LaunchOptions& options = context.options;
-  const JobDir job(job_tmp_base(), job_shm_base(gathered.ranks_on.empty() ? options.ranks : gathered.own_ranks));
+  const JobDir job(job_tmp_base(), job_shm_base(gathered.hosts.empty() ? options.ranks : gathered.own_ranks));
+  facts.several = gathered.several;
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();
   facts.socket_path = job.path() + "/launcher";
   const JobSecret secret = gathered.secret.empty() ? JobSecret::random() : gathered.secret;
   facts.secret = secret.text();
   AuthenticatedListener listener(listen_at(facts.socket_path), secret, options.ranks);
-  const bool on_this_host = gathered.links.empty();
-  if (!on_this_host) prepare_mpirun(facts);
   const std::string log = job.path() + "/starter.log";
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   check_system(bool(output), "opening " + log);
 
-  Starter starter(options, facts, on_this_host);
-  JobProcesses processes = starter.start(options, facts, output.get());
-  RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
+  RemoteHosts& hosts = context.hosts;
+  Starter starter(options, facts, gathered.several.shares.empty());
+  JobProcesses processes = starter.start(options, gathered, facts, hosts, output.get());
   Supervisor supervisor(std::move(listener), std::move(processes), options.ranks, options.grace_seconds,
                         context.console, context.logs, context.signals, hosts,
                         gathered.hosts.empty() ? "" : facts.name);
+  supervisor.on_checkpoint(context.on_checkpoint);
   supervisor.on_first_step(context.on_first_step);
+  supervisor.on_starter_output([&](std::string_view bytes) {
+    [[maybe_unused]] const auto written = ::write(output.get(), bytes.data(), bytes.size());
+  });
   supervisor.run();
   JobReport report = supervisor.report();
   for (const auto& lost : report.lost_hosts)
@@ -110,6 +115,8 @@ void run_attempt(const JobContext& context, HostFacts facts, GatheredHosts gathe
   AttemptResult result{.root_cause = find_root_cause(report),
                        .starter_lines = {},
                        .requested = report.interrupted_by != 0 || report.stop_asked,
+                       .growing = report.growing && report.lost_hosts.empty(),
+                       .host_lost = !report.lost_hosts.empty(),
                        .progress = report.progress,
                        .started_at = report.started_at,
                        .failed_at = report.failed_at};

@@ -23,22 +23,26 @@ struct JobContext {
   Console& console;
   RankLogs& logs;
   SignalQueue& signals;
+  RemoteHosts& hosts;
   std::function<void(std::int64_t step)> on_first_step = {};  // of an attempt, that a rank has reported
+  std::function<bool(std::int64_t step)> on_checkpoint = {};  // Supervisor::on_checkpoint()
 };
 
 struct AttemptResult {
   RootCause root_cause;
   std::vector<std::string> starter_lines;  // what mpirun, or wrappers, wrote, where that explains the end
   bool requested = false;                  // somebody wants the job to end
+  bool growing = false;                    // the ranks have ended for the sake of more
+  bool host_lost = false;
   JobProgress progress;
   Clock::time_point started_at, failed_at;
 };
 
-/// Runs the ranks to their end, as `facts` of this host and `gathered` say, of which job directory, socket and secret
-/// are this attempt's own: new ones. Has `conclude` say what there is to say once everything has ended, and writes
+/// Runs the ranks to their end, as `facts` of this host and `gathered` say. Job directory, socket and secret are this
+/// attempt's own: new ones. Has `conclude` say what there is to say once everything has ended, and writes
 /// that. When it returns, no process, file or shared memory of it is left. Call it from the main thread without other
 /// threads. Throws DeviceError, MpiError.
-void run_attempt(const JobContext& job, HostFacts facts, GatheredHosts gathered,
+void run_attempt(const JobContext& job, HostFacts facts, const GatheredHosts& gathered,
                  FunctionRef<void(const AttemptResult&)> conclude);
 
 }  // namespace lockstep::launcher

@@ -19,6 +19,7 @@ inline constexpr std::size_t kMaxFrameBytes = 1 << 20;
 /// Fields one after the other, in this host's byte order.
 class Writer {
  public:
+  Writer() { bytes_.reserve(32); }  // also because GCC 12 warns of small strings that grow past their end
   template <class T>
   Writer& put(T value) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -61,6 +62,7 @@ class Reader {
     return text;
   }
   std::string rest() { return std::string(bytes_); }
+  bool empty() const { return bytes_.empty(); }
 
  private:
   void need(std::size_t size) const {

@@ -9,14 +9,29 @@ namespace lockstep::launcher {
 
 void JobProcesses::collect() {
   for (std::size_t i = 0; i < all_.size(); ++i) {
-    One& one = all_[i];
+    const One& one = all_[i];
     int status = 0;
-    if (one.exit_status || ::waitpid(one.pid, &status, WNOHANG) != one.pid) continue;
-    one.exit_status = exit_status_of(status);
-    one.ended_at = Clock::now();
-    one.failed = !killed_ && !one.exit_status->ok();
-    if (one.failed && !first_failed_) first_failed_ = i;
+    if (!one.exit_status && !one.host && ::waitpid(one.pid, &status, WNOHANG) == one.pid)
+      end(i, exit_status_of(status));
   }
+}
+
+void JobProcesses::end(std::size_t index, ExitStatus exit_status) {
+  One& one = all_[index];
+  one.exit_status = exit_status;
+  one.ended_at = Clock::now();
+  one.failed = !killed_ && !exit_status.ok();
+  if (one.failed && !first_failed_) first_failed_ = index;
+}
+
+void JobProcesses::end_remote(std::size_t host, int rank, ExitStatus exit_status) {
+  for (std::size_t i = 0; i < all_.size(); ++i)
+    if (all_[i].host == host && all_[i].rank == rank && !all_[i].exit_status) end(i, exit_status);
+}
+
+void JobProcesses::lose_host(std::size_t host) {
+  for (One& one : all_)
+    if (one.host == host && !one.exit_status) one.exit_status = ExitStatus{ExitStatus::How::kSignalled, SIGKILL};
 }
 
 bool JobProcesses::all_ended() const {
@@ -32,8 +47,8 @@ ExitStatus JobProcesses::exit_status() const {
 std::vector<JobProcesses::Failed> JobProcesses::failed_wrappers() const {
   std::vector<Failed> failed;
   if (are_mpirun_) return failed;
-  for (std::size_t rank = 0; rank < all_.size(); ++rank)
-    if (all_[rank].failed) failed.push_back({static_cast<int>(rank), all_[rank].pid, all_[rank].ended_at});
+  for (const One& one : all_)
+    if (one.failed) failed.push_back({one.rank, one.host, one.pid, one.ended_at});
   return failed;
 }
 
@@ -45,7 +60,7 @@ void JobProcesses::kill() {
   collect();
   for (const One& one : all_) {
     if (one.exit_status) continue;
-    ::kill(one.pid, SIGKILL);
+    if (!one.host) ::kill(one.pid, SIGKILL);
     killed_ = true;
   }
 }

@@ -1,4 +1,4 @@
-// The launcher's own children: what has started the ranks of a job.
+// What has started the ranks of a job: the launcher's own children, and those of its helpers on other hosts.
 #pragma once
 
 #include <sys/types.h>
@@ -15,14 +15,23 @@ namespace lockstep::launcher {
 /// started them uses it.
 class JobProcesses {
  public:
-  static JobProcesses of_mpirun(pid_t pid) { return {{pid}, true}; }
-  /// Without any yet; add() takes them in the order of the ranks.
-  static JobProcesses of_wrappers() { return {{}, false}; }
-  void add(pid_t pid) { all_.push_back({.pid = pid, .exit_status = {}, .ended_at = {}}); }
+  static JobProcesses of_mpirun(pid_t pid) {
+    JobProcesses processes(true);
+    processes.add(0, pid);
+    return processes;
+  }
+  /// Without any yet.
+  static JobProcesses of_wrappers() { return JobProcesses(false); }
+  void add(int rank, pid_t pid) { all_.push_back({.rank = rank, .pid = pid}); }
+  /// A wrapper that the helper on another host starts, and reports the end of: end_remote().
+  void add_remote(int rank, std::size_t host) { all_.push_back({.rank = rank, .host = host}); }
 
   bool are_mpirun() const { return are_mpirun_; }
   /// Takes the exit statuses of those that have ended: at SIGCHLD.
   void collect();
+  void end_remote(std::size_t host, int rank, ExitStatus exit_status);
+  /// All on that host have ended with it.
+  void lose_host(std::size_t host);
   bool all_ended() const;
   /// Of the first one that failed without kill(); success where none did.
   ExitStatus exit_status() const;
@@ -30,7 +39,8 @@ class JobProcesses {
   /// A wrapper that failed without kill(): it was killed, or could not start its program.
   struct Failed {
     int rank;
-    pid_t pid;
+    std::optional<std::size_t> host;  // if it is not this one
+    pid_t pid;                        // 0 on another host
     Clock::time_point at;
   };
   /// None of mpirun.
@@ -38,21 +48,22 @@ class JobProcesses {
 
   /// Stops mpirun, which then cannot end its ranks; wrappers end none.
   void hold() const;
-  /// Ends those that still run.
+  /// Ends those that still run; those on other hosts are for the caller to end.
   void kill();
   /// Whether kill() was the end of one.
   bool were_killed() const { return killed_; }
 
  private:
   struct One {
-    pid_t pid;
-    std::optional<ExitStatus> exit_status;
-    Clock::time_point ended_at;
+    int rank = 0;
+    pid_t pid = 0;
+    std::optional<std::size_t> host = {};
+    std::optional<ExitStatus> exit_status = {};
+    Clock::time_point ended_at = {};
     bool failed = false;  // without kill()
   };
-  JobProcesses(const std::vector<pid_t>& pids, bool are_mpirun) : are_mpirun_(are_mpirun) {
-    for (const pid_t pid : pids) add(pid);
-  }
+  explicit JobProcesses(bool are_mpirun) : are_mpirun_(are_mpirun) {}
+  void end(std::size_t index, ExitStatus exit_status);
 
   std::vector<One> all_;
   bool are_mpirun_;

@@ -32,18 +32,31 @@ void check(const LaunchOptions& options) {
   if (options.min_ranks && options.max_restarts == 0)
     throw UsageError("launch: --min-ranks without --max-restarts: a job that is not restarted keeps its ranks",
                      "add --max-restarts K, or leave --min-ranks out");
-  if (options.max_restarts > 0 && !options.hosts.empty())
-    throw UsageError("launch: --max-restarts with --hosts or --hostfile: jobs on several hosts are not restarted yet",
-                     "leave --max-restarts out, and start the same command again");
+  if (const auto seconds = options.host_return_seconds) {
+    if (!(*seconds >= 0 && *seconds <= kMaxHostReturnSeconds))
+      throw UsageError(fmt::format("launch: a wait of {} s for hosts", *seconds),
+                       fmt::format("--host-return-seconds takes 0 to {}", kMaxHostReturnSeconds));
+    if (options.max_restarts == 0 || options.hosts.empty())
+      throw UsageError("launch: --host-return-seconds is for jobs on several hosts that are restarted",
+                       "add --max-restarts K and --hosts a:4,b:4, or leave it out");
+  }
   if (env("OMPI_COMM_WORLD_RANK"))
     throw UsageError("launch: this process is itself a rank of an MPI job",
                      "start `lockstep launch` outside of mpirun");
 }
 
-std::size_t widest_name(const std::vector<HostSpec>& hosts) {
+std::size_t widest_name(const RemoteHosts& hosts) {
   std::size_t widest = 0;
-  for (const auto& host : hosts) widest = std::max(widest, host.name.size());
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    if (hosts.is_there(i)) widest = std::max(widest, hosts.name(i).size());
   return widest;
+}
+
+/// What the user calls this host, or the system's name for it.
+std::string own_name(const RemoteHosts& hosts) {
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    if (hosts.is_own(i)) return hosts.name(i);
+  return host_name();
 }
 
 HostFacts facts_of_this_host(const LaunchOptions& options) {
@@ -69,29 +82,31 @@ int launch(LaunchOptions options) {
   if (!options.hosts.empty()) stops.push_back(SIGTSTP);
   SignalQueue signals(stops);
 
+  RemoteHosts hosts;
   GatheredHosts gathered;
   if (!options.hosts.empty()) {
-    gathered = gather_hosts(options, facts.self, facts.cores, signals);
+    hosts = call_hosts(options, facts.self, facts.cores, signals, gathered.exit_code);
+    if (gathered.exit_code == 0) gathered = gather_hosts(hosts, options, signals);
     if (gathered.exit_code != 0) return gathered.exit_code;
     options.ranks = gathered.ranks;
-    facts.several = gathered.several;
-    facts.name = gathered.own_name;
+    facts.name = own_name(hosts);
+    if (options.max_restarts > 0) hosts.keep_calling();
   }
   if (options.ranks == 0) options.ranks = facts.cores;
   if (options.min_ranks && (*options.min_ranks < 1 || *options.min_ranks > options.ranks))
     throw UsageError(fmt::format("launch: --min-ranks {} of {} ranks", *options.min_ranks, options.ranks),
                      fmt::format("--min-ranks takes 1 to {}", options.ranks));
   RankLogs logs(options.log_dir, options.ranks);
-  Console console(options.ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(gathered.hosts));
+  Console console(options.ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(hosts));
   facts.tty_columns = console.live_columns();
   for (const auto& warning : gathered.warnings) console.say(warning);
-  if (gathered.links.empty() && gathered.warnings.empty() && options.ranks > facts.cores)
+  if (gathered.several.shares.empty() && gathered.warnings.empty() && options.ranks > facts.cores)
     console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",
                             options.ranks, facts.cores, facts.cores == 1 ? "" : "s"));
 
   RestartHistory history;
   if (options.max_restarts > 0 && !options.log_dir.empty()) history = RestartHistory(options.log_dir);
-  return run_attempts(options, facts, std::move(gathered), console, logs, signals, history);
+  return run_attempts(options, facts, std::move(gathered), {hosts, console, logs, signals, history});
 }
 
 }  // namespace lockstep::launcher

@@ -1,5 +1,5 @@
-// `lockstep launch`: N ranks of a program on this host, or on several, over mpirun; and the processes of the same
-// binary that it starts: a wrapper for each rank, a helper on each other host, and what mpirun takes for ssh.
+// `lockstep launch`: N ranks of a program on this host, or on several, over mpirun or without it; and the processes of
+// the same binary that it starts: a wrapper for each rank, a helper on each other host, and what mpirun takes for ssh.
 #pragma once
 
 #include <string>

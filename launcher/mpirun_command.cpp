@@ -87,7 +87,8 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
 std::vector<std::string> host_flags(const HostFacts& facts) {
   // By slot it would take the hosts in another order: its own host comes first.
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
-  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable, kAttemptVariable};
+  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR",    "MASTER_PORT",
+                                    kBindVariable,  kAttemptVariable, kCheckpointStepVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
@@ -139,11 +140,13 @@ void set_environment(const LaunchOptions& options, const HostFacts& facts, bool 
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts) {
-  std::vector<std::pair<std::string, std::string>> variables = {{kJobVariable, facts.job_dir},
-                                                                {kLauncherVariable, "unix:" + facts.socket_path},
-                                                                {kJobSecretVariable, facts.secret},
-                                                                {kBindVariable, name_of(options.bind_to)},
-                                                                {kAttemptVariable, std::to_string(facts.attempt)}};
+  std::vector<std::pair<std::string, std::string>> variables = {
+      {kJobVariable, facts.job_dir},
+      {kLauncherVariable, "unix:" + facts.socket_path},
+      {kJobSecretVariable, facts.secret},
+      {kBindVariable, name_of(options.bind_to)},
+      {kAttemptVariable, std::to_string(facts.attempt)},
+      {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
   if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
   return variables;
 }
@@ -176,9 +179,9 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,   kTtyVariable,
-                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,  kUserTmpVariable,
-                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable};
+  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
+                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

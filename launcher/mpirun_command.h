@@ -1,6 +1,7 @@
 // Which mpirun command line and environment start a job: a pure function of the options and of facts about the host.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@ inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, 
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
 inline constexpr const char* kAttemptVariable =
     "LOCKSTEP_ATTEMPT";  // how often the job has been started again: 0, 1, …
+inline constexpr const char* kCheckpointStepVariable =
+    "LOCKSTEP_CHECKPOINT_STEP";  // of the newest checkpoint that earlier attempts have reported; 0: none
 inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
@@ -55,11 +58,12 @@ struct HostFacts {
   std::string self;    // full path of the running binary
   std::string job_dir;
   std::string shm_dir;
-  std::string socket_path;  // of the launcher
-  std::string secret;       // the job's (lockstep/base/job_secret.h)
-  int tty_columns = 0;      // for rank 0's progress bar; 0: no terminal
-  int attempt = 0;          // how often the job has been started again
-  std::string name;         // what the user calls this host, if the job names hosts
+  std::string socket_path;           // of the launcher
+  std::string secret;                // the job's (lockstep/base/job_secret.h)
+  int tty_columns = 0;               // for rank 0's progress bar; 0: no terminal
+  int attempt = 0;                   // how often the job has been started again
+  std::int64_t checkpoint_step = 0;  // of the newest checkpoint that earlier attempts have reported; 0: none
+  std::string name;                  // what the user calls this host, if the job names hosts
   SeveralHosts several;
 };
 

@@ -21,6 +21,8 @@ inline constexpr double kMaxGraceSeconds = 3600;
 // A link that drops for 2 s is to be survived: what is lost then comes up to 4 s later, by TCP's growing pauses.
 inline constexpr double kLeastHostSeconds = 6;
 inline constexpr double kMaxHostSeconds = 3600;
+inline constexpr double kHostReturnSeconds = 600;  // where nothing is said
+inline constexpr double kMaxHostReturnSeconds = 30 * 24 * 3600;
 
 /// Where no number of ranks is given: of what there is to be one for each.
 enum class RanksFor { kAny, kGpus, kCores };
@@ -37,10 +39,11 @@ struct LaunchOptions {
   std::optional<int> min_ranks;         // with how few ranks, after failures in a row; nothing: always as many
   bool mpi = false;  // mpirun starts the ranks, also where they are this very binary on this host and need none
 
-  std::vector<HostSpec> hosts;       // to run on; empty: this host alone
-  double host_seconds = 10.0;        // without a word from a host after which it is taken for lost
-  std::vector<std::string> exports;  // NAME or NAME=VALUE: variables that go along to other hosts
-  bool use_gpus = false;             // a slot is a GPU, where a host has some, and else a core
+  std::vector<HostSpec> hosts;                // to run on; empty: this host alone
+  double host_seconds = 10.0;                 // without a word from a host after which it is taken for lost
+  std::optional<double> host_return_seconds;  // for which a job waits that is to be restarted and has too few hosts
+  std::vector<std::string> exports;           // NAME or NAME=VALUE: variables that go along to other hosts
+  bool use_gpus = false;                      // a slot is a GPU, where a host has some, and else a core
   std::function<int()>
       count_own_gpus;  // how many ranks this host's take, asked only where hosts are named; may be empty
 };

@@ -25,7 +25,8 @@ bool is_own_binary(const std::string& program, const std::string& self) {
 }
 
 bool starts_own_ranks(const LaunchOptions& options, const std::string& self, const EnvLookup& lookup) {
-  if (options.mpi || !options.hosts.empty() || !is_own_binary(options.program[0], self)) return false;
+  if (options.mpi || !is_own_binary(options.program[0], self)) return false;
+  if (!options.hosts.empty()) return true;
   constexpr const char* kAllocations[] = {"SLURM_JOB_ID", "SLURM_JOBID",   "PBS_JOBID",  "PBS_NODEFILE",
                                           "LSB_JOBID",    "LOADL_STEP_ID", "PE_HOSTFILE"};
   return std::ranges::none_of(kAllocations, [&](const char* name) { return lookup(name).has_value(); });
@@ -45,41 +46,104 @@ HeldPort::HeldPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))
   number_ = ntohs(address.sin_port);
 }
 
-SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, int rank, int ranks, int port) {
+namespace {
+
+std::vector<std::string> wrapper_command(const LaunchOptions& options, const HostFacts& facts) {
+  std::vector<std::string> argv = {facts.self, "_rank", "--", facts.self};
+  for (std::size_t i = 1; i < options.program.size(); ++i) argv.push_back(protect_argument(options.program[i]));
+  return argv;
+}
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+void add_place(const RankPlace& place, Variables& variables) {
+  variables.emplace_back("RANK", std::to_string(place.rank));
+  variables.emplace_back("WORLD_SIZE", std::to_string(place.ranks));
+  variables.emplace_back("LOCAL_RANK", std::to_string(place.local_rank));
+  variables.emplace_back("LOCAL_WORLD_SIZE", std::to_string(place.local_ranks));
+  variables.emplace_back("MASTER_ADDR", place.address);
+  variables.emplace_back("MASTER_PORT", std::to_string(place.port));
+}
+
+/// Of other launchers, where this one or a helper runs under them, and what is for ranks of mpirun.
+const std::vector<std::string> kNotForOwnRanks = {"OMPI_COMM_WORLD_RANK",
+                                                  "OMPI_COMM_WORLD_SIZE",
+                                                  "OMPI_COMM_WORLD_LOCAL_RANK",
+                                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                                  "PMIX_RANK",
+                                                  "PMI_RANK",
+                                                  "PMI_SIZE",
+                                                  "TORCHELASTIC_RUN_ID",
+                                                  kShmDirVariable,
+                                                  kUserTmpVariable,
+                                                  "TORCHELASTIC_USE_AGENT_STORE"};
+
+bool on_several(const HostFacts& facts) { return !facts.several.shares.empty(); }
+
+}  // namespace
+
+SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place) {
   SpawnRequest request;
-  request.argv = {facts.self, "_rank", "--", facts.self};
-  for (std::size_t i = 1; i < options.program.size(); ++i) request.argv.push_back(protect_argument(options.program[i]));
+  request.argv = wrapper_command(options, facts);
   request.set_env = job_environment(options, facts);
-  for (const char* name : {"RANK", "LOCAL_RANK"}) request.set_env.emplace_back(name, std::to_string(rank));
-  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) request.set_env.emplace_back(name, std::to_string(ranks));
-  request.set_env.emplace_back("MASTER_ADDR", "127.0.0.1");
-  request.set_env.emplace_back("MASTER_PORT", std::to_string(port));
-  // Of other launchers, where this one runs under them, and what is for ranks of several hosts.
-  request.unset_env = {"OMPI_COMM_WORLD_SIZE",
-                       "OMPI_COMM_WORLD_LOCAL_RANK",
-                       "OMPI_COMM_WORLD_LOCAL_SIZE",
-                       "PMIX_RANK",
-                       "PMI_RANK",
-                       "PMI_SIZE",
-                       "TORCHELASTIC_RUN_ID",
-                       "TORCHELASTIC_USE_AGENT_STORE",
-                       "LOCKSTEP_LISTEN",
-                       kJobIdVariable,
-                       kShmDirVariable,
-                       kUserTmpVariable};
+  add_place(place, request.set_env);
+  request.unset_env = kNotForOwnRanks;
+  if (on_several(facts)) {
+    request.set_env.emplace_back(kJobIdVariable, facts.several.job_id);
+    request.set_env.emplace_back(kHostNameVariable, facts.name);
+  } else {
+    request.unset_env.insert(request.unset_env.end(), {"LOCKSTEP_LISTEN", kJobIdVariable});
+  }
   return request;
 }
 
-JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, int ranks, const HeldPort& port,
-                             int output) {
+StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place,
+                      const EnvLookup& lookup) {
+  StartRank start{.rank = place.rank, .argv = wrapper_command(options, facts), .set_env = {}, .unset_env = {}};
+  for (const auto& name : facts.several.exported)
+    if (const auto value = lookup(name)) start.set_env.emplace_back(name, *value);
+  for (auto& variable : job_environment(options, facts)) start.set_env.push_back(std::move(variable));
+  add_place(place, start.set_env);
+  start.set_env.emplace_back(kJobIdVariable, facts.several.job_id);
+  start.unset_env = kNotForOwnRanks;
+  return start;
+}
+
+namespace {
+
+pid_t start_here(SpawnRequest request, int output) {
+  request.stdout_fd = request.stderr_fd = output;
+  const Spawned started = spawn(request);
+  if (started.pid < 0)
+    throw DeviceError(fmt::format("launch: cannot run {}: {}", request.argv[0], errno_text(started.error)));
+  return started.pid;
+}
+
+}  // namespace
+
+JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port, int output) {
   auto processes = JobProcesses::of_wrappers();
-  for (int rank = 0; rank < ranks; ++rank) {
-    SpawnRequest request = own_rank(options, facts, rank, ranks, port.number());
-    request.stdout_fd = request.stderr_fd = output;
-    const Spawned started = spawn(request);
-    if (started.pid < 0)
-      throw DeviceError(fmt::format("launch: cannot run {}: {}", facts.self, errno_text(started.error)));
-    processes.add(started.pid);
+  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks, .port = port.number()};
+  for (; place.rank < options.ranks; place.local_rank = ++place.rank)
+    processes.add(place.rank, start_here(own_rank(options, facts, place), output));
+  return processes;
+}
+
+JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
+                            RemoteHosts& hosts, int output) {
+  auto processes = JobProcesses::of_wrappers();
+  RankPlace place{.ranks = options.ranks, .address = facts.several.address, .port = facts.several.port};
+  for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
+    place.local_ranks = gathered.ranks_on[i];
+    const std::size_t host = gathered.hosts[i];
+    for (place.local_rank = 0; place.local_rank < place.local_ranks; ++place.local_rank, ++place.rank) {
+      if (hosts.is_own(host)) {
+        processes.add(place.rank, start_here(own_rank(options, facts, place), output));
+      } else {
+        processes.add_remote(place.rank, host);
+        hosts.send(host, remote_rank(options, facts, place, env));
+      }
+    }
   }
   return processes;
 }

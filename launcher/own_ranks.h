@@ -1,10 +1,13 @@
-// Ranks that are this very binary, on this host: the launcher starts them itself, without mpirun.
+// Ranks that are this very binary: the launcher and its helpers on other hosts start them, without mpirun.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "launcher/hosts/gather.h"
+#include "launcher/hosts/protocol.h"
+#include "launcher/hosts/remote_hosts.h"
 #include "launcher/job_processes.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/options.h"
@@ -16,8 +19,9 @@ namespace lockstep::launcher {
 /// there.
 bool is_own_binary(const std::string& program, const std::string& self);
 
-/// Whether the launcher starts the ranks itself: they are its own binary, on this host, `options.mpi` does not ask for
-/// mpirun, and no scheduler has given this process an allocation, whose hosts mpirun would ask it for.
+/// Whether the launcher starts the ranks itself: they are its own binary, `options.mpi` does not ask for mpirun, and
+/// the hosts are named, or there is one, and no scheduler has given this process an allocation whose hosts mpirun would
+/// ask it for.
 bool starts_own_ranks(const LaunchOptions& options, const std::string& self, const EnvLookup& lookup);
 
 /// A port of 127.0.0.1 for the rendezvous. While it is held nobody else is given it, neither a listener that asks for
@@ -34,13 +38,30 @@ class HeldPort {
   int number_ = 0;
 };
 
-/// The wrapper of `rank`: its command line, and an environment in which the program finds rank, size and rendezvous as
-/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no other launcher's variables that
-/// would say something else. Pure.
-SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, int rank, int ranks, int port);
+/// Which rank of how many, in all and on its host, and where they find each other.
+struct RankPlace {
+  int rank = 0, ranks = 1;
+  int local_rank = 0, local_ranks = 1;
+  std::string address = "127.0.0.1";
+  int port = 0;
+};
 
-/// Starts all of them; what the wrappers themselves have to say goes to `output`. Throws DeviceError.
-JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, int ranks, const HeldPort& port,
-                             int output);
+/// The wrapper of a rank on this host: its command line, and an environment in which the program finds rank, size and
+/// rendezvous as RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no other launcher's
+/// variables that would say something else. Pure.
+SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place);
+
+/// The same on another host of the job, whose helper adds what is the host's own; with the variables of
+/// facts.several.exported, as `lookup` has them. Pure.
+StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place,
+                      const EnvLookup& lookup);
+
+/// Starts all ranks on this host; what the wrappers themselves have to say goes to `output`. Throws DeviceError.
+JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port, int output);
+
+/// Starts the ranks on several hosts, which are `gathered`: those of this one here and the others through `hosts`.
+/// Throws DeviceError.
+JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
+                            RemoteHosts& hosts, int output);
 
 }  // namespace lockstep::launcher

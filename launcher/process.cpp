@@ -39,6 +39,7 @@ void become(const SpawnRequest& request, pid_t parent) {
     if (source < 0 || ::dup2(source, target) < 0) return;
   }
   if (request.inherited_fd >= 0 && ::fcntl(request.inherited_fd, F_SETFD, 0) != 0) return;
+  if (!request.directory.empty() && ::chdir(request.directory.c_str()) != 0) return;
   for (const auto& [name, value] : request.set_env) set_env(name, value);
   for (const auto& name : request.unset_env) unset_env(name);
   std::vector<char*> argv;

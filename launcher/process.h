@@ -36,6 +36,7 @@ struct SpawnRequest {
   std::vector<std::pair<std::string, std::string>> set_env;
   std::vector<std::string> unset_env;
   int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  // -1: /dev/null
+  std::string directory;                              // to start in; empty: this process's
   int inherited_fd = -1;                              // one more that the program gets, under its number; -1: none
 };
 

@@ -39,20 +39,39 @@ bool advance(std::optional<std::int64_t>& best, const std::optional<std::int64_t
 
 }  // namespace
 
+bool RestartPolicy::is_progress(const JobProgress& progress) const {
+  auto step = furthest_step_, checkpoint = newest_checkpoint_;
+  return advance(step, progress.step) || advance(checkpoint, progress.checkpoint);
+}
+
 RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   RestartDecision decision;
   if (max_restarts_ == 0 || end.exit_code == 0 || end.requested ||
-      end.exit_code == static_cast<int>(ExitCode::kCheckpointed))
+      (!end.growing && end.exit_code == static_cast<int>(ExitCode::kCheckpointed)))
     return decision;
   if (end.progress.done) {
     decision.why_not = "not restarted: the ranks had reported that their work was done";
     return decision;
   }
+  const auto resume = [&] {
+    ++attempt_;
+    decision.restart = true;
+    decision.ranks = ranks_;
+    decision.from_step = newest_checkpoint();
+    decision.lost_steps = std::max<std::int64_t>(0, end.progress.step.value_or(0) - decision.from_step);
+    return decision;
+  };
+  if (end.growing) {
+    failures_without_checkpoint_ = 0;
+    advance(newest_checkpoint_, end.progress.checkpoint);
+    advance(furthest_step_, end.progress.step);
+    return resume();
+  }
   if (const auto permanence = permanence_of(end.exit_code); !permanence.empty()) {
     decision.why_not = fmt::format("not restarted: exit code {} is for {}", end.exit_code, permanence);
     return decision;
   }
-  if (attempt_ == max_restarts_) {
+  if (restarts_ == max_restarts_) {
     decision.why_not = fmt::format("not restarted: --max-restarts {} allows no more", max_restarts_);
     return decision;
   }
@@ -60,24 +79,21 @@ RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   const bool checkpointed = advance(newest_checkpoint_, end.progress.checkpoint);
   const bool advanced = advance(furthest_step_, end.progress.step) || checkpointed;
   failures_without_checkpoint_ = checkpointed ? 0 : failures_without_checkpoint_ + 1;
-  if (failures_without_checkpoint_ >= 2 && ranks_ > min_ranks_) {
-    --ranks_;
-  } else if (!advanced && attempt_ > 0) {
+  const int ranks = end.ranks > 0 ? std::min(end.ranks, ranks_) : ranks_;
+  if (failures_without_checkpoint_ >= 2 && ranks > min_ranks_ && !end.hosts_change) {
+    ranks_ = ranks - 1;
+  } else if (!advanced && attempt_ > 0 && !end.hosts_change) {
     decision.why_not =
         "not restarted: no further step and no newer checkpoint was reported since the failure before → look at the "
         "failures; programs report both through LOCKSTEP_STATUS_FD";
     return decision;
   }
-  ++attempt_;
-  decision.restart = true;
-  decision.ranks = ranks_;
+  ++restarts_;
   if (failures_without_checkpoint_ > 0) {
     const int doublings = std::min(failures_without_checkpoint_ - 1, 16);
     decision.pause = std::min<Clock::duration>(kFirstPause * (1 << doublings), kLongestPause);
   }
-  decision.from_step = newest_checkpoint_.value_or(0);
-  decision.lost_steps = std::max<std::int64_t>(0, end.progress.step.value_or(0) - decision.from_step);
-  return decision;
+  return resume();
 }
 
 }  // namespace lockstep::launcher

@@ -23,12 +23,16 @@ struct AttemptEnd {
   int exit_code = 0;
   bool requested = false;  // somebody wants the job to end
   JobProgress progress;
+  int ranks = 0;         // that it had; 0: as many as the policy allowed
+  bool growing = false;  // the ranks were asked to end, so that the job continues with more
+  /// The next attempt has other hosts, or one again that was lost: reason enough to try again without progress.
+  bool hosts_change = false;
 };
 
 struct RestartDecision {
   bool restart = false;
   std::string why_not;  // one line for people; empty where there is nothing to say
-  int ranks = 0;        // of the next attempt
+  int ranks = 0;        // of the next attempt, at most
   Clock::duration pause = {};
   std::int64_t from_step = 0;   // the newest checkpoint's, of any attempt; 0: the start
   std::int64_t lost_steps = 0;  // complete ones after it
@@ -42,7 +46,8 @@ struct RestartDecision {
 /// Progress is a step further than any before, or a newer checkpoint. After an attempt without either, the job is not
 /// started again with as many ranks: it would fail for ever. Failures in a row without a newer checkpoint between them
 /// make pauses of kFirstPause that double each time, up to kLongestPause, and from the second one on the job
-/// resumes with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer.
+/// resumes with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer. Those do
+/// not come back: what did not hold them would fail again. The ranks of a lost host do, with the host.
 class RestartPolicy {
  public:
   static constexpr auto kFirstPause = std::chrono::milliseconds(250);
@@ -53,15 +58,24 @@ class RestartPolicy {
       : max_restarts_(max_restarts), ranks_(ranks), min_ranks_(min_ranks) {}
 
   RestartDecision plan_after(const AttemptEnd& end);
-  /// Restarts so far: the number of the attempt that runs.
+  /// Whether an attempt has got further than all before that have ended.
+  bool is_progress(const JobProgress& progress) const;
+  /// The number of the attempt that runs, from 0.
   int attempt() const { return attempt_; }
+  /// After failures, so far.
+  int restarts() const { return restarts_; }
   int max_restarts() const { return max_restarts_; }
+  /// How many ranks an attempt may have, and must have.
+  int ranks() const { return ranks_; }
+  int min_ranks() const { return min_ranks_; }
+  /// The newest checkpoint's, of any attempt that has ended; 0: there is none.
+  std::int64_t newest_checkpoint() const { return newest_checkpoint_.value_or(0); }
 
  private:
   int max_restarts_;
   int ranks_;
   int min_ranks_;
-  int attempt_ = 0;
+  int attempt_ = 0, restarts_ = 0;
   int failures_without_checkpoint_ = 0;  // in a row
   std::optional<std::int64_t> furthest_step_, newest_checkpoint_;
 };

@@ -58,6 +58,7 @@ struct JobReport {
   std::string program;      // for the text
   int interrupted_by = 0;   // the signal with which the user ended the job; SIGPIPE: nobody reads its output
   bool stop_asked = false;  // by a signal, be it only after a failure
+  bool growing = false;     // all ranks were asked to end, to be started again with more
   JobProgress progress = {};
   Clock::time_point failed_at = {};  // when it began to end
 };

@@ -79,6 +79,7 @@ void Supervisor::run() {
   // What wrappers had sent before they died is still in the sockets.
   for (auto& connection : connections_) close(connection);
   note_lost_wrappers();
+  hosts_.end_attempt();
   for (const auto& report : reports_) console_.finish(report.rank);
   flush_console();
 }
@@ -94,6 +95,7 @@ JobReport Supervisor::report() const {
   job.mpirun_killed_by_us = processes_.were_killed();
   job.interrupted_by = interrupted_by_;
   job.stop_asked = stop_asked_;
+  job.growing = growing_;
   job.progress = progress_;
   job.failed_at = std::min(ending_since_, Clock::now());
   return job;
@@ -137,7 +139,8 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
-  if (starter_ended_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
+  if (starter_ended_ && !hosts_.all_concluded())
+    drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
   for (auto& connection : connections_)
     if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
@@ -206,7 +209,12 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                  [&](const Gone& gone) { with_connection(gone.id, [&](Connection& each) { close(each); }); },
                  [&](const Notice& notice) { console_.say(notice.text); },
                  [&](const RunOutput& output) {
+                   if (!processes_.are_mpirun() && on_starter_output_) on_starter_output_(output.bytes);
                    tell_starter(Output{2, output.bytes});
+                 },
+                 [&](const RankEnded& ended) {
+                   processes_.end_remote(host, ended.rank, ended.exit_status);
+                   collect_processes();
                  },
                  [&](const RunEnded& ended) {
                    tell_starter(Ended{ended.exit_status, false, Clock::now()});
@@ -235,8 +243,10 @@ void Supervisor::lose_hosts() {
     }
     for (const auto& report : reports_)
       if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
+    processes_.lose_host(lost.host);
     lost_hosts_.push_back(std::move(lost));
     begin_ending();
+    collect_processes();
   }
 }
 
@@ -372,15 +382,23 @@ void Supervisor::take_progress(const StatusReport& report) {
       if (report.step <= progress_.checkpoint.value_or(-1)) break;
       progress_.checkpoint = report.step;
       progress_.checkpointed_at = Clock::now();
+      if (on_checkpoint_ && on_checkpoint_(report.step)) begin_growing();
       break;
     case StatusReport::Kind::kDone: progress_.done = true; break;
     default: break;
   }
 }
 
+/// What is not saved by now is little.
+void Supervisor::begin_growing() {
+  if (phase_ != Phase::kRunning || all_programs_ended()) return;
+  growing_ = true;
+  begin_grace(SIGTERM);
+}
+
 /// Whether the job ends because somebody wants it to, and not because a rank failed.
 bool Supervisor::stop_requested() const {
-  if (interrupted_by_ != 0) return true;
+  if (interrupted_by_ != 0 || (growing_ && lost_hosts_.empty())) return true;
   if (!lost_hosts_.empty()) return false;
   return std::ranges::none_of(reports_, [](const RankReport& report) {
     return report.lost || (report.failed() && !report.stop_requested && !ended_on_request(*report.exit_status));
@@ -430,8 +448,8 @@ void Supervisor::collect_processes() {
   if (!processes_.failed_wrappers().empty()) begin_ending();
   if (!processes_.all_ended()) return;
   starter_ended_ = true;
-  drain_until_ = Clock::now() + (hosts_.empty() ? kDrainTakes : kHelpersEnd);
-  hosts_.finish();
+  drain_until_ = Clock::now() + (hosts_.any_takes_part() ? kHelpersEnd : kDrainTakes);
+  hosts_.conclude();
 }
 
 /// Wrappers that ended before they could greet: which ranks they were for is known where the launcher has started them.
@@ -441,7 +459,7 @@ void Supervisor::note_lost_wrappers() {
     if (report.seen) continue;
     report.seen = report.lost = true;
     report.pid = failed.pid;
-    report.host = host_name();
+    report.host = failed.host ? hosts_.name(*failed.host) : !own_host_.empty() ? own_host_ : host_name();
     report.ended_at = failed.at;
   }
 }
@@ -527,7 +545,9 @@ void Supervisor::kill_starter() {
   phase_ = Phase::kStarterKilled;
   phase_until_ = Clock::time_point::max();
   collect_processes();
-  if (!starter_ended_) processes_.kill();
+  if (starter_ended_) return;
+  processes_.kill();
+  if (!processes_.are_mpirun()) hosts_.send_all(EndRanks{});
 }
 
 /// Where the reader of stdout takes nothing, that shall not keep from stderr what is to be said. False if it has been

@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "launcher/authenticated_listener.h"
@@ -45,6 +46,11 @@ class Supervisor {
 
   /// Has `handle` called with the first step that a rank reports complete. Before run().
   void on_first_step(std::function<void(std::int64_t step)> handle) { on_first_step_ = std::move(handle); }
+  /// Has `handle` called with each newer checkpoint that a rank reports; if it says so, all ranks are asked to end,
+  /// since the job is to continue from there with more of them. Before run().
+  void on_checkpoint(std::function<bool(std::int64_t step)> handle) { on_checkpoint_ = std::move(handle); }
+  /// Has `handle` called with what those write that start ranks on other hosts, or are their wrappers. Before run().
+  void on_starter_output(std::function<void(std::string_view bytes)> handle) { on_starter_output_ = std::move(handle); }
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
   void run();
@@ -75,7 +81,7 @@ class Supervisor {
   enum class Phase { kRunning, kPatience, kGrace, kKilling, kStarterKilled };
 
   bool done() const {
-    return starter_ended_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
+    return starter_ended_ && ((connections_.empty() && hosts_.all_concluded()) || Clock::now() >= drain_until_);
   }
   void wait_and_serve();
   void serve(Connection& connection);
@@ -97,6 +103,7 @@ class Supervisor {
   void enter(Phase phase, Clock::duration lasts);
   void begin_ending();
   void begin_grace(int signal_number);
+  void begin_growing();
   void end_grace();
   void renew_grace();
   bool stop_requested() const;
@@ -134,8 +141,11 @@ class Supervisor {
   int last_signal_ = 0;  // sent to all ranks; one that starts late gets it too
   int interrupted_by_ = 0;
   bool stop_asked_ = false;
+  bool growing_ = false;  // ended, so far, for the sake of more ranks
   JobProgress progress_;
   std::function<void(std::int64_t step)> on_first_step_;
+  std::function<bool(std::int64_t step)> on_checkpoint_;
+  std::function<void(std::string_view bytes)> on_starter_output_;
   bool hurry_ = false;     // the user asked again
   bool flushing_ = false;  // a signal can only end the wait for the console
   bool reader_gone_ = false;

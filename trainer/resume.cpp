@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "comm/agree.h"
+#include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/nn/io/state.h"
@@ -108,6 +109,18 @@ Resumed chosen(checkpoint::Search search, const std::string& directory) {
           .corrupt = std::move(search.corrupt)};
 }
 
+/// A job that was started again must not start anew where it has checkpoints: rank 0 may be on another host by then.
+void check_reported(const checkpoint::Search& search, const std::string& directory) {
+  const auto reported = parse_int(env("LOCKSTEP_CHECKPOINT_STEP").value_or(""));
+  if (!reported || *reported == 0 || !search.corrupt.empty()) return;
+  if (search.found && search.found->manifest.step >= *reported) return;
+  throw CheckpointError(
+      fmt::format("this job has taken a checkpoint of step {}, and {} on host {} has {}", *reported, directory,
+                  host_name(),
+                  search.found ? fmt::format("none after step {}", search.found->manifest.step) : std::string("none")),
+      "put --checkpoint-dir on a file system that all hosts share: rank 0 may be on another host after a restart");
+}
+
 // Rank 0's.
 std::optional<Resumed> find(const ResumeFrom& from) {
   const bool automatic = from.resume == "auto";
@@ -115,6 +128,7 @@ std::optional<Resumed> find(const ResumeFrom& from) {
   if (!automatic && fs::exists(fmt::format("{}/{}", path, kManifestFile)))
     return Resumed{.path = path, .manifest = checkpoint::verify_checkpoint(path), .corrupt = {}};
   checkpoint::Search search = checkpoint::newest_whole(path);
+  if (automatic) check_reported(search, path);
   if (search.found || !search.corrupt.empty()) return chosen(std::move(search), path);
   if (automatic) return std::nullopt;
   throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <functional>
 #include <random>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -20,140 +20,34 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr double kAnswerSeconds = 10;
+constexpr double kReadySeconds = 10;
 constexpr double kResolveSeconds = 5;
-/// From the end of a connection to that of the agent, whose exit code explains it.
-constexpr auto kAgentEnds = Millis(500);
 constexpr int kLookEveryMs = 20;
 
-/// One of the hosts as the user names them; this host has no link.
-struct Candidate {
-  HostSpec spec;
-  bool is_own = false;
-  std::unique_ptr<HostLink> link;
-  Greeting greeting;
-  std::string problem;
-  bool ready = false;
+/// The hosts as the user names them, where names for this host are one host, and which of them is this one.
+struct NamedHosts {
+  std::vector<HostSpec> hosts;
+  std::vector<bool> is_own;
 };
-using Candidates = std::vector<Candidate>;
 
-/// Names for this host are one host.
-Candidates find_own(const std::vector<HostSpec>& hosts) {
+NamedHosts find_own(const std::vector<HostSpec>& hosts) {
   std::vector<std::string> names;
   for (const auto& host : hosts) names.push_back(host.name);
   const auto own = local_addresses(names, Deadline::after_seconds(kResolveSeconds));
-  Candidates candidates;
+  NamedHosts named;
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     if (own[i] && first) {
-      candidates[*first].spec.slots += hosts[i].slots;
+      named.hosts[*first].slots += hosts[i].slots;
       continue;
     }
-    candidates.emplace_back().spec = hosts[i];
-    candidates.back().is_own = own[i];
+    named.hosts.push_back(hosts[i]);
+    named.is_own.push_back(own[i]);
     if (!own[i]) continue;
-    first = candidates.size() - 1;
-    if (hosts[i].name == "localhost") candidates.back().spec.name = host_name();
+    first = named.hosts.size() - 1;
+    if (hosts[i].name == "localhost") named.hosts.back().name = host_name();
   }
-  return candidates;
-}
-
-std::vector<HostLink*> links_of(Candidates& candidates) {
-  std::vector<HostLink*> links;
-  for (auto& each : candidates)
-    if (each.link && each.problem.empty()) links.push_back(each.link.get());
-  return links;
-}
-
-/// Serves the links until `settled` says so of all candidates with one, or the deadline. Returns the signal that came
-/// instead, or 0.
-int wait_for(Candidates& candidates, Deadline deadline, SignalQueue& signals,
-             const std::function<bool(Candidate&)>& settled) {
-  for (;;) {
-    const bool all = std::ranges::all_of(candidates, [&](Candidate& each) { return !each.link || settled(each); });
-    if (all || deadline.expired()) return 0;
-    const auto links = links_of(candidates);
-    std::vector<pollfd> entries(1 + HostLink::kPollEntries * links.size());
-    entries[0] = {signals.fd(), POLLIN, 0};
-    const auto part = [&](std::size_t i) {
-      return std::span(entries).subspan(1 + HostLink::kPollEntries * i).first<HostLink::kPollEntries>();
-    };
-    for (std::size_t i = 0; i < links.size(); ++i) links[i]->fill(part(i), true);
-    if (::poll(entries.data(), entries.size(), kLookEveryMs) < 0) continue;
-    for (std::size_t i = 0; i < links.size(); ++i) links[i]->serve(part(i));
-    for (auto* link : links)
-      if (link->greeting()) link->ping();
-    while (const auto signal = signals.next()) {
-      const int number = signal->number;
-      if (number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT) return number;
-    }
-  }
-}
-
-/// Has each host greet. What is wrong with one is its `problem`.
-int wait_for_greetings(Candidates& candidates, const Greeting& own, SignalQueue& signals) {
-  const int signal = wait_for(candidates, Deadline::after_seconds(kAnswerSeconds), signals, [](Candidate& each) {
-    if (each.link->greeting()) return true;
-    // Wait for the exit code, which explains more; but not for an agent that stays although its output has ended.
-    return each.link->gone() && (each.link->agent_exit_status() || Clock::now() - each.link->last_heard() > kAgentEnds);
-  });
-  for (auto& each : candidates) {
-    if (!each.link || signal != 0) continue;
-    if (each.link->greeting()) {
-      each.greeting = *each.link->greeting();
-      const auto other = difference(each.greeting, own);
-      if (!other.empty()) each.problem = other + " → install the same build on every host";
-    } else if (each.link->gone()) {
-      each.problem = each.link->explain_failure();
-    } else {
-      const auto words = each.link->last_words();
-      each.problem = fmt::format("it did not answer within {} s{} → is it up, and can you log in without a password?",
-                                 kAnswerSeconds, words.empty() ? "" : fmt::format(" ({})", words));
-    }
-  }
-  return signal;
-}
-
-/// What the host says is wrong is its problem, and so is nonsense.
-std::optional<HostMessage> next_message(Candidate& candidate) {
-  try {
-    return candidate.link->next();
-  } catch (const MpiError& error) {
-    candidate.problem = fmt::format("{} → look what its login scripts print", error.what());
-    return std::nullopt;
-  }
-}
-
-int wait_for_ready(Candidates& candidates, SignalQueue& signals) {
-  const auto settled = [](Candidate& each) {
-    if (each.ready || !each.problem.empty()) return true;
-    while (const auto message = next_message(each)) {
-      if (const auto* ready = std::get_if<Ready>(&*message)) {
-        each.link->ready = *ready;
-        each.ready = true;
-      }
-      if (const auto* refused = std::get_if<Refused>(&*message)) each.problem = refused->why;
-    }
-    if (each.link->gone() && !each.ready && each.problem.empty()) each.problem = each.link->explain_failure();
-    return each.ready || !each.problem.empty();
-  };
-  const int signal = wait_for(candidates, Deadline::after_seconds(kAnswerSeconds), signals, settled);
-  for (auto& each : candidates)
-    if (each.link && signal == 0 && !settled(each))
-      each.problem = fmt::format("it has answered, but did not get ready within {} s → look at its load and its disks",
-                                 kAnswerSeconds);
-  return signal;
-}
-
-/// The exit code where some hosts cannot take part, and a line for each of them.
-int report_problems(const Candidates& candidates) {
-  int code = 0;
-  for (const auto& each : candidates) {
-    if (each.problem.empty()) continue;
-    log_error("host {}: {}", each.spec.name, each.problem);
-    code = static_cast<int>(ExitCode::kDevice);
-  }
-  return code;
+  return named;
 }
 
 int stopped_by(int signal) {
@@ -232,123 +126,239 @@ void choose_networks(const std::vector<Greeting>& greetings, const Greeting& own
 
 namespace {
 
-/// Their slots: those that were given, else one per GPU or core.
-std::vector<HostSpec> with_slots(Candidates& candidates, const Greeting& own, int own_cores,
-                                 const LaunchOptions& options) {
+/// Those that were given, else one per GPU or core.
+HostSpec with_slots(const RemoteHosts& hosts, std::size_t host, const LaunchOptions& options) {
+  HostSpec spec = hosts.spec(host);
+  const Greeting& greeting = hosts.greeting(host);
+  if (spec.slots == 0) spec.slots = options.use_gpus && greeting.gpus > 0 ? greeting.gpus : greeting.cores;
+  return spec;
+}
+
+/// Of the hosts that are there. A host that is not has none.
+std::vector<HostSpec> specs_of(const RemoteHosts& hosts, const LaunchOptions& options) {
   std::vector<HostSpec> specs;
-  for (auto& each : candidates) {
-    if (each.is_own) {
-      each.greeting = own;
-      each.greeting.cores = own_cores;
-      const bool ask = each.spec.slots == 0 && options.use_gpus && options.count_own_gpus;
-      each.greeting.gpus = ask ? options.count_own_gpus() : 0;
-    }
-    if (options.ranks_for == RanksFor::kGpus && each.spec.slots == 0 && each.greeting.gpus == 0)
-      throw UsageError(fmt::format("-n gpu: there is no GPU on {} that the program may use", each.spec.name),
-                       "give it a number of ranks, as HOST:2, or leave it out");
-    const int devices = options.use_gpus && each.greeting.gpus > 0 ? each.greeting.gpus : each.greeting.cores;
-    if (each.spec.slots == 0) each.spec.slots = devices;
-    specs.push_back(each.spec);
-  }
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    specs.push_back(hosts.is_there(i) ? with_slots(hosts, i, options) : HostSpec{hosts.name(i), {}, 0});
   return specs;
 }
 
-/// Places the ranks; hosts that get none are no candidates any more.
-void place(Candidates& candidates, const std::vector<HostSpec>& specs, int ranks, GatheredHosts& gathered) {
+GatheredHosts place(const RemoteHosts& hosts, const std::vector<HostSpec>& specs, int ranks) {
+  GatheredHosts gathered;
   const auto placed = place_ranks(specs, ranks);
-  for (std::size_t i = candidates.size(); i-- > 0;)
-    if (placed[i] == 0) candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(i));
-  for (const int on_host : placed) {
-    if (on_host == 0) continue;
-    const Candidate& each = candidates[gathered.hosts.size()];
-    gathered.ranks += on_host;
-    gathered.ranks_on.push_back(on_host);
-    gathered.hosts.push_back(each.spec);
-    if (each.is_own) gathered.own_ranks = on_host;
-    if (on_host <= each.greeting.cores) continue;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (placed[i] == 0) continue;
+    gathered.ranks += placed[i];
+    gathered.hosts.push_back(i);
+    gathered.ranks_on.push_back(placed[i]);
+    if (hosts.is_own(i)) gathered.own_ranks = placed[i];
+    const int cores = hosts.greeting(i).cores;
+    if (placed[i] <= cores) continue;
     gathered.several.oversubscribed = true;
     gathered.warnings.push_back(
         fmt::format("warning: host {}: {} ranks share {} core{}, so they yield while they wait: slow, but right",
-                    each.spec.name, on_host, each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
+                    hosts.name(i), placed[i], cores, cores == 1 ? "" : "s"));
   }
+  return gathered;
 }
 
-void send_orders(Candidates& candidates, const LaunchOptions& options, const GatheredHosts& gathered) {
+bool has_others(const RemoteHosts& hosts, const GatheredHosts& gathered) {
+  return std::ranges::any_of(gathered.hosts, [&](std::size_t host) { return !hosts.is_own(host); });
+}
+
+void send_orders(RemoteHosts& hosts, const LaunchOptions& options, const GatheredHosts& gathered) {
   std::error_code no_directory;
   const auto directory = std::filesystem::current_path(no_directory).string();
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (!candidates[i].link) continue;
-    candidates[i].link->send(Order{.ranks = gathered.ranks_on[i],
-                                   // It gives up first, so that it has cleaned up when the launcher reports it lost.
-                                   .silence_seconds = 0.8 * options.host_seconds,
-                                   .finds_port = i == 0,
-                                   .name = candidates[i].spec.name,
-                                   .token = gathered.token,
-                                   .secret = gathered.secret.text(),
-                                   .program = options.program[0],
-                                   .directory = directory});
+  for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
+    const std::size_t host = gathered.hosts[i];
+    if (hosts.is_own(host)) continue;
+    hosts.begin(host, Order{.ranks = gathered.ranks_on[i],
+                            // It gives up first, so that it has cleaned up when the launcher reports it lost.
+                            .silence_seconds = 0.8 * options.host_seconds,
+                            .finds_port = i == 0,
+                            .name = hosts.name(host),
+                            .token = gathered.token,
+                            .secret = gathered.secret.text(),
+                            .program = options.program[0],
+                            .directory = directory});
   }
 }
 
-/// What ranks on several hosts are started with; takes the links over.
-void join_hosts(Candidates& candidates, const Greeting& own, const LaunchOptions& options, GatheredHosts& gathered) {
+/// Waits for what those answer that have an order. Hosts with a problem, and which: `problems`.
+int wait_for_ready(RemoteHosts& hosts, const GatheredHosts& gathered, SignalQueue& signals,
+                   std::vector<std::pair<std::size_t, std::string>>& problems) {
+  std::vector<bool> waits(hosts.size());
+  for (const std::size_t host : gathered.hosts) waits[host] = !hosts.is_own(host);
+  const auto note = [&](std::size_t host, std::string problem) {
+    waits[host] = false;
+    problems.emplace_back(host, std::move(problem));
+  };
+  const auto handle = [&](std::size_t host, const HostMessage& message) {
+    if (const auto* refused = std::get_if<Refused>(&message)) note(host, refused->why);
+    if (const auto* ready = std::get_if<Ready>(&message)) {
+      hosts.set_ready(host, *ready);
+      waits[host] = false;
+    }
+  };
+  const auto settled = [&] {
+    for (const auto& lost : hosts.take_lost())
+      note(lost.host, fmt::format("{} → look what its login scripts print, and at its load",
+                                  lost.silent ? "it fell silent" : lost.why));
+    return std::ranges::none_of(waits, [](bool each) { return each; });
+  };
+  const int signal = serve_hosts(hosts, Clock::now() + duration_of(kReadySeconds), signals, settled, handle);
+  for (std::size_t host = 0; host < waits.size() && signal == 0; ++host)
+    if (waits[host])
+      note(host, fmt::format("it has answered, but did not get ready within {} s → look at its load and its disks",
+                             kReadySeconds));
+  return signal;
+}
+
+/// What ranks on several hosts are started with.
+void join_hosts(const RemoteHosts& hosts, const Greeting& own, const LaunchOptions& options, GatheredHosts& gathered) {
   std::vector<Greeting> greetings;
-  for (const Candidate& each : candidates) greetings.push_back(each.greeting);
+  for (const std::size_t host : gathered.hosts) greetings.push_back(hosts.greeting(host));
   choose_networks(greetings, own, env("LOCKSTEP_SOCKET_IFNAME").value_or(""), gathered.several);
-  gathered.several.port = candidates.front().link ? candidates.front().link->ready.port : find_free_port();
+  const std::size_t first = gathered.hosts.front();
+  gathered.several.port = hosts.is_own(first) ? find_free_port() : hosts.ready(first).port;
   if (const auto port = parse_int(env("MASTER_PORT").value_or(""))) gathered.several.port = static_cast<int>(*port);
   gathered.several.job_id = random_id();
   gathered.several.exported = exported_names(options);
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    Candidate& each = candidates[i];
-    gathered.several.shares.push_back({each.link ? each.spec.mpirun_name() : system_name(), gathered.ranks_on[i]});
-    if (each.link && !each.link->ready.warning.empty())
-      gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.link->ready.warning));
-    if (each.link) gathered.links.push_back(std::move(each.link));
+  for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
+    const std::size_t host = gathered.hosts[i];
+    gathered.several.shares.push_back(
+        {hosts.is_own(host) ? system_name() : hosts.spec(host).mpirun_name(), gathered.ranks_on[i]});
+    if (!hosts.is_own(host) && !hosts.ready(host).warning.empty())
+      gathered.warnings.push_back(fmt::format("warning: host {}: {}", hosts.name(host), hosts.ready(host).warning));
   }
+}
+
+using Problems = std::vector<std::pair<std::size_t, std::string>>;
+
+/// Has the hosts of `gathered` make ready. The signal that has come meanwhile, or 0.
+int make_ready(RemoteHosts& hosts, const LaunchOptions& options, SignalQueue& signals, GatheredHosts& gathered,
+               Problems& problems) {
+  gathered.token = random_id();
+  if (!has_others(hosts, gathered)) return 0;
+  gathered.secret = JobSecret::random();
+  send_orders(hosts, options, gathered);
+  if (const int signal = wait_for_ready(hosts, gathered, signals, problems); signal != 0) return signal;
+  if (problems.empty()) join_hosts(hosts, hosts.own_greeting(), options, gathered);
+  return 0;
 }
 
 }  // namespace
 
-GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals) {
-  Candidates candidates = find_own(options.hosts);
-  std::optional<RemoteAgent> agent;
-  for (auto& each : candidates) {
-    if (each.is_own) continue;
-    if (!agent) agent = find_remote_agent(env);
-    each.link = std::make_unique<HostLink>(each.spec, *agent, self);
+int serve_hosts(RemoteHosts& hosts, Clock::time_point until, SignalQueue& signals, FunctionRef<bool()> settled,
+                const RemoteHosts::Handler& handle) {
+  while (!settled() && Clock::now() < until) {
+    std::vector<pollfd> entries = {{signals.fd(), POLLIN, 0}};
+    hosts.add_entries(entries, true);
+    const auto left = std::chrono::ceil<Millis>(until - Clock::now()).count();
+    if (::poll(entries.data(), entries.size(), static_cast<int>(std::clamp<std::int64_t>(left, 0, kLookEveryMs))) < 0)
+      continue;
+    hosts.serve(std::span<const pollfd>(entries).subspan(1), handle);
+    hosts.look_after();
+    while (const auto signal = signals.next()) {
+      const int number = signal->number;
+      if (number == SIGTSTP) {
+        hosts.pause();
+        ::raise(SIGSTOP);
+        hosts.resume();
+      }
+      if (number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT) return number;
+    }
   }
+  return 0;
+}
 
-  GatheredHosts gathered;
-  gathered.own_name = host_name();
-  Greeting own;
-  if (agent) {
-    own = own_greeting(0);
-    if (const int signal = wait_for_greetings(candidates, own, signals); signal != 0) {
-      gathered.exit_code = stopped_by(signal);
+RemoteHosts call_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals,
+                       int& exit_code) {
+  const NamedHosts named = find_own(options.hosts);
+  RemoteHosts::Setup setup{.agent = {}, .self = self, .own = {}, .silence = duration_of(options.host_seconds)};
+  const bool elsewhere = std::ranges::find(named.is_own, false) != named.is_own.end();
+  if (elsewhere) {
+    setup.agent = find_remote_agent(env);
+    setup.own = own_greeting(0);
+  }
+  setup.own.cores = own_cores;
+  const auto own = std::ranges::find(named.is_own, true);
+  const auto own_index = static_cast<std::size_t>(own - named.is_own.begin());
+  if (own != named.is_own.end() && named.hosts[own_index].slots == 0 && options.use_gpus && options.count_own_gpus)
+    setup.own.gpus = options.count_own_gpus();
+  RemoteHosts hosts(named.hosts, named.is_own, std::move(setup));
+
+  // Each has its own deadline, which is that of a call.
+  const auto settled = [&] {
+    for (std::size_t i = 0; i < hosts.size(); ++i)
+      if (hosts.is_called(i)) return false;
+    return true;
+  };
+  exit_code = serve_hosts(hosts, Clock::time_point::max(), signals, settled);
+  if (exit_code != 0) {
+    exit_code = stopped_by(exit_code);
+    return hosts;
+  }
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts.is_there(i)) continue;
+    log_error("host {}: {}", hosts.name(i), hosts.problem(i));
+    exit_code = static_cast<int>(ExitCode::kDevice);
+  }
+  return hosts;
+}
+
+int slots_of(const RemoteHosts& hosts, const LaunchOptions& options) {
+  int slots = 0;
+  for (const auto& spec : specs_of(hosts, options)) slots += spec.slots;
+  return slots;
+}
+
+int slots_of(const RemoteHosts& hosts, const LaunchOptions& options, std::size_t host) {
+  return specs_of(hosts, options)[host].slots;
+}
+
+GatheredHosts gather_hosts(RemoteHosts& hosts, const LaunchOptions& options, SignalQueue& signals) {
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    if (options.ranks_for == RanksFor::kGpus && hosts.spec(i).slots == 0 && hosts.greeting(i).gpus == 0)
+      throw UsageError(fmt::format("-n gpu: there is no GPU on {} that the program may use", hosts.name(i)),
+                       "give it a number of ranks, as HOST:2, or leave it out");
+  GatheredHosts gathered = place(hosts, specs_of(hosts, options), options.ranks);
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    if (options.max_restarts == 0 && std::ranges::find(gathered.hosts, i) == gathered.hosts.end()) hosts.dismiss(i);
+  Problems problems;
+  if (const int signal = make_ready(hosts, options, signals, gathered, problems); signal != 0)
+    gathered.exit_code = stopped_by(signal);
+  std::ranges::sort(problems);
+  for (const auto& [host, problem] : problems) {
+    log_error("host {}: {}", hosts.name(host), problem);
+    gathered.exit_code = static_cast<int>(ExitCode::kDevice);
+  }
+  return gathered;
+}
+
+GatheredHosts gather_again(RemoteHosts& hosts, const LaunchOptions& options, int most, int least,
+                           SignalQueue& signals) {
+  for (;;) {
+    const auto specs = specs_of(hosts, options);
+    int slots = 0;
+    for (const auto& spec : specs) slots += spec.slots;
+    if (slots < least) return {};
+    GatheredHosts gathered = place(hosts, specs, std::min(most, slots));
+    Problems problems;
+    if (const int signal = make_ready(hosts, options, signals, gathered, problems); signal != 0) {
+      gathered.exit_code = 128 + signal;
       return gathered;
     }
-    gathered.exit_code = report_problems(candidates);
-    if (gathered.exit_code != 0) return gathered;
+    if (problems.empty()) return gathered;
+    for (const auto& [host, problem] : problems)
+      if (hosts.is_there(host)) hosts.fail(host, problem);
+    // Those that are ready have an order that is void now.
+    hosts.conclude();
+    serve_hosts(hosts, Clock::now() + duration_of(kReadySeconds), signals, [&] {
+      hosts.take_lost();
+      return hosts.all_concluded();
+    });
+    hosts.end_attempt();
   }
-
-  for (const auto& each : candidates)
-    if (each.is_own) gathered.own_name = each.spec.name;
-  place(candidates, with_slots(candidates, own, own_cores, options), options.ranks, gathered);
-  gathered.token = random_id();
-  const bool elsewhere = std::ranges::any_of(candidates, [](const auto& each) { return each.link != nullptr; });
-  if (!elsewhere) return gathered;
-
-  gathered.secret = JobSecret::random();
-  send_orders(candidates, options, gathered);
-  if (const int signal = wait_for_ready(candidates, signals); signal != 0) {
-    gathered.exit_code = stopped_by(signal);
-    return gathered;
-  }
-  gathered.exit_code = report_problems(candidates);
-  if (gathered.exit_code != 0) return gathered;
-  join_hosts(candidates, own, options, gathered);
-  return gathered;
 }
 
 }  // namespace lockstep::launcher

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "launcher/authenticated_listener.h"
@@ -66,10 +67,7 @@ class Helper {
     while (launcher_.in() >= 0 && !ended_ && Clock::now() < silent_at_) wait_and_serve();
     const bool silent = launcher_.in() >= 0 && !ended_;
     if (ended_) flush();
-    // Orderly or not: the job on this host ends here, and what the reaper finds ends with it.
-    if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
-    ranks_.clear();
-    job_.reset();
+    end_job();
     if (!silent) return static_cast<int>(ExitCode::kOk);
     // Should the connection come back, this says why there is nothing left to talk to.
     std::fprintf(stderr, "no word from the launcher for %.0f s, so its part of the job has ended here\n",
@@ -84,7 +82,7 @@ class Helper {
                                    {launcher_.pending_bytes() > 0 ? launcher_.out() : -1, POLLOUT, 0},
                                    {signals_.fd(), POLLIN, 0},
                                    {listener_ ? listener_->fd() : -1, POLLIN, 0},
-                                   {read_on ? daemon_output_.in() : -1, POLLIN, 0}};
+                                   {read_on ? starter_output_.in() : -1, POLLIN, 0}};
     const std::size_t first_rank = entries.size();
     for (const auto& [id, rank] : ranks_) {
       entries.push_back({read_on ? rank.in() : -1, POLLIN, 0});
@@ -103,7 +101,7 @@ class Helper {
       if (entries[index++].revents != 0) rank.flush();
     }
     std::erase_if(ranks_, [](const auto& entry) { return entry.second.in() < 0; });
-    if (entries[4].revents != 0) pass_daemon_output();
+    if (entries[4].revents != 0) pass_starter_output();
     if (entries[3].revents != 0) accept_ranks();
     if (entries[2].revents != 0) take_signals();
     if (entries[0].revents != 0) listen_to_launcher();
@@ -120,6 +118,7 @@ class Helper {
   }
 
   void obey(const Order& order) {
+    if (job_) throw MpiError("a host is given a second order before the first one's end");
     silence_ = duration_of(order.silence_seconds);
     silent_at_ = Clock::now() + silence_;
     name_ = order.name;
@@ -132,6 +131,7 @@ class Helper {
         ::access(order.program.c_str(), F_OK) != 0)
       return send(
           Refused{fmt::format("there is no {} there → every host needs the program at the same path", order.program)});
+    directory_ = ready.warning.empty() ? order.directory : std::string();
     if (::chdir(env("HOME").value_or("/").c_str()) != 0) [[maybe_unused]]
       const int root = ::chdir("/");
     try {
@@ -156,21 +156,56 @@ class Helper {
 
   void obey(const Run& run) {
     if (!job_ || daemon_ > 0) throw MpiError("a second daemon of Open MPI is asked for");
-    int ends[2];
-    check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
-    daemon_output_ = BytePipe(UniqueFd(ends[0]), UniqueFd());
-    const UniqueFd output(ends[1]);
+    const UniqueFd output = open_starter_output();
     SpawnRequest request;
     request.argv = {user_shell(), "-c", run.command};
     request.stdout_fd = request.stderr_fd = output.get();
-    request.set_env = {{kJobVariable, job_->path()},         {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
-                       {kShmDirVariable, job_->shm_path()},  {kHostNameVariable, name_},
-                       {kJobSecretVariable, secret_.text()}, {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
+    add_job_variables(request);
+    request.set_env.emplace_back(kShmDirVariable, job_->shm_path());
+    request.set_env.emplace_back("OMPI_MCA_orte_tmpdir_base", job_->path());
     if (!env("HWLOC_COMPONENTS")) request.set_env.emplace_back("HWLOC_COMPONENTS", "-gl");
     request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);
     daemon_ = spawned.pid;
     if (spawned.pid < 0) send(RunEnded{{ExitStatus::How::kNotStarted, spawned.error}});
+  }
+
+  void obey(const StartRank& start) {
+    if (!job_ || start.argv.empty()) throw MpiError("a rank is to be started before its job");
+    if (!wrapper_output_) wrapper_output_ = open_starter_output();
+    SpawnRequest request;
+    request.argv = start.argv;
+    request.directory = directory_;
+    request.stdout_fd = request.stderr_fd = wrapper_output_.get();
+    request.set_env = start.set_env;
+    request.unset_env = start.unset_env;
+    add_job_variables(request);
+    const Spawned spawned = spawn(request);
+    if (spawned.pid > 0) {
+      wrappers_[spawned.pid] = start.rank;
+    } else {
+      send(RankEnded{start.rank, {ExitStatus::How::kNotStarted, spawned.error}});
+    }
+  }
+
+  void obey(const EndRanks&) {
+    for (const auto& [pid, rank] : wrappers_) ::kill(pid, SIGKILL);
+  }
+
+  /// For what mpirun's daemon or the wrappers have to say themselves.
+  UniqueFd open_starter_output() {
+    int ends[2];
+    check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
+    starter_output_ = BytePipe(UniqueFd(ends[0]), UniqueFd());
+    return UniqueFd(ends[1]);
+  }
+
+  /// What is this host's own; it comes last, and so counts.
+  void add_job_variables(SpawnRequest& request) const {
+    request.set_env.insert(request.set_env.end(), {{kJobVariable, job_->path()},
+                                                   {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
+                                                   {kHostNameVariable, name_},
+                                                   {kJobSecretVariable, secret_.text()}});
   }
 
   void obey(const Hold&) {
@@ -182,6 +217,11 @@ class Helper {
   }
   /// Until it speaks again.
   void obey(const Pause&) { silent_at_ = Clock::time_point::max(); }
+  void obey(const Conclude&) {
+    pass_on_all();
+    end_job();
+    send(Concluded{});
+  }
   void obey(const Finish&) { ended_ = true; }
   template <class Other>
   void obey(const Other&) {
@@ -205,8 +245,8 @@ class Helper {
     return bytes.size();
   }
 
-  void pass_daemon_output() {
-    const auto bytes = daemon_output_.receive();
+  void pass_starter_output() {
+    const auto bytes = starter_output_.receive();
     if (!bytes.empty()) send(RunOutput{std::string(bytes)});
   }
 
@@ -216,17 +256,43 @@ class Helper {
         ended_ = true;  // somebody wants this host's part to end
         continue;
       }
+      collect_wrappers();
       int status = 0;
       if (daemon_ <= 0 || ::waitpid(daemon_, &status, WNOHANG) != daemon_) continue;
       ::kill(-daemon_, SIGKILL);  // what remains of it
       daemon_ = -1;
-      pass_daemon_output();
+      pass_starter_output();
       send(RunEnded{exit_status_of(status)});
     }
   }
 
-  /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
-  void flush() {
+  void collect_wrappers() {
+    std::erase_if(wrappers_, [this](const auto& wrapper) {
+      int status = 0;
+      if (::waitpid(wrapper.first, &status, WNOHANG) != wrapper.first) return false;
+      pass_starter_output();
+      send(RankEnded{wrapper.second, exit_status_of(status)});
+      return true;
+    });
+  }
+
+  /// Orderly or not: the job's attempt on this host ends here, and what the reaper finds ends with it.
+  void end_job() {
+    obey(EndRanks{});
+    if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
+    // Those that are killed end at once; what they have to say is of no interest any more.
+    if (daemon_ > 0) ::waitpid(std::exchange(daemon_, -1), nullptr, 0);
+    for (const auto& [pid, rank] : wrappers_) ::waitpid(pid, nullptr, 0);
+    wrappers_.clear();
+    ranks_.clear();
+    starter_output_.close();
+    wrapper_output_.reset();
+    listener_.reset();
+    job_.reset();
+  }
+
+  /// What ranks that have ended have said.
+  void pass_on_all() {
     for (auto& [id, rank] : ranks_) {
       std::size_t passed = 0;
       while (rank.in() >= 0 && passed < kSocketBytes) {
@@ -235,6 +301,11 @@ class Helper {
         passed += more;
       }
     }
+  }
+
+  /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
+  void flush() {
+    pass_on_all();
     while (launcher_.pending_bytes() > 0 && launcher_.out() >= 0) {
       pollfd entry = {launcher_.out(), POLLOUT, 0};
       const int ready = ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<Millis>(silence_).count()));
@@ -254,8 +325,11 @@ class Helper {
   std::optional<AuthenticatedListener> listener_;
   std::map<std::uint32_t, BytePipe> ranks_;  // connections of wrappers, by number
   std::uint32_t last_id_ = 0;
-  pid_t daemon_ = -1;  // leads a process group
-  BytePipe daemon_output_;
+  pid_t daemon_ = -1;              // leads a process group
+  std::map<pid_t, int> wrappers_;  // that this process has started, and their ranks
+  BytePipe starter_output_;
+  UniqueFd wrapper_output_;  // its other end, where wrappers are started
+  std::string directory_;    // in which ranks start; empty: this process's
   bool ended_ = false;
 };
 

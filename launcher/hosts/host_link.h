@@ -20,10 +20,10 @@ namespace lockstep::launcher {
 /// Note [Helpers on other hosts]
 /// On every other host of a job runs `lockstep _host`, started by the launcher through ssh and connected with it by
 /// ssh's pipes: no port to listen at, and a way for the job's secret that nobody else reads. It does there what the
-/// launcher does on its own host: makes the job's directories and the process that will remove them, takes the
-/// connections of the wrappers and passes their messages on, and starts Open MPI's daemon when mpirun asks for it
-/// (`lockstep _rsh` in the place of ssh). So all processes of the job on that host are its descendants, or carry the
-/// job's mark.
+/// launcher does on its own host: makes the job's directories and the process that will remove them, starts the
+/// wrappers of ranks, takes their connections and passes their messages on, and starts Open MPI's daemon where mpirun
+/// starts the ranks (`lockstep _rsh` in the place of ssh). So all processes of the job on that host are its
+/// descendants, or carry the job's mark.
 ///   The two exchange a ping and a pong every second. When the connection ends, whoever ended it, or when one of them
 /// has heard nothing for the time that the user allows, the helper ends its part of the job, and the launcher takes
 /// the host for lost. A link that is down for less than that costs nothing: TCP sends again what was lost.

@@ -20,6 +20,24 @@ std::string body_of(const Order& m) {
 std::string body_of(const ToRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
 std::string body_of(const LetGo& m) { return Writer().put(m.id).take(); }
 std::string body_of(const Run& m) { return m.command; }
+void put_all(Writer& out, const std::vector<std::string>& texts) {
+  out.put(static_cast<std::uint32_t>(texts.size()));
+  for (const auto& text : texts) out.put_sized(text);
+}
+std::string body_of(const StartRank& m) {
+  Writer out;
+  out.put(m.rank);
+  put_all(out, m.argv);
+  put_all(out, m.unset_env);
+  for (const auto& [name, value] : m.set_env) out.put_sized(name).put_sized(value);
+  return out.take();
+}
+std::string body_of(const EndRanks&) { return {}; }
+std::string body_of(const Conclude&) { return {}; }
+std::string body_of(const Concluded&) { return {}; }
+std::string body_of(const RankEnded& m) {
+  return Writer().put(m.rank).put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).take();
+}
 std::string body_of(const Hold&) { return {}; }
 std::string body_of(const Ping& m) { return Writer().put(m.launcher_ns).take(); }
 std::string body_of(const Pause&) { return {}; }
@@ -60,6 +78,27 @@ void read(Reader& in, Came& m) { m.id = in.take<std::uint32_t>(); }
 void read(Reader& in, Gone& m) { m.id = in.take<std::uint32_t>(); }
 void read(Reader& in, Run& m) { m.command = in.rest(); }
 void read(Reader&, Hold&) {}
+/// Each takes four bytes at least, so a wrong number takes no memory.
+void read_all(Reader& in, std::vector<std::string>& texts) {
+  for (auto left = in.take<std::uint32_t>(); left > 0; --left) texts.push_back(in.take_sized());
+}
+void read(Reader& in, StartRank& m) {
+  m.rank = in.take<std::int32_t>();
+  read_all(in, m.argv);
+  read_all(in, m.unset_env);
+  while (!in.empty()) {
+    auto name = in.take_sized();
+    m.set_env.emplace_back(std::move(name), in.take_sized());
+  }
+}
+void read(Reader&, EndRanks&) {}
+void read(Reader&, Conclude&) {}
+void read(Reader&, Concluded&) {}
+void read(Reader& in, RankEnded& m) {
+  m.rank = in.take<std::int32_t>();
+  m.exit_status.how = in.take<ExitStatus::How>();
+  m.exit_status.value = in.take<std::int32_t>();
+}
 void read(Reader&, Pause&) {}
 void read(Reader&, Finish&) {}
 void read(Reader& in, Ping& m) { m.launcher_ns = in.take<std::int64_t>(); }

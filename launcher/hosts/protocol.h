@@ -2,15 +2,20 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper: Order, then ToRank, LetGo, Run, Hold, Ping, Pause in any number, then Finish.
-// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, Pong.
+// Launcher → helper, for each attempt: Order, then StartRank or Run, ToRank, LetGo, Hold, EndRanks in any number, then
+//     Conclude. Ping and Pause at any time, Finish at the end.
+// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, then
+// Concluded.
+//     Pong at any time.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "launcher/frame.h"
 #include "launcher/process.h"
@@ -41,6 +46,15 @@ struct LetGo {
 struct Run {
   std::string command;
 };
+/// Start this command, the wrapper of `rank`, with these variables besides those of the host.
+struct StartRank {
+  std::int32_t rank = 0;
+  std::vector<std::string> argv;
+  std::vector<std::pair<std::string, std::string>> set_env;
+  std::vector<std::string> unset_env;
+};
+/// Kill the wrappers that still run.
+struct EndRanks {};
 /// Stop the daemon: it has begun to end the ranks, and the launcher gives them more time.
 struct Hold {};
 struct Ping {
@@ -48,7 +62,9 @@ struct Ping {
 };
 /// The launcher is being stopped (Ctrl-Z): its silence means nothing until it speaks again.
 struct Pause {};
-/// The job has ended: clean up.
+/// The attempt has ended: clean up, and be ready for another order.
+struct Conclude {};
+/// The job has ended: clean up and go.
 struct Finish {};
 
 struct Ready {
@@ -72,6 +88,8 @@ struct FromRank {
 struct Gone {
   std::uint32_t id = 0;
 };
+/// Nothing of the attempt is left there, and nothing more will be said of it.
+struct Concluded {};
 /// For the user, from that host.
 struct Notice {
   std::string text;
@@ -82,13 +100,19 @@ struct RunOutput {
 struct RunEnded {
   ExitStatus exit_status;
 };
+/// A wrapper has ended, or could not be started.
+struct RankEnded {
+  std::int32_t rank = 0;
+  ExitStatus exit_status;
+};
 struct Pong {
   std::int64_t launcher_ns = 0;  // of the Ping
   std::int64_t helper_ns = 0;    // the helper's steady clock
 };
 
-using HostMessage = std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank,
-                                 Gone, RunOutput, RunEnded, Pong, Notice>;
+using HostMessage =
+    std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank, Gone, RunOutput,
+                 RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded, Conclude, Concluded>;
 
 std::string encode_host(const HostMessage& message);
 

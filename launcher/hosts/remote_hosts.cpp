@@ -11,112 +11,264 @@ namespace {
 
 constexpr auto kLookEvery = Millis(200);
 constexpr auto kOverdue = Millis(2500);  // pings go out every second
+/// From the end of a connection to that of the agent, whose exit code explains it.
 constexpr auto kAgentGrace = Millis(200);
+constexpr auto kAgentEnds = Millis(500);
+constexpr double kAnswerSeconds = 10;
+constexpr auto kFirstPause = std::chrono::seconds(1);
+/// A host that answers although its ranks fail is tried again after half a minute at the earliest.
+constexpr int kFailuresOfBroken = 6;
+constexpr auto kLongestPause = std::chrono::seconds(60);
+/// For the ends of helpers that have nothing left to do.
+constexpr auto kHelpersEnd = std::chrono::seconds(4);
+
+std::string why_it_ended(const HostLink& link, std::optional<ExitStatus> exit_status) {
+  if (const auto words = link.last_words(); !words.empty()) return words;
+  if (!exit_status) return "it was closed";
+  if (exit_status->how == ExitStatus::How::kSignalled)
+    return fmt::format("its agent was ended by {}", signal_name(exit_status->value));
+  return fmt::format("its agent ended with code {}", exit_status->exit_code());
+}
 
 }  // namespace
 
-RemoteHosts::RemoteHosts(std::vector<std::unique_ptr<HostLink>> links, Clock::duration silence)
-    : links_(std::move(links)), lost_(links_.size()), nonsense_(links_.size()), silence_(silence) {}
+RemoteHosts::RemoteHosts(const std::vector<HostSpec>& hosts, const std::vector<bool>& is_own, Setup setup)
+    : setup_(std::move(setup)) {
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    Host& host = hosts_.emplace_back(Host{.spec = hosts[i]});
+    if (is_own[i]) {
+      host.state = State::kOwn;
+      host.greeting = setup_.own;
+    } else {
+      call(host);
+    }
+  }
+}
 
 std::optional<std::size_t> RemoteHosts::find(const std::string& mpirun_name) const {
-  const auto found =
-      std::ranges::find_if(links_, [&](const auto& link) { return link->host().mpirun_name() == mpirun_name; });
-  if (found == links_.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - links_.begin());
+  for (std::size_t i = 0; i < hosts_.size(); ++i)
+    if (takes_part(i) && hosts_[i].spec.mpirun_name() == mpirun_name) return i;
+  return std::nullopt;
+}
+
+bool RemoteHosts::is_there(std::size_t host) const {
+  const State state = hosts_[host].state;
+  return state == State::kOwn || state == State::kIdle || state == State::kTakesPart;
+}
+
+void RemoteHosts::dismiss(std::size_t host) {
+  hosts_[host].link.reset();
+  hosts_[host].state = State::kDismissed;
+}
+
+void RemoteHosts::call(Host& host) {
+  host.link = std::make_unique<HostLink>(host.spec, *setup_.agent, setup_.self);
+  host.state = State::kCalled;
+  host.called_at = Clock::now();
+}
+
+/// Whether it has answered, and as it should.
+void RemoteHosts::look_at_call(Host& host) {
+  HostLink& link = *host.link;
+  if (link.greeting()) {
+    host.greeting = *link.greeting();
+    if (const auto other = difference(host.greeting, setup_.own); !other.empty())
+      return put_away(host, other + " → install the same build on every host");
+    host.problem.clear();
+    host.state = State::kIdle;
+  } else if (link.gone()) {
+    // Wait for the exit code, which explains more; but not for an agent that stays although its output has ended.
+    if (link.agent_exit_status() || Clock::now() - link.last_heard() > kAgentEnds)
+      put_away(host, link.explain_failure());
+  } else if (Clock::now() - host.called_at > duration_of(kAnswerSeconds)) {
+    const auto words = link.last_words();
+    put_away(host, fmt::format("it did not answer within {} s{} → is it up, and can you log in without a password?",
+                               kAnswerSeconds, words.empty() ? "" : fmt::format(" ({})", words)));
+  }
+}
+
+/// A failure.
+void RemoteHosts::put_away(Host& host, std::string problem) {
+  host.last_heard = host.link->last_heard();
+  host.link.reset();
+  host.state = State::kAway;
+  host.problem = std::move(problem);
+  ++host.failures;
+  host.call_at = Clock::now();
+  if (host.failures < 2) return;
+  host.call_at += std::min<Clock::duration>(kFirstPause * (1 << std::min(host.failures - 2, 16)), kLongestPause);
+}
+
+void RemoteHosts::fail(std::size_t host, std::string problem) { put_away(hosts_[host], std::move(problem)); }
+
+void RemoteHosts::leave_out(std::size_t host, std::string problem) {
+  hosts_[host].failures = std::max(hosts_[host].failures, kFailuresOfBroken);
+  fail(host, std::move(problem));
+}
+
+void RemoteHosts::forget_failures() {
+  for (auto& host : hosts_)
+    if (host.state == State::kTakesPart) host.failures = 0;
+}
+
+void RemoteHosts::begin(std::size_t host, const Order& order) {
+  concluding_ = false;
+  hosts_[host].state = State::kTakesPart;
+  hosts_[host].ready = {};
+  send(host, order);
+}
+
+bool RemoteHosts::any_takes_part() const {
+  return std::ranges::any_of(hosts_, [](const Host& host) { return host.state == State::kTakesPart; });
 }
 
 void RemoteHosts::add_entries(std::vector<pollfd>& entries, bool listen) {
-  for (const auto& link : links_) {
-    entries.resize(entries.size() + HostLink::kPollEntries);
-    link->fill(std::span(entries).last<HostLink::kPollEntries>(), listen);
+  for (const auto& host : hosts_) {
+    entries.resize(entries.size() + HostLink::kPollEntries, pollfd{-1, 0, 0});
+    if (host.link) host.link->fill(std::span(entries).last<HostLink::kPollEntries>(), listen);
   }
 }
 
 void RemoteHosts::serve(std::span<const pollfd> entries, const Handler& handle) {
-  for (std::size_t host = 0; host < links_.size(); ++host) {
-    HostLink& link = *links_[host];
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    Host& host = hosts_[i];
+    if (!host.link) continue;
     try {
-      link.serve(entries.subspan(HostLink::kPollEntries * host).first<HostLink::kPollEntries>());
-      while (const auto message = link.next()) handle(host, *message);
+      host.link->serve(entries.subspan(HostLink::kPollEntries * i).first<HostLink::kPollEntries>());
+      if (host.state == State::kCalled) look_at_call(host);
+      // What is said to an attempt that has ended is for nobody.
+      while (host.link) {
+        const auto message = host.link->next();
+        if (!message) break;
+        if (std::holds_alternative<Concluded>(*message))
+          host.state = State::kIdle;
+        else if (host.state == State::kTakesPart)
+          handle(i, *message);
+      }
     } catch (const MpiError& error) {
-      nonsense_[host] = error.what();
-      link.cut();
+      host.problem = error.what();
+      host.link->cut();
     }
   }
 }
 
 Clock::duration RemoteHosts::look_after() {
-  if (links_.empty()) return Clock::duration::max();
-  for (const auto& link : links_) link->ping();
-  return kLookEvery;
+  bool any = false;
+  for (auto& host : hosts_) {
+    if (host.state == State::kAway && keeps_calling_) {
+      any = true;
+      if (Clock::now() >= host.call_at) call(host);
+    }
+    if (!host.link) continue;
+    any = true;
+    if (host.state == State::kCalled) {
+      look_at_call(host);
+      continue;
+    }
+    host.link->ping();
+    // One that takes part is for take_lost().
+    if (host.state != State::kIdle) continue;
+    if (host.link->gone())
+      put_away(host, why_it_ended(*host.link, host.link->agent_exit_status()));
+    else if (is_silent(host))
+      put_away(host, "it fell silent");
+  }
+  return any ? kLookEvery : Clock::duration::max();
 }
 
 std::vector<LostHost> RemoteHosts::take_lost() {
   std::vector<LostHost> lost;
   const auto now = Clock::now();
-  for (std::size_t host = 0; host < links_.size(); ++host) {
-    HostLink& link = *links_[host];
-    if (lost_[host] || finishing_) continue;
-    LostHost loss{.host = host,
-                  .name = link.name(),
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    Host& host = hosts_[i];
+    if (host.state != State::kTakesPart) continue;
+    HostLink& link = *host.link;
+    LostHost loss{.host = i,
+                  .name = host.spec.name,
                   .last_heard = link.last_heard(),
                   .silent = false,
                   .why = {},
                   .ranks = {},
-                  .directories = {link.ready.directory, link.ready.shm_directory}};
+                  .directories = {host.ready.directory, host.ready.shm_directory}};
     if (link.gone()) {
       const auto exit_status = link.agent_exit_status();
       // The agent's exit status explains more, if it ends soon.
       if (!exit_status && now - link.last_heard() < kAgentGrace) continue;
-      const auto words = link.last_words();
-      loss.why = !nonsense_[host].empty() ? nonsense_[host]
-                 : !words.empty()         ? words
-                 : !exit_status           ? "it was closed"
-                 : exit_status->how == ExitStatus::How::kSignalled
-                     ? fmt::format("its agent was ended by {}", signal_name(exit_status->value))
-                     : fmt::format("its agent ended with code {}", exit_status->exit_code());
-    } else if (now - link.last_heard() > silence_) {
+      loss.why = !host.problem.empty() ? host.problem : why_it_ended(link, exit_status);
+    } else if (is_silent(host)) {
       loss.silent = true;
     } else {
       continue;
     }
-    lost_[host] = true;
-    link.cut();
-    lost.push_back(std::move(loss));
+    put_away(host, loss.silent ? "it fell silent" : loss.why);
+    if (!concluding_) lost.push_back(std::move(loss));
   }
   return lost;
 }
 
-void RemoteHosts::send_all(const HostMessage& message) {
-  for (const auto& link : links_) link->send(message);
+Clock::time_point RemoteHosts::to_local(std::size_t host, Clock::time_point there) const {
+  return hosts_[host].link ? hosts_[host].link->to_local(there) : there;
 }
 
-void RemoteHosts::pause() { send_all(Pause{}); }
+void RemoteHosts::send(std::size_t host, const HostMessage& message) {
+  if (hosts_[host].link) hosts_[host].link->send(message);
+}
+
+void RemoteHosts::send_all(const HostMessage& message) {
+  for (const auto& host : hosts_)
+    if (host.state == State::kTakesPart) host.link->send(message);
+}
+
+void RemoteHosts::pause() {
+  for (const auto& host : hosts_)
+    if (host.link && host.link->greeting()) host.link->send(Pause{});
+}
 
 void RemoteHosts::resume() {
-  for (const auto& link : links_) link->forgive_silence();
+  for (const auto& host : hosts_)
+    if (host.link) host.link->forgive_silence();
 }
 
 bool RemoteHosts::any_overdue() const {
-  for (std::size_t host = 0; host < links_.size(); ++host)
-    if (!lost_[host] && (links_[host]->gone() || Clock::now() - links_[host]->last_heard() > kOverdue)) return true;
-  return false;
+  return std::ranges::any_of(hosts_, [](const Host& host) {
+    return host.state == State::kTakesPart && (host.link->gone() || Clock::now() - host.link->last_heard() > kOverdue);
+  });
 }
 
-void RemoteHosts::finish() {
-  if (!finishing_) send_all(Finish{});
-  finishing_ = true;
+void RemoteHosts::conclude() {
+  if (!concluding_) send_all(Conclude{});
+  concluding_ = true;
 }
 
 Clock::time_point RemoteHosts::last_heard() const {
   auto last = Clock::time_point::min();
-  for (const auto& link : links_)
-    if (!link->gone()) last = std::max(last, link->last_heard());
+  for (const auto& host : hosts_)
+    if (host.state == State::kTakesPart) last = std::max(last, host.link->last_heard());
   return last;
 }
 
-bool RemoteHosts::all_gone() const {
-  return std::ranges::all_of(links_, [](const auto& link) { return link->gone(); });
+void RemoteHosts::end_attempt() {
+  for (auto& host : hosts_)
+    if (host.state == State::kTakesPart) put_away(host, "it did not clean up in time");
+}
+
+void RemoteHosts::finish() {
+  keeps_calling_ = false;
+  for (auto& host : hosts_) {
+    if (host.state == State::kCalled) host.link.reset();
+    if (host.link) host.link->send(Finish{});
+  }
+  const auto give_up_at = Clock::now() + kHelpersEnd;
+  const auto is_open = [](const Host& host) { return host.link && !host.link->gone(); };
+  while (Clock::now() < give_up_at && std::ranges::any_of(hosts_, is_open)) {
+    std::vector<pollfd> entries;
+    add_entries(entries, true);
+    ::poll(entries.data(), entries.size(), static_cast<int>(kLookEvery.count()));
+    for (std::size_t i = 0; i < hosts_.size(); ++i)
+      if (hosts_[i].link)
+        hosts_[i].link->serve(
+            std::span<const pollfd>(entries).subspan(HostLink::kPollEntries * i).first<HostLink::kPollEntries>());
+  }
 }
 
 }  // namespace lockstep::launcher

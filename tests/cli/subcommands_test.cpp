@@ -308,9 +308,11 @@ TEST(LaunchFlags, ReachTheOptions) {
 TEST(LaunchFlags, NameHosts) {
   launcher::LaunchOptions options;
   parse_options(launch_options(options),
-                words({"-H", "a:4,b:2", "--host-timeout-seconds", "20", "-x", "MINE", "-x", "YOURS=1", "--", "prog"}));
+                words({"-H", "a:4,b:2", "--host-timeout-seconds", "20", "--host-return-seconds", "30", "-x", "MINE",
+                       "-x", "YOURS=1", "--", "prog"}));
   EXPECT_THAT(options.hosts, ElementsAre(launcher::HostSpec{"a", "", 4}, launcher::HostSpec{"b", "", 2}));
   EXPECT_EQ(options.host_seconds, 20);
+  EXPECT_EQ(options.host_return_seconds, 30);
   EXPECT_THAT(options.exports, ElementsAre("MINE", "YOURS=1"));
   EXPECT_THAT(complaint({"launch", "--hosts", "a:x", "--", "true"}), HasSubstr("'x' is no number of slots"));
   EXPECT_THAT(complaint({"launch", "--hosts", "a", "--hostfile", "f", "--", "true"}), HasSubstr("exclude each other"));

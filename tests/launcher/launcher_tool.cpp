@@ -1,6 +1,7 @@
 // A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other module.
 //   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
-//                        [--host-timeout-seconds S] [-x NAME[=VALUE]] [--max-restarts K] [--min-ranks M] [--mpi]
+//                        [--host-timeout-seconds S] [--host-return-seconds S] [-x NAME[=VALUE]] [--max-restarts K]
+//                        [--min-ranks M] [--mpi]
 //                        -- PROGRAM ARGS…
 //   launcher_tool run PROGRAM ARGS…   (becomes that program: ranks of the launcher's own binary)
 //   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage|progress STEP|
@@ -40,6 +41,7 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
     if (flag == "--hosts") options.hosts = launcher::parse_hosts(value);
     if (flag == "--hostfile") options.hosts = launcher::read_hostfile(value);
     if (flag == "--host-timeout-seconds") options.host_seconds = std::stod(value);
+    if (flag == "--host-return-seconds") options.host_return_seconds = std::stod(value);
     if (flag == "-x") options.exports.push_back(value);
     if (flag == "--max-restarts") options.max_restarts = std::stoi(value);
     if (flag == "--min-ranks") options.min_ranks = std::stoi(value);

@@ -124,7 +124,8 @@ TEST(MpirunCommandTest, SeveralHosts) {
               testing::ElementsAre("/usr/bin/mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3", "--hostfile",
                                    "/tmp/job/hosts", "--map-by", "seq", "-x", "LOCKSTEP_MEETING", "-x", "MASTER_ADDR",
                                    "-x", "MASTER_PORT", "-x", "LOCKSTEP_BIND", "-x", "LOCKSTEP_ATTEMPT", "-x",
-                                   "LOCKSTEP_LR", "/opt/lockstep", "_rank", "--", "train", "--lr", "0.1"));
+                                   "LOCKSTEP_CHECKPOINT_STEP", "-x", "LOCKSTEP_LR", "/opt/lockstep", "_rank", "--",
+                                   "train", "--lr", "0.1"));
   EXPECT_FALSE(command.oversubscribed);  // three ranks on two cores, but not on one host
   EXPECT_EQ(hostfile_text(two_hosts().several), "b\nb\na\n");
   EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_plm_rsh_agent", "/tmp/job/lockstep _rsh")));

@@ -43,7 +43,7 @@ TEST(OwnRanksTest, OthersAreForMpirun) {
   EXPECT_FALSE(starts_own_ranks(options, kSelf, only("")));
   options.mpi = false;
   options.hosts = {{"a", "", 2}};
-  EXPECT_FALSE(starts_own_ranks(options, kSelf, only("")));
+  EXPECT_TRUE(starts_own_ranks(options, kSelf, only("SLURM_JOB_ID"))) << "hosts that are named are not Slurm's to name";
   options.hosts.clear();
   options.program = {"./my_program"};
   EXPECT_FALSE(starts_own_ranks(options, kSelf, only("")));
@@ -58,7 +58,8 @@ TEST(OwnRanksTest, EachKnowsWhoItIs) {
   facts.socket_path = "/tmp/job/s";
   facts.secret = "xyz";
   facts.attempt = 3;
-  const SpawnRequest request = own_rank(options, facts, 1, 4, 4711);
+  const RankPlace place{.rank = 1, .ranks = 4, .local_rank = 1, .local_ranks = 4, .port = 4711};
+  const SpawnRequest request = own_rank(options, facts, place);
   EXPECT_THAT(request.argv,
               ElementsAre("/opt/lockstep", "_rank", "--", "/opt/lockstep", "train", protect_argument(":")));
   for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "1"},
@@ -76,6 +77,35 @@ TEST(OwnRanksTest, EachKnowsWhoItIs) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "TORCHELASTIC_RUN_ID", "LOCKSTEP_MEETING"})
     EXPECT_THAT(request.unset_env, Contains(name));
   for (const auto& argument : request.argv) EXPECT_EQ(argument.find("xyz"), std::string::npos) << "the secret";
+}
+
+TEST(OwnRanksTest, OnSeveralHostsEachKnowsItsHostToo) {
+  LaunchOptions options;
+  options.program = {"lockstep", "train"};
+  HostFacts facts;
+  facts.self = "/opt/lockstep";
+  facts.job_dir = "/tmp/job";
+  facts.secret = "xyz";
+  facts.name = "here";
+  facts.several.shares = {{"a", 3}, {"b", 2}};
+  facts.several.job_id = "id";
+  facts.several.exported = {"LOCKSTEP_LR", "NCCL_A"};
+  const RankPlace place{.rank = 4, .ranks = 5, .local_rank = 1, .local_ranks = 2, .address = "10.0.0.1", .port = 4711};
+  const std::map<std::string, std::string> both = {
+      {"RANK", "4"},           {"WORLD_SIZE", "5"},         {"LOCAL_RANK", "1"},       {"LOCAL_WORLD_SIZE", "2"},
+      {"MASTER_PORT", "4711"}, {"MASTER_ADDR", "10.0.0.1"}, {"LOCKSTEP_MEETING", "id"}};
+  const SpawnRequest here = own_rank(options, facts, place);
+  const StartRank there = remote_rank(options, facts, place, only("LOCKSTEP_LR"));
+  for (const auto& [name, value] : both) {
+    EXPECT_THAT(here.set_env, Contains(Pair(name, value)));
+    EXPECT_THAT(there.set_env, Contains(Pair(name, value)));
+  }
+  EXPECT_THAT(here.set_env, Contains(Pair("LOCKSTEP_HOST_NAME", "here")));
+  EXPECT_THAT(here.unset_env, Not(Contains("LOCKSTEP_MEETING")));
+  EXPECT_THAT(there.set_env, Contains(Pair("LOCKSTEP_LR", "1")));
+  EXPECT_THAT(there.set_env, Not(Contains(Pair("NCCL_A", ::testing::_))));
+  EXPECT_EQ(there.rank, 4);
+  EXPECT_EQ(there.argv, here.argv);
 }
 
 /// errno of a listener at the port, 0 where it listens.

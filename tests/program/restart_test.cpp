@@ -87,6 +87,40 @@ TEST(Restarted, ATrainingThatCannotResumeIsRefused) {
   }
 }
 
+// The number of ranks that hosts take by themselves is for them to say: it may be above any --min-ranks.
+TEST(Restarted, HostsWithoutSlotsNeedAGlobalBatchToo) {
+  const TemporaryDirectory directory;
+  const std::string train = " -- lockstep train cnn --data digits --checkpoint-dir ck --resume auto";
+  for (const auto& [flags, says] :
+       std::vector<std::pair<std::string, std::string>>{{"--hosts a,b --min-ranks 1", "add --global-batch G to it"},
+                                                        {"--hosts a:2,b:1 --min-ranks 2", "add --global-batch 96"}}) {
+    const auto outcome = run("lockstep launch --max-restarts 2 " + flags + train, directory.path());
+    EXPECT_EQ(outcome.code, 2) << flags;
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+  }
+}
+
+// As on a host that does not see the disk on which the job has taken its checkpoints so far.
+TEST(Restarted, AJobThatHasACheckpointDoesNotStartAnew) {
+  const TemporaryDirectory directory;
+  const std::string train = "lockstep train cnn --data digits --quiet --steps 30 " + kResumes;
+  auto outcome = run("LOCKSTEP_CHECKPOINT_STEP=20 " + train, directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("this job has taken a checkpoint of step 20, and ck on host "),
+                                 HasSubstr(" has none → put --checkpoint-dir on a file system that all hosts share")));
+  ASSERT_EQ(run(train, directory.path()).code, 0);
+  outcome = run("LOCKSTEP_CHECKPOINT_STEP=31 " + train, directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr(" has none after step 30"));
+  outcome = run("LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  // One that is not whole explains why an older one is taken.
+  outcome =
+      run("echo x >>ck/step-0000000030/weights.safetensors; LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("the one before it is taken"));
+}
+
 // The ranks that are the program itself need no mpirun, also where it is not there; those that want MPI do.
 TEST(OwnRanks, NeedNoMpirun) {
   const TemporaryDirectory directory;

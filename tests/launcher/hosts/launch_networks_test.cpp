@@ -162,6 +162,28 @@ TEST_F(LaunchNetworksTest, ALinkThatIsGoneIsALostHostAndBothSidesCleanUp) {
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
+// The job continues on the other host, and grows back when the link works again.
+TEST_F(LaunchNetworksTest, ALinkThatIsDownForLongCostsTheRanksThereUntilItIsUp) {
+  Job job(own_sh(fmt::format("--hosts {}:1,{}:1 --host-timeout-seconds 6 --max-restarts 3 --min-ranks 1", kAddressA,
+                             kAddressB),
+                 "attempt() { [ $LOCKSTEP_ATTEMPT = $1 ]; }; say() { echo \"$@\" >&$LOCKSTEP_STATUS_FD; }\n"
+                 "attempt 2 && { echo $RANK of $WORLD_SIZE again; exit 0; }; attempt 0 && say checkpointed 1\n"
+                 "attempt 1 && { echo $RANK of $WORLD_SIZE; until [ -e $TMPDIR/../go ]; do sleep 0.05; done; }\n"
+                 "attempt 1 && for step in $(seq 2 100); do say checkpointed $step; sleep 0.5; done\n" +
+                     std::string(kWait)),
+          hosts_.setup);
+  ASSERT_TRUE(ready(job)) << job.err();
+  ASSERT_TRUE(hosts_.set_link("down"));
+  ASSERT_TRUE(job.says("[0@10.79.0.1] 0 of 1")) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("restart 1 of 3: " + lost_host() + "it was last heard from "));
+  ASSERT_TRUE(hosts_.set_link("up"));
+  std::ofstream(job.directory() + "/go") << "yes";
+  EXPECT_EQ(job.wait(Deadline::after_seconds(60)), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] 0 of 2 again\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] 1 of 2 again\n"));
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
+}
+
 TEST_F(LaunchNetworksTest, AHostThatIsRemovedIsNamed) {
   Job job = start(kWait, {"--host-timeout-seconds", "6"});
   ASSERT_TRUE(ready(job)) << job.err();

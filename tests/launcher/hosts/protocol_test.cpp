@@ -27,7 +27,12 @@ std::vector<HostMessage> one_of_each() {
           RunOutput{bytes},
           RunEnded{{ExitStatus::How::kSignalled, 9}},
           Pong{1, 2},
-          Notice{"text"}};
+          Notice{"text"},
+          StartRank{5, {"lockstep", "_rank", "", bytes}, {{"RANK", "5"}, {"X", ""}}, {"PMI_RANK"}},
+          EndRanks{},
+          RankEnded{5, {ExitStatus::How::kNotStarted, 2}},
+          Conclude{},
+          Concluded{}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
@@ -59,7 +64,7 @@ TEST(HostProtocol, NonsenseIsAnError) {
   fails("\xff\xff\xff\xff\x01");
   // Each kind, cut short.
   const auto messages = one_of_each();
-  for (std::size_t kind : {0u, 1u, 2u, 5u, 8u, 10u, 11u, 12u, 14u, 15u}) {
+  for (std::size_t kind : {0u, 1u, 2u, 5u, 8u, 10u, 11u, 12u, 14u, 15u, 17u, 19u}) {
     ASSERT_EQ(messages[kind].index(), kind);
     fails(frame(kind, "\x01"));
   }
