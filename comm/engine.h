@@ -152,6 +152,7 @@ class Engine : protected PairStreams {
  private:
   const int rank_;
   const int size_;
+  const std::uint16_t flight_group_;  // its number among the process's engines
   PairQueues pairs_;
   StallNotice transfers_stall_;
   std::vector<Op> queue_;  // taken, not complete: from head_ on

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_snapshot.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
@@ -59,6 +61,7 @@ class Wrapper {
     start(rank, program);
     while (!exit_status_) wait_and_serve();
     finish_output();
+    send_flight(rank);
     launcher_.send(Ended{*exit_status_, stop_requested_ && !was_killed_by_another(), ended_at_});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
     while (connected_ && (launcher_.pending_bytes() > 0 || !exit_status_->ok())) wait_and_serve();
@@ -160,6 +163,18 @@ class Wrapper {
       constexpr int kPipePieces = 1 << 20 >> 16;  // the largest pipe an ordinary user can have, in pieces of 64 KiB
       for (int piece = 0; outputs_[i] && piece < kPipePieces && pass_output(i);) ++piece;
       outputs_[i].reset();
+    }
+  }
+
+  /// On this host alone the launcher reads it itself.
+  void send_flight(int rank) {
+    const auto directory = env(flight::kDirectoryVariable);
+    if (exit_status_->ok() || !directory || directory->empty() || !env(kShmDirVariable)) return;
+    try {
+      const auto at_ns = std::chrono::nanoseconds(ended_at_.time_since_epoch()).count();
+      launcher_.send(Flight{at_ns, flight::read_bytes(flight::path_of(*directory, rank))});
+    } catch (const IoError&) {
+      return;  // a program that keeps none
     }
   }
 

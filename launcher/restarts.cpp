@@ -31,6 +31,7 @@ void explain(const AttemptResult& result, const RankLogs& logs, Console& console
   const RootCause& root_cause = result.root_cause;
   if (root_cause.line.empty()) return;
   console.say(root_cause.line);
+  for (const auto& line : result.flight_lines) console.say(line);
   if (root_cause.rank) {
     const auto lines = logs.last_lines(*root_cause.rank);
     if (!lines.empty()) console.say(fmt::format("the last lines of rank {}:", *root_cause.rank));
@@ -131,7 +132,8 @@ class Attempts {
                              policy_.max_restarts(), pause_seconds > 0 ? fmt::format(" in {} s", pause_seconds) : "",
                              cause_of(result), from, counted(decision_.ranks, "rank"),
                              counted(decision_.lost_steps, "step"), lost_seconds));
-    for (const auto& line : result.starter_lines) console_.say(line);
+    for (const auto& lines : {result.flight_lines, result.starter_lines})
+      for (const auto& line : lines) console_.say(line);
     note("restart", {{"attempt", policy_.attempt()},
                      {"cause", cause_of(result)},
                      {"exit_code", result.root_cause.exit_code},

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/flight_record.h"
 #include "base/stop.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/sampler/slice.h"
@@ -34,6 +35,7 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
 }
 
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
+  flight::set_phase(flight::Phase::kEvaluation);
   const SampleFormat format = format_of(*dataset_);
   module.train(false);
   data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
@@ -76,6 +78,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   while (batches.waiting() > 0) take();
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
+  flight::set_phase(flight::Phase::kRunning);
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
           .loss = sums[0] / targets,

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/flight_record.h"
 #include "base/stop.h"
 
 namespace lockstep::trainer {
@@ -88,6 +89,7 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
   const auto most = static_cast<std::uint64_t>(options_.accumulate);
   const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
   if (parts == 0) {
+    flight::set_phase(flight::Phase::kBackward);
     begin_update();
     ddp_.contribute_nothing();
   }
@@ -105,8 +107,10 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   if (!last) no_sync.emplace(ddp_);
   if (part.count < plan.local_count) write_dropout_state(step, plan, part);
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
+  flight::set_phase(flight::Phase::kForward);
   const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
   add_to_scalars(loss, part.begin + part.count);
+  flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();
   tape_.backward(loss.value);
 }
@@ -146,16 +150,19 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
     options_.trace->span(Trace::kComputation, "wait for bucket",
                          first_bucket_ ? ddp_.reducer().timeline().waits_from : waiting_since_, Clock::now());
   const bool clip = options_.clip_norm > 0;
+  flight::set_phase(flight::Phase::kOptimizer);
   if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
     const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
     if (wants_norm()) optimizer_->add_squares(slots, squares_);
     if (!clip) optimizer_->update(slots);
   }
+  flight::set_phase(flight::Phase::kBackward);  // which this has interrupted
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
 }
 
 void TrainingStep::end_update() {
+  flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
   if (options_.clip_norm > 0) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/flight_record.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/status_report.h"
@@ -154,6 +155,7 @@ class Run {
     }
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
+      flight::set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
       begin_step(step, batch);
@@ -190,6 +192,7 @@ class Run {
   void take_checkpoint(std::int64_t step) {
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
+    flight::set_phase(flight::Phase::kCheckpoint);
     std::vector<nn::HostTensor> carried;
     if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) carried = carried_->gather();
     checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
@@ -223,6 +226,7 @@ class Run {
 
   const data::Batch& next_batch() {
     const TraceSpan span(trace(), Trace::kComputation, "data");
+    flight::set_phase(flight::Phase::kData);
     backend_.finish_inputs();  // the batch before gives its memory back
     const data::Batch& batch = loader_->next();
     if (trace_ && !batch.empty())
@@ -283,6 +287,7 @@ class Run {
                 EvalReport& report) {
     if (!evaluator) return true;
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
+    flight::set_phase(flight::Phase::kEvaluation);
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
     report = evaluator->run(forwarded(), step);
@@ -304,6 +309,7 @@ class Run {
 
   // The numbers are reported first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
+    flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,

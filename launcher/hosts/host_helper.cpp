@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
@@ -163,9 +164,13 @@ class Helper {
     SpawnRequest request;
     request.argv = {user_shell(), "-c", run.command};
     request.stdout_fd = request.stderr_fd = output.get();
-    request.set_env = {{kJobVariable, job_->path()},         {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
-                       {kShmDirVariable, job_->shm_path()},  {kHostNameVariable, name_},
-                       {kJobSecretVariable, secret_.text()}, {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
+    request.set_env = {{kJobVariable, job_->path()},
+                       {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
+                       {kShmDirVariable, job_->shm_path()},
+                       {kHostNameVariable, name_},
+                       {kJobSecretVariable, secret_.text()},
+                       {"OMPI_MCA_orte_tmpdir_base", job_->path()},
+                       {flight::kDirectoryVariable, job_->shm_path() + "/flight"}};
     if (!env("HWLOC_COMPONENTS")) request.set_env.emplace_back("HWLOC_COMPONENTS", "-gl");
     request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);

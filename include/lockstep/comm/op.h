@@ -104,6 +104,7 @@ struct Op : OpDescriptor {
   std::byte* data = nullptr;     // the region's
   std::size_t stride_bytes = 0;  // between the copies of ranks that share memory (Arena::stride_bytes())
   bool within_host = false;      // of the ranks of each host alone: an exchange of texts
+  std::uint64_t flight = 0;      // its number in this process's flight record; 0: it has none
 
   /// Note [Direct results]
   /// Where every rank sees the copies of all ranks, what belongs to the caller need not lie in the arena to be read by
