@@ -62,11 +62,6 @@ std::optional<RecordedOperation> operation_at(std::string_view bytes, std::uint6
   return made;
 }
 
-std::string seconds_text(std::int64_t from_ns, std::int64_t to_ns) {
-  const double seconds = std::max(0.0, (static_cast<double>(to_ns) - static_cast<double>(from_ns)) * 1e-9);
-  return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
-}
-
 std::string of_step(const Snapshot& snapshot) {
   return snapshot.step > 0 ? fmt::format(" of step {}", snapshot.step) : std::string();
 }
@@ -223,21 +218,41 @@ std::optional<Snapshot> read(const std::string& directory, int rank) noexcept {
   }
 }
 
-std::string describe_state(const Snapshot& snapshot, std::int64_t at_ns) {
+namespace {
+
+/// `since` makes a text of a time: how long ago it was.
+template <class Since>
+std::string state_text(const Snapshot& snapshot, Since&& since) {
   if (snapshot.waits_since != 0) {
     std::string text = "waiting";
     if (const auto* const operation = snapshot.pending()) text += " in " + describe(*operation);
-    text += " for " + seconds_text(snapshot.waits_since, at_ns);
+    text += " " + since(snapshot.waits_since);
     std::vector<std::string> ranks;
     for (const int rank : snapshot.missing) ranks.push_back(std::to_string(rank));
     if (!ranks.empty()) text += fmt::format(" for rank{} {}", ranks.size() == 1 ? "" : "s", listed(ranks));
     return text;
   }
-  std::string text = fmt::format("{} for {}", phase_text(snapshot), seconds_text(snapshot.phase_since_ns, at_ns));
+  std::string text = phase_text(snapshot) + " " + since(snapshot.phase_since_ns);
   if (const auto* const reading = slowest_reading(snapshot))
-    text += fmt::format(": data worker {} has been reading sample {} for {}", reading->worker, reading->sample,
-                        seconds_text(reading->since_ns, at_ns));
+    text += fmt::format(": data worker {} has been reading sample {} {}", reading->worker, reading->sample,
+                        since(reading->since_ns));
   return text;
+}
+
+}  // namespace
+
+std::string describe_state(const Snapshot& snapshot, std::int64_t at_ns) {
+  return state_text(snapshot, [&](std::int64_t since_ns) {
+    const double seconds = std::max(0.0, (static_cast<double>(at_ns) - static_cast<double>(since_ns)) * 1e-9);
+    return fmt::format("for {:.{}f} s", seconds, seconds < 10 ? 1 : 0);
+  });
+}
+
+std::string describe_state(const Snapshot& snapshot) {
+  return state_text(snapshot, [&](std::int64_t since_ns) {
+    const double seconds = (static_cast<double>(since_ns) - static_cast<double>(snapshot.started_ns)) * 1e-9;
+    return seconds < 0 ? std::string("since its start") : fmt::format("since {:.3f} s after its start", seconds);
+  });
 }
 
 std::string standstill_of(const Snapshot& snapshot) {

@@ -70,11 +70,13 @@ std::string read_bytes(const std::string& path);
 /// The record of `rank` in `directory`, where there is one that is whole.
 std::optional<Snapshot> read(const std::string& directory, int rank) noexcept;
 
-/// "in the backward pass of step 12 for 0.3 s" or "in an allreduce of step 12 …": where the rank was at `at_ns`.
+/// Where the rank was at `at_ns`:
 ///   in the forward pass of step 12 for 9.8 s
-///   waiting for its next batch, of step 12, for 9.8 s: data worker 0 has been reading sample 4711 for 9.7 s
+///   waiting for its next batch of step 12 for 9.8 s: data worker 0 has been reading sample 4711 for 9.7 s
 ///   waiting in allreduce #119 (25.0 MB, step 12, bucket 0) for 9.8 s for rank 1
 std::string describe_state(const Snapshot& snapshot, std::int64_t at_ns);
+/// The same where it is not known when that was: "since 1.234 s after its start" in the place of "for 9.8 s".
+std::string describe_state(const Snapshot& snapshot);
 
 /// Of a process on this host, now: "", or what its kernel says of it that explains a standstill: "it is stopped (kill
 /// -CONT 4711 resumes it)"; of a process that reads data, whether the worker computes or waits for a disk.
