@@ -47,6 +47,8 @@ class Engine : protected PairStreams {
   /// Whether the ranks of this machine may run on fewer cores than they are.
   virtual bool oversubscribed() const = 0;
   virtual bool sees_all_copies() const { return false; }
+  /// ProcessGroup's, from whichever thread.
+  virtual std::vector<ProcessGroup::PeerWait> peer_waits() const { return {}; }
   /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
   virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
 

@@ -27,6 +27,7 @@
 #include "trainer/progress.h"
 #include "trainer/resume.h"
 #include "trainer/step.h"
+#include "trainer/stragglers.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -117,6 +118,7 @@ class Run {
     options.trace = trace();
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
+    stragglers_.emplace(group_, backend_.steps_ahead() > 0);
     rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
   }
 
@@ -227,8 +229,10 @@ class Run {
   const data::Batch& next_batch() {
     const TraceSpan span(trace(), Trace::kComputation, "data");
     flight::set_phase(flight::Phase::kData);
+    const auto asked = Clock::now();
     backend_.finish_inputs();  // the batch before gives its memory back
     const data::Batch& batch = loader_->next();
+    stragglers_->data_took(Clock::now() - asked);
     if (trace_ && !batch.empty())
       trace_->span(Trace::kFirstLoader + batch.worker, "assemble batch", batch.assembly_begin, batch.assembly_end);
     return batch;
@@ -237,6 +241,7 @@ class Run {
   void begin_step(std::int64_t step, const data::Batch& batch) {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
+    stragglers_->begin_step();
     step_->run(step, batch, rate_->at(step - 1));
   }
 
@@ -280,6 +285,8 @@ class Run {
         log_debug("step {}: {}", report.step, line);
     metrics_.write(report);
     progress.step(report);
+    if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
+      log_warn("step {}: {}", report.step, slow->text);
   }
 
   // Whether it came to an end; the ranks may have been asked to stop.
@@ -325,7 +332,8 @@ class Run {
                         .steps_here = total_steps_ - first_steps(),
                         .samples = samples_,
                         .train_s = train_seconds_,
-                        .comm_wait_s = wait_seconds_});
+                        .comm_wait_s = wait_seconds_,
+                        .stragglers = stragglers_->found()});
     const bool checkpointed = checkpoints_.finish();
     checkpoints_.tell_failures();
     report_corrupt();
@@ -395,6 +403,7 @@ class Run {
   std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<nn::LearningRate> rate_;
+  std::optional<StragglerWatch> stragglers_;
 
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};

@@ -24,7 +24,8 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
       sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
             std::move(connections_.pipes)),
       rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, connections_.layout.rings),
-      links_(std::move(connections_.connector), connections_.peers) {
+      links_(std::move(connections_.connector), connections_.peers),
+      link_waits_(sync_.drives() ? connections_.links.size() : 0) {
   const std::size_t links = connections_.links.size();
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
@@ -97,10 +98,24 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
     if (!has_no_transfers()) links_.listen_to(entries_to_poll_);
     entries_to_poll_.push_back({sync_.wakeup_fd(), POLLIN, 0});
     const timespec nap = timespec_of(at_most);
-    if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
-      channel_->found(entries_to_poll_.data());
+    const auto begin = links > 0 ? Clock::now() : Clock::time_point{};
+    const int ready = ::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr);
+    if (links > 0) count_link_waits(Clock::now() - begin);
+    if (ready > 0 && links > 0) channel_->found(entries_to_poll_.data());
   }
   sync_.end_sleep();
+}
+
+void HostEngine::count_link_waits(Clock::duration slept) {
+  for (std::size_t i = 0; i < link_waits_.size(); ++i)
+    if (channel_->waits_for(i)) link_waits_[i].fetch_add(slept.count(), std::memory_order_relaxed);
+}
+
+std::vector<ProcessGroup::PeerWait> HostEngine::peer_waits() const {
+  std::vector<ProcessGroup::PeerWait> waits;
+  for (std::size_t i = 0; i < link_waits_.size(); ++i)
+    waits.push_back({channel_->link(i).rank(), Clock::duration(link_waits_[i].load(std::memory_order_relaxed))});
+  return waits;
 }
 
 // ---- Sends and receives ----

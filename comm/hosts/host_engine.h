@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -34,6 +35,7 @@ class HostEngine final : public Engine {
   bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
   bool oversubscribed() const override { return connections_.peers.oversubscribed(); }
+  std::vector<ProcessGroup::PeerWait> peer_waits() const override;
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   void wake_up() const override { sync_.wake_up(); }
 
@@ -61,6 +63,7 @@ class HostEngine final : public Engine {
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 
+  void count_link_waits(Clock::duration slept);
   bool post_all();
   bool finish_all();
   bool retire();
@@ -93,6 +96,8 @@ class HostEngine final : public Engine {
   std::uint64_t posted_ = 0;
   std::uint64_t finished_ = 0;
   std::vector<pollfd> entries_to_poll_;
+  // By link of the channel: how long sleep() has waited for it. Other threads read them.
+  std::vector<std::atomic<Clock::rep>> link_waits_;
 
   // Of a stall:
   std::uint64_t progress_at_last_look_ = 0;
