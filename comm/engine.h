@@ -48,7 +48,7 @@ class Engine : protected PairStreams {
   virtual bool oversubscribed() const = 0;
   virtual bool sees_all_copies() const { return false; }
   /// ProcessGroup's, from whichever thread.
-  virtual std::vector<ProcessGroup::PeerWait> peer_waits() const { return {}; }
+  virtual std::vector<ProcessGroup::PeerTime> sending_times() const { return {}; }
   /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
   virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
 

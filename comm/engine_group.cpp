@@ -27,7 +27,7 @@ class EngineGroup : public ProcessGroup {
   std::size_t preferred_bucket_bytes() const final { return engine_->preferred_bucket_bytes(); }
   Store* store() final { return store_.get(); }
   bool encrypts() const final { return engine_->encrypts(); }
-  std::vector<PeerWait> peer_waits() const final { return engine_->peer_waits(); }
+  std::vector<PeerTime> sending_times() const final { return engine_->sending_times(); }
 
  protected:
   EngineGroup(int rank, int size, std::unique_ptr<Engine> engine, std::unique_ptr<Store> store, Clock::duration timeout)

@@ -56,7 +56,7 @@ struct StartDaemon {
 struct Status {
   StatusReport report;
 };
-/// The program's flight record when it had ended, from a rank on several hosts: the launcher does not see that file.
+/// The flight record of a program that has failed, or of one that was asked to stop: as it was before that.
 struct Flight {
   std::int64_t at_ns = 0;  // on the clock of that host
   std::string bytes;

@@ -45,23 +45,36 @@ struct Waiting {
   double seconds = 0;  // the longest
 };
 
-std::vector<Waiting> who_waits(const std::vector<RankFlight>& flights, std::optional<int> culprit) {
+/// Whom a rank waits for in `pending`: as it has said, or else the culprit, if that has not come to the operation.
+std::vector<int> missing_of(const flight::Snapshot& waiting, const flight::RecordedOperation* pending,
+                            const flight::Snapshot* culprit) {
+  if (!waiting.missing.empty() || pending == nullptr || culprit == nullptr) return waiting.missing;
+  const auto has_come = [&](const flight::RecordedOperation& each) {
+    return each.group == pending->group && each.sequence >= pending->sequence;
+  };
+  if (pending->sequence == 0 || std::ranges::any_of(culprit->operations, has_come)) return {};
+  return {culprit->rank};
+}
+
+std::vector<Waiting> who_waits(const std::vector<RankFlight>& flights, const flight::Snapshot* culprit) {
   std::vector<Waiting> groups;
   for (const auto& flight : flights) {
-    if (!flight.snapshot || flight.snapshot->waits_since == 0 || flight.snapshot->rank == culprit) continue;
+    if (!flight.snapshot || flight.snapshot->waits_since == 0 ||
+        (culprit != nullptr && flight.snapshot->rank == culprit->rank))
+      continue;
     const auto* const pending = flight.snapshot->pending();
     const std::string operation = pending != nullptr ? flight::describe(*pending) : std::string();
-    auto group = std::ranges::find_if(groups, [&](const Waiting& each) {
-      return each.operation == operation && each.missing == flight.snapshot->missing;
-    });
-    if (group == groups.end()) group = groups.insert(groups.end(), {operation, flight.snapshot->missing, {}, 0});
+    const std::vector<int> missing = missing_of(*flight.snapshot, pending, culprit);
+    auto group = std::ranges::find_if(
+        groups, [&](const Waiting& each) { return each.operation == operation && each.missing == missing; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {operation, missing, {}, 0});
     group->ranks.push_back(flight.snapshot->rank);
     group->seconds = std::max(
         group->seconds, 1e-9 * (static_cast<double>(flight.at_ns) - static_cast<double>(flight.snapshot->waits_since)));
   }
   // Those who name the culprit first.
   std::ranges::stable_sort(groups, std::ranges::greater(), [&](const Waiting& each) {
-    return culprit && std::ranges::find(each.missing, *culprit) != each.missing.end();
+    return culprit != nullptr && std::ranges::find(each.missing, culprit->rank) != each.missing.end();
   });
   return groups;
 }
@@ -126,7 +139,7 @@ std::vector<std::string> tell_flights(const JobReport& job, const RootCause& roo
                                   last_operation(*culprit)));
     }
   }
-  const auto groups = who_waits(flights, root_cause.rank);
+  const auto groups = who_waits(flights, culprit);
   for (std::size_t i = 0; i < std::min(groups.size(), kMostGroups); ++i) {
     const Waiting& group = groups[i];
     lines.push_back(fmt::format("{} {} waiting{}{} for {:.1f} s", ranks_text(group.ranks),

@@ -10,15 +10,16 @@
 
 namespace lockstep::launcher {
 
-/// One rank's, as it was when its program had ended.
+/// One rank's, as it was when its program had ended, or was asked to.
 struct RankFlight {
-  std::string bytes;                              // of the file; empty: there is none
+  std::string bytes = {};                         // of the file; empty: there is none
   std::int64_t at_ns = 0;                         // when that was, on the clock of the rank's host
   std::optional<flight::Snapshot> snapshot = {};  // nothing: `bytes` are no record
 };
 
-/// Adds what is missing in `flights`, one for each rank of `ranks`: the records in `directory`, which is this host's.
-/// A file that is no flight record counts as none.
+/// Reads what wrappers have sent, and adds what is missing in `flights`, one for each rank of `ranks`: the records in
+/// `directory`, which is this host's, of ranks whose wrappers were killed or that ended with 0. What is no flight
+/// record counts as none.
 void gather_flights(std::span<const RankReport> ranks, const std::string& directory, std::vector<RankFlight>& flights);
 
 /// Writes them to LOG_DIR/flight/rank-N, which must not hold those of an earlier attempt then. Returns an error for the

@@ -51,7 +51,7 @@ class Supervisor {
   void run();
   /// Views this object. `program` is left to the caller.
   JobReport report() const;
-  /// The flight records that ranks of several hosts have sent, one for each rank.
+  /// The flight records that the wrappers of ranks that failed have sent, one for each rank.
   std::vector<RankFlight> take_flights() { return std::move(flights_); }
   /// Writes what the console still holds, for as long as somebody reads it; after a stop for a second at most.
   void flush_console();

@@ -17,7 +17,7 @@ namespace lockstep::trainer {
 namespace {
 
 constexpr double kLeastShare = 0.25;  // of a step that a straggler costs
-constexpr double kLeastNs = 200e3;    // per step
+constexpr double kLeastLostNs = 50e6;
 constexpr double kLinkShare = 0.5;
 constexpr double kLinkFactor = 1.5;
 constexpr std::int64_t kWarmUpSteps = 5;
@@ -48,7 +48,8 @@ std::string ms(double ns) { return fmt::format("{:.{}f} ms", ns * 1e-6, ns < 10e
 /// All that is compared, per step.
 struct PerStep {
   double data = 0, compute = 0, wait = 0, delayed = 0;
-  double own() const { return data + compute; }
+  double late = 0;  // of `delayed`, what came after a wait was over: the rank was woken, and had no processor
+  double own() const { return data + compute + late; }
 };
 
 std::vector<PerStep> per_step(std::span<const StepTimes> ranks) {
@@ -64,6 +65,9 @@ std::vector<PerStep> per_step(std::span<const StepTimes> ranks) {
                     .wait = each.wait_ns / steps,
                     .delayed = share * each.delayed_ns / steps});
   }
+  // The kernel counts both together. Within its computation a rank has lost no more than it took longer than another.
+  const double least = std::ranges::min(made, {}, &PerStep::compute).compute;
+  for (auto& each : made) each.late = std::clamp(each.delayed - (each.compute - least), 0.0, each.wait);
   return made;
 }
 
@@ -74,9 +78,9 @@ std::optional<Straggler> slow_rank(std::span<const PerStep> ranks, std::span<con
     return median_of_others(ranks.size(), slowest, [&](std::size_t r) { return std::invoke(member, ranks[r]); });
   };
   const double excess = its.own() - others(&PerStep::own);
-  const double step = its.own() + its.wait;
-  if (excess < kLeastNs || excess < kLeastShare * step) return std::nullopt;
-  Straggler straggler{.rank = static_cast<int>(slowest)};
+  const double step = its.own() + its.wait - its.late;
+  if (excess <= 0 || excess < kLeastShare * step) return std::nullopt;
+  Straggler straggler{.rank = static_cast<int>(slowest), .lost_ns = excess};
   const std::string who = fmt::format("rank {} (host {}) holds the others up", slowest, hosts[slowest]);
   if (const double data = others(&PerStep::data); its.data - data >= excess / 2) {
     straggler.by = SlowBy::kData;
@@ -87,7 +91,7 @@ std::optional<Straggler> slow_rank(std::span<const PerStep> ranks, std::span<con
   }
   const double compute = others(&PerStep::compute), delayed = its.delayed - others(&PerStep::delayed);
   const std::string computes =
-      fmt::format("{}: it computes {} per step, the others {}", who, ms(its.compute), ms(compute));
+      fmt::format("{}: it computes {} per step, the others {}", who, ms(its.compute + its.late), ms(compute));
   if (delayed >= excess / 3) {
     straggler.by = SlowBy::kNeighbour;
     straggler.text = fmt::format("{}, and for {} of that it waits for a processor → other programs run on its cores",
@@ -100,41 +104,41 @@ std::optional<Straggler> slow_rank(std::span<const PerStep> ranks, std::span<con
   return straggler;
 }
 
-/// By host: how long ranks have waited for its links, from either end, per step.
-std::map<std::string, double> waits_by_host(std::span<const StepTimes> ranks, std::span<const std::string> hosts) {
-  std::map<std::string, double> waits;
-  for (const auto& host : hosts) waits.emplace(host, 0);
+/// By host: how long bytes were on their way on its links, in either direction, per step.
+std::map<std::string, double> busy_by_host(std::span<const StepTimes> ranks, std::span<const std::string> hosts) {
+  std::map<std::string, double> busy;
+  for (const auto& host : hosts) busy.emplace(host, 0);
   for (std::size_t r = 0; r < ranks.size(); ++r)
     for (const auto& peer : ranks[r].peers) {
       if (peer.rank < 0 || peer.rank >= static_cast<double>(hosts.size())) continue;
       const double ns = peer.ns / std::max(1.0, ranks[r].steps);
-      waits[hosts[r]] += ns;
-      waits[hosts[static_cast<std::size_t>(peer.rank)]] += ns;
+      busy[hosts[r]] += ns;
+      busy[hosts[static_cast<std::size_t>(peer.rank)]] += ns;
     }
-  return waits;
+  return busy;
 }
 
 std::optional<Straggler> slow_link(std::span<const StepTimes> times, std::span<const PerStep> ranks,
                                    std::span<const std::string> hosts) {
   const PerStep& least = *std::ranges::min_element(ranks, {}, &PerStep::wait);
-  const double step = least.own() + least.wait;
-  if (least.wait < kLeastNs || least.wait < kLinkShare * step) return std::nullopt;
-  const auto waits = waits_by_host(times, hosts);
-  if (waits.size() < 2) return std::nullopt;
-  const auto slowest = std::ranges::max_element(waits, {}, [](const auto& each) { return each.second; });
+  const double step = least.data + least.compute + least.wait;
+  if (least.wait <= 0 || least.wait < kLinkShare * step) return std::nullopt;
+  const auto busy = busy_by_host(times, hosts);
+  if (busy.size() < 2) return std::nullopt;
+  const auto slowest = std::ranges::max_element(busy, {}, [](const auto& each) { return each.second; });
   if (slowest->second <= 0) return std::nullopt;
   const auto first_rank_on = [&](const std::string& host) {
     return static_cast<int>(std::ranges::find(hosts, host) - hosts.begin());
   };
-  Straggler straggler{.by = SlowBy::kLink};
+  Straggler straggler{.by = SlowBy::kLink, .lost_ns = least.wait};
   std::string which;
-  if (waits.size() == 2) {
+  if (busy.size() == 2) {
     straggler.rank = 0;
     const auto other = std::ranges::find_if(hosts, [&](const std::string& host) { return host != hosts[0]; });
     which = fmt::format("the link between host {} and host {}", hosts[0], *other);
   } else {
     std::vector<double> others;
-    for (const auto& [host, ns] : waits)
+    for (const auto& [host, ns] : busy)
       if (host != slowest->first) others.push_back(ns);
     if (slowest->second < kLinkFactor * median(std::move(others))) return std::nullopt;
     straggler.rank = first_rank_on(slowest->first);
@@ -161,8 +165,15 @@ double delayed_ns() {
 std::optional<Straggler> find_straggler(std::span<const StepTimes> ranks, std::span<const std::string> hosts) {
   if (ranks.size() < 2) return std::nullopt;
   const auto compared = per_step(ranks);
-  if (auto rank = slow_rank(compared, hosts)) return rank;
-  return slow_link(ranks, compared, hosts);
+  auto found = slow_rank(compared, hosts);
+  if (!found) found = slow_link(ranks, compared, hosts);
+  if (found) found->lost_ns *= std::max(1.0, ranks[0].steps);
+  return found;
+}
+
+bool Straggler::is_same(const Straggler& other) const {
+  const auto phase = [](SlowBy each) { return each == SlowBy::kNeighbour ? SlowBy::kComputing : each; };
+  return phase(by) == phase(other.by) && rank == other.rank;
 }
 
 void StragglerWatch::data_took(Clock::duration time) { times_.data_ns += double_of(time); }
@@ -198,14 +209,14 @@ std::optional<Straggler> StragglerWatch::end_step(Clock::duration step_time, std
 void StragglerWatch::begin_window() {
   times_ = {};
   delayed_before_ = delayed_ns();
-  for (const auto& peer : group_.peer_waits())
+  for (const auto& peer : group_.sending_times())
     peers_before_[static_cast<std::size_t>(peer.rank)] = double_of(peer.time);
 }
 
 std::optional<Straggler> StragglerWatch::exchange() {
   times_.delayed_ns = delayed_ns() - delayed_before_;
   std::vector<StepTimes::Peer> peers;
-  for (const auto& peer : group_.peer_waits())
+  for (const auto& peer : group_.sending_times())
     peers.push_back({.rank = static_cast<double>(peer.rank),
                      .ns = double_of(peer.time) - peers_before_[static_cast<std::size_t>(peer.rank)]});
   std::ranges::sort(peers, std::ranges::greater(), &StepTimes::Peer::ns);
@@ -219,9 +230,11 @@ std::optional<Straggler> StragglerWatch::exchange() {
   if (group_.rank() != 0) return std::nullopt;
   auto shown = find_straggler(all_, hosts_);
   const bool again = shown && suspect_ && shown->is_same(*suspect_);
+  if (again) shown->lost_ns += suspect_->lost_ns;
   suspect_ = shown;
+  if (!again || shown->lost_ns < kLeastLostNs) return std::nullopt;
   const auto is_known = [&](const Straggler& each) { return each.is_same(*shown); };
-  if (!again || found_.size() == kMostFound || std::ranges::any_of(found_, is_known)) return std::nullopt;
+  if (found_.size() == kMostFound || std::ranges::any_of(found_, is_known)) return std::nullopt;
   found_.push_back(*shown);
   return shown;
 }

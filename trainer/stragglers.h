@@ -17,10 +17,11 @@ namespace lockstep::trainer {
 /// All ranks' steps take the same time, because they wait for each other; what differs is what they spend it on. Each
 /// rank adds up, over a window of steps, how long it waited for its data, computed, and waited for other ranks. At the
 /// end of a window the ranks exchange these numbers, in one small allgather. The rank whose data and computation took
-/// longest is a straggler where that exceeds the others' median by kLeastShare of a step (and kLeastNs), and only if
-/// it did so for the same reason in the window before: a neighbour that is busy for a moment is none. If no rank is
-/// slow and yet even the rank that waits least waits for more than half of the step, the links between hosts are:
-/// among three or more hosts the one for whose links the waits are kLinkFactor times the others'.
+/// longest is a straggler where that exceeds the others' median by kLeastShare of a step. It is named when it did so in
+/// the same phase in the window before too, and has cost kLeastLostNs in windows without a break: a neighbour that is
+/// busy for a moment is none. If no rank is slow and yet even the rank that waits least waits for more than half of the
+/// step, the links between hosts are: among three or more hosts the one for whose links the waits are kLinkFactor times
+/// the others'.
 ///
 /// Windows end after 10 and 20 steps, so that what is slow from the start is said by step 20, and then every 20 steps.
 /// The first kWarmUpSteps, in which memory and kernels are prepared, count for nothing. Computation is compared per
@@ -34,7 +35,7 @@ struct StepTimes {
   double compute_ns = 0;  // the rest of its steps; 0 where a device computes
   double wait_ns = 0;     // it waited for other ranks in its steps
   double delayed_ns = 0;  // its thread could have run, and had no processor
-  /// The ranks of other hosts that its operations stood still for, those with the longest first: rank, ns.
+  /// For how long bytes were on their way to ranks of other hosts, those with the longest first.
   struct Peer {
     double rank = -1;  // -1: none
     double ns = 0;
@@ -48,10 +49,12 @@ enum class SlowBy : std::uint8_t { kNeighbour, kComputing, kData, kLink };
 
 struct Straggler {
   SlowBy by = SlowBy::kComputing;
-  int rank = -1;  // of kLink: the first rank of the host, or of the first of two
+  int rank = -1;       // of kLink: the first rank of the host, or of the first of two
+  double lost_ns = 0;  // by the job, in the window
   std::string text = {};
 
-  bool is_same(const Straggler& other) const { return by == other.by && rank == other.rank; }
+  /// Whether both are the same rank in the same phase, or the same link.
+  bool is_same(const Straggler& other) const;
 };
 
 /// What one window shows, of all ranks by number, and the hosts that they are on. Nothing where it shows nothing. Pure.

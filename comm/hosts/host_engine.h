@@ -2,12 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/engine.h"
@@ -35,7 +35,7 @@ class HostEngine final : public Engine {
   bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
   bool oversubscribed() const override { return connections_.peers.oversubscribed(); }
-  std::vector<ProcessGroup::PeerWait> peer_waits() const override;
+  std::vector<ProcessGroup::PeerTime> sending_times() const override;
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   void wake_up() const override { sync_.wake_up(); }
 
@@ -63,7 +63,6 @@ class HostEngine final : public Engine {
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 
-  void count_link_waits(Clock::duration slept);
   bool post_all();
   bool finish_all();
   bool retire();
@@ -96,8 +95,9 @@ class HostEngine final : public Engine {
   std::uint64_t posted_ = 0;
   std::uint64_t finished_ = 0;
   std::vector<pollfd> entries_to_poll_;
-  // By link of the channel: how long sleep() has waited for it. Other threads read them.
-  std::vector<std::atomic<Clock::rep>> link_waits_;
+  // Of the channel: rank and descriptor. Never changed, so other threads may ask about them; one that is closed has no
+  // answer, and of the descriptor's next file the answer does not matter: this group has failed by then.
+  std::vector<std::pair<int, int>> sockets_;
 
   // Of a stall:
   std::uint64_t progress_at_last_look_ = 0;

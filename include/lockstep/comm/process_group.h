@@ -232,13 +232,13 @@ class ProcessGroup {
   /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
   virtual void watch_peers() { poll(); }
 
-  /// How long this rank's operations stood still, since the group began, for what comes from a rank of another host
-  /// that it has a connection with. Empty where the backend does not know. For the caller's thread.
-  struct PeerWait {
+  /// How long bytes that this rank has sent to a rank of another host have been on their way, since the group began, by
+  /// such rank. Empty where the backend does not know. It asks the kernel.
+  struct PeerTime {
     int rank = 0;
     Clock::duration time{};
   };
-  virtual std::vector<PeerWait> peer_waits() const { return {}; }
+  virtual std::vector<PeerTime> sending_times() const { return {}; }
 
   /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
   /// caller's thread uses it. nullptr where there is none (groups of split() have none), or another thread has it.
