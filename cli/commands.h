@@ -53,6 +53,16 @@ int host_command();
 OptionTable checkpoint_options(std::string& action, std::string& path);
 int checkpoint_command(const Sources& sources, const ForeignFlags& foreign);
 
+/// lockstep inspect PATH: flight records (launcher/inspect.h).
+struct InspectOptions {
+  std::string path;
+  std::int64_t last = 20;  // operations of each rank
+  bool json = false;
+};
+OptionTable inspect_options(InspectOptions& options);
+/// Shows all that can be read; throws IoError for the first record that cannot.
+int inspect_command(const Sources& sources, const ForeignFlags& foreign);
+
 /// lockstep devices: what this machine has to compute with. The exit code is 0 also where there is no GPU or it fails:
 /// that is an answer.
 OptionTable devices_options(bool& json);

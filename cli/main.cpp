@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/time_sharing.h"
 #include "cli/commands.h"
@@ -36,5 +37,6 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   occupy_standard_descriptors();
   if (argc > 1 && lockstep::cli::computes(argv[1])) lockstep::share_processors_well(argv);
+  if (argc > 1 && lockstep::cli::computes(argv[1])) lockstep::install_crash_handlers();
   return lockstep::run_main([&] { return run({argv + std::min(argc, 1), argv + argc}); });
 }

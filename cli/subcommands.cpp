@@ -45,6 +45,10 @@ void show_checkpoint(TableVisitor visit) {
   std::string action, path;
   visit(checkpoint_options(action, path));
 }
+void show_inspect(TableVisitor visit) {
+  InspectOptions options;
+  visit(inspect_options(options));
+}
 void show_devices(TableVisitor visit) {
   bool json = false;
   visit(devices_options(json));
@@ -59,6 +63,7 @@ constexpr std::array kSubcommands = {
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, show_devices},
     Subcommand{"bench", "measure collectives or training steps", bench_command, show_bench, true},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
+    Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},
     Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},
 };
 

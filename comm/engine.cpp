@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/status_report.h"
+#include "comm/flight.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
@@ -14,6 +16,7 @@ static_assert(Engine::kTextBytes % kArenaAlignment == 0);
 Engine::Engine(int rank, int size)
     : rank_(rank),
       size_(size),
+      flight_group_(next_flight_group()),
       pairs_(size, *this),
       texts_memory_(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size) * kTextBytes)),
       texts_(texts_memory_->data()) {
@@ -27,6 +30,7 @@ std::uint64_t Engine::submit(const Op& op) {
   Op& taken = queue_.emplace_back(op);
   taken.op_index = ++submitted_;
   taken.history = history_;
+  taken.flight = record_issue(taken, flight_group_);
   return submitted_;
 }
 
@@ -56,7 +60,9 @@ void Engine::check_transfers() {
 void Engine::watch_stall_of(const PairTransfer& transfer) {
   if (!transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
   const std::string peer = name_of(transfer.peer);
-  warn_of_stall(describe(transfer, peer), transfers_stall_.waited_seconds(), peer);
+  const int in_job = job_ranks().of(transfer.peer);
+  flight::set_missing({&in_job, 1});
+  warn_of_stall(describe(transfer, peer), transfers_stall_.waited_seconds(), peer + where_is(in_job));
 }
 
 void Engine::throw_gone(const PairTransfer& transfer) {
@@ -72,6 +78,7 @@ void Engine::check_all_received() { pairs_.check_nothing_left(); }
 
 void Engine::complete_first() {
   if (const std::uint64_t sequence = first().sequence; sequence > 0) completed_sequence_ = sequence;
+  flight::complete(first().flight);
   ++completed_;
   ++head_;
   // Done with a stretch: move what is left to the front, which costs less than has been taken since the last time.
@@ -108,6 +115,7 @@ std::vector<std::string> Engine::texts() const {
 }
 
 void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
+  flight::set_missing(ranks);
   report_missing_ranks(ranks);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),

@@ -48,6 +48,8 @@ class Engine : protected PairStreams {
   virtual bool oversubscribed() const = 0;
   virtual bool sees_all_copies() const { return false; }
   virtual std::vector<int> ranks_by_host() const { return {}; }
+  /// ProcessGroup's, from whichever thread.
+  virtual std::vector<ProcessGroup::PeerTime> sending_times() const { return {}; }
   /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
   virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
 
@@ -153,6 +155,7 @@ class Engine : protected PairStreams {
  private:
   const int rank_;
   const int size_;
+  const std::uint16_t flight_group_;  // its number among the process's engines
   PairQueues pairs_;
   StallNotice transfers_stall_;
   std::vector<Op> queue_;  // taken, not complete: from head_ on

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/flight_record.h"
 #include "base/stop.h"
 
 namespace lockstep::comm {
@@ -26,6 +27,7 @@ class EngineGroup : public ProcessGroup {
   std::size_t preferred_bucket_bytes() const final { return engine_->preferred_bucket_bytes(); }
   Store* store() final { return store_.get(); }
   bool encrypts() const final { return engine_->encrypts(); }
+  std::vector<PeerTime> sending_times() const final { return engine_->sending_times(); }
 
  protected:
   EngineGroup(int rank, int size, std::unique_ptr<Engine> engine, std::unique_ptr<Store> store, Clock::duration timeout)
@@ -157,6 +159,7 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
   guard([&] {
     if (done()) return;
     Clock::duration waited{};
+    flight::begin_wait();
     const bool in_time = wait_until(
         engine_->wait_policy(false), deadline, done, [&] { return engine_->advance(); },
         [&](Clock::duration so_far) {
@@ -170,7 +173,7 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
           const auto most = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
           engine_->sleep(most, idle, done);
         });
-    if (in_time) return;
+    if (in_time) return flight::end_wait();
     const double seconds = std::chrono::duration<double>(waited).count();
     if (transfer != nullptr) engine_->time_out(*transfer, seconds);
     engine_->time_out(seconds);
@@ -325,7 +328,11 @@ template <class Condition>
 void ThreadGroup::wait(Condition&& done, Deadline deadline) {
   wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   wait_end_.store(deadline.when().time_since_epoch().count(), std::memory_order_release);
-  nap_until(done, engine_->oversubscribed());
+  if (!done()) {
+    flight::begin_wait();
+    nap_until(done, engine_->oversubscribed());
+    flight::end_wait();
+  }
   wait_end_.store(kNoWait, std::memory_order_relaxed);
 }
 

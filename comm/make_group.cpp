@@ -1,6 +1,7 @@
 #include "lockstep/comm/make_group.h"
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/backends.h"
@@ -146,10 +147,12 @@ std::unique_ptr<ProcessGroup> make_original(
     const World& given, const GroupOptions& options, JobRanks job_ranks,
     FunctionRef<std::unique_ptr<ProcessGroup>(const World&, const BackendFamily* named, const JobRanks&)> make) {
   const World world = checked(given, options);
+  if (job_ranks.are_all()) flight::open(world.rank, world.size);
   const BackendFamily* const named = prepare(world, options);
   auto group = world.size == 1 ? std::make_unique<SelfGroup>(duration_of(options.timeout_seconds))
                                : make(world, named, job_ranks);
   GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
+  if (flight::phase() == flight::Phase::kStarting) flight::set_phase(flight::Phase::kRunning);
   return group;
 }
 

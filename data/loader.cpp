@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/splitmix.h"
 #include "base/stop.h"
 
@@ -271,7 +272,7 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
     steps_->next(slot.step);
     lock.unlock();
     const auto begin = Clock::now();
-    assemble(slot);
+    assemble(slot, worker);
     slot.batch.worker = worker;
     slot.batch.assembly_begin = begin;
     slot.batch.assembly_end = Clock::now();
@@ -283,7 +284,7 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
   if (number == taken_) slot_ready_.notify_one();
 }
 
-void Loader::assemble(Slot& slot) const {
+void Loader::assemble(Slot& slot, int worker) const {
   const std::size_t elements = dataset_->sample_elements(), targets = dataset_->targets_per_sample();
   const std::size_t count = slot.step.indices.size();
   Batch& batch = slot.batch;
@@ -319,8 +320,10 @@ void Loader::assemble(Slot& slot) const {
       slot.sample[a] = {.numbers = part(slot.arrays[a].numbers, dataset_->further_elements(a)),
                         .integers = part(slot.arrays[a].integers, dataset_->further_elements(a))};
     if (slot.step.key) sample.draw = mix64(*slot.step.key, index);
+    flight::begin_reading(worker, index);
     dataset_->read_sample(index, sample);
   }
+  flight::end_reading(worker);
   batch.plan = slot.step.plan;
   batch.state_after = slot.step.state_after;
 }

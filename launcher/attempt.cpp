@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "launcher/flight_records.h"
 #include "launcher/job_dir.h"
 #include "launcher/loopback/preload.h"
 #include "launcher/own_ranks.h"
@@ -79,6 +80,19 @@ std::vector<std::string> lines_of_starter(const std::string& path, const char* n
   return lines;
 }
 
+/// Keeps the records, too, where there are logs.
+void tell_flights(const JobContext& context, const JobReport& report, const std::string& directory,
+                  std::vector<RankFlight> flights, AttemptResult& result) {
+  gather_flights(report.ranks, directory, flights);
+  const auto rank = result.root_cause.rank;
+  result.flight_lines = tell_flights(report, result.root_cause, flights,
+                                     rank ? context.logs.last_lines(*rank) : std::vector<std::string>());
+  const std::string& log_dir = context.options.log_dir;
+  if (log_dir.empty() || report.interrupted_by != 0) return;
+  remove_flights(log_dir);
+  if (const auto failure = keep_flights(flights, log_dir); !failure.empty()) context.console.say(failure);
+}
+
 }  // namespace
 
 void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts& gathered,
@@ -89,6 +103,8 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();
   facts.socket_path = job.path() + "/launcher";
+  const auto users = env(flight::kDirectoryVariable);
+  facts.flight_dir = users && !users->empty() ? *users : job.shm_path() + "/flight";
   const JobSecret secret = gathered.secret.empty() ? JobSecret::random() : gathered.secret;
   facts.secret = secret.text();
   AuthenticatedListener listener(listen_at(facts.socket_path), secret, options.ranks);
@@ -113,6 +129,7 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
     for (const auto& directory : lost.directories) remove_stale_dirs(directory, gathered.token);
   report.program = options.program[0];
   AttemptResult result{.root_cause = find_root_cause(report),
+                       .flight_lines = {},
                        .starter_lines = {},
                        .requested = report.interrupted_by != 0 || report.stop_asked,
                        .growing = report.growing && report.lost_hosts.empty(),
@@ -120,6 +137,8 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
                        .progress = report.progress,
                        .started_at = report.started_at,
                        .failed_at = report.failed_at};
+  if (!result.root_cause.line.empty())
+    tell_flights(context, report, facts.flight_dir, supervisor.take_flights(), result);
   if (result.root_cause.show_mpirun) result.starter_lines = lines_of_starter(log, starter.name());
   conclude(result);
   supervisor.flush_console();

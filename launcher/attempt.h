@@ -30,6 +30,7 @@ struct JobContext {
 
 struct AttemptResult {
   RootCause root_cause;
+  std::vector<std::string> flight_lines;   // what the ranks' flight records add to it
   std::vector<std::string> starter_lines;  // what mpirun, or wrappers, wrote, where that explains the end
   bool requested = false;                  // somebody wants the job to end
   bool growing = false;                    // the ranks have ended for the sake of more

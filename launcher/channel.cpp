@@ -27,6 +27,7 @@ std::string body_of(const StopNotice& m) { return Writer().put(m.signal_number).
 std::string body_of(const StartDaemon& m) { return Writer().put_sized(m.host).put_text(m.command).take(); }
 std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take(); }
 std::string body_of(const Status& m) { return encode_status(m.report); }
+std::string body_of(const Flight& m) { return Writer().put(m.at_ns).put_text(m.bytes).take(); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
   return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).put(m.stop_requested).put(at_ns).take();
@@ -61,6 +62,10 @@ Message parse(std::size_t kind, std::string_view body) {
       auto report = decode_status(body);
       if (!report) throw MpiError("a rank's status that cannot be read");
       return Status{std::move(*report)};
+    }
+    case 7: {
+      const auto at_ns = reader.take<std::int64_t>();
+      return Flight{at_ns, reader.rest()};
     }
     default: throw MpiError(fmt::format("message of unknown kind {} between the launcher and a rank", kind));
   }

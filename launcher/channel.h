@@ -2,9 +2,9 @@
 // shown each other that they are of the same job (Note [Handshake]).
 //
 // Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
-// binary). Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, then Ended. Launcher → wrapper:
-// Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which mpirun starts in the
-// place of ssh, sends StartDaemon and gets Output and Ended.
+// binary). Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, perhaps Flight, then Ended.
+// Launcher → wrapper: Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which
+// mpirun starts in the place of ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,12 @@ struct StartDaemon {
 struct Status {
   StatusReport report;
 };
-using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status>;
+/// The flight record of a program that has failed, or of one that was asked to stop: as it was before that.
+struct Flight {
+  std::int64_t at_ns = 0;  // on the clock of that host
+  std::string bytes;
+};
+using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status, Flight>;
 
 std::string encode(const Message& message);
 

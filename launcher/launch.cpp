@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "launcher/flight_records.h"
 #include "launcher/own_ranks.h"
 #include "launcher/restarts.h"
 #include "lockstep/base/env.h"
@@ -97,6 +98,7 @@ int launch(LaunchOptions options) {
     throw UsageError(fmt::format("launch: --min-ranks {} of {} ranks", *options.min_ranks, options.ranks),
                      fmt::format("--min-ranks takes 1 to {}", options.ranks));
   RankLogs logs(options.log_dir, options.ranks);
+  if (!options.log_dir.empty()) remove_flights(options.log_dir);
   Console console(options.ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(hosts));
   facts.tty_columns = console.live_columns();
   for (const auto& warning : gathered.warnings) console.say(warning);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/flight_record.h"
 #include "launcher/job_dir.h"
 #include "lockstep/base/job_secret.h"
 
@@ -147,6 +148,7 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
       {kBindVariable, name_of(options.bind_to)},
       {kAttemptVariable, std::to_string(facts.attempt)},
       {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
+  if (!facts.flight_dir.empty()) variables.emplace_back(flight::kDirectoryVariable, facts.flight_dir);
   if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
   return variables;
 }

@@ -58,6 +58,7 @@ struct HostFacts {
   std::string self;    // full path of the running binary
   std::string job_dir;
   std::string shm_dir;
+  std::string flight_dir;            // of the ranks' flight records
   std::string socket_path;           // of the launcher
   std::string secret;                // the job's (lockstep/base/job_secret.h)
   int tty_columns = 0;               // for rank 0's progress bar; 0: no terminal

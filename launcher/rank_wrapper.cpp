@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_snapshot.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
@@ -56,9 +58,14 @@ class Wrapper {
   Wrapper(Channel& launcher, SignalQueue& signals) : launcher_(launcher), signals_(signals) {}
 
   int run(int rank, const std::vector<std::string>& program) {
+    rank_ = rank;
     start(rank, program);
     while (!exit_status_) wait_and_serve();
     finish_output();
+    if (!exit_status_->ok()) {
+      read_flight();
+      if (!flight_.bytes.empty()) launcher_.send(flight_);
+    }
     launcher_.send(Ended{*exit_status_, stop_requested_ && !was_killed_by_another(), ended_at_});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
     while (connected_ && (launcher_.pending_bytes() > 0 || !exit_status_->ok())) wait_and_serve();
@@ -163,6 +170,19 @@ class Wrapper {
     }
   }
 
+  /// What the program's flight record says now; of one that was asked to stop the first answer counts: where it was,
+  /// not what it has done since then.
+  void read_flight() {
+    const auto directory = env(flight::kDirectoryVariable);
+    if (!flight_.bytes.empty() || !directory || directory->empty()) return;
+    try {
+      flight_.bytes = flight::read_bytes(flight::path_of(*directory, rank_));
+      flight_.at_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    } catch (const IoError&) {
+      return;  // a program that keeps none, or none yet
+    }
+  }
+
   void listen_to_launcher() {
     launcher_.flush();
     const auto received = launcher_.receive();
@@ -214,6 +234,7 @@ class Wrapper {
     reap();  // a program that has ended already was not stopped by this signal
     if (exit_status_) return;
     const bool is_stop = number != SIGUSR1 && number != SIGUSR2;
+    if (is_stop) read_flight();
     if (is_stop && number != SIGKILL && std::exchange(stop_requested_, true)) return;
     stop_requested_ = stop_requested_ || is_stop;
     kill_program(number);
@@ -242,6 +263,8 @@ class Wrapper {
   SignalQueue& signals_;
   UniqueFd outputs_[2];
   UniqueFd status_;
+  int rank_ = -1;
+  Flight flight_;
   pid_t program_ = -1;
   std::optional<ExitStatus> exit_status_;
   Clock::time_point ended_at_;

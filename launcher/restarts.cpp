@@ -30,6 +30,7 @@ void explain(const AttemptResult& result, const RankLogs& logs, Console& console
   const RootCause& root_cause = result.root_cause;
   if (root_cause.line.empty()) return;
   console.say(root_cause.line);
+  for (const auto& line : result.flight_lines) console.say(line);
   if (root_cause.rank) {
     const auto lines = logs.last_lines(*root_cause.rank);
     if (!lines.empty()) console.say(fmt::format("the last lines of rank {}:", *root_cause.rank));
@@ -250,7 +251,8 @@ class Attempts {
       console_.say(fmt::format("restart {} of {}{}: {}; {}", policy_.restarts(), policy_.max_restarts(),
                                pause_seconds > 0 ? fmt::format(" in {} s", pause_seconds) : "", cause_of(result),
                                from));
-      for (const auto& line : result.starter_lines) console_.say(line);
+      for (const auto& lines : {result.flight_lines, result.starter_lines})
+        for (const auto& line : lines) console_.say(line);
     }
     note(result.growing ? "grow" : "restart",
          {{"attempt", policy_.attempt()},

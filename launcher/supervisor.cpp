@@ -67,6 +67,7 @@ Supervisor::Supervisor(AuthenticatedListener listener, JobProcesses processes, i
       hosts_(hosts),
       own_host_(std::move(own_host)),
       reports_(static_cast<std::size_t>(ranks)),
+      flights_(static_cast<std::size_t>(ranks)),
       host_of_(static_cast<std::size_t>(ranks)) {
   for (int rank = 0; rank < ranks; ++rank) reports_[static_cast<std::size_t>(rank)].rank = rank;
 }
@@ -302,6 +303,9 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    renew_grace();
                  },
                  [&](const Status& status) { take_status(report.rank, status.report); },
+                 [&](const Flight& flight) {
+                   flights_[static_cast<std::size_t>(report.rank)] = {.bytes = flight.bytes, .at_ns = flight.at_ns};
+                 },
                  [](const auto&) {},
              },
              message);

@@ -11,6 +11,7 @@
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/console.h"
+#include "launcher/flight_records.h"
 #include "launcher/hosts/remote_hosts.h"
 #include "launcher/job_processes.h"
 #include "launcher/rank_log.h"
@@ -56,6 +57,8 @@ class Supervisor {
   void run();
   /// Views this object. `program` is left to the caller.
   JobReport report() const;
+  /// The flight records that the wrappers of ranks that failed have sent, one for each rank.
+  std::vector<RankFlight> take_flights() { return std::move(flights_); }
   /// Writes what the console still holds, for as long as somebody reads it; after a stop for a second at most.
   void flush_console();
 
@@ -129,6 +132,7 @@ class Supervisor {
   Clock::time_point started_at_ = Clock::now();
   std::list<Connection> connections_;
   std::vector<RankReport> reports_;
+  std::vector<RankFlight> flights_;
   std::vector<std::optional<std::size_t>> host_of_;  // a rank's, if it is not this one
   std::vector<LostHost> lost_hosts_;
   std::optional<DaemonEnd> daemon_end_;

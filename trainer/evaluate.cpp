@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/flight_record.h"
 #include "base/stop.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/sampler/slice.h"
@@ -74,6 +75,7 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
 }
 
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
+  flight::set_phase(flight::Phase::kEvaluation);
   const SampleFormat format = format_of(*dataset_);
   module.train(false);
   const auto batch_size = static_cast<std::uint64_t>(batch_);
@@ -124,6 +126,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
+  flight::set_phase(flight::Phase::kRunning);
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
           .loss = sums[0] / targets,

@@ -139,6 +139,7 @@ void Progress::summary(const Summary& s) {
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
                                 rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
+  for (const auto& straggler : s.stragglers) std::printf("straggler: %s\n", straggler.text.c_str());
   std::fflush(stdout);
 }
 

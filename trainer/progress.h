@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/trainer/metrics.h"
+#include "trainer/stragglers.h"
 
 namespace lockstep::trainer {
 
@@ -16,6 +18,7 @@ struct Summary {
   std::int64_t samples = 0;     // trained on, by all ranks
   double train_s = 0;           // in training steps
   double comm_wait_s = 0;       // of it, rank 0 stood waiting for collectives
+  std::vector<Straggler> stragglers = {};
 };
 
 /// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/flight_record.h"
 #include "base/stop.h"
 
 namespace lockstep::trainer {
@@ -87,6 +88,7 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
   const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
   if (options_.tree != nullptr) return compute_shards(step, inputs, plan);
   if (parts == 0) {
+    flight::set_phase(flight::Phase::kBackward);
     begin_update();
     ddp_.contribute_nothing();
   }
@@ -132,8 +134,10 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   if (!last) no_sync.emplace(ddp_);
   if (part.count < plan.local_count) write_dropout_state(backend_, dropout_state_, step, plan, part);
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
+  flight::set_phase(flight::Phase::kForward);
   const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
   add_to_scalars(loss, part.begin + part.count);
+  flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();
   tape_.backward(loss.value);
 }
@@ -176,6 +180,7 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
                          first_bucket_ ? ddp_.reducer().timeline().waits_from : waiting_since_, Clock::now());
   const bool clip = options_.clip_norm > 0;
   summed_.insert(summed_.end(), slots.begin(), slots.end());
+  flight::set_phase(flight::Phase::kOptimizer);
   if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
     const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
@@ -183,10 +188,12 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
     if (wants_norm() && options_.tree == nullptr) optimizer_->add_squares(slots, squares_);
     if (!clip) optimizer_->update(slots);
   }
+  flight::set_phase(flight::Phase::kBackward);  // which this has interrupted
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
 }
 
 void TrainingStep::end_update() {
+  flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
   if (wants_norm() && options_.tree != nullptr) {
     std::ranges::sort(summed_);

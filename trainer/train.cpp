@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/flight_record.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/status_report.h"
@@ -27,6 +28,7 @@
 #include "trainer/progress.h"
 #include "trainer/resume.h"
 #include "trainer/step.h"
+#include "trainer/stragglers.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -125,6 +127,7 @@ class Run {
     options.trace = trace();
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
+    stragglers_.emplace(group_, backend_.steps_ahead() > 0);
     rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
   }
 
@@ -165,6 +168,7 @@ class Run {
     }
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
+      flight::set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
       begin_step(step, batch);
@@ -201,6 +205,7 @@ class Run {
   void take_checkpoint(std::int64_t step) {
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
+    flight::set_phase(flight::Phase::kCheckpoint);
     std::vector<nn::HostTensor> carried;
     if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) carried = carried_->gather();
     checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
@@ -256,8 +261,11 @@ class Run {
 
   const data::Batch& next_batch() {
     const TraceSpan span(trace(), Trace::kComputation, "data");
+    flight::set_phase(flight::Phase::kData);
+    const auto asked = Clock::now();
     backend_.finish_inputs();  // the batch before gives its memory back
     const data::Batch& batch = loader_->next();
+    stragglers_->data_took(Clock::now() - asked);
     if (trace_ && !batch.empty())
       trace_->span(Trace::kFirstLoader + batch.worker, "assemble batch", batch.assembly_begin, batch.assembly_end);
     return batch;
@@ -266,6 +274,7 @@ class Run {
   void begin_step(std::int64_t step, const data::Batch& batch) {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
+    stragglers_->begin_step();
     step_->run(step, batch, rate_->at(step - 1));
   }
 
@@ -309,6 +318,8 @@ class Run {
         log_debug("step {}: {}", report.step, line);
     metrics_.write(report);
     progress.step(report);
+    if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
+      log_warn("step {}: {}", report.step, slow->text);
   }
 
   // Whether it came to an end; the ranks may have been asked to stop.
@@ -316,6 +327,7 @@ class Run {
                 EvalReport& report) {
     if (!evaluator) return true;
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
+    flight::set_phase(flight::Phase::kEvaluation);
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
     report = evaluator->run(forwarded(), step);
@@ -337,6 +349,7 @@ class Run {
 
   // The numbers are reported first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
+    flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,
@@ -352,7 +365,8 @@ class Run {
                         .steps_here = total_steps_ - first_steps(),
                         .samples = samples_,
                         .train_s = train_seconds_,
-                        .comm_wait_s = wait_seconds_});
+                        .comm_wait_s = wait_seconds_,
+                        .stragglers = stragglers_->found()});
     const bool checkpointed = checkpoints_.finish();
     checkpoints_.tell_failures();
     report_corrupt();
@@ -423,6 +437,7 @@ class Run {
   std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<nn::LearningRate> rate_;
+  std::optional<StragglerWatch> stragglers_;
 
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};

@@ -1,8 +1,13 @@
 #include "comm/hosts/host_engine.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -15,6 +20,21 @@
 #include "comm/shm/shm_engine.h"
 
 namespace lockstep::comm {
+namespace {
+
+/// How long bytes that this end has sent have been on their way, in all; zero where the kernel does not say.
+Clock::duration sending_time_of(int fd) {
+  // tcpi_busy_time, in µs: of the kernel's tcp_info, of which the C library's has the first part alone.
+  constexpr std::size_t kAt = 168;
+  std::array<std::byte, kAt + sizeof(std::uint64_t)> info{};
+  auto length = static_cast<socklen_t>(info.size());
+  std::uint64_t us = 0;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info.data(), &length) == 0 && length == info.size())
+    std::memcpy(&us, info.data() + kAt, sizeof us);
+  return std::chrono::microseconds(us);
+}
+
+}  // namespace
 
 HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
     : Engine(connections.rank, connections.ranks),
@@ -29,6 +49,8 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
                      std::move(connections_.links));
+  for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
+    sockets_.emplace_back(channel_->link(i).rank(), channel_->link(i).fd());
   put_texts(connections_.board.part(connections_.local) + connections_.layout.texts, connections_.board.part_bytes());
   entries_to_poll_.reserve(links + 1);
   missing_.reserve(64);
@@ -107,6 +129,12 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
       channel_->found(entries_to_poll_.data());
   }
   sync_.end_sleep();
+}
+
+std::vector<ProcessGroup::PeerTime> HostEngine::sending_times() const {
+  std::vector<ProcessGroup::PeerTime> times;
+  for (const auto& [rank, fd] : sockets_) times.push_back({rank, sending_time_of(fd)});
+  return times;
 }
 
 // ---- Sends and receives ----

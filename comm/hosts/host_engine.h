@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/engine.h"
@@ -34,6 +35,7 @@ class HostEngine final : public Engine {
   bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
   bool oversubscribed() const override { return connections_.peers.oversubscribed(); }
+  std::vector<ProcessGroup::PeerTime> sending_times() const override;
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   std::vector<int> ranks_by_host() const override;
   void wake_up() const override { sync_.wake_up(); }
@@ -94,6 +96,9 @@ class HostEngine final : public Engine {
   std::uint64_t posted_ = 0;
   std::uint64_t finished_ = 0;
   std::vector<pollfd> entries_to_poll_;
+  // Of the channel: rank and descriptor. Never changed, so other threads may ask about them; one that is closed has no
+  // answer, and of the descriptor's next file the answer does not matter: this group has failed by then.
+  std::vector<std::pair<int, int>> sockets_;
 
   // Of a stall:
   std::uint64_t progress_at_last_look_ = 0;

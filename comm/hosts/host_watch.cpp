@@ -3,8 +3,10 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/status_report.h"
 #include "base/text.h"
+#include "comm/flight.h"
 #include "comm/hosts/host_engine.h"
 
 namespace lockstep::comm {
@@ -111,6 +113,7 @@ void HostEngine::fail_for_link(std::size_t i) {
 void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
   if (error == 0 || error == ECONNRESET || error == EPIPE) connections_.peers.throw_ended(rank, waiting_in);
+  flight::set_missing({&in_job, 1});
   report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
                                 connections_.peers.name_of(rank), errno_text(error), waiting_in),
@@ -159,6 +162,7 @@ void HostEngine::check_connections() {
 
 void HostEngine::throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
+  flight::set_missing({&in_job, 1});
   report_missing_ranks({&in_job, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", connections_.peers.name_of(rank),
@@ -232,7 +236,9 @@ std::string HostEngine::missing_text() {
   for (const int rank : missing_) {
     names.push_back(connections_.peers.name_of(rank));
     const auto local = std::ranges::find(here_, rank) - here_.begin();
-    if (local < sync_.size()) names.back() += ", " + sync_.progress_of(static_cast<int>(local));
+    if (local < sync_.size())
+      names.back() +=
+          ", " + sync_.progress_of(static_cast<int>(local)) + where_is(connections_.peers.job_ranks().of(rank));
   }
   return first_names(names);
 }
@@ -241,6 +247,7 @@ void HostEngine::watch_stall() {
   // Twice the patience: by then all have reported to each other.
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
+  flight::set_missing(connections_.peers.job_ranks().of(missing_));
   if (!missing_.empty() && sync_.claim_mention(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
@@ -141,6 +142,7 @@ void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_poin
   if (suspects_.empty() || now < confirm_at_) return;
   const auto still = silent();
   std::erase_if(suspects_, [&](int rank) { return !std::ranges::binary_search(still, rank); });
+  flight::set_missing(session_.job_ranks().of(suspects_));
   if (!suspects_.empty() && stall_watch_.is_first_to_wait(first.op()))
     warn_of_stall(describe(first.op()), stall_.waited_seconds(), stall_watch_.names_of(suspects_));
   suspects_.clear();

@@ -10,9 +10,11 @@
 #include "base/crc32c.h"
 #include "base/cuda/runtime.h"
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/status_report.h"
 #include "base/stop.h"
 #include "comm/agree.h"
+#include "comm/flight.h"
 #include "comm/nccl/agreement.h"
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/device_arena.h"
@@ -395,10 +397,12 @@ void NcclGroup::wait_on_host(Deadline deadline, Done&& done, Look&& look, TimeOu
     check_peers();
     if (!done() && !deadline.expired()) look();
   };
+  flight::begin_wait();
   const bool in_time = wait_until(
       {.yields = kYields, .check_every = {}}, deadline, done, [&] { return pairs_.advance(); }, check,
       [](Clock::duration) { std::this_thread::sleep_for(kNap); });
   if (!in_time) time_out(std::chrono::duration<double>(waited).count());
+  flight::end_wait();
 }
 
 void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
@@ -459,7 +463,8 @@ void NcclGroup::wait_for_pair(const PairTransfer& transfer, Deadline deadline, D
     const auto look = [&] {
       if (!pairs_stall_.is_due(pairs_.progress(), Clock::now())) return;
       const std::string peer = pairs_.name_of(transfer.peer);
-      warn_of_stall(describe(transfer, peer), pairs_stall_.waited_seconds(), peer);
+      warn_of_stall(describe(transfer, peer), pairs_stall_.waited_seconds(),
+                    peer + where_is(control_.job_rank(transfer.peer)));
     };
     wait_on_host(deadline, done, look, [&](double waited_seconds) { time_out(transfer, waited_seconds); });
   });
@@ -518,7 +523,10 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
   const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = op_log_.completed()},
                                                Deadline::after(patience_of(timeout())));
   const int late = first_late(answers, op.sequence);
-  if (late >= 0 && late != rank()) report_missing_ranks({&late, 1});
+  if (late >= 0 && late != rank()) {
+    flight::set_missing({&late, 1});
+    report_missing_ranks({&late, 1});
+  }
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
       late < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")

@@ -1,9 +1,11 @@
 #include "comm/nccl/op_log.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "comm/nccl/count_up.h"
 
 namespace lockstep::comm {
@@ -15,6 +17,8 @@ constexpr std::size_t kDeviceBytes = 128;
 
 void OpLog::complete(std::uint64_t completed) {
   if (completed == completed_) return;
+  for (std::uint64_t done = completed_ + 1; done <= std::min(completed, launched_); ++done)
+    flight::complete(at(done).flight);
   completed_ = completed;
   progress_ = Clock::now();
 }
@@ -32,6 +36,7 @@ void OpLog::launch(const Op& op) {
   Op& launched = at(launched_) = op;
   launched.op_index = launched_;
   launched.history = history_;
+  launched.flight = record_issue(launched, flight_group_);
 }
 
 std::uint64_t OpLog::end_capture() {

@@ -9,6 +9,7 @@
 
 #include "base/cuda/runtime.h"
 #include "comm/device_group.h"
+#include "comm/flight.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/op.h"
 
@@ -54,6 +55,7 @@ class OpLog {
   Op& at(std::uint64_t sequence) { return under_way_[sequence % under_way_.size()]; }
   const Op& at(std::uint64_t sequence) const { return under_way_[sequence % under_way_.size()]; }
 
+  const std::uint16_t flight_group_ = next_flight_group();
   std::vector<Op> under_way_;  // a ring, by sequence number
   std::uint64_t launched_ = 0;
   std::uint64_t history_ = 0;

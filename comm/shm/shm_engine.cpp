@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "comm/backends.h"
 #include "comm/engine.h"
+#include "comm/flight.h"
 #include "comm/reduce.h"
 
 namespace lockstep::comm {
@@ -292,13 +294,16 @@ std::vector<int> ShmEngine::missing() const {
 
 std::string ShmEngine::names_of(const std::vector<int>& missing) const {
   std::vector<std::string> names;
-  for (const int rank : missing) names.push_back(fmt::format("{}, {}", peers_.name_of(rank), board_.progress_of(rank)));
+  for (const int rank : missing)
+    names.push_back(
+        fmt::format("{}, {}{}", peers_.name_of(rank), board_.progress_of(rank), where_is(peers_.job_ranks().of(rank))));
   return first_names(names);
 }
 
 void ShmEngine::watch_stall() {
   if (idle() || !stall_.is_due(completed(), Clock::now())) return;
   const auto who = missing();
+  flight::set_missing(peers_.job_ranks().of(who));
   if (!who.empty() && board_.claim_mention(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), names_of(who));
 }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
@@ -205,7 +206,8 @@ class Helper {
     request.set_env.insert(request.set_env.end(), {{kJobVariable, job_->path()},
                                                    {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
                                                    {kHostNameVariable, name_},
-                                                   {kJobSecretVariable, secret_.text()}});
+                                                   {kJobSecretVariable, secret_.text()},
+                                                   {flight::kDirectoryVariable, job_->shm_path() + "/flight"}});
   }
 
   void obey(const Hold&) {

@@ -32,7 +32,7 @@ Sources words(std::vector<std::string> args) {
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({"fly-away"}),
-              HasSubstr("one of launch, train, eval, infer, devices, bench, checkpoint, version"));
+              HasSubstr("one of launch, train, eval, infer, devices, bench, checkpoint, inspect, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
@@ -52,7 +52,7 @@ TEST(Subcommands, MissingParts) {
 }
 
 TEST(Subcommands, TheOverviewNamesThem) {
-  for (const char* name : {"launch", "train", "eval", "infer", "checkpoint", "version"})
+  for (const char* name : {"launch", "train", "eval", "infer", "checkpoint", "inspect", "version"})
     EXPECT_THAT(overview(), HasSubstr(name));
 }
 

@@ -210,5 +210,16 @@ def main():
     seed("status", "checkpointed", struct.pack(header, 10, 0, 0, 0, 120, 0.0))
     seed("status", "line", b"checkpointed 120\n")
 
+    # Magic, version, operations, rank, ranks, pid, attempt, two times, host; then the state; then records.
+    head = struct.pack("<8sIIiiiiqq64s", b"lkflight", 1, 1024, 1, 4, 4711, 0, 10**18, 10**9, b"host-a").ljust(256, b"\0")
+    state = struct.pack("<QqqqQI16ii", 2 << 56 | 2 * 10**6, 12, 3 * 10**9, 10**8, 2, 2, 0, 3, *14 * [0], 11)
+    state += struct.pack("<qQii", 2 * 10**9, 77, 4712, 0) + 15 * 24 * b"\0" + struct.pack("<Q", 64)
+    record = "<QQQqqqQQ"  # number, sequence, bytes, step, issued, completed, what, number
+    records = 64 * b"\0" + struct.pack(record, 1, 1, 64, 12, 10**9, 2 * 10**9, 1 << 16 | 4 << 8, 1)
+    records += struct.pack(record, 2, 2, 64, 12, 10**9, 0, 3 << 32 | 1 << 16 | 4 << 8 | 4, 2)
+    seed("flight", "whole", head + state.ljust(768, b"\0") + records)
+    seed("flight", "header", head)
+    seed("flight", "other", head.replace(b"lkflight\1", b"lkflight\2"))
+
 
 main()

@@ -26,7 +26,8 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
   const std::string bytes = encode(Hello{3, 4711, "host-a"}) + encode(Output{2, std::string("a\0\xff\n", 4)}) +
                             encode(StopNotice{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now}) +
                             encode(Output{1, ""}) + encode(Signal{10}) +
-                            encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}});
+                            encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}}) +
+                            encode(Flight{-5, std::string("\0z", 2)});
   for (std::size_t step = 1; step <= bytes.size(); ++step) {
     Decoder decoder;
     std::vector<Message> messages;
@@ -34,7 +35,7 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
       decoder.feed(std::string_view(bytes).substr(at, step));
       while (auto message = decoder.next()) messages.push_back(std::move(*message));
     }
-    ASSERT_EQ(messages.size(), 7u) << "pieces of " << step;
+    ASSERT_EQ(messages.size(), 8u) << "pieces of " << step;
     EXPECT_EQ(std::get<Hello>(messages[0]).rank, 3);
     EXPECT_EQ(std::get<Hello>(messages[0]).pid, 4711);
     EXPECT_EQ(std::get<Hello>(messages[0]).host, "host-a");
@@ -47,6 +48,8 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_EQ(std::get<Signal>(messages[5]).signal_number, 10);
     EXPECT_EQ(std::get<Status>(messages[6]).report,
               (StatusReport{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}));
+    EXPECT_EQ(std::get<Flight>(messages[7]).at_ns, -5);
+    EXPECT_EQ(std::get<Flight>(messages[7]).bytes, std::string("\0z", 2));
   }
 }
 

@@ -108,6 +108,7 @@ struct Op : OpDescriptor {
   bool within_host = false;      // of the ranks of each host alone: an exchange of texts
   /// Note [Reduction tree]: this rank's partial sums lie at multiples of partial_stride from `data`. nullptr: none.
   const ReductionTree* along = nullptr;
+  std::uint64_t flight = 0;  // its number in this process's flight record; 0: it has none
 
   /// Note [Direct results]
   /// Where every rank sees the copies of all ranks, what belongs to the caller need not lie in the arena to be read by

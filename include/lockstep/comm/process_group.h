@@ -243,6 +243,14 @@ class ProcessGroup {
   /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
   virtual void watch_peers() { poll(); }
 
+  /// How long bytes that this rank has sent to a rank of another host have been on their way, since the group began, by
+  /// such rank. Empty where the backend does not know. It asks the kernel.
+  struct PeerTime {
+    int rank = 0;
+    Clock::duration time{};
+  };
+  virtual std::vector<PeerTime> sending_times() const { return {}; }
+
   /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
   /// caller's thread uses it. nullptr where there is none (groups of split() have none), or another thread has it.
   virtual Store* store() { return nullptr; }

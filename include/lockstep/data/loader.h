@@ -85,7 +85,7 @@ class Loader {
   void stop_workers();
   void work(int worker);
   void produce(std::unique_lock<std::mutex>& lock, int worker);
-  void assemble(Slot& slot) const;
+  void assemble(Slot& slot, int worker) const;
   Slot& slot_of(std::uint64_t step);
 
   std::shared_ptr<const Dataset> dataset_;

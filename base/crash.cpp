@@ -1,0 +1,121 @@
+#include "base/crash.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+// Saving AMX's registers takes more than the 8 KB that are usual: with less the kernel refuses them to the process.
+constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr int kFrames = 16;
+constexpr int kOwnFrames = 2;  // the handler, and what the kernel returns through
+
+CrashRecord g_record;
+std::atomic<bool> g_installed{false};
+std::atomic<bool> g_crashed{false};
+
+/// A line without an allocation, which nothing in a handler may make.
+class Line {
+ public:
+  Line& add(const char* text) {
+    while (*text != '\0' && length_ < bytes_.size()) bytes_[length_++] = *text++;
+    return *this;
+  }
+  Line& add_number(std::uint64_t value, unsigned base) {
+    std::array<char, 24> digits{};
+    std::size_t at = digits.size() - 1;
+    do {
+      digits[--at] = "0123456789abcdef"[value % base];
+      value /= base;
+    } while (value > 0);
+    return add(&digits[at]);
+  }
+  void write_to(int fd) const { [[maybe_unused]] const auto written = ::write(fd, bytes_.data(), length_); }
+
+ private:
+  std::array<char, 128> bytes_{};
+  std::size_t length_ = 0;
+};
+
+const char* name_of(int number) {
+  switch (number) {
+    case SIGSEGV: return "SIGSEGV";
+    case SIGBUS: return "SIGBUS";
+    case SIGFPE: return "SIGFPE";
+    case SIGILL: return "SIGILL";
+    default: return "SIGABRT";
+  }
+}
+
+void end_by(int number) {
+  // Blocked while its handler runs: it ends the process when that returns.
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  ::sigaction(number, &action, nullptr);
+  ::raise(number);
+}
+
+extern "C" void on_crash(int number, siginfo_t* info, void*) {
+  // A second thread that crashes meanwhile, or the handler itself, adds nothing.
+  if (g_crashed.exchange(true)) return end_by(number);
+  const bool has_address = info != nullptr && info->si_code > 0 && number != SIGABRT;
+  const auto address = has_address ? reinterpret_cast<std::uint64_t>(info->si_addr) : 0;
+  const bool recorded = g_record.signal != nullptr && g_record.pid == ::getpid();
+  if (recorded) {
+    g_record.fault_address->store(address, std::memory_order_relaxed);
+    g_record.signal->store(number, std::memory_order_release);
+  }
+  std::array<void*, kFrames + kOwnFrames> frames{};
+  const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  Line line;
+  line.add("crashed by ").add(name_of(number));
+  if (has_address) line.add(" at address 0x").add_number(address, 16);
+  line.add(", in:\n");
+  const int skipped = count > kOwnFrames ? kOwnFrames : 0;
+  line.write_to(STDERR_FILENO);
+  ::backtrace_symbols_fd(frames.data() + skipped, count - skipped, STDERR_FILENO);
+  if (recorded) ::backtrace_symbols_fd(frames.data() + skipped, count - skipped, g_record.fd);
+  end_by(number);
+}
+
+}  // namespace
+
+void install_crash_handlers() noexcept {
+  if (g_installed.exchange(true)) return;
+  // The first call loads a library, which a handler must not.
+  void* frame = nullptr;
+  ::backtrace(&frame, 1);
+  stack_t present = {};
+  if (::sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE) != 0) {
+    // Never given back: handlers run until the end.
+    void* const memory =
+        ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (memory != MAP_FAILED) {
+      const stack_t stack = {.ss_sp = memory, .ss_flags = 0, .ss_size = kStackBytes};
+      ::sigaltstack(&stack, nullptr);
+    }
+  }
+  for (const int number : kCrashes) {
+    struct sigaction current = {};
+    if (::sigaction(number, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0 ||
+        current.sa_handler != SIG_DFL)
+      continue;
+    struct sigaction action = {};
+    action.sa_sigaction = on_crash;
+    ::sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    ::sigaction(number, &action, nullptr);
+  }
+}
+
+void record_crashes_in(const CrashRecord& record) noexcept { g_record = record; }
+
+}  // namespace lockstep

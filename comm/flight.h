@@ -1,0 +1,22 @@
+// Groups and this process's flight record (Note [Flight record]): what they write to it, and what those of others say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lockstep/comm/op.h"
+
+namespace lockstep::comm {
+
+/// The number of a group, or of what serves it, among those of this process, from 1.
+std::uint16_t next_flight_group();
+
+/// `op` is issued; the number for flight::complete().
+std::uint64_t record_issue(const OpDescriptor& op, std::uint16_t group);
+
+/// ", in the forward pass of step 12 for 9.8 s", with what the kernel says of a process that is stopped or reads data:
+/// to follow the name of rank `job_rank` of the job. Empty where this process keeps no record in a directory
+/// (LOCKSTEP_FLIGHT_DIR), or that rank has none there or is on another host. It reads a file: for messages alone.
+std::string where_is(int job_rank);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,38 @@
+// The flight records of a job's ranks (Note [Flight record]) after something went wrong: gathered, kept, and told.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/flight_snapshot.h"
+#include "launcher/root_cause.h"
+
+namespace lockstep::launcher {
+
+/// One rank's, as it was when its program had ended, or was asked to.
+struct RankFlight {
+  std::string bytes = {};                         // of the file; empty: there is none
+  std::int64_t at_ns = 0;                         // when that was, on the clock of the rank's host
+  std::optional<flight::Snapshot> snapshot = {};  // nothing: `bytes` are no record
+};
+
+/// Reads what wrappers have sent, and adds what is missing in `flights`, one for each rank of `ranks`: the records in
+/// `directory`, which is this host's, of ranks whose wrappers were killed or that ended with 0. What is no flight
+/// record counts as none.
+void gather_flights(std::span<const RankReport> ranks, const std::string& directory, std::vector<RankFlight>& flights);
+
+/// Writes them to LOG_DIR/flight/rank-N, which must not hold those of an earlier attempt then. Returns an error for the
+/// user, or nothing.
+std::string keep_flights(const std::vector<RankFlight>& flights, const std::string& log_dir);
+/// Removes the records that an earlier job has left there.
+void remove_flights(const std::string& log_dir);
+
+/// What the records add to the root cause, a few lines: where the culprit was, its last operation, who waited for whom,
+/// and the backtrace of a crash that `last_lines` of the culprit do not show. Empty where nothing went wrong by itself.
+/// Pure.
+std::vector<std::string> tell_flights(const JobReport& job, const RootCause& root_cause,
+                                      const std::vector<RankFlight>& flights,
+                                      const std::vector<std::string>& last_lines);
+
+}  // namespace lockstep::launcher
