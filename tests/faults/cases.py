@@ -221,10 +221,10 @@ on_hosts("the link of a host is cut for 3 s", "forward", "", f"rank=0 {FORWARD[1
          within=20, train=("--timeout-seconds", "20"))
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
     on_hosts("the link of a host is cut for good", phase[0], r"host lkm\d+b \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
-             Then.AGAIN, 4, act=cut(1), within=30, train=("--timeout-seconds", "60"))
+             Then.AGAIN, 4, act=cut(1), within=20, train=("--timeout-seconds", "60"))
 for phase in (START, FORWARD):
     on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
-             Then.AGAIN, 4, act=cut(2), within=30, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
+             Then.AGAIN, 4, act=cut(2), within=20, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
 on_hosts("5 % of all packets are lost", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
          act=from_outside(lambda job: None), network=(0.05, 0), within=120,
          train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
@@ -240,5 +240,8 @@ on_hosts("the launcher's helper on the other host is killed", "forward", r"host 
          f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "helper", host=1))
 on_hosts("the launcher is killed", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 137,
          act=sends(signal.SIGKILL, "launcher"))
-on_hosts("strangers connect to the ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
-         act=from_outside(strangers.garbage))
+for kind in ("garbage", "silence", "flood"):
+    on_hosts(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+             act=from_outside(getattr(strangers, kind)))
+on_hosts("strangers connect to Open MPI's ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+         act=from_outside(strangers.garbage_to_open_mpi), within=30)

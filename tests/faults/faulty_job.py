@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -20,9 +21,9 @@ GONE_WITHIN_SECONDS = 2.0  # the promise: from a job's end until nothing of it i
 
 AGENT = """#!/bin/bash
 # As ssh is called: HOST COMMAND. An environment of its own, as a login has.
-host=$1; shift
-exec ip netns exec "$host" env -i PATH="$PATH" HOME="$HOME" TMPDIR="$TMPDIR" CUDA_VISIBLE_DEVICES= {mark}="${mark}" \\
-  LOCKSTEP_HOST_NAME="$host" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 /bin/sh -c "$*"
+exec {python} {here}/hosts.py connect "$1" "exec env -i PATH='$PATH' HOME='$HOME' TMPDIR='$TMPDIR' {mark}='${mark}' \
+  CUDA_VISIBLE_DEVICES= LOCKSTEP_HOST_NAME='$1' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+  /bin/sh -c $(printf %q "${{*:2}}")"
 """
 
 
@@ -58,7 +59,7 @@ class Job:
         for made in (self.marks, self.tmp, self.work):
             made.mkdir()
         self.agent = self.directory / "agent"
-        self.agent.write_text(AGENT.format(mark=MARK))
+        self.agent.write_text(AGENT.format(mark=MARK, python=sys.executable, here=pathlib.Path(__file__).resolve().parent))
         self.agent.chmod(self.agent.stat().st_mode | stat.S_IXUSR)
         self.launcher = None
         self.pids = set()  # of its launchers and helpers, whose directories in /dev/shm have them in their names

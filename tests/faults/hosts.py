@@ -1,5 +1,9 @@
 """Hosts on one machine whose network loses packets, delays them or breaks: network namespaces, each with one network
 device of this process's (TUN). What a host sends comes here, and goes on to the host that it is for, or does not.
+
+In the place of ssh, over the same network:
+  hosts.py serve                   on a host: runs the commands that come to PORT, as sshd does
+  hosts.py connect HOST COMMAND    runs it there, with this process's standard input and output
 """
 import contextlib
 import ctypes
@@ -11,11 +15,13 @@ import select
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 9000
+PORT = 22
 
 
 def run(*words):
@@ -42,7 +48,7 @@ class Hosts:
         self.names = [f"{prefix}{os.getpid() % 100000}{chr(ord('a') + host)}" for host in range(count)]
         self.loss, self.delay = 0.0, 0.0  # of every packet; seconds
         self._cut = set()
-        self._fds = []
+        self._fds, self._servers = [], []
         self._thread = None
         self._wake = os.pipe()
         try:
@@ -55,6 +61,11 @@ class Hosts:
                 run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", name)
                 run("ip", "-n", name, "link", "set", "lo", "up")
                 run("ip", "-n", name, "link", "set", name, "mtu", MTU, "txqueuelen", 5000, "up")
+            for host in range(count):
+                self._servers.append(subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                                      preexec_fn=lambda: self.enter(host)))
+            for server in self._servers:
+                server.stdout.readline()  # it listens
         except BaseException:
             self.close()
             raise
@@ -88,6 +99,10 @@ class Hosts:
         os.write(self._wake[1], b"x")
         if self._thread is not None:
             self._thread.join()
+        for server in self._servers:
+            server.kill()
+            server.wait()
+            server.stdout.close()
         for fd in [*self._fds, *self._wake]:
             os.close(fd)
         for name in self.names:
@@ -128,3 +143,44 @@ class Hosts:
     def _send(self, to, packet):
         with contextlib.suppress(OSError):  # its queue is full, or the host is gone: a lost packet
             os.write(self._fds[to], packet)
+
+
+def serve():
+    listener = socket.create_server(("", PORT))
+    print("listening", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            os.setsid()
+            line = b""
+            while not line.endswith(b"\n"):
+                line += connection.recv(1)
+            for fd in (0, 1):
+                os.dup2(connection.fileno(), fd)
+            connection.close()
+            listener.close()
+            os.execl("/bin/sh", "sh", "-c", line.decode())
+        connection.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def connect(name, command):
+    connection = socket.create_connection((Hosts.address(ord(name[-1]) - ord("a")), PORT))
+    connection.sendall(command.replace("\n", " ").encode() + b"\n")
+    ends = {0: connection.fileno(), connection.fileno(): 1}
+    while connection.fileno() in ends:
+        for fd in select.select(list(ends), [], [])[0]:
+            data = os.read(fd, 65536)
+            if data:
+                while data:
+                    data = data[os.write(ends[fd], data):]
+                continue
+            if fd == 0:
+                connection.shutdown(socket.SHUT_WR)
+            del ends[fd]
+
+
+if __name__ == "__main__":
+    serve() if sys.argv[1] == "serve" else connect(*sys.argv[2:4])

@@ -9,8 +9,13 @@ from faulty_job import wait_until
 HELD = []  # connections that stay open until the job has ended
 
 
-def connect(job, count, data):
-    ports = wait_until(job.ports, 10)
+OPEN_MPI = ("mpirun", "orted")
+
+
+def connect(job, count, data, open_mpi=False):
+    def theirs():
+        return [entry for entry in job.ports() if (entry[0].role in OPEN_MPI) == open_mpi]
+    ports = wait_until(theirs, 10)
     if not ports:
         raise AssertionError("the job does not listen anywhere")
     made = 0
@@ -51,10 +56,15 @@ def set_network(fd):
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def garbage(job):
+def garbage(job, open_mpi=False):
     for data in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"\0" * 65536):
-        connect(job, 1, data)
+        connect(job, 1, data, open_mpi)
     time.sleep(0.2)
+
+
+def garbage_to_open_mpi(job):
+    """Whose daemons read from each connection until they have waited for 10 s."""
+    garbage(job, True)
 
 
 def silence(job):
