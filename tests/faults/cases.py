@@ -10,7 +10,6 @@ import time
 import typing
 
 import strangers
-from faulty_job import wait_until
 
 TIMEOUT_SECONDS = 2  # --timeout-seconds of every job
 HOST_SECONDS = 6  # --host-timeout-seconds, the least that there is
@@ -37,7 +36,7 @@ class Case:
     before: tuple = ()  # words of a command that becomes the launcher
     hosts: tuple = ()  # ranks of each; empty: three ranks on this host
     network: tuple = ()  # (loss, delay in seconds) of all links, from the start
-    needs: tuple = ()  # "root", "mpirun", "memory cgroup"
+    needs: tuple = ()  # "root", "mpirun", "network namespaces"
     quick: bool = False  # one of those that every change is tested with
     undisturbed: tuple = None  # train's further words in the run that it is compared with; the same
 
@@ -59,7 +58,7 @@ def rank_of(number):
     return rf"rank {number} of \d+ \(host \S+, pid \d+\)"
 
 
-def from_outside(act, phase=None):
+def from_outside(act):
     """As `act`, which is called when the rank has come to its place; then that rank is let go."""
     def disturb(job):
         act(job)
@@ -81,7 +80,7 @@ def pauses(role, seconds, rank=None):
 
 
 # A rank's own program.
-for phase, quick in ((START, True), (DATA, False), (FORWARD, True), (BACKWARD, True), (EVALUATION, True)):
+for phase, quick in ((START, False), (DATA, False), (FORWARD, False), (BACKWARD, True), (EVALUATION, True)):
     add("rank 1 is killed", phase[0], rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL",
         f"rank=1 {phase[1]} do=kill", quick=quick)
 for phase in (FORWARD, CHECKPOINT, EVALUATION, SAVE):
@@ -107,7 +106,7 @@ for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
         "vain", f"rank=1 {phase[1]} do=loop", quick=phase is FORWARD)
 for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
     add("rank 1 exits with code 0 too early", phase[0], rf"restart 1 of 3.*: {rank_of(1)} held up the others",
-        f"rank=1 {phase[1]} do=exit0", quick=phase is BACKWARD)
+        f"rank=1 {phase[1]} do=exit0")
 for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
     add("rank 1 is stopped (SIGSTOP)", phase[0], rf"{rank_of(1)} was stopped by SIGSTOP(.|\n)*restart 1 of 3.*: "
         rf"{rank_of(1)} held up the others", f"rank=1 {phase[1]} do=stop", quick=phase is BACKWARD)
@@ -121,15 +120,14 @@ add("rank 1 is stopped when the work is done, then resumed", EXIT[0], rf"{rank_o
 
 
 # Memory.
-def little_memory(kind, limit):
-    script = {"address space": f"ulimit -v {limit >> 10}"}[kind]
-    return ("bash", "-c", f'{script}; exec "$@"', "bash")
+def little_memory(limit):
+    return ("bash", "-c", f'ulimit -v {limit >> 10}; exec "$@"', "bash")
 
 
 for phase in (START, FORWARD):
     add("rank 1 eats memory up to its limit (ulimit -v)", phase[0],
         rf"restart 1 of 3.*: {rank_of(1)} failed first", f"rank=1 {phase[1]} do=eat",
-        before=little_memory("address space", 1 << 30))
+        before=little_memory(1 << 30), quick=phase is START)
 
 # The rank's wrapper, mpirun and the launcher.
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):

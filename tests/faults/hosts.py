@@ -62,8 +62,8 @@ class Hosts:
                 run("ip", "-n", name, "link", "set", "lo", "up")
                 run("ip", "-n", name, "link", "set", name, "mtu", MTU, "txqueuelen", 5000, "up")
             for host in range(count):
-                self._servers.append(subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                                      preexec_fn=lambda: self.enter(host)))
+                self._servers.append(subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE,
+                                                      stderr=subprocess.DEVNULL, preexec_fn=lambda: self.enter(host)))
             for server in self._servers:
                 server.stdout.readline()  # it listens
         except BaseException:

@@ -19,6 +19,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import sys
 import time
 
@@ -217,7 +218,9 @@ def soak(matrix, hours, seed):
     seed = random.randrange(1 << 31) if seed is None else seed
     print(f"seed {seed}, {hours:g} hours", flush=True)
     draw, end, results, failed = random.Random(seed), time.monotonic() + 3600 * hours, [], {}
-    while time.monotonic() < end:
+    asked = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    while time.monotonic() < end and not asked:
         number = draw.randrange(len(CASES)) + 1
         if not run_case(matrix, number, results):
             failed[number] = failed.get(number, 0) + 1
