@@ -24,8 +24,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::array<const char*, 9> kPlaces = {"main", "start",      "data",       "forward", "backward",
-                                                "evaluation", "checkpoint", "save",    "exit"};
+constexpr std::array<const char*, 9> kPlaces = {"main",       "start",      "data", "forward", "backward",
+                                                "evaluation", "checkpoint", "save", "exit"};
 
 struct Fault {
   std::string at, what;

@@ -18,9 +18,9 @@ enum class Place : std::uint8_t {
   kExit,        // the work is done and reported, and the process ends
 };
 
-/// LOCKSTEP_TEST_FAULT="rank=1 at=forward count=12 do=kill" makes rank 1 kill itself when it comes to its twelfth forward
-/// pass. `count` is 1 where it is not given; `attempt` is 0, the first of a job that is started again, and -1 stands for
-/// each. What is done:
+/// LOCKSTEP_TEST_FAULT="rank=1 at=forward count=12 do=kill" makes rank 1 kill itself when it comes to its twelfth
+/// forward pass. `count` is 1 where it is not given; `attempt` is 0, the first of a job that is started again, and -1
+/// stands for each. What is done:
 ///
 ///   kill, stop, segv   the signal of this name, to itself
 ///   throw              an exception that nobody knows; bad-data: an IoError
