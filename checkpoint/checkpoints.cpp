@@ -42,6 +42,7 @@ void Checkpoints::refuse_others(const std::string& directory, const std::optiona
   try {
     there = list_checkpoints(directory);
   } catch (const IoError& error) {
+    if (options_.mirrored) return;  // the other copy is there; preparing it says why this one is not
     throw CheckpointError(error.what(), error.remedy());
   }
   const bool same = resumed && resumed->from_own_directories;

@@ -26,6 +26,7 @@ class Checkpoints {
     std::string directory;              // the run's; empty: none are written
     std::optional<std::int64_t> every;  // steps; 0: only at the end; default: at the end of each epoch
     std::int64_t keep = kDefaultKeep;   // the newest ones; 0: all
+    bool mirrored = false;              // another directory has a second copy
     std::vector<std::string> writes;    // directories that this rank writes to: the run's first, if it does
   };
   /// None are taken before open().

@@ -114,10 +114,17 @@ struct Looked {
   std::int64_t step() const { return found ? found->manifest.step : 0; }
 };
 
+/// With several, one that cannot be read is as one whose checkpoints are all corrupt.
 Looked look_into(const std::vector<std::string>& directories) {
   Looked all;
   for (const std::string& directory : directories) {
-    checkpoint::Search search = checkpoint::newest_whole(directory);
+    checkpoint::Search search;
+    try {
+      search = checkpoint::newest_whole(directory);
+    } catch (const IoError& error) {
+      if (directories.size() == 1) rethrow_unusable(directory, error);
+      search.corrupt.push_back({directory, error.what()});
+    }
     std::ranges::move(search.corrupt, std::back_inserter(all.corrupt));
     if (search.found && search.found->manifest.step > all.step()) all.found = std::move(search.found);
   }

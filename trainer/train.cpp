@@ -43,6 +43,7 @@ class Run {
         checkpoints_({.directory = config.checkpoint_dir,
                       .every = config.checkpoint_every,
                       .keep = config.keep.value_or(checkpoint::kDefaultKeep),
+                      .mirrored = mirror_.has_value(),
                       .writes = checkpoint_directories()}) {
     RunWeights weights;
     session::MemoryNeeds needs;
