@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoints.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -16,43 +15,44 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
                        std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
   if (resumed) taken_ = older_ = resumed->manifest.step;
-  if (!wanted() || !options_.writes) return;
-  refuse_others(resumed);
+  if (!wanted() || options_.writes.empty()) return;
+  for (const std::string& directory : options_.writes) refuse_others(directory, resumed);
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
-  try {
-    prepare_checkpoints(options_.directory);
-  } catch (const IoError& error) {
-    opening_failure_ = error.line();
-    tell_first_failure();
-  }
   copy_ = std::make_unique<StateCopy>(module, optimizer);
-  writer_ = std::make_unique<CheckpointWriter>(
-      *copy_, CheckpointWriter::Options{.directory = options_.directory,
-                                        .keep = options_.keep,
-                                        .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
-                                        .metadata = std::move(metadata)});
+  for (const std::string& directory : options_.writes) {
+    Place& place = places_.emplace_back(Place{.directory = directory});
+    try {
+      prepare_checkpoints(directory);
+    } catch (const IoError& error) {
+      place.opening_failure = error.line();
+      tell_first_failure(place);
+    }
+    place.writer = std::make_unique<CheckpointWriter>(
+        *copy_, CheckpointWriter::Options{.directory = directory,
+                                          .keep = options_.keep,
+                                          .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
+                                          .metadata = metadata});
+  }
 }
 
 // The oldest ones are removed now and then, and --resume auto takes the newest: both must be this run's.
-void Checkpoints::refuse_others(const std::optional<Resumed>& resumed) const {
+void Checkpoints::refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const {
   std::vector<StoredCheckpoint> there;
   try {
-    there = list_checkpoints(options_.directory);
+    there = list_checkpoints(directory);
   } catch (const IoError& error) {
+    if (options_.mirrored) return;  // the other copy is there; preparing it says why this one is not
     throw CheckpointError(error.what(), error.remedy());
   }
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  const bool same =
-      resumed && fs::equivalent(fs::path(resumed->path + "/..").lexically_normal(), options_.directory, ignored);
+  const bool same = resumed && resumed->from_own_directories;
   std::erase_if(there, [&](const StoredCheckpoint& stored) {
     return same && (stored.step <= older_ || std::ranges::find(resumed->corrupt, stored.path,
                                                                &CorruptCheckpoint::path) != resumed->corrupt.end());
   });
   if (there.empty()) return;
   throw CheckpointError(
-      fmt::format("{} has a checkpoint of step {}, and this run {}", options_.directory, there.front().step,
+      fmt::format("{} has a checkpoint of step {}, and this run {}", directory, there.front().step,
                   resumed ? fmt::format("resumes from step {} in {}", older_, resumed->path) : "starts anew"),
       "add --resume auto to resume from there, or choose another --checkpoint-dir");
 }
@@ -62,63 +62,99 @@ bool Checkpoints::due(std::int64_t step, bool last_of_epoch, bool last) const {
   return last || (options_.every ? *options_.every > 0 && step % *options_.every == 0 : last_of_epoch);
 }
 
-void Checkpoints::take(std::int64_t step, const sampler::SamplerState& position, std::int64_t optimizer_steps,
-                       const std::vector<std::string>& bucket_order, std::vector<nn::HostTensor> carried) {
+void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
+                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order,
+                       std::vector<nn::HostTensor> carried) {
   if (!is_new(step)) return;
-  taken_ = step;
-  if (writer_ == nullptr) return;
+  if (places_.empty()) {
+    taken_ = step;
+    return;
+  }
   const auto begin = Clock::now();
-  writer_->wait();
+  for (Place& place : places_) place.writer->wait();
+  collect_written();
+  taken_ = step;
   const auto waited = Clock::now();
-  waited_seconds_ += seconds_between(begin, waited);
-  tell_first_failure();
+  for (Place& place : places_) tell_first_failure(place);
   copy_->take(std::move(carried));
   CheckpointManifest manifest = plan_;
   manifest.step = step;
   manifest.position = position;
   manifest.optimizer_steps = optimizer_steps;
   manifest.bucket_order = bucket_order;
-  writer_->start(std::move(manifest));
+  for (Place& place : places_) place.writer->start(manifest);
+  const auto end = Clock::now();
+  held_seconds_ = seconds_between(since, end);
+  all_held_seconds_ += held_seconds_;
   log_debug("step {}: checkpoint: waited {:.2f} ms for the one before, copied in {:.2f} ms", step,
-            1e3 * seconds_between(begin, waited), 1e3 * seconds_between(waited, Clock::now()));
+            1e3 * seconds_between(begin, waited), 1e3 * seconds_between(waited, end));
 }
 
 bool Checkpoints::finish() {
-  if (writer_ == nullptr) return true;
-  writer_->wait();
-  tell_first_failure();
-  return taken_ == older_ || writer_->report().newest_step == taken_;
+  for (Place& place : places_) {
+    place.writer->wait();
+    tell_first_failure(place);
+  }
+  return !writes_the_runs() || taken_ == older_ || places_.front().writer->report().newest_step == taken_;
 }
 
-void Checkpoints::tell_first_failure() {
-  if (told_) return;
-  std::string why = opening_failure_;
-  if (why.empty() && writer_ != nullptr) {
-    const auto report = writer_->report();
+void Checkpoints::collect_written() {
+  if (!writes_the_runs() || collected_ == taken_) return;
+  const auto report = places_.front().writer->report();
+  if (report.newest_step != taken_) return;
+  collected_ = taken_;
+  written_.push_back({.step = report.newest_step,
+                      .bytes = report.newest_bytes,
+                      .write_seconds = report.newest_seconds,
+                      .held_seconds = held_seconds_});
+}
+
+std::optional<Checkpoints::Written> Checkpoints::written() {
+  collect_written();
+  if (written_.empty()) return std::nullopt;
+  const Written next = written_.front();
+  written_.pop_front();
+  return next;
+}
+
+Checkpoints::Summary Checkpoints::summary() {
+  if (!writes_the_runs()) return {};
+  const auto report = places_.front().writer->report();
+  return {
+      .count = report.written,
+      .bytes = report.newest_bytes,
+      .write_seconds = report.seconds / static_cast<double>(std::max<std::int64_t>(1, report.written + report.failed)),
+      .held_seconds = all_held_seconds_};
+}
+
+void Checkpoints::tell_first_failure(Place& place) const {
+  if (place.told) return;
+  std::string why = place.opening_failure;
+  if (why.empty() && place.writer != nullptr) {
+    const auto report = place.writer->report();
     why = report.first_failure;
     if (why.empty()) why = report.removal_failure;
   }
   if (why.empty()) return;
-  told_ = true;
-  log_warn("{}; training continues, {}", why, newest());
+  place.told = true;
+  log_warn("{}; training continues, {}", why, newest_in(place));
 }
 
 void Checkpoints::tell_failures() {
-  if (writer_ == nullptr) return;
-  tell_first_failure();
-  const auto report = writer_->report();
-  log_debug("checkpoints took {:.3f} s to write, and training waited {:.3f} s for them", report.seconds,
-            waited_seconds_);
-  if (report.failed > 0)
-    log_warn("{} checkpoint{} could not be written, the first because: {}; {}", report.failed,
-             report.failed == 1 ? "" : "s", report.first_failure, newest());
-  if (!report.removal_failure.empty()) log_warn("older checkpoints are left: {}", report.removal_failure);
+  for (Place& place : places_) {
+    tell_first_failure(place);
+    const auto report = place.writer->report();
+    if (report.failed > 0)
+      log_warn("{} checkpoint{} could not be written, the first because: {}; {}", report.failed,
+               report.failed == 1 ? "" : "s", report.first_failure, newest_in(place));
+    if (!report.removal_failure.empty()) log_warn("older checkpoints are left: {}", report.removal_failure);
+  }
 }
 
-std::string Checkpoints::newest() const {
+std::string Checkpoints::newest_in(const Place& place) const {
   std::int64_t step = older_;
-  if (writer_ != nullptr) step = std::max(step, writer_->report().newest_step);
-  return step == 0 ? fmt::format("and {} has no checkpoint", options_.directory)
+  if (place.writer != nullptr) step = std::max(step, place.writer->report().newest_step);
+  return step == 0 ? fmt::format("and {} has no checkpoint", place.directory)
                    : fmt::format("and the newest checkpoint is of step {}", step);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/writer.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/optimizer.h"
 
@@ -16,15 +18,16 @@ namespace lockstep::checkpoint {
 
 inline constexpr std::int64_t kDefaultKeep = 3;
 
-/// Every rank has one and asks it when; rank 0's alone writes. What goes wrong on the disk is said once and once more
-/// at the end, and training continues.
+/// Every rank has one and asks it when; rank 0's writes, and that of the rank that has the mirror, if there is one.
+/// What goes wrong on a disk is said once and once more at the end, and training continues.
 class Checkpoints {
  public:
   struct Options {
-    std::string directory;              // empty: none are written
+    std::string directory;              // the run's; empty: none are written
     std::optional<std::int64_t> every;  // steps; 0: only at the end; default: at the end of each epoch
     std::int64_t keep = kDefaultKeep;   // the newest ones; 0: all
-    bool writes = false;                // this rank does
+    bool mirrored = false;              // another directory has a second copy
+    std::vector<std::string> writes;    // directories that this rank writes to: the run's first, if it does
   };
   /// None are taken before open().
   explicit Checkpoints(Options options);
@@ -41,31 +44,55 @@ class Checkpoints {
 
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
   /// is still being written. Nothing if this step's has been taken. `carried`, of the rank that writes: what the model
-  /// carries from batch to batch.
-  void take(std::int64_t step, const sampler::SamplerState& position, std::int64_t optimizer_steps,
-            const std::vector<std::string>& bucket_order, std::vector<nn::HostTensor> carried = {});
+  /// carries from batch to batch. `since`: when training stopped for it.
+  void take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
+            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order,
+            std::vector<nn::HostTensor> carried = {});
   /// Whether take() would take one.
   bool is_new(std::int64_t step) const { return step != taken_; }
-  /// Waits for the last one. Whether it was written.
+  /// Waits for the last one. Whether it was written to the run's directory, as far as this rank does that.
   bool finish();
+
+  struct Written {
+    std::int64_t step = 0;
+    std::uint64_t bytes = 0;
+    double write_seconds = 0;  // by the writer's thread
+    double held_seconds = 0;   // for which training stood still
+  };
+  /// The next one that has come to the run's directory since the last call. Nothing on other ranks.
+  std::optional<Written> written();
+  struct Summary {
+    std::int64_t count = 0;
+    std::uint64_t bytes = 0;   // of the newest one
+    double write_seconds = 0;  // of one, in the mean
+    double held_seconds = 0;   // of all together
+  };
+  /// Of those in the run's directory; count 0 on other ranks, too.
+  Summary summary();
   /// Says at the end what went wrong.
   void tell_failures();
 
-  /// "and the newest checkpoint is of step 120", or that there is none.
-  std::string newest() const;
-
  private:
-  void refuse_others(const std::optional<Resumed>& resumed) const;
-  void tell_first_failure();
+  /// A directory that this rank writes to.
+  struct Place {
+    std::string directory;
+    std::string opening_failure = {};
+    bool told = false;  // what went wrong
+    std::unique_ptr<CheckpointWriter> writer = {};
+  };
+  void refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const;
+  void tell_first_failure(Place& place) const;
+  std::string newest_in(const Place& place) const;
+  void collect_written();
+  bool writes_the_runs() const { return !places_.empty() && places_.front().directory == options_.directory; }
 
   Options options_;
   CheckpointManifest plan_;
-  std::int64_t older_ = 0, taken_ = 0;  // steps
-  std::string opening_failure_;
-  bool told_ = false;
-  double waited_seconds_ = 0;
+  std::int64_t older_ = 0, taken_ = 0, collected_ = 0;  // steps
+  double held_seconds_ = 0, all_held_seconds_ = 0;
+  std::deque<Written> written_;  // that nobody has asked for yet
   std::unique_ptr<StateCopy> copy_;
-  std::unique_ptr<CheckpointWriter> writer_;
+  std::vector<Place> places_;
 };
 
 }  // namespace lockstep::checkpoint

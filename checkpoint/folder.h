@@ -52,9 +52,11 @@ Search newest_whole(const std::string& directory);
 
 /// What a run resumes from.
 struct Resumed {
-  std::string path;  // on rank 0
+  std::string path;  // on the rank that reads it; elsewhere for people
   CheckpointManifest manifest;
-  std::vector<CorruptCheckpoint> corrupt;  // on rank 0: newer than that
+  std::vector<CorruptCheckpoint> corrupt;  // newer than that, in the directories that this rank has looked into
+  int reader = 0;                          // the rank that reads it
+  bool from_own_directories = false;       // it lies where this run's own checkpoints go
 };
 
 /// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is given and returns the

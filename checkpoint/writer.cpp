@@ -46,17 +46,19 @@ void CheckpointWriter::work() {
     const CheckpointManifest manifest = *job_;
     lock.unlock();
     std::string failure, removal_failure;
+    std::uint64_t bytes = 0;
     const auto begin = Clock::now();
     report_status(
         {.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", manifest.step)});
     // Whatever it is, training continues without this one.
     try {
-      write(manifest);
+      bytes = write(manifest);
     } catch (const Error& error) {
       failure = error.line();
     } catch (const std::exception& error) {
       failure = fmt::format("a checkpoint of step {}: {}", manifest.step, error.what());
     }
+    const double seconds = seconds_between(begin, Clock::now());
     report_status({.kind = StatusReport::Kind::kSaved});
     if (failure.empty()) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = manifest.step});
     try {
@@ -66,24 +68,31 @@ void CheckpointWriter::work() {
     }
     lock.lock();
     report_.seconds += seconds_between(begin, Clock::now());
-    if (failure.empty())
+    if (failure.empty()) {
       report_.newest_step = manifest.step;
-    else if (report_.failed++ == 0)
+      report_.newest_bytes = bytes;
+      report_.newest_seconds = seconds;
+      ++report_.written;
+    } else if (report_.failed++ == 0) {
       report_.first_failure = failure;
+    }
     if (report_.removal_failure.empty()) report_.removal_failure = removal_failure;
     job_.reset();
     changed_.notify_all();
   }
 }
 
-void CheckpointWriter::write(const CheckpointManifest& manifest) {
+std::uint64_t CheckpointWriter::write(const CheckpointManifest& manifest) {
   if (const auto name = copy_.not_finite())
     throw DivergedError(fmt::format("no checkpoint of step {}: {} is not finite after it", manifest.step, *name));
+  std::uint64_t bytes = 0;
   write_checkpoint(options_.directory, manifest.step, [&](const std::string& path) {
     CheckpointManifest whole = manifest;
     whole.files = copy_.write(path, options_.metadata);
+    for (const auto& [name, file] : whole.files) bytes += file.bytes;
     return whole;
   });
+  return bytes;
 }
 
 }  // namespace lockstep::checkpoint

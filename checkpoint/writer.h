@@ -36,17 +36,21 @@ class CheckpointWriter {
   void wait();
 
   struct Report {
-    std::int64_t newest_step = 0;  // of those that it has written; 0: none
-    std::int64_t failed = 0;       // how many could not be written
-    std::string first_failure;     // why, and what to do; of the first one
-    std::string removal_failure;   // why an older one could not be removed; empty: none failed
-    double seconds = 0;            // spent writing, of all
+    std::int64_t newest_step = 0;    // of those that it has written; 0: none
+    std::uint64_t newest_bytes = 0;  // its files', without the manifest
+    double newest_seconds = 0;       // that it took, up to the last flush
+    std::int64_t written = 0;        // how many
+    std::int64_t failed = 0;         // how many could not be written
+    std::string first_failure;       // why, and what to do; of the first one
+    std::string removal_failure;     // why an older one could not be removed; empty: none failed
+    double seconds = 0;              // spent writing, of all
   };
   Report report();
 
  private:
   void work();
-  void write(const CheckpointManifest& manifest);
+  /// The files' bytes.
+  std::uint64_t write(const CheckpointManifest& manifest);
 
   const StateCopy& copy_;
   Options options_;

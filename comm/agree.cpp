@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/failure.h"
@@ -113,6 +114,8 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
   const int failing_rank = static_cast<int>(lowest - texts.begin());
   const Outcome first = Outcome::decode(*lowest);
   if (own != nullptr && (group.rank() == failing_rank || mine.line != first.line)) std::rethrow_exception(own);
+  // This rank may be the first to end, with a code that could be of its own device: what it waited for is that rank.
+  if (first.code == static_cast<int>(ExitCode::kDevice)) report_missing_ranks({{failing_rank}});
   throw PeerError(first.code, fmt::format("rank {} failed: {}", failing_rank, first.line));
 }
 

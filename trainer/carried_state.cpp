@@ -39,7 +39,7 @@ void CarriedState::reset() {
   for (const nn::NamedBuffer& part : parts_) part.backend->pointwise().fill(*part.tensor, 0.0f);
 }
 
-std::vector<nn::HostTensor> CarriedState::gather() const {
+std::vector<nn::HostTensor> CarriedState::gather(int root) const {
   std::vector<std::byte> mine;
   for (const nn::NamedBuffer& part : parts_) {
     nn::Tensor f32 = *part.tensor;
@@ -51,9 +51,9 @@ std::vector<nn::HostTensor> CarriedState::gather() const {
     const auto bytes = std::as_bytes(std::span(values)).first(columns_.count * bytes_of_row(*part.tensor));
     mine.insert(mine.end(), bytes.begin(), bytes.end());
   }
-  const auto ranks = group_.gather_objects(mine, 0);
+  const auto ranks = group_.gather_objects(mine, root);
   std::vector<nn::HostTensor> all;
-  if (group_.rank() != 0) return all;
+  if (group_.rank() != root) return all;
   std::vector<std::size_t> read(ranks.size());
   for (const nn::NamedBuffer& part : parts_) {
     const auto dims = part.tensor->shape().dims();
@@ -71,10 +71,10 @@ std::vector<nn::HostTensor> CarriedState::gather() const {
   return all;
 }
 
-void CarriedState::restore(const std::vector<nn::HostTensor>& all, const std::string& source) {
+void CarriedState::restore(const std::vector<nn::HostTensor>& all, const std::string& source, int reader) {
   std::vector<std::byte> sent;
   comm::run_collectively(group_, [&] {
-    if (group_.rank() != 0) return;
+    if (group_.rank() != reader) return;
     for (const nn::NamedBuffer& part : parts_) {
       const auto found = std::ranges::find(all, part.name, &nn::HostTensor::name);
       const auto dims = part.tensor->shape().dims();
@@ -86,7 +86,7 @@ void CarriedState::restore(const std::vector<nn::HostTensor>& all, const std::st
       sent.insert(sent.end(), found->bytes.begin(), found->bytes.end());
     }
   });
-  const std::vector<std::byte> whole = group_.all_gather_objects(sent).front();
+  const std::vector<std::byte> whole = group_.all_gather_objects(sent)[static_cast<std::size_t>(reader)];
   std::size_t at = 0;
   for (const nn::NamedBuffer& part : parts_) {
     const std::size_t row = bytes_of_row(*part.tensor);

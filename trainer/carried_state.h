@@ -21,11 +21,12 @@ class CarriedState {
 
   /// Zeros again, in the order of the device's work: where an epoch begins.
   void reset();
-  /// Collective: of all ranks' columns, (global batch, …) in f32; on rank 0, nothing elsewhere.
-  std::vector<nn::HostTensor> gather() const;
-  /// Collective: continues with what gather() has returned, on any number of ranks; `all` is rank 0's, and is of
-  /// `source`. Throws IoError there, and PeerError elsewhere, where it is of another model or batch.
-  void restore(const std::vector<nn::HostTensor>& all, const std::string& source);
+  /// Collective: of all ranks' columns, (global batch, …) in f32; on rank `root`, nothing elsewhere.
+  std::vector<nn::HostTensor> gather(int root = 0) const;
+  /// Collective: continues with what gather() has returned, on any number of ranks; `all` is rank
+  /// `reader`'s, and is of `source`. Throws IoError there, and PeerError elsewhere, where it is of another model or
+  /// batch.
+  void restore(const std::vector<nn::HostTensor>& all, const std::string& source, int reader = 0);
 
  private:
   comm::ProcessGroup& group_;

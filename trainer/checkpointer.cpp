@@ -34,10 +34,9 @@ Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataP
                            Options options) {
   check_usage(!options.directory.empty(), "checkpoints without a directory", "give Checkpointer::Options::directory");
   check_usage(options.keep >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
-  const checkpoint::Checkpoints::Options written = {.directory = options.directory,
-                                                    .every = std::nullopt,
-                                                    .keep = options.keep,
-                                                    .writes = session.group->rank() == 0};
+  checkpoint::Checkpoints::Options written = {
+      .directory = options.directory, .every = std::nullopt, .keep = options.keep, .writes = {}};
+  if (session.group->rank() == 0) written.writes.push_back(options.directory);
   state_.reset(new State{.session = session,
                          .ddp = ddp,
                          .optimizer = optimizer,
@@ -52,8 +51,8 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   check_usage(!state.loaded, "load_latest() a second time", "call it once, before the first step");
   comm::ProcessGroup& group = *state.session.group;
   const checkpoint::CheckpointManifest plan = state.plan();
-  const auto resumed =
-      resume_module({.resume = "auto", .directory = state.options.directory}, group, plan, state.ddp.module());
+  const auto resumed = resume_module({.resume = "auto", .directory = state.options.directory}, group,
+                                     state.session.gradients(), plan, state.ddp.module());
   if (resumed) {
     state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
@@ -68,6 +67,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
 }
 
 void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position) {
+  const auto since = Clock::now();
   State& state = *state_;
   check_usage(state.loaded, "save() before load_latest()",
               "call load_latest() before the first step: it says where the run continues");
@@ -76,7 +76,7 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
                      "count steps from 1, and continue where load_latest() says");
   state.ddp.check();
   state.step = step;
-  state.checkpoints.take(step, position, state.optimizer.steps(), state.ddp.bucket_order());
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order());
 }
 
 void Checkpointer::finish() {

@@ -48,7 +48,7 @@ std::uint64_t length_until(const std::string& path, std::int64_t step) {
   std::ifstream in(path, std::ios::binary);
   std::uint64_t length = 0;
   for (std::string line; std::getline(in, line) && !in.eof(); length += line.size() + 1) {
-    const bool of_step = line.starts_with(R"({"event":"step")");
+    const bool of_step = line.starts_with(R"({"event":"step")") || line.starts_with(R"({"event":"checkpoint")");
     const auto told = number_in(line, line.starts_with(R"({"event":"final")") ? R"("steps":)" : R"("step":)");
     if (told && (of_step ? *told > step : *told >= step)) break;
   }
@@ -113,6 +113,11 @@ void Metrics::write(const EvalReport& r) {
 
 void Metrics::write(const ResumeReport& r) {
   write_line(fmt::format(R"({{"event":"resume","step":{},"world_size":{}}})", r.step, r.world_size));
+}
+
+void Metrics::write(const CheckpointReport& r) {
+  write_line(fmt::format(R"({{"event":"checkpoint","step":{},"bytes":{},"write_ms":{:.3f},"held_up_ms":{:.3f}}})",
+                         r.step, r.bytes, r.write_ms, r.held_up_ms));
 }
 
 void Metrics::write(const FinalReport& r) {

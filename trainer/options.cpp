@@ -333,6 +333,14 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
              .value = integer(config.keep, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir)});
   table.add(
+      {.name = "checkpoint-mirror",
+       .placeholder = "HOST:DIR|DIR",
+       .help = "directory on another host (DIR alone: any other) for a second copy of each checkpoint, which --resume "
+               "auto finds too; with all ranks on one host: on another file system there",
+       .value = text(config.checkpoint_mirror),
+       .applies = to_checkpoints(config.checkpoint_dir),
+       .agree = Agree::kValue});
+  table.add(
       {.name = "resume",
        .placeholder = "auto|PATH",
        .help = "resume from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",

@@ -15,6 +15,7 @@ namespace lockstep::trainer {
 namespace {
 
 constexpr auto kDrawEvery = std::chrono::milliseconds(100);
+constexpr auto kCheckpointEvery = std::chrono::seconds(10);
 
 Progress* g_current = nullptr;
 
@@ -124,6 +125,14 @@ void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
   announce(fmt::format("epoch {}/{}  step {}  test loss {}{} of {}", epoch, epochs_, report.step,
                        loss_text(report.loss), std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy),
                        report.samples));
+}
+
+void Progress::checkpoint(const CheckpointReport& report) {
+  const auto now = Clock::now();
+  if (now < next_checkpoint_) return;
+  next_checkpoint_ = now + kCheckpointEvery;
+  announce(fmt::format("step {}  checkpoint of {} written in {:.2f} s, training stood still for {:.1f} ms", report.step,
+                       human_bytes(static_cast<double>(report.bytes)), 1e-3 * report.write_ms, report.held_up_ms));
 }
 
 void Progress::summary(const Summary& s) {

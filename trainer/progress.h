@@ -41,6 +41,8 @@ class Progress {
   void announce(const std::string& line);
   void step(const StepReport& report);
   void evaluation(const EvalReport& report, std::int64_t epoch);
+  /// At most one in ten seconds; the metrics file has all.
+  void checkpoint(const CheckpointReport& report);
   void summary(const Summary& summary);
 
  private:
@@ -53,6 +55,7 @@ class Progress {
   std::atomic<bool> drawn_ = false;  // data workers warn too, which clears it
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_draw_{};
+  Clock::time_point next_checkpoint_{};  // when a line may follow the one before
 };
 
 }  // namespace lockstep::trainer

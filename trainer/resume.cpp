@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -95,44 +97,111 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
                         "resume from another one with --resume PATH, or start anew without --resume");
 }
 
-Resumed chosen(checkpoint::Search search, const std::string& directory) {
-  if (!search.found) {
-    std::vector<std::string> why;
-    for (const auto& corrupt : search.corrupt) why.push_back(corrupt.why);
-    throw CheckpointError(
-        fmt::format("none of the {} checkpoints in {} is whole: {}", search.corrupt.size(), directory, join(why, "; ")),
-        "remove them to start anew, or choose another --checkpoint-dir");
-  }
-  for (const auto& corrupt : search.corrupt) log_warn("{}; the one before it is taken", corrupt.why);
-  return {.path = std::move(search.found->path),
-          .manifest = std::move(search.found->manifest),
-          .corrupt = std::move(search.corrupt)};
+[[noreturn]] void refuse_all(const std::vector<checkpoint::CorruptCheckpoint>& corrupt, const std::string& directory) {
+  std::vector<std::string> why;
+  for (const auto& one : corrupt) why.push_back(one.why);
+  throw CheckpointError(
+      fmt::format("none of the {} checkpoints in {} is whole: {}", corrupt.size(), directory, join(why, "; ")),
+      "remove them to start anew, or choose another --checkpoint-dir");
 }
 
 /// A job that was started again must not start anew where it has checkpoints: rank 0 may be on another host by then.
-void check_reported(const checkpoint::Search& search, const std::string& directory) {
+/// `newest`: the step of the one that was found; 0: none.
+void check_reported(std::int64_t newest, const std::string& directory) {
   const auto reported = parse_int(env("LOCKSTEP_CHECKPOINT_STEP").value_or(""));
-  if (!reported || *reported == 0 || !search.corrupt.empty()) return;
-  if (search.found && search.found->manifest.step >= *reported) return;
-  throw CheckpointError(
-      fmt::format("this job has taken a checkpoint of step {}, and {} on host {} has {}", *reported, directory,
-                  host_name(),
-                  search.found ? fmt::format("none after step {}", search.found->manifest.step) : std::string("none")),
-      "put --checkpoint-dir on a file system that all hosts share: rank 0 may be on another host after a restart");
+  if (!reported || *reported <= newest) return;
+  throw CheckpointError(fmt::format("this job has taken a checkpoint of step {}, and {} on host {} has {}", *reported,
+                                    directory, host_name(),
+                                    newest > 0 ? fmt::format("none after step {}", newest) : std::string("none")),
+                        "put --checkpoint-dir on a file system that all hosts share, or give --checkpoint-mirror: rank 0 "
+                        "may be on another host after a restart");
 }
 
-// Rank 0's.
-std::optional<Resumed> find(const ResumeFrom& from) {
-  const bool automatic = from.resume == "auto";
-  const std::string& path = automatic ? from.directory : from.resume;
-  if (!automatic && fs::exists(fmt::format("{}/{}", path, kManifestFile)))
-    return Resumed{.path = path, .manifest = checkpoint::verify_checkpoint(path), .corrupt = {}};
-  checkpoint::Search search = checkpoint::newest_whole(path);
-  if (automatic) check_reported(search, path);
-  if (search.found || !search.corrupt.empty()) return chosen(std::move(search), path);
-  if (automatic) return std::nullopt;
-  throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
-                        fmt::format("give a directory with {}, or one with such directories", kManifestFile));
+/// What a rank has found where `auto` looks: the newest whole one, and all that are corrupt and newer than those beside
+/// them.
+struct Looked {
+  std::optional<checkpoint::FoundCheckpoint> found;
+  std::vector<checkpoint::CorruptCheckpoint> corrupt;
+
+  std::int64_t step() const { return found ? found->manifest.step : 0; }
+};
+
+/// With several, one that cannot be read is as one whose checkpoints are all corrupt.
+Looked look_into(const std::vector<std::string>& directories) {
+  Looked all;
+  for (const std::string& directory : directories) {
+    checkpoint::Search search;
+    try {
+      search = checkpoint::newest_whole(directory);
+    } catch (const IoError& error) {
+      if (directories.size() == 1) rethrow_unusable(directory, error);
+      search.corrupt.push_back({directory, error.what()});
+    }
+    std::ranges::move(search.corrupt, std::back_inserter(all.corrupt));
+    if (search.found && search.found->manifest.step > all.step()) all.found = std::move(search.found);
+  }
+  return all;
+}
+
+// Rank 0's, for a checkpoint that --resume PATH names.
+Resumed find_named(const ResumeFrom& from) {
+  const std::string& path = from.resume;
+  if (fs::exists(fmt::format("{}/{}", path, kManifestFile))) {
+    Resumed resumed;
+    resumed.path = path;
+    resumed.manifest = checkpoint::verify_checkpoint(path);
+    std::error_code ignored;
+    resumed.from_own_directories = fs::equivalent(fs::path(path + "/..").lexically_normal(), from.directory, ignored);
+    return resumed;
+  }
+  Looked looked = look_into({path});
+  if (!looked.found && !looked.corrupt.empty()) refuse_all(looked.corrupt, path);
+  if (!looked.found)
+    throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
+                          fmt::format("give a directory with {}, or one with such directories", kManifestFile));
+  for (const auto& corrupt : looked.corrupt) log_warn("{}; the one before it is taken", corrupt.why);
+  std::error_code ignored;
+  return {.path = std::move(looked.found->path),
+          .manifest = std::move(looked.found->manifest),
+          .corrupt = std::move(looked.corrupt),
+          .from_own_directories = fs::equivalent(path, from.directory, ignored)};
+}
+
+// Collective: the newest one of all ranks that look; nothing where nobody has found any. On the rank that reads it,
+// what it has found; elsewhere the manifest is still to come.
+std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& group) {
+  Looked looked;
+  std::vector<std::string> directories = {from.directory};
+  if (from.mirror != nullptr) directories.push_back(from.mirror->directory);
+  const bool looks = from.mirror == nullptr
+                         ? group.rank() == 0
+                         : std::ranges::find(from.mirror->on_a_host, group.rank()) != from.mirror->on_a_host.end();
+  comm::run_collectively(group, [&] {
+    if (looks) looked = look_into(directories);
+  });
+  const auto steps = group.all_gather_numbers(looked.step());
+  const auto newest = std::ranges::max_element(steps);
+  comm::run_collectively(group, [&] {
+    if (looks && looked.corrupt.empty()) check_reported(*newest, from.directory);
+  });
+  if (*newest == 0) {
+    comm::run_collectively(group, [&] {
+      if (!looked.corrupt.empty()) refuse_all(looked.corrupt, join(directories, " and "));
+    });
+    return std::nullopt;
+  }
+  Resumed resumed;
+  resumed.corrupt = std::move(looked.corrupt);
+  resumed.reader = static_cast<int>(newest - steps.begin());
+  resumed.from_own_directories = true;
+  for (const auto& one : resumed.corrupt)
+    log_warn("{}; {}", one.why,
+             from.mirror == nullptr ? "the one before it is taken" : "the newest whole one of all copies is taken");
+  if (group.rank() == resumed.reader) {
+    resumed.path = std::move(looked.found->path);
+    resumed.manifest = std::move(looked.found->manifest);
+  }
+  return resumed;
 }
 
 void load_module(const Resumed& resumed, const CheckpointManifest& plan, nn::Module& module) {
@@ -203,33 +272,61 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   return manifest;
 }
 
-std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group, const CheckpointManifest& plan,
-                                     nn::Module& module) {
+std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                                     const CheckpointManifest& plan, nn::Module& module) {
   if (from.resume.empty()) return std::nullopt;
   std::optional<Resumed> resumed;
-  comm::run_collectively(group, [&] {
-    if (group.rank() != 0) return;
-    try {
-      resumed = find(from);
-      if (resumed) load_module(*resumed, plan, module);
-    } catch (const CheckpointError&) {
-      throw;
-    } catch (const Error& error) {
-      rethrow_unusable(resumed ? resumed->path : from.resume, error);
-    }
+  const bool automatic = from.resume == "auto";
+  // A file that cannot be read is a checkpoint that cannot be used.
+  const auto collectively = [&](const std::function<void()>& work) {
+    comm::run_collectively(group, [&] {
+      try {
+        work();
+      } catch (const CheckpointError&) {
+        throw;
+      } catch (const Error& error) {
+        rethrow_unusable(resumed && !resumed->path.empty() ? resumed->path : from.resume, error);
+      }
+    });
+  };
+  if (automatic) {
+    resumed = find_newest(from, group);
+    if (!resumed) return std::nullopt;
+  } else {
+    resumed.emplace();
+    collectively([&] {
+      if (group.rank() == 0) resumed = find_named(from);
+    });
+    resumed->from_own_directories = group.all_gather_numbers(resumed->from_own_directories ? 1 : 0).front() != 0;
+  }
+  const bool reads = group.rank() == resumed->reader;
+  collectively([&] {
+    if (reads) load_module(*resumed, plan, module);
   });
-  const std::string text = group.all_gather_text(resumed ? encode(resumed->manifest) : std::string()).front();
-  if (text.empty()) return std::nullopt;
-  if (!resumed)
-    resumed = Resumed{
-        .path = {}, .manifest = checkpoint::decode_checkpoint_manifest(text, "rank 0's manifest"), .corrupt = {}};
+  const auto reader = static_cast<std::size_t>(resumed->reader);
+  const std::string manifest = group.all_gather_text(reads ? encode(resumed->manifest) : std::string())[reader];
+  const std::string path =
+      group.all_gather_text(reads ? fmt::format("{} (host {})", resumed->path, host_name()) : std::string())[reader];
+  if (!reads) {
+    resumed->manifest =
+        checkpoint::decode_checkpoint_manifest(manifest, fmt::format("rank {}'s manifest", resumed->reader));
+    resumed->path = path;
+  }
+  // DistributedDataParallel begins with rank 0's.
+  if (resumed->reader != 0) {
+    std::vector<ddp::NamedBytes> pieces;
+    for (const auto& entry : nn::entries_of(module))
+      pieces.push_back({entry.name, {static_cast<std::byte*>(entry.value.raw()), entry.value.bytes()}});
+    ddp::broadcast_state(gradients, pieces, resumed->reader);
+    for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
+  }
   return resumed;
 }
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
   comm::run_collectively(group, [&] {
-    if (group.rank() != 0) return;
+    if (group.rank() != resumed.reader) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
       nn::load_entries(nn::entries_of(optimizer), nn::read_safetensors(file), file);
@@ -238,7 +335,7 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
     }
   });
   const auto moments = moments_of(optimizer);
-  ddp::broadcast_state(gradients, moments, 0);
+  ddp::broadcast_state(gradients, moments, resumed.reader);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.bucket_order);
   ddp.check();
@@ -250,7 +347,7 @@ void resume_carried(const Resumed& resumed, comm::ProcessGroup& group, CarriedSt
   std::vector<nn::HostTensor> all;
   const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kCarriedFile);
   comm::run_collectively(group, [&] {
-    if (group.rank() != 0) return;
+    if (group.rank() != resumed.reader) return;
     try {
       // Those files alone are whole that the manifest lists.
       if (!resumed.manifest.files.contains(checkpoint::kCarriedFile))
@@ -260,7 +357,7 @@ void resume_carried(const Resumed& resumed, comm::ProcessGroup& group, CarriedSt
       rethrow_unusable(resumed.path, error);
     }
   });
-  carried.restore(all, file);
+  carried.restore(all, file, resumed.reader);
 }
 
 }  // namespace lockstep::trainer

@@ -13,6 +13,7 @@
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/config.h"
 #include "trainer/carried_state.h"
+#include "trainer/mirror.h"
 
 namespace lockstep::trainer {
 
@@ -23,18 +24,23 @@ checkpoint::CheckpointManifest plan_of(const TrainConfig& config, const data::Da
 
 /// As --resume and --checkpoint-dir have it.
 struct ResumeFrom {
-  std::string resume;     // auto, or the path of a checkpoint; empty: nothing
-  std::string directory;  // where auto looks
+  std::string resume;              // auto, or the path of a checkpoint; empty: nothing
+  std::string directory;           // where auto looks
+  const Mirror* mirror = nullptr;  // and where else; nullptr: nowhere
 };
 
 /// Collective. Rank 0 finds what `from` names and puts its parameters and buffers into `module`; every rank
-/// gets to know the manifest. Nothing: there is none to resume from, which `auto` allows, or it was not asked for.
-/// Throws CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
+/// gets to know the manifest. With a mirror, the lowest rank of each host looks into both directories for `auto`, the
+/// newest whole checkpoint of all is taken, and where another rank than 0 has read it, rank 0 has its state too then.
+/// Nothing: there is none to resume from, which `auto` allows, or it was not asked for. Throws CheckpointError where
+/// there should be one, where none is whole, or where it is of another run than `plan`. `group` joins the ranks'
+/// processes, `gradients` their devices.
 std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group,
+                                                 comm::ProcessGroup& gradients,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
 /// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of
-/// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.
+/// buckets, and sees to it that all have the same bits.
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 

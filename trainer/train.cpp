@@ -25,6 +25,7 @@
 #include "trainer/build.h"
 #include "trainer/data_parallel.h"
 #include "trainer/memory_estimate.h"
+#include "trainer/mirror.h"
 #include "trainer/progress.h"
 #include "trainer/resume.h"
 #include "trainer/step.h"
@@ -41,10 +42,12 @@ class Run {
       : config_(config),
         group_(*session.group),
         backend_(*session.backend),
+        mirror_(place_mirror(config, *session.group)),
         checkpoints_({.directory = config.checkpoint_dir,
                       .every = config.checkpoint_every,
                       .keep = config.keep.value_or(checkpoint::kDefaultKeep),
-                      .writes = session.group->rank() == 0}) {
+                      .mirrored = mirror_.has_value(),
+                      .writes = checkpoint_directories()}) {
     RunWeights weights;
     session::MemoryNeeds needs;
     if (config_.shards > 0) tree_ = &session.gradients().define_tree(static_cast<std::size_t>(config_.shards));
@@ -66,7 +69,7 @@ class Run {
                                  .gradients = places_of_gradients(session),
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
-                                 .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
+                                 .checkpoints = !checkpoint_directories().empty()});
     });
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
@@ -83,7 +86,9 @@ class Run {
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     const checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
-    resumed_ = resume_module({.resume = config_.resume, .directory = config_.checkpoint_dir}, group_, plan, *model_);
+    resumed_ = resume_module(
+        {.resume = config_.resume, .directory = config_.checkpoint_dir, .mirror = mirror_ ? &*mirror_ : nullptr},
+        group_, session.gradients(), plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
@@ -164,7 +169,7 @@ class Run {
       const bool between = at.cursor == 0;
       if ((first_steps() == total_steps_ || (between && evaluation_due(at.epoch))) &&
           !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
-        return leave(first_steps());
+        return leave(first_steps(), progress);
     }
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
@@ -182,12 +187,20 @@ class Run {
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step);
-      if (stop_wanted_) return leave(step);
+      if (stop_wanted_) return leave(step, progress);
       if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
-        return leave(step);
+        return leave(step, progress);
     }
     finish(progress, evaluation, epochs);
     return 0;
+  }
+
+  /// Those that this rank writes to.
+  std::vector<std::string> checkpoint_directories() const {
+    std::vector<std::string> all;
+    if (!config_.checkpoint_dir.empty() && group_.rank() == 0) all.push_back(config_.checkpoint_dir);
+    if (mirror_ && group_.rank() == mirror_->rank) all.push_back(mirror_->directory);
+    return all;
   }
 
   std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
@@ -203,18 +216,41 @@ class Run {
   }
 
   void take_checkpoint(std::int64_t step) {
+    const auto since = Clock::now();
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
     flight::set_phase(flight::Phase::kCheckpoint);
+    const bool mirrored = mirror_ && mirror_->rank != 0 && checkpoints_.is_new(step);
+    if (mirrored) {
+      if (graphs_) graphs_->expect_other_work();
+      ddp_->broadcast_buffers();  // rank 0's are the run's
+    }
     std::vector<nn::HostTensor> carried;
-    if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) carried = carried_->gather();
-    checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
+    if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) {
+      carried = carried_->gather(0);
+      if (mirrored)
+        if (auto there = carried_->gather(mirror_->rank); group_.rank() == mirror_->rank) carried = std::move(there);
+    }
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
+  }
+
+  // Once they are on the disk: a few steps later, or at the end.
+  void report_checkpoints(Progress& progress) {
+    while (const auto written = checkpoints_.written()) {
+      const CheckpointReport report{.step = written->step,
+                                    .bytes = written->bytes,
+                                    .write_ms = 1e3 * written->write_seconds,
+                                    .held_up_ms = 1e3 * written->held_seconds};
+      metrics_.write(report);
+      progress.checkpoint(report);
+    }
   }
 
   // Someone has asked some rank to stop, and all know.
-  int leave(std::int64_t step) {
+  int leave(std::int64_t step, Progress& progress) {
     take_checkpoint(step);
     const auto saved = group_.all_gather_numbers(checkpoints_.finish() ? 1 : 0);
+    report_checkpoints(progress);
     const auto asked = group_.all_gather_numbers(stop_request());
     checkpoints_.tell_failures();
     if (trace_) trace_->write(group_);
@@ -320,6 +356,7 @@ class Run {
     progress.step(report);
     if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
       log_warn("step {}: {}", report.step, slow->text);
+    report_checkpoints(progress);
   }
 
   // Whether it came to an end; the ranks may have been asked to stop.
@@ -347,10 +384,12 @@ class Run {
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
 
-  // The numbers are reported first: they stay even if the weights cannot be written.
+  // The numbers are reported before the weights are saved: they stay even if those cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
     flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
+    const bool checkpointed = checkpoints_.finish();
+    report_checkpoints(progress);
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,
                              .world_size = group_.size(),
@@ -367,7 +406,11 @@ class Run {
                         .train_s = train_seconds_,
                         .comm_wait_s = wait_seconds_,
                         .stragglers = stragglers_->found()});
-    const bool checkpointed = checkpoints_.finish();
+    if (const auto all = checkpoints_.summary(); all.count > 0)
+      progress.announce(fmt::format(
+          "checkpoints: {} of {} in {}, {:.2f} s each to write; training stood still for {:.2f} s ({:.1f} %)",
+          all.count, human_bytes(static_cast<double>(all.bytes)), config_.checkpoint_dir, all.write_seconds,
+          all.held_seconds, 100 * all.held_seconds / report.wall_s));
     checkpoints_.tell_failures();
     report_corrupt();
     comm::run_collectively(group_, [&] {
@@ -432,6 +475,7 @@ class Run {
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
+  std::optional<Mirror> mirror_;
   checkpoint::Checkpoints checkpoints_;  // its thread only has what it was given
   sampler::SamplerState position_;       // after the last step that has begun
   std::int64_t checked_ = 0;             // the step after which replicas were compared last

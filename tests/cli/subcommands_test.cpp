@@ -185,6 +185,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--save=s.safetensors",
                               "--checkpoint-dir=c",
                               "--checkpoint-every=17",
+                              "--checkpoint-mirror=b:m",
                               "--keep=4",
                               "--resume=auto",
                               "--metrics=m.jsonl",
@@ -239,6 +240,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.freeze, "conv1.*,bn1.*");
   EXPECT_EQ(config.save, "s.safetensors");
   EXPECT_EQ(config.checkpoint_dir, "c");
+  EXPECT_EQ(config.checkpoint_mirror, "b:m");
   EXPECT_EQ(config.checkpoint_every, 17);
   EXPECT_EQ(config.keep, 4);
   EXPECT_EQ(config.resume, "auto");

@@ -212,6 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --parallel dp --device cpu:0,2", 2, "no CPU device 2 among 2"},
         BadInput{"lockstep train cnn --data digits --keep 2", 2, "add --checkpoint-dir DIR"},
         BadInput{"lockstep train cnn --data digits --checkpoint-every 2", 2, "add --checkpoint-dir DIR"},
+        BadInput{"lockstep train cnn --data digits --checkpoint-mirror b:m", 2, "add --checkpoint-dir DIR"},
         BadInput{"lockstep train cnn --data digits --weights-key model", 2, "add --weights FILE"},
         BadInput{"lockstep train cnn --data digits --non-strict", 2, "add --weights FILE"},
         BadInput{"lockstep train cnn --data digits --keep-prefix", 2, "add --weights FILE"},

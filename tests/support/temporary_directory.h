@@ -28,8 +28,10 @@ inline std::string write_file(const std::filesystem::path& path, const std::stri
 
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() {
-    std::string name = std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX";
+  TemporaryDirectory() : TemporaryDirectory(std::filesystem::temp_directory_path()) {}
+  /// Below `parent`.
+  explicit TemporaryDirectory(const std::filesystem::path& parent) {
+    std::string name = parent / "lockstep-test-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
     path_ = name;
   }

@@ -236,6 +236,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
       {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
       {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
       {"checkpoint-every", [](auto& c) { c.checkpoint_every = 0; }, directory},
+      {"checkpoint-mirror", [](auto& c) { c.checkpoint_mirror = "b:m"; }, directory},
       {"keep", [](auto& c) { c.keep = checkpoint::kDefaultKeep; }, directory},
   };
   for (const Case& each : cases) {

@@ -93,6 +93,7 @@ struct TrainConfig : session::SessionOptions {
   std::string checkpoint_dir;                    // empty: none are written
   std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
   std::optional<std::int64_t> keep;              // the newest ones; 0: all; default: kDefaultKeep
+  std::string checkpoint_mirror;                 // a second copy on another host: HOST:DIR or DIR; empty: none
   std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
   std::string metrics;                           // JSON lines
   std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers

@@ -47,6 +47,14 @@ struct ResumeReport {
   int world_size = 1;
 };
 
+/// A checkpoint that is on the disk.
+struct CheckpointReport {
+  std::int64_t step = 0;    // after which it was taken
+  std::uint64_t bytes = 0;  // of its files
+  double write_ms = 0;      // that writing took, beside training
+  double held_up_ms = 0;    // for which training stood still: comparing the ranks, the one before, the copy in memory
+};
+
 /// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
 /// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe.
 class Metrics {
@@ -64,6 +72,7 @@ class Metrics {
   void write(const EvalReport& report);
   void write(const FinalReport& report);
   void write(const ResumeReport& report);
+  void write(const CheckpointReport& report);
 
   /// Empty, or why the file lacks lines.
   const std::string& failure() const { return failure_; }

@@ -1,0 +1,253 @@
+"""The table of faults: what is broken, when and how; what the launcher must say of it; how the job must end.
+
+Numbers are positions in CASES: new cases go to the end, so that a number always means the same.
+"""
+import dataclasses
+import enum
+import signal
+import time
+import typing
+
+import strangers
+from faulty_job import wait_until
+
+TIMEOUT_SECONDS = 2  # --timeout-seconds of every job
+HOST_SECONDS = 6  # --host-timeout-seconds, the least that there is
+
+
+class Then(enum.Enum):
+    RESTARTED = "restarted"  # once, by the launcher, and ends with code 0
+    GOES_ON = "goes on"  # without a restart, to code 0
+    AGAIN = "run again"  # ends with `code`; the same command, without the fault, ends with code 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    what: str
+    when: str
+    says: str  # a pattern in what the launcher and the ranks print
+    fault: str  # LOCKSTEP_TEST_FAULT (injection.h); with do=hold the rank waits there until `act` has been called
+    then: Then = Then.RESTARTED
+    code: int = 0  # the exit code, where the job ends
+    act: typing.Callable = None  # what is done from outside, with the job
+    within: float = 10  # seconds from the fault to the end of the job, restarted or not
+    launch: tuple = ()  # more words for `lockstep launch`
+    train: tuple = ()  # and for `lockstep train`
+    before: tuple = ()  # words of a command that becomes the launcher
+    hosts: tuple = ()  # ranks of each; empty: three ranks on this host
+    network: tuple = ()  # (loss, delay in seconds) of all links, from the start
+    needs: tuple = ()  # "root", "mpirun", "network namespaces"
+    quick: bool = False  # one of those that every change is tested with
+    undisturbed: tuple = None  # train's further words in the run that it is compared with; the same
+
+
+# Where a rank is disturbed: the name of the phase, and its words for LOCKSTEP_TEST_FAULT.
+START, DATA, FORWARD = ("start-up", "at=start"), ("data", "at=data count=300"), ("forward", "at=forward count=12")
+BACKWARD, EVALUATION = ("backward", "at=backward count=12"), ("evaluation", "at=evaluation")
+CHECKPOINT, SAVE = ("checkpoint", "at=checkpoint count=3"), ("end", "at=save")
+RENDEZVOUS, EXIT = ("start-up", "at=main"), ("end, done", "at=exit")
+
+CASES = []
+
+
+def add(*arguments, **more):
+    CASES.append(Case(*arguments, **more))
+
+
+def rank_of(number):
+    return rf"rank {number} of \d+ \(host \S+, pid \d+\)"
+
+
+def from_outside(act):
+    """As `act`, which is called when the rank has come to its place; then that rank is let go."""
+    def disturb(job):
+        act(job)
+        job.go_on()
+    return disturb
+
+
+def sends(number, role, rank=None, host=None):
+    return from_outside(lambda job: job.signal(number, role, rank, host))
+
+
+def pauses(role, seconds, rank=None):
+    def act(job):
+        job.signal(signal.SIGSTOP, role, rank)
+        job.go_on()
+        time.sleep(seconds)
+        job.signal(signal.SIGCONT, role, rank)
+    return act
+
+
+# A rank's own program.
+for phase, quick in ((START, False), (DATA, False), (FORWARD, False), (BACKWARD, True), (EVALUATION, True)):
+    add("rank 1 is killed", phase[0], rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL",
+        f"rank=1 {phase[1]} do=kill", quick=quick)
+for phase in (FORWARD, CHECKPOINT, EVALUATION, SAVE):
+    add("rank 0 is killed", phase[0], rf"restart 1 of 3.*: {rank_of(0)} failed first: it was ended by SIGKILL",
+        f"rank=0 {phase[1]} do=kill", quick=phase is CHECKPOINT)
+add("rank 1 is killed while rank 0 writes", "checkpoint", rf"restart 1 of 3.*: {rank_of(1)} failed first: .*SIGKILL",
+    f"rank=0 {CHECKPOINT[1]} do=hold", act=sends(signal.SIGKILL, "program", 1))
+add("rank 1 is killed while rank 0 writes the result", "end", rf"restart 1 of 3.*: {rank_of(1)} failed first: .*SIGKILL",
+    f"rank=0 {SAVE[1]} do=hold", act=sends(signal.SIGKILL, "program", 1))
+add("rank 1 is killed when the work is reported done", EXIT[0], "not restarted: the ranks had reported that their work was "
+    "done", f"rank=1 {EXIT[1]} do=kill", Then.AGAIN, 137)
+for phase in (FORWARD, BACKWARD):
+    add("rank 2 breaks memory (SIGSEGV)", phase[0], rf"restart 1 of 3.*: {rank_of(2)} failed first: .*SIGSEGV",
+        f"rank=2 {phase[1]} do=segv")
+for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
+    add("rank 1 throws an exception", phase[0],
+        rf"restart 1 of 3.*: {rank_of(1)} failed first: it exited with code 1", f"rank=1 {phase[1]} do=throw",
+        quick=phase is DATA)
+add("rank 1 finds a sample that cannot be read", "data", "not restarted: exit code 3 is for bad or missing input data",
+    f"rank=1 {DATA[1]} do=bad-data", Then.AGAIN, 3, quick=True)
+for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
+    add("rank 1 loops for ever", phase[0], rf"restart 1 of 3.*: {rank_of(1)} held up the others: rank \d waited for it in "
+        "vain", f"rank=1 {phase[1]} do=loop", quick=phase is FORWARD)
+for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
+    add("rank 1 exits with code 0 too early", phase[0], rf"restart 1 of 3.*: {rank_of(1)} held up the others",
+        f"rank=1 {phase[1]} do=exit0")
+for phase in (START, DATA, FORWARD, BACKWARD, EVALUATION):
+    add("rank 1 is stopped (SIGSTOP)", phase[0], rf"{rank_of(1)} was stopped by SIGSTOP(.|\n)*restart 1 of 3.*: "
+        rf"{rank_of(1)} held up the others", f"rank=1 {phase[1]} do=stop", quick=phase is BACKWARD)
+for phase in (CHECKPOINT, SAVE):
+    add("rank 0 is stopped (SIGSTOP)", phase[0], rf"restart 1 of 3.*: {rank_of(0)} held up the others",
+        f"rank=0 {phase[1]} do=stop")
+add("rank 1 is stopped for a second (SIGSTOP, SIGCONT)", "forward", rf"{rank_of(1)} was stopped by SIGSTOP",
+    f"rank=1 {FORWARD[1]} do=hold", Then.GOES_ON, act=pauses("program", 1, 1))
+add("rank 1 is stopped when the work is done, then resumed", EXIT[0], rf"{rank_of(1)} was stopped by SIGSTOP",
+    f"rank=1 {EXIT[1]} do=hold", Then.GOES_ON, act=pauses("program", 1, 1))
+
+
+# Memory.
+def little_memory(limit):
+    return ("bash", "-c", f'ulimit -v {limit >> 10}; exec "$@"', "bash")
+
+
+for phase in (START, FORWARD):
+    add("rank 1 eats memory up to its limit (ulimit -v)", phase[0],
+        rf"restart 1 of 3.*: {rank_of(1)} failed first", f"rank=1 {phase[1]} do=eat",
+        before=little_memory(1 << 30), quick=phase is START)
+
+# The rank's wrapper, mpirun and the launcher.
+for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
+    add("rank 1's wrapper is killed", phase[0], rf"restart 1 of 3.*: {rank_of(1)}.*(killed|SIGKILL)",
+        f"rank=0 {phase[1]} do=hold", act=sends(signal.SIGKILL, "wrapper", 1), quick=phase is CHECKPOINT)
+add("rank 1's wrapper is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+    act=pauses("wrapper", 1, 1))
+for phase in (START, FORWARD, CHECKPOINT, SAVE):
+    add("mpirun is killed (--mpi)", phase[0], "restart 1 of 3.*: .*mpirun.*SIGKILL", f"rank=0 {phase[1]} do=hold",
+        act=sends(signal.SIGKILL, "mpirun"), launch=("--mpi",), needs=("mpirun",))
+add("rank 1 is killed under mpirun (--mpi)", "forward", rf"restart 1 of 3.*: {rank_of(1)} failed first: .*SIGKILL",
+    f"rank=1 {FORWARD[1]} do=kill", launch=("--mpi",), needs=("mpirun",))
+add("mpirun is stopped for a second (--mpi)", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+    act=pauses("mpirun", 1), launch=("--mpi",), needs=("mpirun",))
+for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
+    add("the launcher is killed", phase[0], "", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 137,
+        act=sends(signal.SIGKILL, "launcher"), quick=phase is FORWARD)
+add("the launcher is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+    act=pauses("launcher", 1))
+for phase in (FORWARD, CHECKPOINT, EVALUATION):
+    add("the launcher gets SIGTERM", phase[0], "which is saved in ck", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 75,
+        act=sends(signal.SIGTERM, "launcher"))
+add("rank 1 gets SIGTERM", "forward", "which is saved in ck", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 75,
+    act=sends(signal.SIGTERM, "program", 1))
+
+
+# Disks. A small one of its own is mounted where the launcher and its ranks alone see it.
+def small_disk(directory, kib):
+    return ("unshare", "-m", "sh", "-c",
+            f'mkdir -p {directory} && mount -t tmpfs -o size={kib}k lockstep-test {directory} && exec "$@"', "sh")
+
+
+def remove_checkpoints(job):
+    """At one moment, whatever is being written there."""
+    (job.work / "ck").rename(job.directory / "removed")
+
+
+def nothing_written(job):
+    """When the checkpoint before this step is on the disk."""
+    if not wait_until(lambda: not list((job.work / "ck").glob(".step-*")), 10):
+        raise AssertionError("a checkpoint is still being written")
+
+
+def cut_newest(job):
+    """Half of the newest checkpoint's weights is lost, and the rank dies."""
+    nothing_written(job)
+    newest = max((job.work / "ck").glob("step-*"))
+    with open(newest / "weights.safetensors", "r+b") as file:
+        file.truncate(file.seek(0, 2) // 2)
+    job.signal(signal.SIGKILL, "program", 1)
+
+
+add("the disk of the checkpoints is full from the start", "checkpoint", "No space left on device.*training continues",
+    f"rank=0 {CHECKPOINT[1].replace('3', '1')} do=hold", Then.AGAIN, 3, act=from_outside(lambda job: None),
+    before=small_disk("ck", 400), needs=("root",))
+add("the disk of the metrics is full", "forward", "No space left on device", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 3,
+    act=from_outside(lambda job: None), before=small_disk("small", 4), needs=("root",),
+    train=("--metrics", "small/m.jsonl"))
+add("the disk fails once (EIO)", "checkpoint", "cannot flush .*Input/output error.*training continues",
+    f"rank=0 {CHECKPOINT[1]} do=eio", Then.GOES_ON, quick=True)
+add("the disk fails (EIO) when the result is saved", "end", "training is complete, but its weights are lost",
+    f"rank=0 {SAVE[1]} do=eio", Then.AGAIN, 3)
+add("each flush takes half a second more", "checkpoint", "", f"rank=0 {CHECKPOINT[1]} do=slow", Then.GOES_ON, within=20)
+for phase in (FORWARD, CHECKPOINT):
+    add("somebody removes the directory of the checkpoints", phase[0], "ck", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 3,
+        act=from_outside(remove_checkpoints))
+add("rank 1 is killed, and the newest checkpoint is cut", "forward", "the one before it is taken",
+    f"rank=0 {FORWARD[1]} do=hold", act=from_outside(cut_newest))
+add("rank 1 is killed, and all checkpoints are gone", "forward", "restart 1 of 3", f"rank=0 {FORWARD[1]} do=hold",
+    act=from_outside(lambda job: (nothing_written(job), remove_checkpoints(job), job.signal(signal.SIGKILL, "program", 1))))
+
+# Strangers on the ports.
+for kind, quick in (("garbage", True), ("silence", False), ("flood", False)):
+    add(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=1 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+        act=from_outside(getattr(strangers, kind)), quick=quick)
+
+
+# Hosts, whose network the test carries (hosts.py).
+def on_hosts(*arguments, ranks=(2, 1), **more):
+    add(*arguments, hosts=ranks, needs=("root", "network namespaces", "mpirun"), **more)
+
+
+def cut(host, seconds=None):
+    def act(job):
+        job.hosts.cut(host)
+        job.go_on()
+        if seconds is not None:
+            time.sleep(seconds)
+            job.hosts.mend(host)
+    return act
+
+
+for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
+    on_hosts("the link of a host is cut for 1 s", phase[0], "", f"rank=0 {phase[1]} do=hold", Then.GOES_ON, act=cut(1, 1),
+             within=20, train=("--timeout-seconds", "20"))
+on_hosts("the link of a host is cut for 3 s", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON, act=cut(1, 3),
+         within=20, train=("--timeout-seconds", "20"))
+for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
+    on_hosts("the link of a host is cut for good", phase[0], r"host lkm\d+b \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
+             Then.AGAIN, 4, act=cut(1), within=20, train=("--timeout-seconds", "60"))
+for phase in (START, FORWARD):
+    on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
+             Then.AGAIN, 4, act=cut(2), within=20, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
+on_hosts("5 % of all packets are lost", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+         act=from_outside(lambda job: None), network=(0.05, 0), within=120,
+         train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
+on_hosts("all packets are 100 ms late", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+         act=from_outside(lambda job: None), network=(0, 0.1), within=120,
+         train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
+for phase in (FORWARD, EVALUATION):
+    on_hosts("a rank on the other host is killed", phase[0], rf"{rank_of(2)} failed first: it was ended by SIGKILL",
+             f"rank=2 {phase[1]} do=kill", Then.AGAIN, 137)
+on_hosts("Open MPI's daemon on the other host is killed", "forward", "Open MPI's daemon on host .*SIGKILL",
+         f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "orted", host=1))
+on_hosts("the launcher's helper on the other host is killed", "forward", r"host lkm\d+b \(rank 2\) was lost",
+         f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "helper", host=1))
+on_hosts("the launcher is killed", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 137,
+         act=sends(signal.SIGKILL, "launcher"))
+for kind in ("garbage", "silence", "flood"):
+    on_hosts(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+             act=from_outside(getattr(strangers, kind)))
+on_hosts("strangers connect to Open MPI's ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+         act=from_outside(strangers.garbage_to_open_mpi), within=30)

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""The fault matrix: a job is disturbed in each of the ways of cases.py, and must end as they say.
+
+  matrix.py [--list] [--only 3,17,40-52] [--quick] [--markdown FILE] [--build DIR]
+  matrix.py --soak HOURS [--seed N]
+
+A case starts a training of three ranks, or of ranks on several hosts, under `lockstep launch`; at a place that the
+program itself reaches, always the same one, something is broken. Checked are the line that names the culprit, the exit code,
+the time until the end, that no process and no file of the job is left 2 s after that, and that the final
+parameters have the SHA-256 of a run that nobody disturbed: after the launcher's restart, or after the same command has been
+given again. --quick runs those of every change, --soak cases at random until the time is over, with a seed that it prints.
+Exit code 1: a case failed. Cases that need what this machine lacks (root, network namespaces) are skipped, and counted.
+"""
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+import hosts as host_network  # noqa: E402
+import strangers  # noqa: E402
+from cases import CASES, HOST_SECONDS, TIMEOUT_SECONDS, Then  # noqa: E402
+from faulty_job import Job  # noqa: E402
+
+STEPS_PER_EPOCH = 24
+TRAIN = ("lockstep", "train", "faulty", "--data", "faulty", "--global-batch", "60", "--epochs", "2", "--threads", "1",
+         "--quiet", "--checkpoint-dir", "ck", "--checkpoint-every", "5", "--resume", "auto", "--save", "saved.safetensors")
+
+
+@dataclasses.dataclass
+class Result:
+    seconds: float = 0  # from the fault to the end of the job
+    problems: list = dataclasses.field(default_factory=list)
+    output: str = ""
+
+
+def with_flags(flags):
+    """TRAIN with `flags` in the places of its own."""
+    words = [*TRAIN, "--timeout-seconds", str(TIMEOUT_SECONDS), "--metrics", "m.jsonl"]
+    for name, value in zip(flags[::2], flags[1::2]):
+        if name in words:
+            words[words.index(name) + 1] = value
+        else:
+            words += [name, value]
+    return words
+
+
+class Matrix:
+    def __init__(self, build):
+        self.program = build / "tests/faults/lockstep"
+        if not self.program.exists():
+            sys.exit(f"{self.program} is not there: cmake --build {build} --target faulty_lockstep")
+        self.undisturbed = {}
+        self.lacking = {}
+
+    def lacks(self, case):
+        """What the case needs that this machine has not; empty: nothing."""
+        found = {"root": lambda: None if os.geteuid() == 0 else "not root",
+                 "mpirun": lambda: None if shutil.which("mpirun") else "no mpirun",
+                 "network namespaces": host_network.why_not}
+        for need in case.needs:
+            if need not in self.lacking:
+                self.lacking[need] = found[need]()
+            if self.lacking[need]:
+                return self.lacking[need]
+        return ""
+
+    def launch(self, case, job, restarts):
+        words = ["lockstep", "launch"]
+        if case.hosts:
+            slots = [f"{name}:{ranks}" for name, ranks in zip(job.hosts.names, case.hosts)]
+            words += ["--hosts", ",".join(slots), "--host-timeout-seconds", str(HOST_SECONDS)]
+        else:
+            words += ["-n", "3"]
+            if restarts:
+                words += ["--max-restarts", "3"]
+        return [*words, "--log-dir", "logs", *case.launch, "--"]
+
+    def expected(self, case):
+        """The hash of the run that nobody disturbs."""
+        flags = case.undisturbed or ()
+        key = (case.hosts, flags)
+        if key not in self.undisturbed:
+            with self.job(case) as job:
+                plain = dataclasses.replace(case, launch=())
+                job.start([*self.launch(plain, job, False), *with_flags(flags)])
+                code = job.wait(60)
+                if code != 0 or job.final() is None:
+                    sys.exit(f"the run that nobody disturbs ended with code {code}:\n{job.err()}")
+                self.undisturbed[key] = job.final()
+        return self.undisturbed[key]
+
+    @contextlib.contextmanager
+    def job(self, case):
+        network = host_network.Hosts(len(case.hosts)) if case.hosts else None
+        try:
+            job = Job(self.program, network)
+            try:
+                yield job
+            finally:
+                strangers.leave()
+                job.close()
+        finally:
+            if network:
+                network.close()
+
+    def run(self, case):
+        result = Result()
+        expected = self.expected(case)
+        try:
+            with self.job(case) as job:
+                try:
+                    self.disturb(case, job, result)
+                    if not result.problems:
+                        self.conclude(case, job, expected, result)
+                finally:
+                    result.output = job.err()
+        except (AssertionError, OSError) as error:
+            result.problems.append(str(error))
+        return result
+
+    def disturb(self, case, job, result):
+        """The job with the fault, to its end."""
+        flags = case.train
+        if case.network:
+            job.hosts.loss, job.hosts.delay = case.network
+        restarts = case.then is Then.RESTARTED or not case.hosts
+        job.start([*self.launch(case, job, restarts), *with_flags(flags)], case.fault, case.before)
+        job.wait_until_reached(60 if case.network else 30)
+        if case.act:
+            case.act(job)
+        code = job.wait(case.within + 5)
+        result.seconds = time.time() - job.reached()
+        if code is None:
+            result.problems.append(f"the job still runs {result.seconds:.1f} s after the fault")
+            return
+        if code != case.code:
+            result.problems.append(f"exit code {code} instead of {case.code}")
+        if result.seconds > case.within:
+            result.problems.append(f"it ended after {result.seconds:.1f} s, and {case.within} s were allowed")
+        if not re.search(case.says, job.err()):
+            result.problems.append(f"nothing says: {case.says}")
+        if (job.restarts() > 0) != (case.then is Then.RESTARTED):
+            result.problems.append(f"{job.restarts()} restarts")
+        if left := job.leftovers():
+            result.problems.append("left: " + ", ".join(left))
+
+    def conclude(self, case, job, expected, result):
+        """The final parameters, after the same command again where the job has ended too early."""
+        if case.then is Then.AGAIN:
+            if job.hosts:
+                job.hosts.heal()
+            job.start([*self.launch(case, job, False), *with_flags(case.undisturbed or ())])
+            if (code := job.wait(60)) != 0:
+                result.problems.append(f"the same command ended with code {code} when it was run again")
+        if job.final() != expected:
+            result.problems.append(f"the final parameters are {job.final()}, and not {expected}")
+        if left := job.leftovers():
+            result.problems.append("left: " + ", ".join(left))
+
+
+def numbers_of(text):
+    numbers = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    if wrong := [n for n in numbers if not 1 <= n <= len(CASES)]:
+        sys.exit(f"there is no case {wrong[0]}: they are 1 to {len(CASES)}")
+    return numbers
+
+
+def ending(case):
+    return {Then.RESTARTED: "restarted", Then.GOES_ON: "no restart",
+            Then.AGAIN: f"code {case.code}, run again"}[case.then]
+
+
+def place(case):
+    return "this host" if not case.hosts else "hosts of " + "+".join(map(str, case.hosts))
+
+
+def markdown(results):
+    lines = ["| | what | when | ranks | the job | s |", "|---|---|---|---|---|---|"]
+    for number, case, result, skipped in results:
+        seconds = f"{result.seconds:.1f}" if result else skipped
+        verdict = "" if result is None or not result.problems else " **failed**"
+        lines.append(f"| {number} | {case.what} | {case.when} | {'3' if not case.hosts else '+'.join(map(str, case.hosts))} "
+                     f"| {ending(case)}{verdict} | {seconds} |")
+    return "\n".join(lines) + "\n"
+
+
+def run_case(matrix, number, results):
+    """Whether it passed, or was skipped."""
+    case = CASES[number - 1]
+    title = f"{number:3}  {case.what}; {case.when}; {place(case)}"
+    if lacking := matrix.lacks(case):
+        print(f"{title}: skipped ({lacking})", flush=True)
+        results.append((number, case, None, f"skipped: {lacking}"))
+        return True
+    result = matrix.run(case)
+    results.append((number, case, result, ""))
+    print(f"{title}: {ending(case)}, {result.seconds:.1f} s" if not result.problems else f"{title}: FAILED", flush=True)
+    for problem in result.problems:
+        print(f"       {problem}")
+    if result.problems:
+        print("".join(f"       | {line}\n" for line in result.output.splitlines()[-30:]), end="", flush=True)
+    return not result.problems
+
+
+def soak(matrix, hours, seed):
+    seed = random.randrange(1 << 31) if seed is None else seed
+    print(f"seed {seed}, {hours:g} hours", flush=True)
+    draw, end, results, failed = random.Random(seed), time.monotonic() + 3600 * hours, [], {}
+    asked = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    while time.monotonic() < end and not asked:
+        number = draw.randrange(len(CASES)) + 1
+        if not run_case(matrix, number, results):
+            failed[number] = failed.get(number, 0) + 1
+    ran = [number for number, _, result, _ in results if result is not None]
+    slowest = max((result.seconds for _, _, result, _ in results if result is not None), default=0)
+    print(f"seed {seed}: {len(ran)} jobs of {len(set(ran))} cases were disturbed, {len(results) - len(ran)} skipped; "
+          f"{sum(failed.values())} failed; the slowest ended {slowest:.1f} s after the fault")
+    for number, times in sorted(failed.items()):
+        print(f"  case {number} failed {times} of {ran.count(number)} times")
+    return not failed
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1])
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "build")
+    parser.add_argument("--soak", type=float)
+    parser.add_argument("--seed", type=int)
+    given = parser.parse_args()
+    numbers = sorted(numbers_of(given.only) if given.only else
+                     [n for n, case in enumerate(CASES, 1) if case.quick or not given.quick])
+    if given.list:
+        for number in numbers:
+            case = CASES[number - 1]
+            print(f"{number:3}  {case.what}; {case.when}; {place(case)}: {ending(case)}{' (quick)' * case.quick}")
+        return 0
+    matrix = Matrix(given.build)
+    if given.soak is not None:
+        return 0 if soak(matrix, given.soak, given.seed) else 1
+    results = []
+    passed = sum([run_case(matrix, number, results) for number in numbers])
+    skipped = sum(result is None for _, _, result, _ in results)
+    print(f"{passed - skipped} of {len(numbers)} cases ended as they should, {len(numbers) - passed} did not, {skipped} were "
+          "skipped")
+    if given.markdown:
+        given.markdown.write_text(markdown(results))
+    return 0 if passed == len(numbers) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+#include "trainer/mirror.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "base/unique_fd.h"
+#include "comm/agree.h"
+#include "lockstep/base/env.h"
+
+namespace lockstep::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Wish {
+  std::string host;  // empty: any other one
+  std::string directory;
+};
+
+/// "HOST:DIR" or "DIR"; one whose own name has a colon is written ./a:b.
+Wish parse(const std::string& text) {
+  const auto colon = text.find(':');
+  if (colon == std::string::npos || text.find('/') < colon) return {.host = {}, .directory = text};
+  Wish wish{.host = text.substr(0, colon), .directory = text.substr(colon + 1)};
+  if (wish.host.empty() || wish.directory.empty())
+    throw UsageError(fmt::format("--checkpoint-mirror {} lacks a {}", text, wish.host.empty() ? "host" : "directory"),
+                     "give HOST:DIR, or DIR alone for any other host");
+  return wish;
+}
+
+/// Of the directory, or of the nearest one above it that is there.
+std::optional<dev_t> file_system_of(const std::string& directory) {
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(directory, ignored).lexically_normal();; at = at.parent_path()) {
+    struct stat found = {};
+    if (::stat(at.c_str(), &found) == 0) return found.st_dev;
+    if (!at.has_relative_path()) return std::nullopt;
+  }
+}
+
+/// On rank 0's host.
+void check_file_systems(const std::string& spec, const std::string& directory, const std::string& mirror) {
+  if (file_system_of(directory) == file_system_of(mirror))
+    throw UsageError(
+        fmt::format(
+            "--checkpoint-mirror {} is on rank 0's host, and on the same file system there as --checkpoint-dir {}: "
+            "what takes one takes the other",
+            spec, directory),
+        "give a directory on another disk, or run on another host too");
+}
+
+/// A file that rank 0 makes and another rank looks for. A checkpoint's name while it is written, so that the next run
+/// removes it where this one is killed.
+std::string probe_in(const std::string& directory, const std::string& nonce) {
+  return fmt::format("{}/.step-same-{}", directory, nonce);
+}
+
+/// Both ranks would write the same files: a directory that all hosts see.
+void check_apart(comm::ProcessGroup& group, const std::string& spec, const std::string& directory,
+                 const Mirror& mirror) {
+  const std::string nonce = group.all_gather_text(fmt::format("{}-{:x}", host_name(), ::getpid())).front();
+  const std::string probe = probe_in(directory, nonce);
+  UniqueFd made;
+  // Where it cannot be made, that is said when checkpoints are written.
+  if (group.rank() == 0) {
+    std::error_code ignored;
+    fs::create_directories(directory, ignored);
+    made.reset(::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  }
+  group.all_gather_numbers(0);
+  const bool same = group.rank() == mirror.rank && ::access(probe_in(mirror.directory, nonce).c_str(), F_OK) == 0;
+  const auto anyone = group.all_gather_numbers(same ? 1 : 0);
+  if (made) ::unlink(probe.c_str());
+  if (std::ranges::max(anyone) == 0) return;
+  comm::run_collectively(group, [&] {
+    throw UsageError(fmt::format("--checkpoint-mirror {} is the directory of --checkpoint-dir {}, which both hosts see",
+                                 spec, directory),
+                     "give a directory on the other host's own disk");
+  });
+}
+
+}  // namespace
+
+std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup& group) {
+  // All ranks take rank 0's word: that theirs is the same is compared later.
+  const auto hosts = group.all_gather_text(host_name() + "\n" + config.checkpoint_mirror);
+  std::vector<std::string> names;
+  for (const std::string& host : hosts) names.push_back(host.substr(0, host.find('\n')));
+  const std::string spec = hosts.front().substr(names.front().size() + 1);
+  if (spec.empty()) return std::nullopt;
+
+  Mirror mirror;
+  for (std::size_t rank = 0; rank < names.size(); ++rank)
+    if (std::ranges::find(names, names[rank]) - names.begin() == static_cast<std::ptrdiff_t>(rank))
+      mirror.on_a_host.push_back(static_cast<int>(rank));
+  comm::run_collectively(group, [&] {
+    const Wish wish = parse(spec);
+    mirror.directory = wish.directory;
+    const auto at = std::ranges::find_if(mirror.on_a_host, [&](int rank) {
+      const std::string& name = names[static_cast<std::size_t>(rank)];
+      return wish.host.empty() ? rank != 0 : name == wish.host;
+    });
+    if (at != mirror.on_a_host.end()) mirror.rank = *at;
+    if (at == mirror.on_a_host.end() && !wish.host.empty()) {
+      std::vector<std::string> hosts_named;
+      for (const int rank : mirror.on_a_host) hosts_named.push_back(names[static_cast<std::size_t>(rank)]);
+      throw UsageError(fmt::format("--checkpoint-mirror {}: no rank runs on host {}", spec, wish.host),
+                       fmt::format("name one of {}, or give the directory alone", join(hosts_named, ", ")));
+    }
+    if (group.rank() == 0 && mirror.rank == 0) check_file_systems(spec, config.checkpoint_dir, mirror.directory);
+  });
+  if (mirror.rank != 0) check_apart(group, spec, config.checkpoint_dir, mirror);
+  return mirror;
+}
+
+}  // namespace lockstep::trainer
