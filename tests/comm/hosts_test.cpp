@@ -62,6 +62,21 @@ TEST(Hosts, SumsOnForkedRanks) {
 }
 
 // One that is connected to other hosts, and one that is not; in a small and in a large operation, awake or asleep.
+// Ranks that drive a channel, by the rank at the other end.
+TEST(Hosts, BytesOnTheirWayAreTimed) {
+  for (const char* hosts : {"ab", "abc"})
+    on_ranks({hosts}, [](ProcessGroup& group) {
+      const auto arena = group.allocate(8 << 20);
+      for (int i = 0; i < 5; ++i) group.all_reduce({arena.get(), 0, 1 << 21, DType::kF32}, ReduceOp::kSum).wait_host();
+      const auto times = group.sending_times();
+      bool right = static_cast<int>(times.size()) == group.size() - 1;
+      for (const auto& [rank, time] : times)
+        right = right && rank != group.rank() && rank < group.size() && time > Clock::duration::zero();
+      group.shutdown();
+      return right;
+    });
+}
+
 TEST(Hosts, ARankThatDiesIsNamedToAllWithinASecond) {
   for (const int doomed : {0, 1, 2})
     for (const std::size_t count : {1u, 1u << 20})

@@ -1,10 +1,10 @@
 // A training that goes wrong on one rank, in the way that LOCKSTEP_TEST_FAULT names: "KIND:RANK[:MILLISECONDS]". It has
 // the flags of `lockstep train`.
-//   halt       its data set sleeps for a minute at the 200th sample that it reads: a slow disk
-//   loop       it computes without end there
+//   halt       its data set sleeps for so long (a minute) at the 200th sample that it reads: a slow disk
+//   loop       it computes for so long there: an endless loop
 //   slow-data  each of its samples takes so long
 //   slow       each of its forward passes computes so much longer
-//   neighbour  it and three processes that compute share one processor
+//   neighbour  it and six processes that compute share one processor
 //   crash      writes to address 0 in the 10th forward pass
 //   overflow   its stack is used up there
 //   abort      calls abort() there
@@ -45,7 +45,7 @@ Fault read_fault() {
   const auto colon = text.find(':'), second = text.find(':', colon + 1);
   if (colon == std::string::npos) return {};
   return {text.substr(0, colon), std::atoi(text.c_str() + colon + 1),
-          milliseconds(second == std::string::npos ? 0 : std::atoi(text.c_str() + second + 1))};
+          milliseconds(second == std::string::npos ? 60'000 : std::atoi(text.c_str() + second + 1))};
 }
 
 /// This rank's; the others have none.
@@ -84,8 +84,8 @@ class Points final : public data::Dataset {
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
     const bool is_last = ++reads_ == 200;
     if (fault().kind == "slow-data") std::this_thread::sleep_for(fault().time);
-    if (fault().kind == "halt" && is_last) std::this_thread::sleep_for(std::chrono::minutes(1));
-    if (fault().kind == "loop" && is_last) compute_for(std::chrono::minutes(1));
+    if (fault().kind == "halt" && is_last) std::this_thread::sleep_for(fault().time);
+    if (fault().kind == "loop" && is_last) compute_for(fault().time);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((index + 1) * (i + 3) % 7) / 7;
     label = static_cast<std::int32_t>(index % 2);
   }
@@ -104,7 +104,7 @@ void share_processor() {
       break;
     }
   sched_setaffinity(0, sizeof one, &one);
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 6; ++i)
     if (fork() == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       for (;;) compute_for(std::chrono::minutes(1));
@@ -140,7 +140,7 @@ class Net final : public nn::Module {
 
 /// Twenty collectives, without a training.
 int collectives() {
-  const auto group = comm::make_group(comm::GroupOptions{.timeout_seconds = 6, .stall_warning_seconds = 1});
+  const auto group = comm::make_group(comm::GroupOptions{.timeout_seconds = 3, .stall_warning_seconds = 1});
   const bool extra = read_fault().kind == "extra", skip = fault().kind == "skip";
   float value = 1;
   for (int i = 1; i <= 20; ++i) {

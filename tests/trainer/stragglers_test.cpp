@@ -156,7 +156,10 @@ TEST(StragglerWatchTest, NamesTheRankOnceByStepTwenty) {
   const int last = group.size() - 1;
   using Times = std::pair<Clock::duration, Clock::duration>;
   const auto said = said_in(100, [&](int) { return Times(group.rank() == last ? 20ms : 0ms, 10ms); });
-  if (group.rank() > 0 || group.size() == 1) return EXPECT_TRUE(said.empty());
+  if (group.rank() > 0 || group.size() == 1) {
+    EXPECT_TRUE(said.empty());
+    return;
+  }
   ASSERT_EQ(said.size(), 1u);
   EXPECT_EQ(said[0].first, 20);
   EXPECT_EQ(said[0].second.rank, last);
@@ -180,7 +183,10 @@ TEST(StragglerWatchTest, SmallLossesAddUp) {
   const bool last = group.rank() == group.size() - 1;
   using Times = std::pair<Clock::duration, Clock::duration>;
   const auto said = said_in(200, [&](int) { return Times(0ms, last ? 1500us : 1000us); });
-  if (group.rank() > 0 || group.size() == 1) return EXPECT_TRUE(said.empty());
+  if (group.rank() > 0 || group.size() == 1) {
+    EXPECT_TRUE(said.empty());
+    return;
+  }
   ASSERT_EQ(said.size(), 1u);
   EXPECT_GT(said[0].first, 60);
 }
