@@ -24,7 +24,7 @@ struct Wish {
   std::string directory;
 };
 
-/// "HOST:DIR" or "DIR"; one whose own name has a colon is written ./a:b.
+/// "HOST:DIR" or "DIR"; a directory with a colon in its name is written ./a:b.
 Wish parse(const std::string& text) {
   const auto colon = text.find(':');
   if (colon == std::string::npos || text.find('/') < colon) return {.host = {}, .directory = text};

@@ -100,7 +100,7 @@ class Job:
         if self.reached() is None:
             raise AssertionError("the job ended before it was disturbed" if found else "the place was not reached in time")
 
-    def go_on(self):
+    def release(self):
         (self.marks / "go").touch()
 
     def wait(self, seconds):

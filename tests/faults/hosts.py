@@ -1,5 +1,5 @@
 """Hosts on one machine whose network loses packets, delays them or breaks: network namespaces, each with one network
-device of this process's (TUN). What a host sends comes here, and goes on to the host that it is for, or does not.
+device of this process's (TUN). What a host sends comes here, and is passed to the host that it is for, or is not.
 
 In the place of ssh, over the same network:
   hosts.py serve                   on a host: runs the commands that come to PORT, as sshd does
