@@ -252,6 +252,7 @@ def main():
             case = CASES[number - 1]
             print(f"{number:3}  {case.what}; {case.when}; {place(case)}: {ending(case)}{' (quick)' * case.quick}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended, and removed
     matrix = Matrix(given.build)
     if given.soak is not None:
         return 0 if soak(matrix, given.soak, given.seed) else 1
