@@ -204,7 +204,7 @@ class Run {
     const auto since = Clock::now();
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
-    const bool mirrored = mirror_ && mirror_->rank != 0 && checkpoints_.is_new(step);
+    const bool mirrored = mirror_ && mirror_->rank > 0 && checkpoints_.is_new(step);
     if (mirrored) {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's

@@ -185,7 +185,7 @@ def cut_newest(job):
 add("the disk of the checkpoints is full from the start", "checkpoint", "No space left on device.*training continues",
     f"rank=0 {CHECKPOINT[1].replace('3', '1')} do=hold", Then.AGAIN, 3, act=from_outside(lambda job: None),
     before=small_disk("ck", 400), needs=("root",))
-add("the disk of the metrics is full", "forward", "No space left on device", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 3,
+add("the disk of the metrics is full", "forward", "[Nn]o space left on device", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 3,
     act=from_outside(lambda job: None), before=small_disk("small", 4), needs=("root",),
     train=("--metrics", "small/m.jsonl"))
 add("the disk fails once (EIO)", "checkpoint", "cannot flush .*Input/output error.*training continues",
