@@ -14,14 +14,15 @@ Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
                        std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
-  if (resumed) taken_ = older_ = resumed->manifest.step;
+  if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
   if (!wanted() || options_.writes.empty()) return;
-  for (const std::string& directory : options_.writes) refuse_others(directory, resumed);
+  std::vector<std::int64_t> older;
+  for (const std::string& directory : options_.writes) older.push_back(refuse_others(directory, resumed));
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
   copy_ = std::make_unique<StateCopy>(module, optimizer);
   for (const std::string& directory : options_.writes) {
-    Place& place = places_.emplace_back(Place{.directory = directory});
+    Place& place = places_.emplace_back(Place{.directory = directory, .older = older[places_.size()]});
     try {
       prepare_checkpoints(directory);
     } catch (const IoError& error) {
@@ -37,20 +38,25 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
 }
 
 // The oldest ones are removed now and then, and --resume auto takes the newest: both must be this run's.
-void Checkpoints::refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const {
+std::int64_t Checkpoints::refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const {
   std::vector<StoredCheckpoint> there;
   try {
     there = list_checkpoints(directory);
   } catch (const IoError& error) {
-    if (options_.mirrored) return;  // the other copy is there; preparing it says why this one is not
+    if (options_.mirrored) return 0;  // the other copy is there; preparing it says why this one is not
     throw CheckpointError(error.what(), error.remedy());
   }
   const bool same = resumed && resumed->from_own_directories;
+  std::int64_t newest = 0;
   std::erase_if(there, [&](const StoredCheckpoint& stored) {
-    return same && (stored.step <= older_ || std::ranges::find(resumed->corrupt, stored.path,
-                                                               &CorruptCheckpoint::path) != resumed->corrupt.end());
+    if (!same) return false;
+    if (std::ranges::find(resumed->corrupt, stored.path, &CorruptCheckpoint::path) != resumed->corrupt.end())
+      return true;
+    if (stored.step > older_) return false;
+    newest = std::max(newest, stored.step);
+    return true;
   });
-  if (there.empty()) return;
+  if (there.empty()) return newest;
   throw CheckpointError(
       fmt::format("{} has a checkpoint of step {}, and this run {}", directory, there.front().step,
                   resumed ? fmt::format("resumes from step {} in {}", older_, resumed->path) : "starts anew"),
@@ -152,7 +158,7 @@ void Checkpoints::tell_failures() {
 }
 
 std::string Checkpoints::newest_in(const Place& place) const {
-  std::int64_t step = older_;
+  std::int64_t step = place.older;
   if (place.writer != nullptr) step = std::max(step, place.writer->report().newest_step);
   return step == 0 ? fmt::format("and {} has no checkpoint", place.directory)
                    : fmt::format("and the newest checkpoint is of step {}", step);

@@ -77,10 +77,12 @@ class Checkpoints {
   struct Place {
     std::string directory;
     std::string opening_failure = {};
-    bool told = false;  // what went wrong
+    bool told = false;       // what went wrong
+    std::int64_t older = 0;  // the newest step that was there before
     std::unique_ptr<CheckpointWriter> writer = {};
   };
-  void refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const;
+  /// The newest step that is there.
+  std::int64_t refuse_others(const std::string& directory, const std::optional<Resumed>& resumed) const;
   void tell_first_failure(Place& place) const;
   std::string newest_in(const Place& place) const;
   void collect_written();

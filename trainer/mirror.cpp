@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "comm/agree.h"
@@ -24,7 +25,7 @@ struct Wish {
   std::string directory;
 };
 
-/// "HOST:DIR" or "DIR"; one whose own name has a colon is written ./a:b.
+/// "HOST:DIR" or "DIR"; a directory with a colon in its name is written ./a:b.
 Wish parse(const std::string& text) {
   const auto colon = text.find(':');
   if (colon == std::string::npos || text.find('/') < colon) return {.host = {}, .directory = text};
@@ -45,15 +46,10 @@ std::optional<dev_t> file_system_of(const std::string& directory) {
   }
 }
 
-/// On rank 0's host.
-void check_file_systems(const std::string& spec, const std::string& directory, const std::string& mirror) {
-  if (file_system_of(directory) == file_system_of(mirror))
-    throw UsageError(
-        fmt::format(
-            "--checkpoint-mirror {} is on rank 0's host, and on the same file system there as --checkpoint-dir {}: "
-            "what takes one takes the other",
-            spec, directory),
-        "give a directory on another disk, or run on another host too");
+/// Whether a launcher has started the job again, perhaps on fewer hosts than the user had in mind.
+bool is_restarted() {
+  const auto attempt = parse_int(env("LOCKSTEP_ATTEMPT").value_or("0"));
+  return attempt && *attempt > 0;
 }
 
 /// A file that rank 0 makes and another rank looks for. A checkpoint's name while it is written, so that the next run
@@ -100,23 +96,38 @@ std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup
   for (std::size_t rank = 0; rank < names.size(); ++rank)
     if (std::ranges::find(names, names[rank]) - names.begin() == static_cast<std::ptrdiff_t>(rank))
       mirror.on_a_host.push_back(static_cast<int>(rank));
+  const auto refuse_or_warn = [&](const std::string& what, const std::string& remedy) {
+    if (!is_restarted()) throw UsageError(what, remedy);
+    if (group.rank() == 0) log_warn("{}; this attempt continues as it can", what);
+  };
   comm::run_collectively(group, [&] {
     const Wish wish = parse(spec);
     mirror.directory = wish.directory;
-    const auto at = std::ranges::find_if(mirror.on_a_host, [&](int rank) {
-      const std::string& name = names[static_cast<std::size_t>(rank)];
-      return wish.host.empty() ? rank != 0 : name == wish.host;
-    });
-    if (at != mirror.on_a_host.end()) mirror.rank = *at;
+    const auto host_of = [&](int rank) { return names[static_cast<std::size_t>(rank)]; };
+    auto at = std::ranges::find_if(
+        mirror.on_a_host, [&](int rank) { return wish.host.empty() ? rank != 0 : host_of(rank) == wish.host; });
     if (at == mirror.on_a_host.end() && !wish.host.empty()) {
-      std::vector<std::string> hosts_named;
-      for (const int rank : mirror.on_a_host) hosts_named.push_back(names[static_cast<std::size_t>(rank)]);
-      throw UsageError(fmt::format("--checkpoint-mirror {}: no rank runs on host {}", spec, wish.host),
-                       fmt::format("name one of {}, or give the directory alone", join(hosts_named, ", ")));
+      std::vector<std::string> there;
+      for (const int rank : mirror.on_a_host) there.push_back(host_of(rank));
+      refuse_or_warn(fmt::format("--checkpoint-mirror {}: no rank runs on host {}", spec, wish.host),
+                     fmt::format("name one of {}, or give the directory alone", join(there, ", ")));
+      at = std::ranges::find_if(mirror.on_a_host, [](int rank) { return rank != 0; });
     }
-    if (group.rank() == 0 && mirror.rank == 0) check_file_systems(spec, config.checkpoint_dir, mirror.directory);
+    mirror.rank = at == mirror.on_a_host.end() ? 0 : *at;
   });
-  if (mirror.rank != 0) check_apart(group, spec, config.checkpoint_dir, mirror);
+  // What rank 0 sees of its disks is everyone's decision.
+  const bool apart = group.rank() != 0 || mirror.rank != 0 ||
+                     file_system_of(config.checkpoint_dir) != file_system_of(mirror.directory);
+  if (group.all_gather_numbers(apart ? 1 : 0).front() == 0) {
+    comm::run_collectively(group, [&] {
+      refuse_or_warn(fmt::format("--checkpoint-mirror {} is on rank 0's host, and on the same file system there as "
+                                 "--checkpoint-dir {}: what takes one takes the other",
+                                 spec, config.checkpoint_dir),
+                     "give a directory on another disk, or run on another host too");
+    });
+    mirror.rank = -1;
+  }
+  if (mirror.rank > 0) check_apart(group, spec, config.checkpoint_dir, mirror);
   return mirror;
 }
 

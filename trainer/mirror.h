@@ -20,14 +20,16 @@ namespace lockstep::trainer {
 /// for the newest whole checkpoint in both directories on every host, because ranks may run elsewhere by then: hosts
 /// that are lost, or come in another order.
 struct Mirror {
-  int rank = 0;                // that writes it
+  int rank = 0;                // that writes it; -1: none, in an attempt that has no place for it
   std::string directory;       // there
   std::vector<int> on_a_host;  // the lowest rank of each host, which looks into its directories
 };
 
 /// Collective: as --checkpoint-mirror says; nothing where it says nothing. Throws UsageError where no rank runs on the
 /// host, and where the second copy would be lost with the first: on rank 0's host, unless it lies on another file
-/// system there, and where both ranks see the same directory.
+/// system there, and where both ranks see the same directory. A job that the launcher has started again may have lost
+/// the hosts for it (LOCKSTEP_ATTEMPT): that is a warning then, another host is taken where there is one, and if there
+/// is none, nobody writes the second copy; what is there of it is found all the same.
 std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup& group);
 
 }  // namespace lockstep::trainer

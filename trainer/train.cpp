@@ -220,7 +220,7 @@ class Run {
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
     flight::set_phase(flight::Phase::kCheckpoint);
-    const bool mirrored = mirror_ && mirror_->rank != 0 && checkpoints_.is_new(step);
+    const bool mirrored = mirror_ && mirror_->rank > 0 && checkpoints_.is_new(step);
     if (mirrored) {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's

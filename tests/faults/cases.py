@@ -17,7 +17,7 @@ HOST_SECONDS = 6  # --host-timeout-seconds, the least that there is
 
 class Then(enum.Enum):
     RESTARTED = "restarted"  # once, by the launcher, and ends with code 0
-    GOES_ON = "goes on"  # without a restart, to code 0
+    CONTINUES = "continues"  # without a restart, to code 0
     AGAIN = "run again"  # ends with `code`; the same command, without the fault, ends with code 0
 
 
@@ -38,7 +38,8 @@ class Case:
     network: tuple = ()  # (loss, delay in seconds) of all links, from the start
     needs: tuple = ()  # "root", "mpirun", "network namespaces"
     quick: bool = False  # one of those that every change is tested with
-    undisturbed: tuple = None  # train's further words in the run that it is compared with; the same
+    undisturbed: tuple = ()  # train's further words in the runs that nobody disturbs: before, and again
+    resumes: bool = False  # the run after the fault resumes, and does not start anew
 
 
 # Where a rank is disturbed: the name of the phase, and its words for LOCKSTEP_TEST_FAULT.
@@ -62,7 +63,7 @@ def from_outside(act):
     """As `act`, which is called when the rank has come to its place; then that rank is let go."""
     def disturb(job):
         act(job)
-        job.go_on()
+        job.release()
     return disturb
 
 
@@ -73,7 +74,7 @@ def sends(number, role, rank=None, host=None):
 def pauses(role, seconds, rank=None):
     def act(job):
         job.signal(signal.SIGSTOP, role, rank)
-        job.go_on()
+        job.release()
         time.sleep(seconds)
         job.signal(signal.SIGCONT, role, rank)
     return act
@@ -114,9 +115,9 @@ for phase in (CHECKPOINT, SAVE):
     add("rank 0 is stopped (SIGSTOP)", phase[0], rf"restart 1 of 3.*: {rank_of(0)} held up the others",
         f"rank=0 {phase[1]} do=stop")
 add("rank 1 is stopped for a second (SIGSTOP, SIGCONT)", "forward", rf"{rank_of(1)} was stopped by SIGSTOP",
-    f"rank=1 {FORWARD[1]} do=hold", Then.GOES_ON, act=pauses("program", 1, 1))
+    f"rank=1 {FORWARD[1]} do=hold", Then.CONTINUES, act=pauses("program", 1, 1))
 add("rank 1 is stopped when the work is done, then resumed", EXIT[0], rf"{rank_of(1)} was stopped by SIGSTOP",
-    f"rank=1 {EXIT[1]} do=hold", Then.GOES_ON, act=pauses("program", 1, 1))
+    f"rank=1 {EXIT[1]} do=hold", Then.CONTINUES, act=pauses("program", 1, 1))
 
 
 # Memory.
@@ -126,26 +127,26 @@ def little_memory(limit):
 
 for phase in (START, FORWARD):
     add("rank 1 eats memory up to its limit (ulimit -v)", phase[0],
-        rf"restart 1 of 3.*: {rank_of(1)} failed first", f"rank=1 {phase[1]} do=eat",
+        rf"restart 1 of 3.*: {rank_of(1)} (failed first|held up the others)", f"rank=1 {phase[1]} do=eat",
         before=little_memory(1 << 30), quick=phase is START)
 
 # The rank's wrapper, mpirun and the launcher.
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
     add("rank 1's wrapper is killed", phase[0], rf"restart 1 of 3.*: {rank_of(1)}.*(killed|SIGKILL)",
         f"rank=0 {phase[1]} do=hold", act=sends(signal.SIGKILL, "wrapper", 1), quick=phase is CHECKPOINT)
-add("rank 1's wrapper is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+add("rank 1's wrapper is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
     act=pauses("wrapper", 1, 1))
 for phase in (START, FORWARD, CHECKPOINT, SAVE):
     add("mpirun is killed (--mpi)", phase[0], "restart 1 of 3.*: .*mpirun.*SIGKILL", f"rank=0 {phase[1]} do=hold",
         act=sends(signal.SIGKILL, "mpirun"), launch=("--mpi",), needs=("mpirun",))
 add("rank 1 is killed under mpirun (--mpi)", "forward", rf"restart 1 of 3.*: {rank_of(1)} failed first: .*SIGKILL",
     f"rank=1 {FORWARD[1]} do=kill", launch=("--mpi",), needs=("mpirun",))
-add("mpirun is stopped for a second (--mpi)", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+add("mpirun is stopped for a second (--mpi)", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
     act=pauses("mpirun", 1), launch=("--mpi",), needs=("mpirun",))
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
     add("the launcher is killed", phase[0], "", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 137,
         act=sends(signal.SIGKILL, "launcher"), quick=phase is FORWARD)
-add("the launcher is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+add("the launcher is stopped for a second", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
     act=pauses("launcher", 1))
 for phase in (FORWARD, CHECKPOINT, EVALUATION):
     add("the launcher gets SIGTERM", phase[0], "which is saved in ck", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 75,
@@ -165,9 +166,10 @@ def remove_checkpoints(job):
     (job.work / "ck").rename(job.directory / "removed")
 
 
-def nothing_written(job):
+def nothing_written(job, *directories):
     """When the checkpoint before this step is on the disk."""
-    if not wait_until(lambda: not list((job.work / "ck").glob(".step-*")), 10):
+    if not wait_until(lambda: not [half for directory in directories or ("ck",)
+                                   for half in (job.work / directory).glob(".step-*")], 10):
         raise AssertionError("a checkpoint is still being written")
 
 
@@ -183,14 +185,14 @@ def cut_newest(job):
 add("the disk of the checkpoints is full from the start", "checkpoint", "No space left on device.*training continues",
     f"rank=0 {CHECKPOINT[1].replace('3', '1')} do=hold", Then.AGAIN, 3, act=from_outside(lambda job: None),
     before=small_disk("ck", 400), needs=("root",))
-add("the disk of the metrics is full", "forward", "No space left on device", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 3,
+add("the disk of the metrics is full", "forward", "[Nn]o space left on device", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 3,
     act=from_outside(lambda job: None), before=small_disk("small", 4), needs=("root",),
     train=("--metrics", "small/m.jsonl"))
 add("the disk fails once (EIO)", "checkpoint", "cannot flush .*Input/output error.*training continues",
-    f"rank=0 {CHECKPOINT[1]} do=eio", Then.GOES_ON, quick=True)
+    f"rank=0 {CHECKPOINT[1]} do=eio", Then.CONTINUES, quick=True)
 add("the disk fails (EIO) when the result is saved", "end", "training is complete, but its weights are lost",
     f"rank=0 {SAVE[1]} do=eio", Then.AGAIN, 3)
-add("each flush takes half a second more", "checkpoint", "", f"rank=0 {CHECKPOINT[1]} do=slow", Then.GOES_ON, within=20)
+add("each flush takes half a second more", "checkpoint", "", f"rank=0 {CHECKPOINT[1]} do=slow", Then.CONTINUES, within=20)
 for phase in (FORWARD, CHECKPOINT):
     add("somebody removes the directory of the checkpoints", phase[0], "ck", f"rank=0 {phase[1]} do=hold", Then.AGAIN, 3,
         act=from_outside(remove_checkpoints))
@@ -201,7 +203,7 @@ add("rank 1 is killed, and all checkpoints are gone", "forward", "restart 1 of 3
 
 # Strangers on the ports.
 for kind, quick in (("garbage", True), ("silence", False), ("flood", False)):
-    add(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=1 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+    add(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=1 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
         act=from_outside(getattr(strangers, kind)), quick=quick)
 
 
@@ -213,7 +215,7 @@ def on_hosts(*arguments, ranks=(2, 1), **more):
 def cut(host, seconds=None):
     def act(job):
         job.hosts.cut(host)
-        job.go_on()
+        job.release()
         if seconds is not None:
             time.sleep(seconds)
             job.hosts.mend(host)
@@ -221,9 +223,9 @@ def cut(host, seconds=None):
 
 
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
-    on_hosts("the link of a host is cut for 1 s", phase[0], "", f"rank=0 {phase[1]} do=hold", Then.GOES_ON, act=cut(1, 1),
+    on_hosts("the link of a host is cut for 1 s", phase[0], "", f"rank=0 {phase[1]} do=hold", Then.CONTINUES, act=cut(1, 1),
              within=20, train=("--timeout-seconds", "20"))
-on_hosts("the link of a host is cut for 3 s", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON, act=cut(1, 3),
+on_hosts("the link of a host is cut for 3 s", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES, act=cut(1, 3),
          within=20, train=("--timeout-seconds", "20"))
 for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
     on_hosts("the link of a host is cut for good", phase[0], r"host lkm\d+b \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
@@ -231,12 +233,18 @@ for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
 for phase in (START, FORWARD):
     on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
              Then.AGAIN, 4, act=cut(2), within=20, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
-on_hosts("5 % of all packets are lost", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+on_hosts("5 % of all packets are lost", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
          act=from_outside(lambda job: None), network=(0.05, 0), within=120,
          train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
-on_hosts("all packets are 100 ms late", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.GOES_ON,
+on_hosts("all packets are 100 ms late", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
          act=from_outside(lambda job: None), network=(0, 0.1), within=120,
          train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
+MIRROR = ("--checkpoint-mirror", "mirror")
+on_hosts("the disk of the checkpoints is lost, and a rank dies (--checkpoint-mirror)", "forward",
+         rf"{rank_of(2)} failed first: it was ended by SIGKILL", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 137,
+         act=from_outside(lambda job: (nothing_written(job, "ck", "mirror"), remove_checkpoints(job),
+                                       job.signal(signal.SIGKILL, "program", 2))),
+         train=MIRROR, undisturbed=MIRROR, resumes=True)
 for phase in (FORWARD, EVALUATION):
     on_hosts("a rank on the other host is killed", phase[0], rf"{rank_of(2)} failed first: it was ended by SIGKILL",
              f"rank=2 {phase[1]} do=kill", Then.AGAIN, 137)
@@ -247,7 +255,7 @@ on_hosts("the launcher's helper on the other host is killed", "forward", r"host 
 on_hosts("the launcher is killed", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 137,
          act=sends(signal.SIGKILL, "launcher"))
 for kind in ("garbage", "silence", "flood"):
-    on_hosts(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+    on_hosts(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
              act=from_outside(getattr(strangers, kind)))
-on_hosts("strangers connect to Open MPI's ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.GOES_ON,
+on_hosts("strangers connect to Open MPI's ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
          act=from_outside(strangers.garbage_to_open_mpi), within=30)

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 
+from hosts import die_with_parent
+
 MARK = "LOCKSTEP_TEST_MARK"
 # What other jobs and launchers have said to this process.
 OF_OTHERS = ("LOCKSTEP_", "OMPI_", "PMIX_", "SLURM_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
@@ -79,7 +81,7 @@ class Job:
         """`before`: words of a command that becomes the launcher."""
         for mark in self.marks.iterdir():
             mark.unlink()
-        enter = (lambda: self.hosts.enter(0)) if self.hosts else None
+        enter = (lambda: self.hosts.enter(0)) if self.hosts else die_with_parent
         with open(self.directory / "out", "wb") as out, open(self.directory / "err", "wb") as err:
             self.launcher = subprocess.Popen([*before, *argv], cwd=self.work, env=self.environment(fault),
                                              stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=enter,
@@ -100,7 +102,7 @@ class Job:
         if self.reached() is None:
             raise AssertionError("the job ended before it was disturbed" if found else "the place was not reached in time")
 
-    def go_on(self):
+    def release(self):
         (self.marks / "go").touch()
 
     def wait(self, seconds):

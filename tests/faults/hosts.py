@@ -1,5 +1,5 @@
 """Hosts on one machine whose network loses packets, delays them or breaks: network namespaces, each with one network
-device of this process's (TUN). What a host sends comes here, and goes on to the host that it is for, or does not.
+device of this process's (TUN). What a host sends comes here, and is passed to the host that it is for, or is not.
 
 In the place of ssh, over the same network:
   hosts.py serve                   on a host: runs the commands that come to PORT, as sshd does
@@ -12,6 +12,7 @@ import heapq
 import os
 import random
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +23,11 @@ import time
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 9000
 PORT = 22
+
+
+def die_with_parent():
+    """What a new process calls: whoever kills this one kills it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def run(*words):
@@ -89,7 +95,8 @@ class Hosts:
         self._cut.clear()
 
     def enter(self, host):
-        """What a new process calls to be on that host."""
+        """What a new process calls to be on that host, and to end with this one."""
+        die_with_parent()
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.names[host]}") as there:
             if libc.setns(there.fileno(), 0) != 0:

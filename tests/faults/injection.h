@@ -8,7 +8,7 @@ namespace lockstep::faults {
 /// Where a rank is; by the same names in small letters below.
 enum class Place : std::uint8_t {
   kMain,        // the process begins
-  kStart,       // data sets are opened: the ranks have met
+  kStart,       // data sets are opened: the ranks are connected
   kData,        // a sample is read, by the loader's thread
   kForward,     // of training
   kBackward,    // the gradient has come to the last layers

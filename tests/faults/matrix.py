@@ -86,7 +86,7 @@ class Matrix:
 
     def expected(self, case):
         """The hash of the run that nobody disturbs."""
-        flags = case.undisturbed or ()
+        flags = case.undisturbed
         key = (case.hosts, flags)
         if key not in self.undisturbed:
             with self.job(case) as job:
@@ -158,11 +158,13 @@ class Matrix:
         if case.then is Then.AGAIN:
             if job.hosts:
                 job.hosts.heal()
-            job.start([*self.launch(case, job, False), *with_flags(case.undisturbed or ())])
+            job.start([*self.launch(case, job, False), *with_flags(case.undisturbed)])
             if (code := job.wait(60)) != 0:
                 result.problems.append(f"the same command ended with code {code} when it was run again")
         if job.final() != expected:
             result.problems.append(f"the final parameters are {job.final()}, and not {expected}")
+        if case.resumes and '"event":"resume"' not in (job.work / "m.jsonl").read_text():
+            result.problems.append("the run after the fault has not resumed, but started anew")
         if left := job.leftovers():
             result.problems.append("left: " + ", ".join(left))
 
@@ -178,7 +180,7 @@ def numbers_of(text):
 
 
 def ending(case):
-    return {Then.RESTARTED: "restarted", Then.GOES_ON: "no restart",
+    return {Then.RESTARTED: "restarted", Then.CONTINUES: "no restart",
             Then.AGAIN: f"code {case.code}, run again"}[case.then]
 
 
@@ -190,9 +192,9 @@ def markdown(results):
     lines = ["| | what | when | ranks | the job | s |", "|---|---|---|---|---|---|"]
     for number, case, result, skipped in results:
         seconds = f"{result.seconds:.1f}" if result else skipped
-        verdict = "" if result is None or not result.problems else " **failed**"
+        note = "" if result is None or not result.problems else " **failed**"
         lines.append(f"| {number} | {case.what} | {case.when} | {'3' if not case.hosts else '+'.join(map(str, case.hosts))} "
-                     f"| {ending(case)}{verdict} | {seconds} |")
+                     f"| {ending(case)}{note} | {seconds} |")
     return "\n".join(lines) + "\n"
 
 
@@ -250,6 +252,7 @@ def main():
             case = CASES[number - 1]
             print(f"{number:3}  {case.what}; {case.when}; {place(case)}: {ending(case)}{' (quick)' * case.quick}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended, and removed
     matrix = Matrix(given.build)
     if given.soak is not None:
         return 0 if soak(matrix, given.soak, given.seed) else 1

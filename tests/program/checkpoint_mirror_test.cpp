@@ -23,8 +23,10 @@ const std::string kCnnOnHosts =
 const std::string kKeptInCk = "--checkpoint-dir ck --checkpoint-every 5 --keep 2 --resume auto ";
 
 /// `lockstep train ARGUMENTS`, a rank on each of `hosts`, which are one machine that calls itself by several names.
-Outcome train_on(const std::vector<std::string>& hosts, const std::string& arguments, const fs::path& directory) {
-  std::string line = "pids=(); ";
+/// `attempt`: of a launcher.
+Outcome train_on(const std::vector<std::string>& hosts, const std::string& arguments, const fs::path& directory,
+                 int attempt = 0) {
+  std::string line = "export LOCKSTEP_ATTEMPT=" + std::to_string(attempt) + "; pids=(); ";
   const std::string port = std::to_string(free_port());
   for (std::size_t rank = 0; rank < hosts.size(); ++rank)
     line += "RANK=" + std::to_string(rank) + " WORLD_SIZE=" + std::to_string(hosts.size()) +
@@ -149,6 +151,28 @@ TEST_F(CheckpointMirror, WhatCannotHelpIsRefused) {
       run("lockstep train " + kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror mirror", path());
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("give a directory on another disk, or run on another host too"));
+}
+
+// The launcher starts a job again on the hosts that are left.
+TEST_F(CheckpointMirror, ThatHasLostItsPlaceDoesNotEndARestartedJob) {
+  const std::string arguments = kCnnOnHosts + kKeptInCk + "--checkpoint-mirror b:mirror --steps ";
+  ASSERT_EQ(train_on({"a", "b", "c"}, arguments + "10", path()).code, 0);
+  fs::remove_all(path() / "ck");
+  EXPECT_EQ(train_on({"a", "c"}, arguments + "20", path()).code, 2);
+  auto outcome = train_on({"a", "c"}, arguments + "20", path(), 1);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("no rank runs on host b; this attempt continues as it can"));
+  EXPECT_THAT(outcome.out, HasSubstr("resuming at step 11"));
+  EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000020"));
+
+  fs::remove_all(path() / "ck");
+  EXPECT_EQ(train_on({"b"}, arguments + "30", path()).code, 2);
+  outcome = train_on({"b"}, arguments + "30", path(), 2);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("on the same file system there"));
+  EXPECT_THAT(outcome.out, HasSubstr("resuming at step 21"));
+  EXPECT_TRUE(fs::exists(path() / "ck" / "step-0000000030"));
+  EXPECT_FALSE(fs::exists(path() / "mirror" / "step-0000000030"));
 }
 
 TEST_F(CheckpointMirror, OfAnotherRunIsRefused) {
