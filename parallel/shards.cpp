@@ -126,19 +126,19 @@ void DistributedDataParallel::run_turn(nn::Tape& tape, FunctionRef<std::int64_t(
     run_shard(own, shards.first + static_cast<std::uint32_t>(i), i, samples(i), loss);
   };
   const FunctionRef<void(std::size_t)> work(run);
-  std::vector<std::exception_ptr> errors(shards.count);
+  shard_errors_.assign(shards.count, nullptr);
   for (std::size_t i = 1; i < shards.count; ++i)
     if (samples(i) > 0) shard_copies_[i - 1]->thread->start(work, i);
   if (samples(0) > 0) {
     try {
       run(0);
     } catch (...) {
-      errors[0] = std::current_exception();
+      shard_errors_[0] = std::current_exception();
     }
   }
   for (std::size_t i = 1; i < shards.count; ++i)
-    if (samples(i) > 0) errors[i] = shard_copies_[i - 1]->thread->finish();
-  for (const auto& error : errors)
+    if (samples(i) > 0) shard_errors_[i] = shard_copies_[i - 1]->thread->finish();
+  for (const auto& error : shard_errors_)
     if (error != nullptr) std::rethrow_exception(error);
   gradients_->end_turn();
 }

@@ -102,7 +102,8 @@ double dropout_of(const ModelConfig& model) {
 }
 
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
-  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size * config.accumulate);
+  const std::int64_t parts = config.shards > 0 ? config.shards : std::int64_t{world_size} * config.accumulate;
+  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * parts);
 }
 
 int threads_of_a_shard(const TrainConfig& config) { return config.threads > 0 ? config.threads : 1; }

@@ -107,15 +107,13 @@ void add_accumulate_option(OptionTable& table, TrainConfig& config) {
 void add_shards_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "shards",
              .placeholder = "V",
-             .help =
-                 "parts of a step that are summed along a tree: the same bits at any number of ranks from 1 to V; a "
-                 "shard is computed by --threads threads (1)",
+             .help = "parts of a step that are summed along a tree: the same bits at any number of ranks from 1 to V; "
+                     "--batch is then the samples of a shard, which --threads threads (1) compute",
              .value = integer(config.shards, 1, static_cast<std::int64_t>(comm::ReductionTree::kMostLeaves),
                               /*unset=*/0),
-             .applies = {.to = "--global-batch, without --accumulate, --stateful, --sync-batchnorm, "
+             .applies = {.to = "training without --accumulate, --stateful, --sync-batchnorm, "
                                "--no-broadcast-buffers, --graphs yes and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
-                           if (!config.global_batch) return "steps of --batch are larger on more ranks";
                            if (config.accumulate > 1)
                              return "--accumulate computes a rank's share in parts, and shards are such";
                            if (config.stateful) return "--stateful carries states of a rank's rows";

@@ -59,6 +59,30 @@ TEST(Restarted, KilledRanksChangeNoBit) {
   }
 }
 
+// Two failures without a checkpoint between: the job goes on with a rank fewer, and in shards that changes no bit.
+TEST(Restarted, InShardsFewerRanksChangeNoBit) {
+  const TemporaryDirectory whole, killed;
+  const std::string train =
+      "lockstep train cnn --data digits --shards 4 --batch 8 --steps 1000 --quiet --metrics m.jsonl ";
+  ASSERT_EQ(run("lockstep launch -n 2 -- " + train, whole.path()).code, 0);
+  const auto outcome =
+      run(kKillOne +
+              "restarts() { cat logs/restarts.jsonl 2>/dev/null | grep -c lost_steps; }\n"
+              "kill_soon() { until [ -n \"$(program_of 3)\" ] || ! kill -0 $pid; do sleep 0.01; done\n"
+              "  kill -KILL $(program_of 3); until [ $(restarts) -ge $1 ] || ! kill -0 $pid; do sleep 0.01; done; }\n"
+              "lockstep launch -n 4 --max-restarts 20 --min-ranks 1 --log-dir logs -- " +
+              train +
+              "--checkpoint-dir ck --checkpoint-every 0 --resume auto & pid=$!; kill_soon 1; kill_soon 2; wait $pid",
+          killed.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto restarts = events_of(killed.path() / "logs" / "restarts.jsonl", "restart");
+  ASSERT_EQ(restarts.size(), 2u) << outcome.err;
+  EXPECT_EQ(restarts[0]["ranks"], 4);
+  EXPECT_EQ(restarts[1]["ranks"], 3);
+  EXPECT_EQ(read_metrics(killed.path() / "m.jsonl").final["world_size"], 3);
+  EXPECT_EQ(hash_in(killed.path()), hash_in(whole.path()));
+}
+
 TEST(Restarted, WhatWouldComeAgainIsNot) {
   const TemporaryDirectory directory;
   const std::string launch = "lockstep launch -n 2 --max-restarts 5 -- ";
@@ -78,7 +102,7 @@ TEST(Restarted, ATrainingThatCannotResumeIsRefused) {
            {"--max-restarts 2 -- lockstep train cnn --data digits", "add --checkpoint-dir DIR --resume auto"},
            {"--max-restarts 2 -- lockstep train cnn --data digits --checkpoint-dir ck", "add --resume auto"},
            {"--max-restarts 2 --min-ranks 1 -- lockstep train cnn --data digits --checkpoint-dir ck --resume auto",
-            "add --global-batch 64"},
+            "add --global-batch 64 to it (with --shards V the result has the same bits, too)"},
            {"--min-ranks 1 -- lockstep train cnn --data digits", "--min-ranks without --max-restarts"}}) {
     const auto outcome = run("lockstep launch -n 2 " + line, directory.path());
     EXPECT_EQ(outcome.code, 2) << line;

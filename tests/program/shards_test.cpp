@@ -78,6 +78,11 @@ TEST(Shards, TheSameBitsOverEveryCarrierAndInAnyBuckets) {
         << ranks << " ranks, " << group;
 }
 
+TEST(Shards, ABatchIsThatOfAShard) {
+  const Result one = result_of(launched(3), "cnn --data digits --steps 6 --shards 4 --batch 8");
+  EXPECT_TRUE(result_of("", "cnn --data digits --steps 6 --shards 4 --global-batch 32") == one);
+}
+
 // What is computed at a time does not matter, nor does the rank that has more threads than its shards; the threads of
 // a shard do.
 TEST(Shards, ThreadsOfAShardAreItsIdentity) {
@@ -114,9 +119,7 @@ TEST(Shards, ResumeOnAnyNumberOfRanks) {
 TEST(Shards, AreRefusedWhereTheyHaveNoMeaning) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train cnn --data digits --steps 1 ";
-  for (const auto& [options, says] : {std::pair{"--shards 4", "steps of --batch are larger on more ranks"},
-                                      {"--shards 4 --batch 8", "steps of --batch"},
-                                      {"--shards 4 --global-batch 8 --accumulate 2", "--accumulate"},
+  for (const auto& [options, says] : {std::pair{"--shards 4 --global-batch 8 --accumulate 2", "--accumulate"},
                                       {"--shards 4 --global-batch 8 --parallel dp --device cpu:0,1", "--parallel dp"},
                                       {"--shards 0 --global-batch 8", "from 1 to 65536"},
                                       {"--shards 9 --global-batch 8", "9 shards of a global batch of 8"}}) {

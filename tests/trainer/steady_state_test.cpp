@@ -36,7 +36,7 @@ long page_faults() {
 class Training {
  public:
   Training(const std::string& model, const std::string& data, std::uint64_t global_batch, bool adam,
-           bool stateful = false)
+           bool stateful = false, std::uint64_t shards = 0, int at_once = 1)
       : splits_(data::open_data(data, {.context = 16})),
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
@@ -46,15 +46,23 @@ class Training {
         sampler_({.length = splits_.train->size(),
                   .seed = 1,
                   .global_batch = global_batch,
-                  .order = stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
+                  .order = stateful ? sampler::Order::kColumns : sampler::Order::kShuffled,
+                  .shards = shards},
                  group().rank(), group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),
-        ddp_(*module_, group(), {.bucket_cap_mb = 1.0 / 16, .first_bucket_mb = 1.0 / 1024}),
+        tree_(shards > 0 ? &group().define_tree(shards) : nullptr),
+        ddp_(*module_, group(),
+             {.bucket_cap_mb = 1.0 / 16,
+              .first_bucket_mb = 1.0 / 1024,
+              .tree = tree_,
+              .shards_at_once = at_once,
+              .shard_backend = [] { return nn::make_cpu_backend(1); }}),
         carried_(stateful ? std::make_unique<CarriedState>(*module_, group(), global_batch, DType::kF32) : nullptr),
         training_step_(
             *backend_, ddp_,
             adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9}),
-            format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .carried = carried_.get()}) {}
+            format_of(*splits_.train),
+            {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .tree = tree_, .carried = carried_.get()}) {}
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
   nn::Backend& backend() { return *backend_; }
@@ -77,6 +85,7 @@ class Training {
   std::unique_ptr<nn::Module> module_;
   sampler::DistributedSampler sampler_;
   data::Loader loader_;
+  const comm::ReductionTree* tree_;
   parallel::DistributedDataParallel ddp_;
   std::unique_ptr<CarriedState> carried_;
   TrainingStep training_step_;
@@ -128,6 +137,15 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
     Training run(GetParam(), "digits", global_batch, /*adam=*/false);
     for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
     expect_steady(run, run.steps_per_epoch(), GetParam() + " with tails of epochs");
+  }
+}
+
+// In shards, one after the other and two at a time; the last step of an epoch leaves most of them without samples.
+TEST(ShardsSteadyState, NothingIsAllocatedInShards) {
+  for (const int at_once : {1, 2}) {
+    Training run("cnn", "digits", 478, /*adam=*/false, /*stateful=*/false, /*shards=*/8, at_once);
+    for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
+    expect_steady(run, 2 * run.steps_per_epoch(), fmt::format("cnn in shards, {} at once", at_once));
   }
 }
 

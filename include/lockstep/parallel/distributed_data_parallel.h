@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -266,6 +267,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::vector<Statistic> statistics_;
   std::size_t statistics_floats_ = 0;
   std::vector<std::unique_ptr<ShardCopy>> shard_copies_;  // for the second, third, … shard at a time
+  std::vector<std::exception_ptr> shard_errors_;          // of a turn, by shard
   std::size_t counted_by_ = 0;                            // whose buffers have counted the step: 0, or a copy's number
   bool in_shards_ = false;                                // run_shards() is at it
 

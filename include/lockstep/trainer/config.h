@@ -35,11 +35,11 @@ struct TrainConfig : session::SessionOptions {
   std::optional<int> classes;                   // default: what the data has
   std::string vocabulary;                       // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
-  std::optional<std::int64_t> batch;            // samples a rank and part of a step
+  std::optional<std::int64_t> batch;            // samples a rank and part of a step, or a shard
   std::optional<std::int64_t> global_batch;     // samples of all ranks together and step
   int accumulate = 1;  // parts in which a rank computes its share of a step, one after the other
   /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
-  /// a run has the same bits at any number of ranks up to that. 0: none. Needs global_batch.
+  /// a run has the same bits at any number of ranks up to that. 0: none. `batch` is then the samples of a shard.
   std::int64_t shards = 0;
   sampler::Tail tail = sampler::Tail::kExact;
   /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
