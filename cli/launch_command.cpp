@@ -195,7 +195,8 @@ void check_restarts_of_train(const launcher::LaunchOptions& options, std::vector
     throw UsageError(flag + ": this lockstep train does not resume from its newest checkpoint",
                      "add --resume auto to it");
   const int ranks = ranks_of(options);
-  if (!options.min_ranks || config.global_batch || config.shards > 0 || (ranks > 0 && *options.min_ranks >= ranks)) return;
+  if (!options.min_ranks || config.global_batch || config.shards > 0 || (ranks > 0 && *options.min_ranks >= ranks))
+    return;
   const bool known = ranks > 0;
   throw UsageError(
       fmt::format("--min-ranks {}: with fewer{} ranks this lockstep train has another global batch, and its "

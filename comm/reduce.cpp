@@ -194,7 +194,7 @@ struct AlongTree {
   }
 };
 
-/// Values that wait for their sibling stay in the first cache.
+/// Values that wait for the other half of their node stay in the first cache.
 template <class Acc>
 LOCKSTEP_INLINE void reduce_line(const AlongTree& ends, std::size_t at) {
   Acc waiting[ReductionTree::kMostDepth], next;

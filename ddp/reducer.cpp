@@ -238,7 +238,7 @@ comm::TreeNode Reducer::begin_shards() {
   check_shards("shards begin");
   check_usage(!turn_open_, "shards begin before those before them have ended", "call end_shards() first");
   check_usage(turns_ < sums_->turns().size(), "more shards than this rank has",
-              "go on until was_last_turn(), then finish() the step");
+              "stop at was_last_turn(), and finish() the step");
   ++turns_;
   turn_open_ = true;
   skipped_.assign(sums_->turns()[turns_ - 1].shards.count, false);

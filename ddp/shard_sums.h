@@ -10,7 +10,7 @@ namespace lockstep::ddp {
 
 /// Note [Shards]
 /// A rank computes its shards in their order, some of them at a time. Each writes its gradients into a place of their
-/// own, the next ones after those that wait for their siblings: adding into what another shard has left would round
+/// own, the next ones after the sums that wait for others: adding into what another shard has left would round
 /// otherwise than the sum of the two. A gradient that all shards of a turn have written is added to what waits for it,
 /// while it is in the caches. After the last turn the rank's partial sums lie in the first places, in their order.
 class ShardSums {

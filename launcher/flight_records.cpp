@@ -21,7 +21,7 @@ void decode(RankFlight& flight, const std::string& name) {
   try {
     flight.snapshot = flight::decode(flight.bytes, name);
   } catch (const IoError&) {
-    flight.bytes.clear();  // whatever it is, it tells nothing
+    flight.bytes.clear();  // whatever it is, nothing can be read in it
   }
 }
 

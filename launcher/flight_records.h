@@ -1,4 +1,4 @@
-// The flight records of a job's ranks (Note [Flight record]) after something went wrong: gathered, kept, and told.
+// The flight records of a job's ranks (Note [Flight record]) after something went wrong: gathered, kept, and reported.
 #pragma once
 
 #include <cstdint>

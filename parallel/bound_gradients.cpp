@@ -175,7 +175,7 @@ void BoundGradients::pass_has(std::size_t slot, std::size_t module) {
   reduce_ready();
 }
 
-// In the order of this thread's pass: what another one is behind with waits, and so does all after it.
+// In the order of this thread's pass: what another pass has not written yet waits, and so does all after it.
 void BoundGradients::reduce_ready() {
   while (reduced_ < mine_.size() && missing_[mine_[reduced_]].load(std::memory_order_acquire) == 0)
     reducer_.mark_ready(mine_[reduced_++]);

@@ -110,11 +110,11 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
 void check_reported(std::int64_t newest, const std::string& directory) {
   const auto reported = parse_int(env("LOCKSTEP_CHECKPOINT_STEP").value_or(""));
   if (!reported || *reported <= newest) return;
-  throw CheckpointError(fmt::format("this job has taken a checkpoint of step {}, and {} on host {} has {}", *reported,
-                                    directory, host_name(),
-                                    newest > 0 ? fmt::format("none after step {}", newest) : std::string("none")),
-                        "put --checkpoint-dir on a file system that all hosts share, or give --checkpoint-mirror: rank 0 "
-                        "may be on another host after a restart");
+  throw CheckpointError(
+      fmt::format("this job has taken a checkpoint of step {}, and {} on host {} has {}", *reported, directory,
+                  host_name(), newest > 0 ? fmt::format("none after step {}", newest) : std::string("none")),
+      "put --checkpoint-dir on a file system that all hosts share, or give --checkpoint-mirror: rank 0 "
+      "may be on another host after a restart");
 }
 
 /// What a rank has found where `auto` looks: the newest whole one, and all that are corrupt and newer than those beside

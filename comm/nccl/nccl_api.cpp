@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "comm/nccl/nccl_group.h"
 #include "lockstep/comm/op.h"
-#include "lockstep/comm/reduction_tree.h"
 
 namespace lockstep::comm {
 namespace {
@@ -140,29 +139,6 @@ ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int siz
   }
   LOCKSTEP_ASSERT(false, "an unknown operation");
   return ncclInternalError;
-}
-
-ncclResult_t exchange_partials(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op,
-                               std::byte* received, cudaStream_t stream) {
-  const std::size_t element = size_of(op.dtype);
-  const ncclDataType_t type = nccl_type_of(op.dtype);
-  const Slice own = slice_of(op.count, element, rank, size);
-  ncclResult_t result = api.group_start();
-  if (result != ncclSuccess) return result;
-  const auto goes_on = [&] { return result == ncclSuccess || result == ncclInProgress; };
-  for (int peer = 0; peer < size && goes_on(); ++peer) {
-    if (peer == rank) continue;
-    const Slice theirs = slice_of(op.count, element, peer, size);
-    for (std::size_t p = 0; theirs.count > 0 && p < op.along->partials_of(rank).size() && goes_on(); ++p)
-      result =
-          api.send(op.data + p * op.partial_stride + theirs.begin * element, theirs.count, type, peer, comm, stream);
-    for (std::size_t p = 0; own.count > 0 && p < op.along->partials_of(peer).size() && goes_on(); ++p) {
-      result = api.recv(received, own.count, type, peer, comm, stream);
-      received += own.count * element;
-    }
-  }
-  const ncclResult_t ended = api.group_end();
-  return goes_on() ? ended : result;
 }
 
 }  // namespace lockstep::comm

@@ -59,9 +59,4 @@ ncclDataType_t nccl_type_of(DType dtype);
 ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op, void* scratch,
                           cudaStream_t stream);
 
-/// The first half of an allreduce along a tree: sends each rank its slice of this rank's partial sums, and receives
-/// those of the others for its own slice into `received`, rank after rank without its own.
-ncclResult_t exchange_partials(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op,
-                               std::byte* received, cudaStream_t stream);
-
 }  // namespace lockstep::comm

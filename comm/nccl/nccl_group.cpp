@@ -21,6 +21,7 @@
 #include "comm/nccl/device_pairs.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
+#include "comm/nccl/partials.h"
 #include "comm/nccl/stall_poll.h"
 #include "comm/nccl/sum_along_tree.h"
 #include "comm/wait.h"
@@ -329,25 +330,7 @@ void NcclGroup::make_partials_fit(const Op& op) {
 void NcclGroup::give_along_tree(const Op& op) {
   const NcclApi& api = communicator_->api();
   settle(op, exchange_partials(api, communicator_->get(), rank(), size(), op, partials_->data(), stream_.get()));
-  const std::size_t element = size_of(op.dtype);
-  const Slice own = slice_of(op.count, element, rank(), size());
-  std::vector<const std::byte*> first(static_cast<std::size_t>(size()));  // of a rank's partial sums
-  const std::byte* received = partials_->data();
-  for (int r = 0; r < size(); ++r) {
-    first[static_cast<std::size_t>(r)] = r == rank() ? op.data + own.begin * element : received;
-    if (r != rank()) received += op.along->partials_of(r).size() * own.count * element;
-  }
-  TreeSources sources{};
-  std::vector<TreeNode> nodes;
-  for (const int r : op.along->order()) {
-    const auto partials = op.along->partials_of(r);
-    const std::size_t stride = r == rank() ? op.partial_stride : own.count * element;
-    for (std::size_t p = 0; p < partials.size(); ++p)
-      sources.at[sources.count++] = first[static_cast<std::size_t>(r)] + p * stride;
-    nodes.insert(nodes.end(), partials.begin(), partials.end());
-  }
-  std::ranges::copy(TreeProgram(*op.along, nodes).additions, sources.additions);
-  launch_sum_along_tree(sources, op.dtype, op.data + own.begin * element, own.count, stream_.view());
+  add_partials(op, rank(), size(), partials_->data(), stream_.view());
   Op gather = op;
   gather.kind = OpKind::kAllGather;
   settle(op, give_to_nccl(api, communicator_->get(), rank(), size(), gather, word_->scratch(), stream_.get()));

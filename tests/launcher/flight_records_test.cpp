@@ -1,4 +1,4 @@
-// Flight records after a failure: what the launcher tells of them, what it keeps, and what `lockstep inspect` shows.
+// Flight records after a failure: what the launcher reports of them, what it keeps, and what `lockstep inspect` shows.
 #include "launcher/flight_records.h"
 
 #include <gmock/gmock.h>

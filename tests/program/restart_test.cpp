@@ -59,7 +59,7 @@ TEST(Restarted, KilledRanksChangeNoBit) {
   }
 }
 
-// Two failures without a checkpoint between: the job goes on with a rank fewer, and in shards that changes no bit.
+// Two failures without a checkpoint between: the job continues with a rank fewer, and in shards that changes no bit.
 TEST(Restarted, InShardsFewerRanksChangeNoBit) {
   const TemporaryDirectory whole, killed;
   const std::string train =

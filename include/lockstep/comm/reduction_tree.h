@@ -32,7 +32,7 @@ struct TreeNode {
 class ReductionTree {
  public:
   static constexpr std::size_t kMostLeaves = std::size_t{1} << 16;
-  /// Of values that wait for their sibling while leaves are taken in order.
+  /// Of nodes that wait for their other half while leaves are taken in order.
   static constexpr std::size_t kMostDepth = 17;
 
   /// `positions[r]`: the number of rank r's run; all numbers once. Throws UsageError for no leaves, more than

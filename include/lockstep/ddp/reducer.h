@@ -45,7 +45,7 @@ class ShardSums;
 /// With Options::tree a step is that of several shards, of which this rank has ReductionTree::run_of(rank), and its
 /// sums are the same bits at any number of ranks (Note [Reduction tree]). A step on every rank is then
 ///   begin_step();
-///   in turns, until was_last_turn(): begin_shards(); for each of these shards its tail and gradients, or skip_shard();
+///   until was_last_turn(): begin_shards(); for each of these shards its tail and gradients, or skip_shard();
 ///     mark_ready(slot) or mark_slot_unused(slot), for all of them together; after the last turn finish(…), after the
 ///     others end_shards().
 /// Gradients start on their way in the last turn. Counts of unused slots are then of shards, not of ranks.
