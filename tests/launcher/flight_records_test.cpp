@@ -130,7 +130,11 @@ TEST(DescribeFlights, ThereMayBeNothingToSay) {
   EXPECT_THAT(describe_flights({}, cause_of(7), {waiting(0, 8, {})}, {}), ElementsAre(HasSubstr("rank 0 was waiting")));
   RankFlight starting = in_forward(0);
   starting.snapshot->phase = Phase::kStarting;
+  starting.snapshot->step = 0;
   EXPECT_THAT(describe_flights({}, cause_of(0), {starting}, {}), IsEmpty()) << "a program that has only begun";
+  starting.snapshot->phase = Phase::kRunning;
+  EXPECT_THAT(describe_flights({}, cause_of(0), {starting}, {}), ElementsAre(HasSubstr("rank 0 was running for ")));
+  EXPECT_THAT(describe_flights({}, cause_of(0, 3), {starting}, {}), IsEmpty()) << "its data are not there";
   JobReport interrupted;
   interrupted.interrupted_by = SIGINT;
   EXPECT_THAT(describe_flights(interrupted, cause_of(1), {waiting(0, 8, {1}), in_forward(1)}, {}), IsEmpty());
