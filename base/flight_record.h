@@ -78,8 +78,8 @@ void end_reading(int worker) noexcept;
 std::uint64_t issue(const Operation& operation) noexcept;
 void complete(std::uint64_t number) noexcept;
 
-/// The caller begins to wait for an operation, or for a message. Not ended by an exception: what a rank waited for when
-/// it gave up stays in its record.
+/// The caller begins to wait for an operation, or for a message: when it has looked for long enough that it sleeps from
+/// now on. Not ended by an exception: what a rank waited for when it gave up stays in its record.
 void begin_wait() noexcept;
 void end_wait() noexcept;
 /// For which ranks of the job it waits, as far as it knows; until end_wait().

@@ -159,11 +159,12 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
   guard([&] {
     if (done()) return;
     Clock::duration waited{};
-    flight::begin_wait();
+    bool recorded = false;  // short waits, which only spin, are not
     const bool in_time = wait_until(
         engine_->wait_policy(false), deadline, done, [&] { return engine_->advance(); },
         [&](Clock::duration so_far) {
           waited = so_far;
+          if (!std::exchange(recorded, true)) flight::begin_wait();
           engine_->check();
           if (deadline.expired()) return;
           engine_->watch_stall();
@@ -173,7 +174,8 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
           const auto most = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
           engine_->sleep(most, idle, done);
         });
-    if (in_time) return flight::end_wait();
+    if (in_time && recorded) flight::end_wait();
+    if (in_time) return;
     const double seconds = std::chrono::duration<double>(waited).count();
     if (transfer != nullptr) engine_->time_out(*transfer, seconds);
     engine_->time_out(seconds);
@@ -249,7 +251,7 @@ class ThreadGroup final : public EngineGroup {
   template <class Condition>
   void wait(Condition&& done, Deadline deadline);
   template <class Condition>
-  void nap_until(Condition&& done, bool oversubscribed);
+  void nap_until(Condition&& done, bool oversubscribed, bool recorded = false);
   void end_thread(EndRequest ending);
 
   // The thread's:
@@ -328,25 +330,25 @@ template <class Condition>
 void ThreadGroup::wait(Condition&& done, Deadline deadline) {
   wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   wait_end_.store(deadline.when().time_since_epoch().count(), std::memory_order_release);
-  if (!done()) {
-    flight::begin_wait();
-    nap_until(done, engine_->oversubscribed());
-    flight::end_wait();
-  }
+  nap_until(done, engine_->oversubscribed(), true);
   wait_end_.store(kNoWait, std::memory_order_relaxed);
 }
 
 /// The deadline is the thread's to see. When this throws, the thread has ended: it would continue to read and write
 /// what transfers name, and the caller frees that as it unwinds.
 template <class Condition>
-void ThreadGroup::nap_until(Condition&& done, bool oversubscribed) {
+void ThreadGroup::nap_until(Condition&& done, bool oversubscribed, bool recorded) {
   const auto look = [&] {
     failure_.guard([] { throw_if_stopped("waiting for the other ranks"); });
     return false;
   };
+  bool has_begun = false;
+  const auto check = [&](Clock::duration) {
+    if (recorded && !std::exchange(has_begun, true)) flight::begin_wait();
+  };
   try {
-    wait_until(
-        nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
+    wait_until(nap_policy(oversubscribed), Deadline::never(), done, look, check, nap);
+    if (has_begun) flight::end_wait();
   } catch (...) {
     end_thread(EndRequest::kAbandon);
     throw;

@@ -81,12 +81,12 @@ std::vector<std::string> lines_of_starter(const std::string& path, const char* n
 }
 
 /// Keeps the records, too, where there are logs.
-void tell_flights(const JobContext& context, const JobReport& report, const std::string& directory,
-                  std::vector<RankFlight> flights, AttemptResult& result) {
+void describe_flights(const JobContext& context, const JobReport& report, const std::string& directory,
+                      std::vector<RankFlight> flights, AttemptResult& result) {
   gather_flights(report.ranks, directory, flights);
   const auto rank = result.root_cause.rank;
-  result.flight_lines = tell_flights(report, result.root_cause, flights,
-                                     rank ? context.logs.last_lines(*rank) : std::vector<std::string>());
+  result.flight_lines = describe_flights(report, result.root_cause, flights,
+                                         rank ? context.logs.last_lines(*rank) : std::vector<std::string>());
   const std::string& log_dir = context.options.log_dir;
   if (log_dir.empty() || report.interrupted_by != 0) return;
   remove_flights(log_dir);
@@ -138,7 +138,7 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
                        .started_at = report.started_at,
                        .failed_at = report.failed_at};
   if (!result.root_cause.line.empty())
-    tell_flights(context, report, facts.flight_dir, supervisor.take_flights(), result);
+    describe_flights(context, report, facts.flight_dir, supervisor.take_flights(), result);
   if (result.root_cause.show_mpirun) result.starter_lines = lines_of_starter(log, starter.name());
   conclude(result);
   supervisor.flush_console();

@@ -21,7 +21,7 @@ void decode(RankFlight& flight, const std::string& name) {
   try {
     flight.snapshot = flight::decode(flight.bytes, name);
   } catch (const IoError&) {
-    flight.bytes.clear();  // whatever it is, nothing can be read in it
+    flight.bytes.clear();  // whatever it is, it is no record
   }
 }
 
@@ -32,9 +32,12 @@ std::string last_operation(const flight::Snapshot& snapshot) {
                      last->completed_ns != 0 ? "complete" : "not complete");
 }
 
-/// Whether a record says more than that the program has begun.
-bool tells_something(const flight::Snapshot& snapshot) {
-  return snapshot.phase != flight::Phase::kStarting || snapshot.waits_since != 0 || snapshot.signal != 0;
+/// Whether a record says more than that the program has begun, or has found a mistake before its first step.
+bool says_something(const flight::Snapshot& snapshot, int exit_code) {
+  if (snapshot.waits_since != 0 || snapshot.signal != 0 || snapshot.step > 0) return true;
+  constexpr int kMistakes[] = {static_cast<int>(ExitCode::kUsage), static_cast<int>(ExitCode::kData),
+                               static_cast<int>(ExitCode::kCheckpoint)};
+  return snapshot.phase != flight::Phase::kStarting && std::ranges::find(kMistakes, exit_code) == std::end(kMistakes);
 }
 
 /// Ranks that wait in the same operation for the same ones.
@@ -123,9 +126,9 @@ void remove_flights(const std::string& log_dir) {
     if (entry.path().filename().string().starts_with("rank-")) std::filesystem::remove(entry.path(), ignored);
 }
 
-std::vector<std::string> tell_flights(const JobReport& job, const RootCause& root_cause,
-                                      const std::vector<RankFlight>& flights,
-                                      const std::vector<std::string>& last_lines) {
+std::vector<std::string> describe_flights(const JobReport& job, const RootCause& root_cause,
+                                          const std::vector<RankFlight>& flights,
+                                          const std::vector<std::string>& last_lines) {
   if (job.interrupted_by != 0 || root_cause.line.empty() ||
       root_cause.exit_code == static_cast<int>(ExitCode::kCheckpointed))
     return {};
@@ -133,7 +136,7 @@ std::vector<std::string> tell_flights(const JobReport& job, const RootCause& roo
   const flight::Snapshot* culprit = nullptr;
   if (root_cause.rank && static_cast<std::size_t>(*root_cause.rank) < flights.size()) {
     const RankFlight& flight = flights[static_cast<std::size_t>(*root_cause.rank)];
-    if (flight.snapshot && tells_something(*flight.snapshot)) {
+    if (flight.snapshot && says_something(*flight.snapshot, root_cause.exit_code)) {
       culprit = &*flight.snapshot;
       lines.push_back(fmt::format("rank {} was {}{}", culprit->rank, flight::describe_state(*culprit, flight.at_ns),
                                   last_operation(*culprit)));

@@ -31,8 +31,8 @@ void remove_flights(const std::string& log_dir);
 /// What the records add to the root cause, a few lines: where the culprit was, its last operation, who waited for whom,
 /// and the backtrace of a crash that `last_lines` of the culprit do not show. Empty where nothing went wrong by itself.
 /// Pure.
-std::vector<std::string> tell_flights(const JobReport& job, const RootCause& root_cause,
-                                      const std::vector<RankFlight>& flights,
-                                      const std::vector<std::string>& last_lines);
+std::vector<std::string> describe_flights(const JobReport& job, const RootCause& root_cause,
+                                          const std::vector<RankFlight>& flights,
+                                          const std::vector<std::string>& last_lines);
 
 }  // namespace lockstep::launcher

@@ -32,7 +32,7 @@ struct StepTimes {
   double steps = 0;
   double samples = 0;
   double data_ns = 0;     // it waited for its batches
-  double compute_ns = 0;  // the rest of its steps; 0: a device computes
+  double compute_ns = 0;  // the rest of its steps; zero where a device computes
   double wait_ns = 0;     // it waited for other ranks in its steps
   double delayed_ns = 0;  // its thread could have run, and had no processor
   /// For how long bytes were on their way to ranks of other hosts, those with the longest first.

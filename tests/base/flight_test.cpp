@@ -323,7 +323,7 @@ TEST_F(FlightRecord, OtherFilesAreRefused) {
   EXPECT_FALSE(read("/nowhere", 0));
 }
 
-TEST_F(FlightRecord, AStoppedProcessIsToldApart) {
+TEST_F(FlightRecord, AStoppedProcessIsRecognised) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::raise(SIGSTOP);

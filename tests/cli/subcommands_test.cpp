@@ -56,6 +56,16 @@ TEST(Subcommands, TheOverviewNamesThem) {
     EXPECT_THAT(overview(), HasSubstr(name));
 }
 
+TEST(InspectFlags, ReachTheOptions) {
+  InspectOptions options;
+  parse_options(inspect_options(options), words({"logs", "--last=7", "--json"}));
+  EXPECT_EQ(options.path, "logs");
+  EXPECT_EQ(options.last, 7);
+  EXPECT_TRUE(options.json);
+  EXPECT_THAT(complaint({"inspect"}), HasSubstr("needs a PATH"));
+  EXPECT_THAT(complaint({"inspect", "logs", "--last", "1025"}), HasSubstr("give an integer from 0 to 1024"));
+}
+
 // Each set of flags is one that applies together.
 inference::InferConfig infer_config(std::vector<std::string> flags) {
   inference::InferConfig config;

@@ -83,58 +83,63 @@ RootCause cause_of(int rank, int code = 139) {
   return cause;
 }
 
-TEST(TellFlights, SaysWhereTheCulpritWasAndWhoWaitedForIt) {
-  const auto lines = tell_flights({}, cause_of(1), {waiting(0, 8, {1}), in_forward(1), waiting(2, 8, {1})}, {});
+TEST(DescribeFlights, SaysWhereTheCulpritWasAndWhoWaitedForIt) {
+  const auto lines = describe_flights({}, cause_of(1), {waiting(0, 8, {1}), in_forward(1), waiting(2, 8, {1})}, {});
   EXPECT_THAT(lines, ElementsAre("rank 1 was in the forward pass of step 12 for 2.5 s; the last operation it issued is "
                                  "allreduce #7 (1.0 kB, step 12), complete",
                                  "ranks 0 and 2 were waiting for rank 1 in allreduce #8 (1.0 kB, step 12) for 2.0 s"));
 }
 
 // Ranks that were ended before they had found out whom they wait for.
-TEST(TellFlights, WhoHasNotComeToAnOperationIsWaitedFor) {
-  const auto lines = tell_flights({}, cause_of(1), {waiting(0, 8, {}), in_forward(1)}, {});
+TEST(DescribeFlights, WhoHasNotComeToAnOperationIsWaitedFor) {
+  const auto lines = describe_flights({}, cause_of(1), {waiting(0, 8, {}), in_forward(1)}, {});
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(lines[1], HasSubstr("rank 0 was waiting for rank 1 in allreduce #8"));
   // It has come to this one.
   RankFlight there = in_forward(1);
   there.snapshot->operations.push_back(operation(8, false));
-  EXPECT_THAT(tell_flights({}, cause_of(1), {waiting(0, 8, {}), there}, {})[1],
+  EXPECT_THAT(describe_flights({}, cause_of(1), {waiting(0, 8, {}), there}, {})[1],
               HasSubstr("rank 0 was waiting in allreduce #8"));
 }
 
-TEST(TellFlights, RanksInDifferentOperationsAreToldApart) {
-  const auto lines = tell_flights({}, cause_of(1, 5), {waiting(0, 8, {2}), waiting(1, 7, {0}), waiting(2, 8, {2})}, {});
+TEST(DescribeFlights, RanksInDifferentOperationsAreDistinguished) {
+  const auto lines =
+      describe_flights({}, cause_of(1, 5), {waiting(0, 8, {2}), waiting(1, 7, {0}), waiting(2, 8, {2})}, {});
   EXPECT_THAT(lines, ElementsAre(HasSubstr("rank 1 was waiting in allreduce #7 (1.0 kB, step 12) for 2.0 s for rank 0"),
                                  HasSubstr("ranks 0 and 2 were waiting for rank 2 in allreduce #8")));
 }
 
-TEST(TellFlights, ManyGroupsOfRanksAreCounted) {
+TEST(DescribeFlights, ManyGroupsOfRanksAreCounted) {
   std::vector<RankFlight> flights;
   for (int rank = 0; rank < 9; ++rank) flights.push_back(waiting(rank, static_cast<std::uint64_t>(rank) + 2, {}));
-  EXPECT_EQ(tell_flights({}, cause_of(0), flights, {}).size(), 1u + 4u + 1u);
+  EXPECT_EQ(describe_flights({}, cause_of(0), flights, {}).size(), 1u + 4u + 1u);
 }
 
-TEST(TellFlights, ABacktraceIsShownOnce) {
+TEST(DescribeFlights, ABacktraceIsShownOnce) {
   RankFlight crashed = in_forward(1);
   crashed.snapshot->signal = SIGSEGV;
   crashed.snapshot->backtrace = {"f(+0x1)", "g(+0x2)"};
-  EXPECT_THAT(tell_flights({}, cause_of(1), {{}, crashed}, {"a line"}),
+  EXPECT_THAT(describe_flights({}, cause_of(1), {{}, crashed}, {"a line"}),
               ElementsAre(HasSubstr("forward"), "rank 1 crashed by SIGSEGV in:", "  | f(+0x1)", "  | g(+0x2)"));
-  EXPECT_THAT(tell_flights({}, cause_of(1), {{}, crashed}, {"crashed by SIGSEGV, in:"}),
+  EXPECT_THAT(describe_flights({}, cause_of(1), {{}, crashed}, {"crashed by SIGSEGV, in:"}),
               ElementsAre(HasSubstr("forward")));
 }
 
-TEST(TellFlights, ThereMayBeNothingToSay) {
-  EXPECT_THAT(tell_flights({}, cause_of(1), {{}, {}}, {}), IsEmpty());
-  EXPECT_THAT(tell_flights({}, cause_of(7), {waiting(0, 8, {})}, {}), ElementsAre(HasSubstr("rank 0 was waiting")));
+TEST(DescribeFlights, ThereMayBeNothingToSay) {
+  EXPECT_THAT(describe_flights({}, cause_of(1), {{}, {}}, {}), IsEmpty());
+  EXPECT_THAT(describe_flights({}, cause_of(7), {waiting(0, 8, {})}, {}), ElementsAre(HasSubstr("rank 0 was waiting")));
   RankFlight starting = in_forward(0);
   starting.snapshot->phase = Phase::kStarting;
-  EXPECT_THAT(tell_flights({}, cause_of(0), {starting}, {}), IsEmpty()) << "a program that has only begun";
+  starting.snapshot->step = 0;
+  EXPECT_THAT(describe_flights({}, cause_of(0), {starting}, {}), IsEmpty()) << "a program that has only begun";
+  starting.snapshot->phase = Phase::kRunning;
+  EXPECT_THAT(describe_flights({}, cause_of(0), {starting}, {}), ElementsAre(HasSubstr("rank 0 was running for ")));
+  EXPECT_THAT(describe_flights({}, cause_of(0, 3), {starting}, {}), IsEmpty()) << "its data are not there";
   JobReport interrupted;
   interrupted.interrupted_by = SIGINT;
-  EXPECT_THAT(tell_flights(interrupted, cause_of(1), {waiting(0, 8, {1}), in_forward(1)}, {}), IsEmpty());
-  EXPECT_THAT(tell_flights({}, cause_of(1, 75), {waiting(0, 8, {1}), in_forward(1)}, {}), IsEmpty());
-  EXPECT_THAT(tell_flights({}, {}, {waiting(0, 8, {1})}, {}), IsEmpty());
+  EXPECT_THAT(describe_flights(interrupted, cause_of(1), {waiting(0, 8, {1}), in_forward(1)}, {}), IsEmpty());
+  EXPECT_THAT(describe_flights({}, cause_of(1, 75), {waiting(0, 8, {1}), in_forward(1)}, {}), IsEmpty());
+  EXPECT_THAT(describe_flights({}, {}, {waiting(0, 8, {1})}, {}), IsEmpty());
 }
 
 TEST(GatherFlights, ReadsWhatNoWrapperHasSentAndNoOtherJobs) {

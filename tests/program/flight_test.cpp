@@ -43,7 +43,7 @@ class Flight : public ::testing::Test {
   TemporaryDirectory directory_;
 };
 
-TEST_F(Flight, ACrashIsToldWithItsPlaceAndItsBacktrace) {
+TEST_F(Flight, ACrashIsReportedWithItsPlaceAndItsBacktrace) {
   const auto outcome = start(2, "crash:1");
   EXPECT_EQ(outcome.code, 139) << outcome.err;
   EXPECT_THAT(outcome.err,
@@ -74,7 +74,7 @@ TEST_F(Flight, OtherWaysToCrash) {
                                              HasSubstr("| crashed by SIGABRT, in:"), HasSubstr("abort")));
 }
 
-TEST_F(Flight, ARankThatEndsEarlyIsToldWithItsPlace) {
+TEST_F(Flight, ARankThatEndsEarlyIsReportedWithItsPlace) {
   const auto outcome = start(2, "end:1");
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 was in the forward pass of step 10"),
@@ -96,7 +96,7 @@ TEST_F(Flight, AStoppedRankIsNamedLongBeforeTheTimeout) {
             HasSubstr("lockstep: ranks 0 and 2 were waiting for rank 1 in allreduce #")));
 }
 
-TEST_F(Flight, ASlowDiskAndAnEndlessLoopInADataSetAreToldApart) {
+TEST_F(Flight, ASlowDiskAndAnEndlessLoopInADataSetAreDistinguished) {
   for (const auto& [fault, why] : {std::pair("halt:1", "that thread sleeps: a slow disk or file system, or a lock"),
                                    std::pair("loop:1", "that thread computes: an endless loop in the data set")}) {
     const auto outcome = start(2, fault);
