@@ -84,7 +84,7 @@ class Attempts {
       gathered = gather();
       if (stopped_by_ != 0) {
         console_.say(fmt::format("stopped by {} before restart {}",
-                                 stopped_by_ == SIGINT ? "Ctrl-C" : signal_name(stopped_by_), policy_.attempt()));
+                                 stopped_by_ == SIGINT ? "Ctrl-C" : signal_name(stopped_by_), policy_.restarts()));
         exit_code_ = 128 + stopped_by_;
         break;
       }
@@ -209,7 +209,7 @@ class Attempts {
         warned_.push_back(warning);
       }
     if (gathered.ranks > 0 && gathered.ranks != announced_ranks_)
-      console_.say(fmt::format("restart {} is on {}", policy_.attempt(), counted(gathered.ranks, "rank")));
+      console_.say(fmt::format("the job continues on {}", counted(gathered.ranks, "rank")));
   }
 
   /// The reader of standard output has gone: nobody would read what another attempt writes.
@@ -256,7 +256,7 @@ class Attempts {
          {{"attempt", policy_.attempt()},
           {"cause", result.growing ? std::string("hosts have returned") : cause_of(result)},
           {"exit_code", result.root_cause.exit_code},
-          {"rank", result.root_cause.rank},
+          {"rank", result.growing ? std::nullopt : result.root_cause.rank},
           {"ranks", announced_ranks_},
           {"from_step", decision_.from_step},
           {"lost_steps", decision_.lost_steps},

@@ -128,7 +128,6 @@ class RemoteHosts {
     std::string problem = {};
     int failures = 0;
     Clock::time_point called_at = {}, call_at = {};
-    Clock::time_point last_heard = {};  // before it was cut off
   };
 
   bool takes_part(std::size_t host) const { return hosts_[host].state == State::kTakesPart; }
