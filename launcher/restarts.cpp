@@ -70,6 +70,7 @@ class Attempts {
 
   int run(GatheredHosts gathered) {
     note("start", {{"ranks", options_.ranks}, {"program", options_.program[0]}});
+    warned_ = gathered.warnings;
     for (;;) {
       facts_.attempt = policy_.attempt();
       facts_.checkpoint_step = policy_.newest_checkpoint();
@@ -276,8 +277,8 @@ class Attempts {
   GatheredHosts placed_;  // of the attempt that runs, or has ended
   Clock::time_point failed_at_;
   int announced_ranks_ = 0;
-  std::vector<std::string> warned_;
-  int stopped_by_ = 0;  // the user's signal between attempts
+  std::vector<std::string> warned_;  // of hosts, once for the job
+  int stopped_by_ = 0;               // the user's signal between attempts
   int exit_code_ = 0;
 };
 
