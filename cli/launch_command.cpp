@@ -178,7 +178,7 @@ int ranks_of(const launcher::LaunchOptions& options) {
 }
 
 /// What a restart needs: a checkpoint to resume from, by the same command. `train` is what follows `lockstep train`.
-void check_restarts_of_train(const launcher::LaunchOptions& options, std::vector<std::string> launch_flags,
+void check_restarts_of_train(launcher::LaunchOptions& options, std::vector<std::string> launch_flags,
                              std::vector<std::string> train, ForeignFlags foreign) {
   for (auto& name : launch_flags) foreign.emplace(std::move(name), "launch");
   trainer::TrainConfig config;
@@ -194,6 +194,7 @@ void check_restarts_of_train(const launcher::LaunchOptions& options, std::vector
   if (config.resume != "auto")
     throw UsageError(flag + ": this lockstep train does not resume from its newest checkpoint",
                      "add --resume auto to it");
+  options.checkpoint_dir = config.checkpoint_dir;
   const int ranks = ranks_of(options);
   if (!options.min_ranks || config.global_batch || config.shards > 0 || (ranks > 0 && *options.min_ranks >= ranks))
     return;

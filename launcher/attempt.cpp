@@ -54,7 +54,12 @@ class Starter {
  public:
   Starter(const LaunchOptions& options, const HostFacts& facts, bool on_this_host)
       : own_(starts_own_ranks(options, facts.self, env)) {
-    if (on_this_host) own_ ? (void)port_.emplace() : (void)preload_.emplace();
+    if (!on_this_host) return;
+    if (own_) {
+      port_.emplace();
+    } else {
+      preload_.emplace();
+    }
   }
   JobProcesses start(const LaunchOptions& options, const GatheredHosts& gathered, HostFacts& facts, RemoteHosts& hosts,
                      int output) {

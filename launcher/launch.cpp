@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "launcher/flight_records.h"
+#include "launcher/hosts/shared_directory.h"
 #include "launcher/own_ranks.h"
 #include "launcher/restarts.h"
 #include "lockstep/base/env.h"
@@ -60,6 +62,20 @@ std::string own_name(const RemoteHosts& hosts) {
   return host_name();
 }
 
+/// Rank 0 reads and writes checkpoints, on whichever host it is after a restart.
+void warn_of_own_disks(const LaunchOptions& options, RemoteHosts& hosts, GatheredHosts& gathered,
+                       SignalQueue& signals) {
+  if (options.checkpoint_dir.empty() || gathered.hosts.size() < 2) return;
+  const auto blind = hosts_that_do_not_see(options.checkpoint_dir, hosts, gathered, signals);
+  if (blind.empty()) return;
+  const std::string& first = hosts.name(gathered.hosts.front());
+  gathered.warnings.push_back(
+      fmt::format("warning: {} {} the checkpoints in {} of host {}: if that is lost, the job cannot resume there → put "
+                  "--checkpoint-dir on a file system that all hosts share",
+                  blind.size() == 1 ? "host " + blind[0] : "hosts " + join(blind, ", "),
+                  blind.size() == 1 ? "does not see" : "do not see", options.checkpoint_dir, first));
+}
+
 HostFacts facts_of_this_host(const LaunchOptions& options) {
   HostFacts facts;
   facts.cores = usable_cores();
@@ -91,7 +107,10 @@ int launch(LaunchOptions options) {
     if (gathered.exit_code != 0) return gathered.exit_code;
     options.ranks = gathered.ranks;
     facts.name = own_name(hosts);
-    if (options.max_restarts > 0) hosts.keep_calling();
+    if (options.max_restarts > 0) {
+      hosts.keep_calling();
+      warn_of_own_disks(options, hosts, gathered, signals);
+    }
   }
   if (options.ranks == 0) options.ranks = facts.cores;
   if (options.min_ranks && (*options.min_ranks < 1 || *options.min_ranks > options.ranks))

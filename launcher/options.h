@@ -42,8 +42,9 @@ struct LaunchOptions {
   std::vector<HostSpec> hosts;                // to run on; empty: this host alone
   double host_seconds = 10.0;                 // without a word from a host after which it is taken for lost
   std::optional<double> host_return_seconds;  // for which a job waits that is to be restarted and has too few hosts
-  std::vector<std::string> exports;           // NAME or NAME=VALUE: variables that go along to other hosts
-  bool use_gpus = false;                      // a slot is a GPU, where a host has some, and else a core
+  std::string checkpoint_dir;        // of a program that is restarted and keeps checkpoints there, if that is known
+  std::vector<std::string> exports;  // NAME or NAME=VALUE: variables that go along to other hosts
+  bool use_gpus = false;             // a slot is a GPU, where a host has some, and else a core
   std::function<int()>
       count_own_gpus;  // how many ranks this host's take, asked only where hosts are named; may be empty
 };

@@ -12,10 +12,10 @@ namespace lockstep::launcher {
 
 /// What the ranks have reported of their work in one attempt.
 struct JobProgress {
-  std::optional<std::int64_t> step;        // the furthest that is complete
-  std::optional<std::int64_t> checkpoint;  // the newest complete one: the step after which it was taken
-  Clock::time_point checkpointed_at = {};  // when that was reported
-  bool done = false;                       // the work is complete
+  std::optional<std::int64_t> step = {};        // the furthest that is complete
+  std::optional<std::int64_t> checkpoint = {};  // the newest complete one: the step after which it was taken
+  Clock::time_point checkpointed_at = {};       // when that was reported
+  bool done = false;                            // the work is complete
 };
 
 /// An attempt that has ended, with the launcher's exit code for it.

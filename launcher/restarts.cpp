@@ -71,6 +71,7 @@ class Attempts {
 
   int run(GatheredHosts gathered) {
     note("start", {{"ranks", options_.ranks}, {"program", options_.program[0]}});
+    warned_ = gathered.warnings;
     for (;;) {
       facts_.attempt = policy_.attempt();
       facts_.checkpoint_step = policy_.newest_checkpoint();
@@ -85,7 +86,7 @@ class Attempts {
       gathered = gather();
       if (stopped_by_ != 0) {
         console_.say(fmt::format("stopped by {} before restart {}",
-                                 stopped_by_ == SIGINT ? "Ctrl-C" : signal_name(stopped_by_), policy_.attempt()));
+                                 stopped_by_ == SIGINT ? "Ctrl-C" : signal_name(stopped_by_), policy_.restarts()));
         exit_code_ = 128 + stopped_by_;
         break;
       }
@@ -210,7 +211,7 @@ class Attempts {
         warned_.push_back(warning);
       }
     if (gathered.ranks > 0 && gathered.ranks != announced_ranks_)
-      console_.say(fmt::format("restart {} is on {}", policy_.attempt(), counted(gathered.ranks, "rank")));
+      console_.say(fmt::format("the job continues on {}", counted(gathered.ranks, "rank")));
   }
 
   /// The reader of standard output has gone: nobody would read what another attempt writes.
@@ -258,7 +259,7 @@ class Attempts {
          {{"attempt", policy_.attempt()},
           {"cause", result.growing ? std::string("hosts have returned") : cause_of(result)},
           {"exit_code", result.root_cause.exit_code},
-          {"rank", result.root_cause.rank},
+          {"rank", result.growing ? std::nullopt : result.root_cause.rank},
           {"ranks", announced_ranks_},
           {"from_step", decision_.from_step},
           {"lost_steps", decision_.lost_steps},
@@ -278,8 +279,8 @@ class Attempts {
   GatheredHosts placed_;  // of the attempt that runs, or has ended
   Clock::time_point failed_at_;
   int announced_ranks_ = 0;
-  std::vector<std::string> warned_;
-  int stopped_by_ = 0;  // the user's signal between attempts
+  std::vector<std::string> warned_;  // of hosts, once for the job
+  int stopped_by_ = 0;               // the user's signal between attempts
   int exit_code_ = 0;
 };
 

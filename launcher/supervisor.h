@@ -31,7 +31,8 @@ namespace lockstep::launcher {
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up. Wrappers
 ///      that the launcher has started itself are killed in its place.
-/// On other hosts the helpers pass on what is said to the wrappers, and end what is left when the job has ended. While
+/// On other hosts the helpers pass on what is said to the wrappers, kill those in 4, and end what is left when the
+/// attempt has ended. To grow, a job begins at 2 by itself, as if asked to end. While
 /// one of them is overdue, 1 lasts until it has answered or is lost: what ranks elsewhere die of may be just that.
 /// A Ctrl-C goes to 3 at once when the job has been ending for more than a second: `timeout` and schedulers send a
 /// signal to the launcher and to its group, or to all processes of the job, and mean one request. Where mpirun itself

@@ -23,6 +23,7 @@
 #include "launcher/hosts/greeting.h"
 #include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/protocol.h"
+#include "launcher/hosts/shared_directory.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
@@ -188,6 +189,8 @@ class Helper {
       send(RankEnded{start.rank, {ExitStatus::How::kNotStarted, spawned.error}});
     }
   }
+
+  void obey(const Look& look) { send(Looked{look_here(look, directory_)}); }
 
   void obey(const EndRanks&) {
     for (const auto& [pid, rank] : wrappers_) ::kill(pid, SIGKILL);

@@ -32,6 +32,8 @@ std::string body_of(const StartRank& m) {
   for (const auto& [name, value] : m.set_env) out.put_sized(name).put_sized(value);
   return out.take();
 }
+std::string body_of(const Look& m) { return Writer().put(m.what).put_text(m.path).take(); }
+std::string body_of(const Looked& m) { return Writer().put(m.there).take(); }
 std::string body_of(const EndRanks&) { return {}; }
 std::string body_of(const Conclude&) { return {}; }
 std::string body_of(const Concluded&) { return {}; }
@@ -91,6 +93,11 @@ void read(Reader& in, StartRank& m) {
     m.set_env.emplace_back(std::move(name), in.take_sized());
   }
 }
+void read(Reader& in, Look& m) {
+  m.what = in.take<Look::What>();
+  m.path = in.rest();
+}
+void read(Reader& in, Looked& m) { m.there = in.take<bool>(); }
 void read(Reader&, EndRanks&) {}
 void read(Reader&, Conclude&) {}
 void read(Reader&, Concluded&) {}

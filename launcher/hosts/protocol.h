@@ -2,9 +2,10 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper, for each attempt: Order, then StartRank or Run, ToRank, LetGo, Hold, EndRanks in any number, then
+// Launcher → helper, for each attempt: Order, then Look, StartRank or Run, ToRank, LetGo, Hold, EndRanks in any number,
+// then
 //     Conclude. Ping and Pause at any time, Finish at the end.
-// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, then
+// Helper → launcher: Ready or Refused, then Looked, Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, then
 // Concluded.
 //     Pong at any time.
 #pragma once
@@ -53,6 +54,12 @@ struct StartRank {
   std::vector<std::pair<std::string, std::string>> set_env;
   std::vector<std::string> unset_env;
 };
+/// Make, look for or remove a file, whose path may be relative to the order's directory.
+struct Look {
+  enum class What : unsigned char { kMake, kSee, kRemove };
+  What what = What::kSee;
+  std::string path;
+};
 /// Kill the wrappers that still run.
 struct EndRanks {};
 /// Stop the daemon: it has begun to end the ranks, and the launcher gives them more time.
@@ -100,6 +107,10 @@ struct RunOutput {
 struct RunEnded {
   ExitStatus exit_status;
 };
+/// That could be done, or the file is there.
+struct Looked {
+  bool there = false;
+};
 /// A wrapper has ended, or could not be started.
 struct RankEnded {
   std::int32_t rank = 0;
@@ -112,7 +123,7 @@ struct Pong {
 
 using HostMessage =
     std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank, Gone, RunOutput,
-                 RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded, Conclude, Concluded>;
+                 RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded, Conclude, Concluded, Look, Looked>;
 
 std::string encode_host(const HostMessage& message);
 

@@ -62,9 +62,14 @@ void RemoteHosts::dismiss(std::size_t host) {
 }
 
 void RemoteHosts::call(Host& host) {
-  host.link = std::make_unique<HostLink>(host.spec, *setup_.agent, setup_.self);
-  host.state = State::kCalled;
   host.called_at = Clock::now();
+  try {
+    host.link = std::make_unique<HostLink>(host.spec, *setup_.agent, setup_.self);
+    host.state = State::kCalled;
+  } catch (const DeviceError& error) {
+    // This host has no pipe or process left now, which is no reason to end a job that runs.
+    put_away(host, error.line());
+  }
 }
 
 /// Whether it has answered, and as it should.
@@ -89,7 +94,6 @@ void RemoteHosts::look_at_call(Host& host) {
 
 /// A failure.
 void RemoteHosts::put_away(Host& host, std::string problem) {
-  host.last_heard = host.link->last_heard();
   host.link.reset();
   host.state = State::kAway;
   host.problem = std::move(problem);

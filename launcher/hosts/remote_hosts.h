@@ -23,6 +23,9 @@ namespace lockstep::launcher {
 /// is called again: at once, so that it can take part in the next attempt, and after two failures in a row (it was
 /// lost, or did not answer a call) without a checkpoint between them in pauses that double, up to a minute. A job with
 /// fewer ranks than it should have takes up hosts that have answered after its next checkpoint (Supervisor).
+///   A host that is silent ends its part of the job before the launcher takes it for lost, so that no two attempts
+///   write
+/// checkpoints at the same time.
 ///
 /// Owns the links. Hosts are known by their index; this host is one of them where it is named, and has no link. Not
 /// thread-safe.
@@ -128,7 +131,6 @@ class RemoteHosts {
     std::string problem = {};
     int failures = 0;
     Clock::time_point called_at = {}, call_at = {};
-    Clock::time_point last_heard = {};  // before it was cut off
   };
 
   bool takes_part(std::size_t host) const { return hosts_[host].state == State::kTakesPart; }

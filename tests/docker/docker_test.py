@@ -167,15 +167,18 @@ class Scripts(unittest.TestCase):
         self.assertRegex(done.stdout, r"entrypoint: sshd: neither .*/home/\.ssh/authorized_keys nor .* → mount ")
         self.assertEqual(len(done.stdout.splitlines()), 1)
 
-    def run_batch(self, script: pathlib.Path, *arguments, code: int = 0):
+    def run_batch(self, script: pathlib.Path, *arguments, code: int = 0, **variables):
         self.stand_in("srun", f'printf "%s\\n" "$@" >{self.scratch}/srun.said; exit {code}')
         self.stand_in("scontrol", f'echo "$@" >{self.scratch}/scontrol.said')
-        done = self.run_script("bash", script, *arguments, SLURM_CPUS_PER_TASK="3", SLURM_JOB_ID="41")
+        done = self.run_script("bash", script, *arguments, SLURM_CPUS_PER_TASK="3", SLURM_JOB_ID="41", **variables)
         self.assertEqual(done.returncode, code, done.stdout)
         return (self.scratch / "srun.said").read_text().splitlines()
 
+    # Those whose ranks srun starts.
+    SRUN_SCRIPTS = [SOURCE / "docker/slurm" / name for name in ("cpu.sbatch", "gpu.sbatch")]
+
     def test_batch_scripts(self):
-        for script in sorted((SOURCE / "docker/slurm").glob("*.sbatch")):
+        for script in self.SRUN_SCRIPTS:
             with self.subTest(script.name):
                 words = self.run_batch(script)
                 self.assertIn("--mpi=pmix", words)
@@ -191,14 +194,53 @@ class Scripts(unittest.TestCase):
                     words = self.run_batch(script, "mlp", *own)
                     self.assertEqual(words[words.index("lockstep"):], ["lockstep", "train", "mlp", *own])
                 self.assertFalse((self.scratch / "scontrol.said").exists())
-                self.run_batch(script, code=75)
-                self.assertEqual((self.scratch / "scontrol.said").read_text(), "requeue 41\n")
-                (self.scratch / "scontrol.said").unlink()
+                # 75 always, failures that need not repeat a few times.
+                for code, restarts in ((75, 0), (75, 1000), (137, 0), (4, 4), (5, 1), (1, 1)):
+                    self.run_batch(script, code=code, SLURM_RESTART_COUNT=str(restarts))
+                    self.assertEqual((self.scratch / "scontrol.said").read_text(), "requeue 41\n")
+                    (self.scratch / "scontrol.said").unlink()
+                for code, restarts in ((0, 0), (2, 0), (3, 0), (6, 0), (7, 0), (127, 0), (130, 0), (137, 5), (4, 5)):
+                    self.run_batch(script, code=code, SLURM_RESTART_COUNT=str(restarts))
+                    self.assertFalse((self.scratch / "scontrol.said").exists(), code)
+
+    def run_restarts(self, *arguments, launcher="exit 0", code=0):
+        """What is said to the launcher; `launcher`: what it does."""
+        self.stand_in("scontrol", f"""if [ $1 = show ]; then printf 'n1\\nn2\\n'; else echo "$@" >{self.scratch}/scontrol.said; fi""")
+        self.stand_in("lockstep", f'printf "%s\\n" "$@" >{self.scratch}/lockstep.said; {launcher}')
+        done = self.run_script("bash", SOURCE / "docker/slurm/restarts.sbatch", *arguments, SLURM_NTASKS_PER_NODE="2",
+                               SLURM_JOB_NODELIST="n[1-2]", SLURM_JOB_ID="41", TMPDIR=str(self.scratch))
+        self.assertEqual(done.returncode, code, done.stdout)
+        self.assertEqual(list(self.scratch.glob("tmp.*")), [], "the agent's file")
+        return (self.scratch / "lockstep.said").read_text().splitlines()
+
+    def test_restarts_inside_an_allocation(self):
+        words = self.run_restarts()
+        self.assertEqual(words[:3], ["launch", "--hosts", "n1:2,n2:2"])
+        self.assertIn("--global-batch", words)  # which another number of ranks needs
+        self.assertEqual(words[-4:], ["--checkpoint-dir", "lockstep-41", "--resume", "auto"])
+        dashes = words.index("--")
+        self.assertEqual(unknown_flags(LOCKSTEP, ["lockstep", *words[:dashes]]), [])
+        self.assertEqual(unknown_flags(LOCKSTEP, words[dashes + 1:]), [])
+        self.assertEqual(self.run_restarts("mlp", "--data", "a b", code=4, launcher="exit 4")[dashes + 1:-4],
+                         ["lockstep", "train", "mlp", "--data", "a b"])
+        self.assertFalse((self.scratch / "scontrol.said").exists())
+        # The signal ahead of the end of the time reaches the launcher, and its code is the job's.
+        self.run_restarts(launcher="trap 'sleep 0.2; exit 75' TERM; sleep 0.3; kill -TERM $PPID; "
+                                   "sleep 20 >/dev/null 2>&1 & wait", code=75)
+        self.assertEqual((self.scratch / "scontrol.said").read_text(), "requeue 41\n")
+
+    def test_the_agent_inside_an_allocation(self):
+        self.stand_in("srun", f'printf "%s\\n" "$@" >{self.scratch}/srun.said')
+        self.run_restarts(launcher="$OMPI_MCA_plm_rsh_agent n2 \"'/a b/lockstep' _host\"")
+        words = (self.scratch / "srun.said").read_text().splitlines()
+        self.assertIn("--nodelist=n2", words)
+        self.assertIn("--overlap", words)
+        self.assertEqual(words[-3:], ["bash", "-c", "'/a b/lockstep' _host"])
 
     # Options of sbatch and what their values look like, as in its manual.
     BATCH_OPTIONS = {"job-name": r"\w+", "nodes": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+",
                      "gpus-per-node": r"(\w+:)?\d+", "time": r"\d\d:\d\d:\d\d", "output": r"[\w.%-]+",
-                     "open-mode": r"append|truncate", "requeue": None, "signal": r"([BR]+:)?[A-Z0-9]+(@\d+)?"}
+                     "open-mode": r"append|truncate", "requeue": None, "no-kill": None, "signal": r"([BR]+:)?[A-Z0-9]+(@\d+)?"}
 
     def test_batch_options(self):
         for script in sorted((SOURCE / "docker/slurm").glob("*.sbatch")):
@@ -232,7 +274,7 @@ class Manifests(unittest.TestCase):
                     sorted((SOURCE / "docker/kubernetes").glob("*.yaml"))}
 
     def test_schema(self):
-        self.assertEqual(list(self.jobs), ["mpijob-gpu.yaml", "mpijob.yaml"])
+        self.assertEqual(list(self.jobs), ["mpijob-gpu.yaml", "mpijob-restarts.yaml", "mpijob.yaml"])
         for name, job in self.jobs.items():
             self.assertEqual(schema.problems(job, self.schema), [], name)
             self.assertEqual((job["apiVersion"], job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
@@ -278,6 +320,24 @@ class Manifests(unittest.TestCase):
             self.assertEqual(worker["readinessProbe"]["tcpSocket"]["port"], worker["ports"][0]["containerPort"])
             gpus = worker["resources"]["limits"].get("nvidia.com/gpu")
             self.assertIn(gpus, (None, spec["slotsPerWorker"]), "a rank for each GPU")
+
+
+    def test_the_job_that_resumes(self):
+        job = self.jobs["mpijob-restarts.yaml"]["spec"]
+        launcher, worker = (job["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
+        words = launcher["template"]["spec"]["containers"][0]["args"]
+        value_of = lambda flag: words[words.index(flag) + 1]
+        self.assertEqual(value_of("--resume"), "auto")
+        self.assertIn("--global-batch", words)
+        # What one worker holds, so that the loss of the other one is no end.
+        self.assertEqual(value_of("--min-ranks"), str(job["slotsPerWorker"] * (worker["replicas"] - 1)))
+        mounts = {mount["mountPath"]: mount["name"] for mount in worker["template"]["spec"]["containers"][0]["volumeMounts"]}
+        place = "/" + value_of("--checkpoint-dir").split("/")[1]
+        volume = next(one for one in worker["template"]["spec"]["volumes"] if one["name"] == mounts[place])
+        self.assertIn("persistentVolumeClaim", volume)
+        for replicas in (launcher, worker):
+            self.assertEqual(replicas["restartPolicy"], "OnFailure")
+        self.assertGreater(job["runPolicy"]["backoffLimit"], 0)
 
 
 class Documents(unittest.TestCase):

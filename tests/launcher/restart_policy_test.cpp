@@ -106,5 +106,50 @@ TEST(RestartPolicyTest, RanksAreTakenOffOneByOneDownToTheLeast) {
   EXPECT_FALSE(policy.plan_after(killed({}, 20)).restart);
 }
 
+TEST(RestartPolicyTest, GrowingIsNoRestart) {
+  RestartPolicy policy(1, 4, 2);
+  EXPECT_TRUE(policy.plan_after(killed(12, 10)).restart);
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t step = 20 + 10 * i;
+    const auto decision = policy.plan_after(
+        {.exit_code = 75, .progress = {.step = step + 1, .checkpoint = step}, .ranks = 2, .growing = true});
+    EXPECT_TRUE(decision.restart);
+    EXPECT_EQ(decision.ranks, 4);
+    EXPECT_EQ(decision.from_step, step);
+    EXPECT_EQ(decision.lost_steps, 1);
+    EXPECT_EQ(decision.pause, Clock::duration::zero());
+  }
+  EXPECT_EQ(policy.restarts(), 1);
+  EXPECT_EQ(policy.attempt(), 4);
+  EXPECT_EQ(policy.newest_checkpoint(), 40);
+  EXPECT_THAT(policy.plan_after(killed(60, 50)).why_not, HasSubstr("--max-restarts 1 allows no more"));
+  // The user's wish counts more, and so does the end of the work.
+  EXPECT_FALSE(policy.plan_after({.exit_code = 75, .requested = true, .progress = {}, .growing = true}).restart);
+  EXPECT_FALSE(policy.plan_after({.exit_code = 0, .progress = {}, .growing = true}).restart);
+}
+
+TEST(RestartPolicyTest, OtherHostsAreAReasonToTryAgain) {
+  RestartPolicy policy(100, 4, 1);
+  EXPECT_TRUE(policy.plan_after(killed({}, {})).restart);
+  for (int i = 0; i < 3; ++i) {
+    const auto decision = policy.plan_after({.exit_code = 4, .progress = {}, .ranks = 2, .hosts_change = true});
+    EXPECT_TRUE(decision.restart);
+    EXPECT_EQ(decision.ranks, 4) << "the hosts say how many there are";
+    EXPECT_GT(decision.pause, Clock::duration::zero());
+  }
+  // One off those that there were.
+  EXPECT_EQ(policy.plan_after({.exit_code = 137, .progress = {}, .ranks = 3}).ranks, 2);
+}
+
+TEST(RestartPolicyTest, ProgressIsAFurtherStepOrCheckpoint) {
+  RestartPolicy policy(100, 2, 2);
+  EXPECT_FALSE(policy.is_progress({}));
+  EXPECT_TRUE(policy.is_progress({.step = 1}));
+  policy.plan_after(killed(12, 10));
+  EXPECT_FALSE(policy.is_progress({.step = 12, .checkpoint = 10}));
+  EXPECT_TRUE(policy.is_progress({.step = 13, .checkpoint = 10}));
+  EXPECT_TRUE(policy.is_progress({.checkpoint = 11}));
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

@@ -31,10 +31,14 @@ class RestartedHosts : public ::testing::Test {
  protected:
   RestartedHosts() {
     const auto path = directory_.path() / "agent";
-    std::ofstream(path) << "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\nhost=$1; shift; cd "
-                        << directory_.path().string()
-                        << "\n[ -e down-$host ] && { echo 'ssh: connect to host: No route to host' >&2; exit 255; }\n"
-                           "echo $$ >helper-$host; exec sh -c \"exec $*\"\n";
+    std::ofstream(path)
+        << "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\nhost=$1; shift; cd "
+        << directory_.path().string()
+        << "\n[ -e down-$host ] && { echo 'ssh: connect to host: No route to host' >&2; exit 255; }\n"
+           "echo $$ >helper-$host\n"
+           "[ -e other-$host ] && { mkdir -p disk-$host/ck ck; exec unshare -rm sh -c \"mount --bind disk-$host/ck "
+           "ck && exec $*\"; }\n"
+           "exec sh -c \"exec $*\"\n";
     ::chmod(path.c_str(), 0755);
   }
   Outcome launch(const std::string& flags, const std::string& train, const std::string& meanwhile) {
@@ -77,6 +81,24 @@ TEST_F(RestartedHosts, TheFirstOneMayGoAndComeBack) {
   EXPECT_EQ(history("grow")[0]["ranks"], 3);
   EXPECT_EQ(history("grow")[0]["lost_steps"], 0);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 1 of 9: host a (rank 0) was lost"), HasSubstr("the job grows: ")));
+}
+
+// A host whose working directory is on a disk of its own, which --checkpoint-dir is relative to.
+TEST_F(RestartedHosts, ADiskOfTheFirstHostIsWarnedOf) {
+  const std::string train = kTrainOnHosts + "20" + kOnHostsResumes;
+  auto outcome = launch("--hosts a:1,localhost:1,b:1 --max-restarts 9", train, "");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err.find("warning: host"), std::string::npos) << outcome.err;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_.path() / "ck"))
+    EXPECT_EQ(entry.path().filename().string().find(".probe"), std::string::npos);
+  // For every process of host b the directory is another one.
+  if (run("unshare -rm true", directory_.path()).code != 0) GTEST_SKIP() << "no mount namespaces here";
+  std::ofstream(directory_.path() / "other-b") << "yes";
+  outcome = launch("--hosts a:1,b:1 --max-restarts 9", train, "");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err,
+              HasSubstr("warning: host b does not see the checkpoints in ck of host a: if that is lost, the "
+                        "job cannot resume there → put --checkpoint-dir on a file system that all hosts"));
 }
 
 }  // namespace

@@ -32,7 +32,9 @@ std::vector<HostMessage> one_of_each() {
           EndRanks{},
           RankEnded{5, {ExitStatus::How::kNotStarted, 2}},
           Conclude{},
-          Concluded{}};
+          Concluded{},
+          Look{Look::What::kRemove, "ck/x"},
+          Looked{true}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
