@@ -11,7 +11,7 @@ import typing
 import strangers
 from faulty_job import wait_until
 
-TIMEOUT_SECONDS = 2  # --timeout-seconds of every job
+TIMEOUT_SECONDS = 2  # --timeout-seconds of jobs in which ranks wait in vain
 HOST_SECONDS = 6  # --host-timeout-seconds, the least that there is
 
 
@@ -233,6 +233,9 @@ for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
 for phase in (START, FORWARD):
     on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
              Then.AGAIN, 4, act=cut(2), within=20, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
+on_hosts("the link between the ranks of two hosts breaks, and ssh's does not", "forward",
+         r"rank \d \(host \S+\) has not answered for 3\d", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4,
+         act=from_outside(lambda job: job.hosts.cut_but_ssh(1)), within=60, train=("--timeout-seconds", "60"))
 on_hosts("5 % of all packets are lost", "all", "", f"rank=0 {FORWARD[1]} do=hold", Then.CONTINUES,
          act=from_outside(lambda job: None), network=(0.05, 0), within=120,
          train=("--timeout-seconds", "60", "--epochs", "1"), undisturbed=("--epochs", "1"))
