@@ -175,11 +175,14 @@ class Matrix:
 
 
 def numbers_of(text):
+    """Of "3,17,40-52"."""
     numbers = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1))
-    if wrong := [n for n in numbers if not 1 <= n <= len(CASES)]:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not found or int(found[2] or found[1]) < int(found[1]):
+            sys.exit(f"--only {text}: '{part}' is neither a number nor a range; 3,17,40-52 are both")
+        numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if wrong := sorted(n for n in numbers if not 1 <= n <= len(CASES)):
         sys.exit(f"there is no case {wrong[0]}: they are 1 to {len(CASES)}")
     return numbers
 
