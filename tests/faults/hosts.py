@@ -53,7 +53,7 @@ class Hosts:
     def __init__(self, count, prefix="lkm"):
         self.names = [f"{prefix}{os.getpid() % 100000}{chr(ord('a') + host)}" for host in range(count)]
         self.loss, self.delay = 0.0, 0.0  # of every packet; seconds
-        self._cut = set()
+        self._cut, self._cut_but_ssh = set(), set()
         self._fds, self._servers = [], []
         self._thread = None
         self._wake = os.pipe()
@@ -87,12 +87,17 @@ class Hosts:
         """Silently: no packet comes from or to it."""
         self._cut.add(host)
 
+    def cut_but_ssh(self, host):
+        """The same of all but what goes to and from PORT."""
+        self._cut_but_ssh.add(host)
+
     def mend(self, host):
         self._cut.discard(host)
 
     def heal(self):
         self.loss, self.delay = 0.0, 0.0
         self._cut.clear()
+        self._cut_but_ssh.clear()
 
     def enter(self, host):
         """What a new process calls to be on that host, and to end with this one."""
@@ -135,7 +140,7 @@ class Hosts:
                     to = packet[19] - 1 if len(packet) >= 20 and packet[0] >> 4 == 4 else -1
                     if not 0 <= to < len(self._fds) or self._random.random() < self.loss:
                         continue
-                    if self._cut & {by_fd[fd], to}:
+                    if self._cut & {by_fd[fd], to} or (self._cut_but_ssh & {by_fd[fd], to} and PORT not in ports_of(packet)):
                         continue
                     if self.delay == 0 and not late:
                         self._send(to, packet)
@@ -150,6 +155,11 @@ class Hosts:
     def _send(self, to, packet):
         with contextlib.suppress(OSError):  # its queue is full, or the host is gone: a lost packet
             os.write(self._fds[to], packet)
+
+
+def ports_of(packet):
+    """Of an IPv4 packet of TCP."""
+    return struct.unpack_from("!HH", packet, 4 * (packet[0] & 15))
 
 
 def serve():

@@ -42,9 +42,12 @@ class Result:
     output: str = ""
 
 
+PATIENT = ("--timeout-seconds", "60")  # where nobody is to wait in vain, a busy machine may take its time
+
+
 def with_flags(flags):
     """TRAIN with `flags` in the places of its own."""
-    words = [*TRAIN, "--timeout-seconds", str(TIMEOUT_SECONDS), "--metrics", "m.jsonl"]
+    words = [*TRAIN, "--metrics", "m.jsonl"]
     for name, value in zip(flags[::2], flags[1::2]):
         if name in words:
             words[words.index(name) + 1] = value
@@ -86,7 +89,7 @@ class Matrix:
 
     def expected(self, case):
         """The hash of the run that nobody disturbs."""
-        flags = case.undisturbed
+        flags = (*case.undisturbed, *PATIENT)
         key = (case.hosts, flags)
         if key not in self.undisturbed:
             with self.job(case) as job:
@@ -130,6 +133,8 @@ class Matrix:
     def disturb(self, case, job, result):
         """The job with the fault, to its end."""
         flags = case.train
+        if "--timeout-seconds" not in flags:
+            flags += ("--timeout-seconds", str(TIMEOUT_SECONDS)) if "held up" in case.says else PATIENT
         if case.network:
             job.hosts.loss, job.hosts.delay = case.network
         restarts = case.then is Then.RESTARTED or not case.hosts
@@ -158,7 +163,7 @@ class Matrix:
         if case.then is Then.AGAIN:
             if job.hosts:
                 job.hosts.heal()
-            job.start([*self.launch(case, job, False), *with_flags(case.undisturbed)])
+            job.start([*self.launch(case, job, False), *with_flags((*case.undisturbed, *PATIENT))])
             if (code := job.wait(60)) != 0:
                 result.problems.append(f"the same command ended with code {code} when it was run again")
         if job.final() != expected:
@@ -170,11 +175,14 @@ class Matrix:
 
 
 def numbers_of(text):
+    """Of "3,17,40-52"."""
     numbers = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1))
-    if wrong := [n for n in numbers if not 1 <= n <= len(CASES)]:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not found or int(found[2] or found[1]) < int(found[1]):
+            sys.exit(f"--only {text}: '{part}' is neither a number nor a range; 3,17,40-52 are both")
+        numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if wrong := sorted(n for n in numbers if not 1 <= n <= len(CASES)):
         sys.exit(f"there is no case {wrong[0]}: they are 1 to {len(CASES)}")
     return numbers
 
@@ -188,14 +196,34 @@ def place(case):
     return "this host" if not case.hosts else "hosts of " + "+".join(map(str, case.hosts))
 
 
+BEGIN, END = "<!-- scripts/fault-matrix: begin (it writes what stands up to its end) -->", "<!-- scripts/fault-matrix: end -->"
+
+
 def markdown(results):
-    lines = ["| | what | when | ranks | the job | s |", "|---|---|---|---|---|---|"]
-    for number, case, result, skipped in results:
-        seconds = f"{result.seconds:.1f}" if result else skipped
+    cpu = re.search(r"cpu family\s*: (\d+)\nmodel\s*: (\d+)\nmodel name\s*: (.*)",
+                    pathlib.Path("/proc/cpuinfo").read_text())
+    machine = f"{cpu[3]} (family {cpu[1]}, model {cpu[2]}), " if cpu else ""
+    failed = sum(bool(result and result.problems) for _, _, result, _ in results)
+    skipped = sum(result is None for _, _, result, _ in results)
+    lines = [f"`scripts/fault-matrix`, {time.strftime('%Y-%m-%d')}: {len(results) - failed - skipped} of {len(results)} cases "
+             f"ended as they should, {failed} did not, {skipped} were skipped. Machine: {machine}{os.cpu_count()} cores; load "
+             f"average at the end {os.getloadavg()[0]:.1f}.", "",
+             "| | what | when | ranks | the job | s |", "|---:|---|---|---|---|---:|"]
+    for number, case, result, skip in results:
+        seconds = f"{result.seconds:.1f}" if result else skip
         note = "" if result is None or not result.problems else " **failed**"
         lines.append(f"| {number} | {case.what} | {case.when} | {'3' if not case.hosts else '+'.join(map(str, case.hosts))} "
                      f"| {ending(case)}{note} | {seconds} |")
     return "\n".join(lines) + "\n"
+
+
+def write_markdown(path, results):
+    """Into its place in a document, or as a file of its own."""
+    text = markdown(results)
+    if path.exists() and BEGIN in (document := path.read_text()):
+        before, rest = document.split(BEGIN)
+        text = f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}"
+    path.write_text(text)
 
 
 def run_case(matrix, number, results):
@@ -262,7 +290,7 @@ def main():
     print(f"{passed - skipped} of {len(numbers)} cases ended as they should, {len(numbers) - passed} did not, {skipped} were "
           "skipped")
     if given.markdown:
-        given.markdown.write_text(markdown(results))
+        write_markdown(given.markdown, results)
     return 0 if passed == len(numbers) else 1
 
 
