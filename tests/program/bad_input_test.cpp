@@ -275,6 +275,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --config list.toml", 2, "list.toml:1: lr is a list"},
         BadInput{"lockstep train mlp --data digits --hidden 5 --hidden 6", 2, "--hidden is given twice"},
         BadInput{"lockstep launch -H a:1 -H b:1 -- true", 2, "--hosts is given twice"},
+        BadInput{"lockstep launch -n 2 --max-restarts 1 --host-return-seconds 5 -- true", 2,
+                 "--host-return-seconds is for jobs on "
+                 "several hosts that are restarted"},
+        BadInput{"lockstep launch -H a:1 --host-return-seconds 5 -- true", 2,
+                 "--host-return-seconds is for jobs on several "
+                 "hosts that are restarted"},
         BadInput{"RANK=0 WORLD_SIZE=2147483647 lockstep train cnn --data digits", 2, "WORLD_SIZE=\"2147483647\""},
         BadInput{"lockstep launch -n 1 --log-dir /proc/none/x -- true", 3, "--log-dir"}));
 
