@@ -198,8 +198,10 @@ struct AlongTree {
 template <class Acc>
 LOCKSTEP_INLINE void reduce_line(const AlongTree& ends, std::size_t at) {
   Acc waiting[ReductionTree::kMostDepth], next;
-  std::size_t depth = 0;
-  for (std::size_t s = 0; s < ends.sources.size(); ++s) {
+  next.load(ends.sources[0] + at);
+  waiting[0] = next;
+  std::size_t depth = 1;
+  for (std::size_t s = 1; s < ends.sources.size(); ++s) {
     next.load(ends.sources[s] + at);
     for (std::uint8_t n = ends.additions[s]; n > 0; --n) {
       waiting[--depth].join(next);

@@ -181,7 +181,8 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
   bind(session, choice.devices.size() == 1 ? devices::locality_of(choice.gpu.bus_id) : devices::Locality{});
   if (options.all_devices && choice.device.kind == DeviceKind::kCpu)
     session.threads = std::max(1, session.threads / static_cast<int>(choice.devices.size()));
-  if (options.threads > 0) session.threads = options.threads;
+  if (const int wanted = options.threads > 0 ? options.threads : options.default_threads; wanted > 0)
+    session.threads = wanted;
   open_device(options, choice, session);
   log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding,
             env("GOMP_SPINCOUNT").value_or("not set"));

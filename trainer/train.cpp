@@ -494,7 +494,7 @@ class Run {
 int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
   TrainConfig config = given;
-  if (config.shards > 0) config.threads = threads_of_a_shard(config);
+  if (config.shards > 0) config.default_threads = threads_of_a_shard(config);
   session::Session session = open_session(config, refusal);
   std::optional<DeferredStops> deferred;
   int code = 0;

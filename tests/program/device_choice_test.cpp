@@ -135,6 +135,22 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
 }
 
 // Inference computes there, on a stream of its own for each thread.
+// In shards: buckets and several partial sums of one GPU make no difference, and threads are none of its settings.
+TEST(AGpu, TrainsInShards) {
+  const TemporaryDirectory directory;
+  std::vector<std::string> hashes;
+  for (const char* buckets : {"25", "0.001"}) {
+    const auto outcome = run_soft(
+        "lockstep train mlp --hidden 16 --data digits --steps 2 --shards 5 --batch 2 --clip-norm 1 "
+        "--device cuda --quiet --metrics m.jsonl --bucket-mb " +
+            std::string(buckets),
+        directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    hashes.push_back(read_metrics(directory.path() / "m.jsonl").final["params_sha256"]);
+  }
+  EXPECT_EQ(hashes[0], hashes[1]);
+}
+
 TEST(Inference, TellsTheDeviceThatItComputedOn) {
   const TemporaryDirectory directory;
   const auto synthetic = run_soft(

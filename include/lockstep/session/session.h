@@ -25,7 +25,8 @@ struct SessionOptions {
   bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
   bool deterministic = true;          // false: attention's gradient on GPUs may have other bits each time
   std::optional<bool> autotune;       // GPUs time the libraries' kernels and keep the fastest; default: no
-  int threads = 0;                    // compute threads per device; 0: its share of the cores
+  int threads = 0;                    // compute threads per device, on the CPU; 0: default_threads
+  int default_threads = 0;            // 0: its share of the cores
   double timeout_seconds = 300;       // longest wait for another rank
   double stall_warning_seconds = 10;  // after which a wait is reported; 0: never
   bool encrypt = false;               // what ranks of different hosts send to each other
