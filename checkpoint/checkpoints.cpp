@@ -12,7 +12,7 @@ namespace lockstep::checkpoint {
 Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 
 void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-                       std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed) {
+                       const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
   if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
   if (!wanted() || options_.writes.empty()) return;
@@ -66,6 +66,22 @@ std::int64_t Checkpoints::refuse_others(const std::string& directory, const std:
 bool Checkpoints::due(std::int64_t step, bool last_of_epoch, bool last) const {
   if (!wanted()) return false;
   return last || (options_.every ? *options_.every > 0 && step % *options_.every == 0 : last_of_epoch);
+}
+
+bool Checkpoints::lacks_copy() const {
+  return std::ranges::any_of(places_, [this](const Place& place) { return place.older != older_; });
+}
+
+void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, std::vector<nn::HostTensor> carried) {
+  if (!lacks_copy()) return;
+  copy_->take(std::move(carried));
+  CheckpointManifest manifest = plan_;
+  manifest.step = resumed.step;
+  manifest.position = resumed.position;
+  manifest.optimizer_steps = resumed.optimizer_steps;
+  manifest.bucket_order = resumed.bucket_order;
+  for (Place& place : places_)
+    if (place.older != older_) place.writer->start(manifest);
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,

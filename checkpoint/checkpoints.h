@@ -36,7 +36,13 @@ class Checkpoints {
   /// weights; `resumed`: what the run resumes from, if anything. Throws CheckpointError where the directory has
   /// checkpoints that this run does not resume from.
   void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-            std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed);
+            const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed);
+  /// After open(): whether a directory that this rank writes to lacks the checkpoint that the run resumes from, as
+  /// where a disk was lost.
+  bool lacks_copy() const;
+  /// Writes it there, from the state that has been restored, with what else it had (`carried`, where the model carries
+  /// something).
+  void write_missing_copies(const CheckpointManifest& resumed, std::vector<nn::HostTensor> carried);
 
   /// Whether the configuration asks for any; the same on all ranks, as is what follows.
   bool wanted() const { return !options_.directory.empty(); }

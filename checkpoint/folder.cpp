@@ -174,7 +174,7 @@ Search newest_whole(const std::string& directory) {
       search.found = FoundCheckpoint{stored.path, verify_checkpoint(stored.path)};
       break;
     } catch (const IoError& error) {
-      search.corrupt.push_back({stored.path, error.what()});
+      search.corrupt.push_back({stored.path, error.what(), stored.step});
     }
   }
   return search;

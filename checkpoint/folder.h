@@ -43,6 +43,7 @@ struct FoundCheckpoint {
 struct CorruptCheckpoint {
   std::string path;
   std::string why;  // names the file
+  std::int64_t step = 0;
 };
 struct Search {
   std::optional<FoundCheckpoint> found;    // the newest whole one

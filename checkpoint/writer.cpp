@@ -61,6 +61,8 @@ void CheckpointWriter::work() {
     const double seconds = seconds_between(begin, Clock::now());
     report_status({.kind = StatusReport::Kind::kSaved});
     if (failure.empty()) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = manifest.step});
+    // What was corrupt under this name has been replaced.
+    if (failure.empty()) std::erase_if(options_.corrupt, [&](const auto& one) { return one.step == manifest.step; });
     try {
       if (failure.empty()) prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt);
     } catch (const std::exception& error) {

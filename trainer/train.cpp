@@ -124,6 +124,7 @@ class Run {
       carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
       if (resumed_) resume_carried(*resumed_, group_, *carried_);
     }
+    if (resumed_ && mirror_) write_missing_copies();
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
     options.tree = tree_;
@@ -232,6 +233,19 @@ class Run {
         if (auto there = carried_->gather(mirror_->rank); group_.rank() == mirror_->rank) carried = std::move(there);
     }
     checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
+  }
+
+  // A disk was lost, or ranks run on other hosts: there are two copies again as soon as there can be.
+  void write_missing_copies() {
+    const auto lacking = group_.all_gather_numbers(checkpoints_.lacks_copy() ? 1 : 0);
+    if (std::ranges::max(lacking) == 0) return;
+    std::vector<nn::HostTensor> carried;
+    // Where an epoch begins, the model carries zeros: the checkpoint has them too.
+    if (carried_)
+      for (int rank = 0; rank < group_.size(); ++rank)
+        if (lacking[static_cast<std::size_t>(rank)] != 0)
+          if (auto there = carried_->gather(rank); rank == group_.rank()) carried = std::move(there);
+    checkpoints_.write_missing_copies(resumed_->manifest, std::move(carried));
   }
 
   // Once they are on the disk: a few steps later, or at the end.

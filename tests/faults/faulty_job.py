@@ -164,13 +164,16 @@ class Job:
     def restarts(self):
         return len(re.findall(r"^lockstep: restart \d+ of", self.err(), re.MULTILINE))
 
+    def shared_directories(self):
+        return [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")
+                if self.pids & {int(number) for number in re.findall(r"\d+", name)}]
+
     def leftovers(self):
         """What is still there of a job that has ended, after the time that it may take."""
         def remaining():
             left = [f"process {p.pid} {' '.join(p.words)[:80]}" for p in self.processes()]
             # Other jobs of this machine have theirs there too.
-            left += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")
-                     if self.pids & {int(number) for number in re.findall(r"\d+", name)}]
+            left += self.shared_directories()
             return left + [f"$TMPDIR/{name}" for name in os.listdir(self.tmp)]
         left = []
 
@@ -184,7 +187,10 @@ class Job:
         if self.launcher is not None and self.launcher.poll() is None:
             self.launcher.kill()
             self.launcher.wait()
+        wait_until(lambda: not self.processes(), GONE_WITHIN_SECONDS)  # one of them removes what the job has
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+        for directory in self.shared_directories():
+            shutil.rmtree(directory, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -153,6 +153,30 @@ TEST_F(CheckpointMirror, WhatCannotHelpIsRefused) {
   EXPECT_THAT(outcome.err, HasSubstr("give a directory on another disk, or run on another host too"));
 }
 
+TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
+  std::ofstream(path() / "text.txt") << [] {
+    std::string text;
+    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
+    return text;
+  }();
+  const std::string mirrored = "--checkpoint-dir ck --checkpoint-every 0 --checkpoint-mirror mirror --resume auto ";
+  for (const std::string& arguments :
+       {kCnnOnHosts + "--steps 12 ",
+        std::string(
+            "lstm --data text:text.txt --width 16 --context 16 --stateful --global-batch 12 --steps 12 --threads 1 "
+            "--metrics m.jsonl ")})
+    for (const char* lost : {"ck", "mirror"}) {
+      for (const char* name : {"ck", "mirror"}) fs::remove_all(path() / name);
+      ASSERT_EQ(train_on({"a", "a", "b"}, arguments + mirrored, path()).code, 0);
+      ASSERT_EQ(run("cp -r ck before", path()).code, 0);
+      fs::remove_all(path() / lost);
+      const auto outcome = train_on({"a", "a", "b"}, arguments + mirrored, path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      EXPECT_TRUE(same_files(path())) << lost;
+      EXPECT_EQ(run("diff -r ck before && rm -r before", path()).code, 0) << arguments << lost;
+    }
+}
+
 // The launcher starts a job again on the hosts that are left.
 TEST_F(CheckpointMirror, ThatHasLostItsPlaceDoesNotEndARestartedJob) {
   const std::string arguments = kCnnOnHosts + kKeptInCk + "--checkpoint-mirror b:mirror --steps ";
@@ -193,7 +217,7 @@ TEST_F(CheckpointMirror, ThatCannotBeUsedIsSaidAndTrainingGoesOn) {
   auto outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("[rank 1 host b] warning: "), HasSubstr("training continues"),
-                                 HasSubstr("2 checkpoints could not be written")));
+                                 HasSubstr("3 checkpoints could not be written")));
   EXPECT_THAT(outcome.out, HasSubstr("resuming at step 11, from ck/step-0000000010"));
 
   // Nobody knows what was there.
@@ -201,6 +225,20 @@ TEST_F(CheckpointMirror, ThatCannotBeUsedIsSaidAndTrainingGoesOn) {
   outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path());
   EXPECT_EQ(outcome.code, 6);
   EXPECT_THAT(outcome.err, HasSubstr("cannot read mirror: Not a directory"));
+}
+
+// One that is corrupt goes once there is a newer one; what is written again under its name stays.
+TEST(CorruptCheckpoints, AreReplacedByTheSameStep) {
+  const TemporaryDirectory directory;
+  const std::string train =
+      "lockstep train " + kCnnOnHosts + "--checkpoint-dir ck --checkpoint-every 5 --resume auto --steps ";
+  ASSERT_EQ(run(train + "20", directory.path()).code, 0);
+  fs::resize_file(directory.path() / "ck" / "step-0000000020" / "weights.safetensors", 100);
+  ASSERT_EQ(run(train + "20", directory.path()).code, 0);
+  EXPECT_EQ(run("lockstep checkpoint verify ck/step-0000000020", directory.path()).code, 0);
+  fs::resize_file(directory.path() / "ck" / "step-0000000020" / "weights.safetensors", 100);
+  ASSERT_EQ(run(train + "25", directory.path()).code, 0);
+  EXPECT_EQ(run("ls ck | tr -d \"\\n\"", directory.path()).out, "step-0000000015step-0000000020step-0000000025");
 }
 
 TEST(CheckpointCost, IsInTheMetricsAndInTheLog) {
