@@ -20,7 +20,8 @@ namespace lockstep::trainer {
 /// longest is a straggler where that exceeds the others' median by kLeastShare of a step. It is named when it did so in
 /// the window before too, and has cost kLeastLostNs in windows without a break: a neighbour that is busy for a moment
 /// is none. If no rank is slow and yet even the rank that waits least waits for more than half of the step, the links
-/// between hosts are: among three or more hosts the one for whose links the waits are kLinkFactor times the others'.
+/// between hosts are: among three or more hosts the one on whose links bytes were on their way for
+/// kLinkFactor times as long as on the others'.
 ///
 /// Windows end after 10 and 20 steps, so that what is slow from the start is said by step 20, and then every 20 steps.
 /// The first kWarmUpSteps, in which memory and kernels are prepared, count for nothing. Computation is compared per
