@@ -6,6 +6,7 @@
 #include "base/flight_record.h"
 #include "base/flight_snapshot.h"
 #include "base/text.h"
+#include "comm/wait.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 
@@ -33,8 +34,8 @@ std::uint64_t record_issue(const OpDescriptor& op, std::uint16_t group) {
                         .group = group});
 }
 
-std::string where_is(int job_rank) {
-  if (flight::directory().empty()) return {};
+std::string where_is(int job_rank, std::size_t nth) {
+  if (flight::directory().empty() || nth >= kNamedRanks) return {};
   const auto snapshot = flight::read(flight::directory(), job_rank);
   if (!snapshot || snapshot->host != printable(host_name())) return {};
   const auto now = Clock::now().time_since_epoch();

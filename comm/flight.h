@@ -1,6 +1,7 @@
 // Groups and this process's flight record (Note [Flight record]): what they write to it, and what those of others say.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -15,8 +16,9 @@ std::uint16_t next_flight_group();
 std::uint64_t record_issue(const OpDescriptor& op, std::uint16_t group);
 
 /// ", in the forward pass of step 12 for 9.8 s", with what the kernel says of a process that is stopped or reads data:
-/// to follow the name of rank `job_rank` of the job. Empty where this process keeps no record in a directory
+/// to follow the name of rank `job_rank` of the job, which is the `nth` that is named (from 0). Empty for those that
+/// first_names() leaves out, and where this process keeps no record in a directory
 /// (LOCKSTEP_FLIGHT_DIR), or that rank has none there or is on another host. It reads a file: for messages alone.
-std::string where_is(int job_rank);
+std::string where_is(int job_rank, std::size_t nth = 0);
 
 }  // namespace lockstep::comm

@@ -62,10 +62,9 @@ void warn_of_stall(const std::string& what, double waited_seconds, const std::st
 }
 
 std::string first_names(const std::vector<std::string>& names) {
-  constexpr std::size_t kNamed = 8;
   std::vector<std::string> first(names.begin(),
-                                 names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kNamed)));
-  if (names.size() > kNamed) first.push_back(fmt::format("{} more", names.size() - kNamed));
+                                 names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kNamedRanks)));
+  if (names.size() > kNamedRanks) first.push_back(fmt::format("{} more", names.size() - kNamedRanks));
   return join(first, "; ");
 }
 

@@ -112,7 +112,8 @@ class StallNotice {
 /// Says that `what` ("allreduce #7 (…)") has waited so long for `whom` ("rank 1 (host b)").
 void warn_of_stall(const std::string& what, double waited_seconds, const std::string& whom);
 
-/// "rank 1 (host b); rank 2 (host b); 5 more": the first few.
+inline constexpr std::size_t kNamedRanks = 8;
+/// "rank 1 (host b); rank 2 (host b); 5 more": the first kNamedRanks.
 std::string first_names(const std::vector<std::string>& names);
 
 }  // namespace lockstep::comm

@@ -49,6 +49,7 @@ std::string ms(double ns) { return fmt::format("{:.{}f} ms", ns * 1e-6, ns < 10e
 struct PerStep {
   double data = 0, compute = 0, wait = 0, delayed = 0;
   double late = 0;  // of `delayed`, what came after a wait was over: the rank was woken, and had no processor
+  double lost = 0;  // of `delayed`, what made its step longer
   double own() const { return data + compute + late; }
 };
 
@@ -65,9 +66,17 @@ std::vector<PerStep> per_step(std::span<const StepTimes> ranks) {
                     .wait = each.wait_ns / steps,
                     .delayed = share * each.delayed_ns / steps});
   }
-  // The kernel counts both together. Within its computation a rank has lost no more than it took longer than another.
+  // The kernel counts all delays together. Within its computation a rank has lost no more than it took longer than
+  // another one, and for what it was late after a wait all others have waited; a delay amid a wait costs nobody.
   const double least = std::ranges::min(made, {}, &PerStep::compute).compute;
-  for (auto& each : made) each.late = std::clamp(each.delayed - (each.compute - least), 0.0, each.wait);
+  for (std::size_t r = 0; r < made.size(); ++r) {
+    double most = made[r].wait;
+    for (std::size_t other = 0; other < made.size(); ++other)
+      if (other != r) most = std::min(most, made[other].wait);
+    const double longer = made[r].compute - least;
+    made[r].late = std::clamp(made[r].delayed - longer, 0.0, most);
+    made[r].lost = std::min(made[r].delayed, longer + made[r].late);
+  }
   return made;
 }
 
@@ -89,13 +98,13 @@ std::optional<Straggler> slow_rank(std::span<const PerStep> ranks, std::span<con
                     who, ms(its.data), ms(data));
     return straggler;
   }
-  const double compute = others(&PerStep::compute), delayed = its.delayed - others(&PerStep::delayed);
+  const double compute = others(&PerStep::compute), lost = its.lost - others(&PerStep::lost);
   const std::string computes =
       fmt::format("{}: it computes {} per step, the others {}", who, ms(its.compute + its.late), ms(compute));
-  if (delayed >= excess / 3) {
+  if (lost >= excess / 3) {
     straggler.by = SlowBy::kNeighbour;
     straggler.text = fmt::format("{}, and for {} of that it waits for a processor → other programs run on its cores",
-                                 computes, ms(its.delayed));
+                                 computes, ms(its.lost));
   } else {
     straggler.text = fmt::format(
         "{}, on a processor of its own → that one is slower or throttled, or shares its memory with a busy neighbour",
@@ -171,6 +180,10 @@ std::optional<Straggler> find_straggler(std::span<const StepTimes> ranks, std::s
   return found;
 }
 
+bool Straggler::is_same_place(const Straggler& other) const {
+  return (by == SlowBy::kLink) == (other.by == SlowBy::kLink) && rank == other.rank;
+}
+
 bool Straggler::is_same(const Straggler& other) const {
   const auto phase = [](SlowBy each) { return each == SlowBy::kNeighbour ? SlowBy::kComputing : each; };
   return phase(by) == phase(other.by) && rank == other.rank;
@@ -229,7 +242,7 @@ std::optional<Straggler> StragglerWatch::exchange() {
   // Every rank could, and one says it.
   if (group_.rank() != 0) return std::nullopt;
   auto shown = find_straggler(all_, hosts_);
-  const bool again = shown && suspect_ && shown->is_same(*suspect_);
+  const bool again = shown && suspect_ && shown->is_same_place(*suspect_);
   if (again) shown->lost_ns += suspect_->lost_ns;
   suspect_ = shown;
   if (!again || shown->lost_ns < kLeastLostNs) return std::nullopt;

@@ -18,10 +18,10 @@ namespace lockstep::trainer {
 /// rank adds up, over a window of steps, how long it waited for its data, computed, and waited for other ranks. At the
 /// end of a window the ranks exchange these numbers, in one small allgather. The rank whose data and computation took
 /// longest is a straggler where that exceeds the others' median by kLeastShare of a step. It is named when it did so in
-/// the same phase in the window before too, and has cost kLeastLostNs in windows without a break: a neighbour that is
-/// busy for a moment is none. If no rank is slow and yet even the rank that waits least waits for more than half of the
-/// step, the links between hosts are: among three or more hosts the one for whose links the waits are kLinkFactor times
-/// the others'.
+/// the window before too, and has cost kLeastLostNs in windows without a break: a neighbour that is busy for a moment
+/// is none. If no rank is slow and yet even the rank that waits least waits for more than half of the step, the links
+/// between hosts are: among three or more hosts the one on whose links bytes were on their way for
+/// kLinkFactor times as long as on the others'.
 ///
 /// Windows end after 10 and 20 steps, so that what is slow from the start is said by step 20, and then every 20 steps.
 /// The first kWarmUpSteps, in which memory and kernels are prepared, count for nothing. Computation is compared per
@@ -53,7 +53,9 @@ struct Straggler {
   double lost_ns = 0;  // by the job, in the window
   std::string text = {};
 
-  /// Whether both are the same rank in the same phase, or the same link.
+  /// Whether both are the same rank, or the same link.
+  bool is_same_place(const Straggler& other) const;
+  /// And in the same phase.
   bool is_same(const Straggler& other) const;
 };
 

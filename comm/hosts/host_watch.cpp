@@ -237,8 +237,8 @@ std::string HostEngine::missing_text() {
     names.push_back(connections_.peers.name_of(rank));
     const auto local = std::ranges::find(here_, rank) - here_.begin();
     if (local < sync_.size())
-      names.back() +=
-          ", " + sync_.progress_of(static_cast<int>(local)) + where_is(connections_.peers.job_ranks().of(rank));
+      names.back() += ", " + sync_.progress_of(static_cast<int>(local)) +
+                      where_is(connections_.peers.job_ranks().of(rank), names.size() - 1);
   }
   return first_names(names);
 }

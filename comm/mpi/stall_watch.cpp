@@ -130,7 +130,8 @@ bool StallWatch::is_first_to_wait(const Op& op) const {
 
 std::string StallWatch::names_of(const std::vector<int>& ranks) const {
   std::vector<std::string> names;
-  for (const int rank : ranks) names.push_back(session_.name_of_rank(rank) + where_is(session_.job_ranks().of(rank)));
+  for (const int rank : ranks)
+    names.push_back(session_.name_of_rank(rank) + where_is(session_.job_ranks().of(rank), names.size()));
   return first_names(names);
 }
 

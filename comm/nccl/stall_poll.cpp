@@ -62,7 +62,8 @@ void StallPoll::ask(const Op& op, bool due, Clock::time_point now) {
   std::vector<std::string> missing;
   for (std::size_t r = 0; r < size_; ++r)
     if (!said[r])
-      missing.push_back(fmt::format("rank {}, which does not wait in it{}", r, where_is(static_cast<int>(r))));
+      missing.push_back(
+          fmt::format("rank {}, which does not wait in it{}", r, where_is(static_cast<int>(r), missing.size())));
   warn_of_stall(describe(op), notice_.waited_seconds(),
                 missing.empty() ? "a GPU or the network between them: every rank waits in it" : first_names(missing));
 }

@@ -295,8 +295,8 @@ std::vector<int> ShmEngine::missing() const {
 std::string ShmEngine::names_of(const std::vector<int>& missing) const {
   std::vector<std::string> names;
   for (const int rank : missing)
-    names.push_back(
-        fmt::format("{}, {}{}", peers_.name_of(rank), board_.progress_of(rank), where_is(peers_.job_ranks().of(rank))));
+    names.push_back(fmt::format("{}, {}{}", peers_.name_of(rank), board_.progress_of(rank),
+                                where_is(peers_.job_ranks().of(rank), names.size())));
   return first_names(names);
 }
 

@@ -4,7 +4,7 @@
 //   loop       it computes for so long there: an endless loop
 //   slow-data  each of its samples takes so long
 //   slow       each of its forward passes computes so much longer
-//   neighbour  it and six processes that compute share one processor
+//   neighbour  it and ten processes that compute share one processor
 //   crash      writes to address 0 in the 10th forward pass
 //   overflow   its stack is used up there
 //   abort      calls abort() there
@@ -104,7 +104,7 @@ void share_processor() {
       break;
     }
   sched_setaffinity(0, sizeof one, &one);
-  for (int i = 0; i < 6; ++i)
+  for (int i = 0; i < 10; ++i)
     if (fork() == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       for (;;) compute_for(std::chrono::minutes(1));

@@ -71,6 +71,14 @@ TEST(FindStraggler, ANeighbourThatDelaysTheEndOfWaits) {
   EXPECT_EQ(found->rank, 1);
 }
 
+// Delays amid a long wait are no reason of anything.
+TEST(FindStraggler, ANeighbourOfARankThatWaits) {
+  const auto found = find({times(0, 5, 56, 50), times(0, 60, 1, 54)});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->by, SlowBy::kNeighbour);
+  EXPECT_EQ(found->rank, 1);
+}
+
 TEST(FindStraggler, WaitsForItsData) {
   const auto found = find({times(30, 20, 0), times(0.1, 22, 28), times(0.3, 20, 30)});
   ASSERT_TRUE(found);
@@ -133,6 +141,9 @@ TEST(Stragglers, TheSamePhaseIsTheSame) {
   EXPECT_TRUE(neighbour.is_same(computing));
   EXPECT_FALSE(neighbour.is_same({.by = SlowBy::kData, .rank = 1}));
   EXPECT_FALSE(neighbour.is_same({.by = SlowBy::kComputing, .rank = 2}));
+  EXPECT_TRUE(neighbour.is_same_place({.by = SlowBy::kData, .rank = 1}));
+  EXPECT_FALSE(neighbour.is_same_place({.by = SlowBy::kLink, .rank = 1}));
+  EXPECT_FALSE(neighbour.is_same_place({.by = SlowBy::kComputing, .rank = 2}));
 }
 
 /// All ranks do `steps` steps, of which `take` says how long this rank's data and computation took. What is said.
