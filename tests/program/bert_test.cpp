@@ -113,7 +113,9 @@ TEST_F(Bert, TellsTextsApart) {
               AllOf(ContainsRegex("table.find\\(key\\);: code 9[0-9]\\.[0-9]* %, prose"),
                     ContainsRegex("every batch.: prose 9[0-9]\\.[0-9]* %, code")));
   const auto answer =
-      json_in(expect_done("lockstep infer bert --weights kind.safetensors --prompt Every --json --quiet --top 1").out);
+      json_in(expect_done("lockstep infer bert --weights kind.safetensors --prompt \"Every rank reads its own "
+                          "shard of every batch.\" --json --quiet --top 1")
+                  .out);
   ASSERT_EQ(answer["classes"].size(), 1u);
   EXPECT_EQ(answer["classes"][0]["name"], "prose");
 }
