@@ -236,7 +236,7 @@ for phase in (START, FORWARD, BACKWARD, CHECKPOINT, EVALUATION, SAVE):
     on_hosts("the link of a host is cut for good", phase[0], r"host lkm\d+b \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
              Then.AGAIN, 4, act=cut(1), train=("--timeout-seconds", "60"))
 for phase in (START, FORWARD):
-    on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c \(rank 2\) was lost", f"rank=0 {phase[1]} do=hold",
+    on_hosts("one host of three is cut off", phase[0], r"host lkm\d+c( \(rank 2\))? was lost", f"rank=0 {phase[1]} do=hold",
              Then.AGAIN, 4, act=cut(2), within=20, ranks=(1, 1, 1), train=("--timeout-seconds", "60"))
 on_hosts("the link between the ranks of two hosts breaks, and ssh's does not", "forward",
          r"rank \d \(host \S+\) has not answered for 3\d", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4,
@@ -256,8 +256,8 @@ on_hosts("the disk of the checkpoints is lost, and a rank dies (--checkpoint-mir
 for phase in (FORWARD, EVALUATION):
     on_hosts("a rank on the other host is killed", phase[0], rf"{rank_of(2)} failed first: it was ended by SIGKILL",
              f"rank=2 {phase[1]} do=kill", Then.AGAIN, 137)
-on_hosts("Open MPI's daemon on the other host is killed", "forward", "Open MPI's daemon on host .*SIGKILL",
-         f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "orted", host=1))
+on_hosts("Open MPI's daemon on the other host is killed (--mpi)", "forward", "Open MPI's daemon on host .*SIGKILL",
+         f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "orted", host=1), launch=("--mpi",))
 on_hosts("the launcher's helper on the other host is killed", "forward", r"host lkm\d+b \(rank 2\) was lost",
          f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 4, act=sends(signal.SIGKILL, "helper", host=1))
 on_hosts("the launcher is killed", "forward", "", f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 137,
@@ -265,5 +265,5 @@ on_hosts("the launcher is killed", "forward", "", f"rank=0 {FORWARD[1]} do=hold"
 for kind in ("garbage", "silence", "flood"):
     on_hosts(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
              act=from_outside(getattr(strangers, kind)))
-on_hosts("strangers connect to Open MPI's ports: garbage", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
-         act=from_outside(strangers.garbage_to_open_mpi), within=30)
+on_hosts("strangers connect to Open MPI's ports: garbage (--mpi)", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
+         act=from_outside(strangers.garbage_to_open_mpi), within=30, launch=("--mpi",))
