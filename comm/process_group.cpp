@@ -168,9 +168,7 @@ Work ProcessGroup::all_reduce(const Region& region, const ReductionTree& tree, s
   check_usage(std::ranges::any_of(trees_, is_it), "an allreduce along a tree of another group",
               "use one of this group's ProcessGroup::define_tree()");
   check_usage(region.dtype == DType::kF32 || region.dtype == DType::kF64,
-              "an allreduce along a tree of other than f32 "
-              "or f64",
-              "sum in one of these");
+              "an allreduce along a tree, of other numbers than f32 or f64", "sum in one of these");
   failure_.throw_if_any();
   if (const std::size_t most = tree.most_partials(); most > 1) {
     check_region(region, "an allreduce along a tree");

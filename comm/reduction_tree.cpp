@@ -34,6 +34,12 @@ TreeNode ReductionTree::run_of(int rank) const {
   return {begin, end - begin};
 }
 
+std::vector<TreeNode> ReductionTree::all_partials() const {
+  std::vector<TreeNode> all;
+  for (const int rank : order_) all.insert(all.end(), partials_of(rank).begin(), partials_of(rank).end());
+  return all;
+}
+
 // Left children have a power of two of leaves, and begin at a multiple of it; what has another number ends at the last
 // leaf. So a node that begins at `first` has, of 2^k leaves where `first` is a multiple of 2^k, those that there are.
 std::vector<TreeNode> ReductionTree::nodes_within(std::uint32_t begin, std::uint32_t end) const {

@@ -23,10 +23,7 @@ const TreeProgram& CollectiveAlgorithm::program_of(const ReductionTree& tree) {
   if (programs_.size() <= tree.number()) programs_.resize(tree.number() + std::size_t{1});
   TreeProgram& program = programs_[tree.number()];
   if (!program.additions.empty()) return program;
-  std::vector<TreeNode> sources;
-  for (const int rank : tree.order())
-    sources.insert(sources.end(), tree.partials_of(rank).begin(), tree.partials_of(rank).end());
-  return program = TreeProgram(tree, sources);
+  return program = TreeProgram(tree);
 }
 
 Exchange::Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers)

@@ -39,15 +39,13 @@ void add_partials(const Op& op, int rank, int size, const std::byte* received, S
     if (r != rank) received += op.along->partials_of(r).size() * own.count * element;
   }
   TreeSources sources{};
-  std::vector<TreeNode> nodes;
   for (const int r : op.along->order()) {
     const auto partials = op.along->partials_of(r);
     const std::size_t stride = r == rank ? op.partial_stride : own.count * element;
     for (std::size_t p = 0; p < partials.size(); ++p)
       sources.at[sources.count++] = first[static_cast<std::size_t>(r)] + p * stride;
-    nodes.insert(nodes.end(), partials.begin(), partials.end());
   }
-  std::ranges::copy(TreeProgram(*op.along, nodes).additions, sources.additions);
+  std::ranges::copy(TreeProgram(*op.along).additions, sources.additions);
   launch_sum_along_tree(sources, op.dtype, op.data + own.begin * element, own.count, stream);
 }
 

@@ -170,13 +170,7 @@ const TreeProgram& ShmEngine::program_of(const Op& op) {
   if (programs_.size() <= op.tree) programs_.resize(op.tree + std::size_t{1});
   TreeProgram& program = programs_[op.tree];
   if (!program.additions.empty()) return program;
-  std::vector<TreeNode> sources;
-  for (const int r : op.along->order()) {
-    const auto partials = op.along->partials_of(r);
-    sources.insert(sources.end(), partials.begin(), partials.end());
-  }
-  program = TreeProgram(*op.along, sources);
-  return program;
+  return program = TreeProgram(*op.along);
 }
 
 void ShmEngine::reduce_into(const Op& op) {

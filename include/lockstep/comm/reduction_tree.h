@@ -54,6 +54,8 @@ class ReductionTree {
   /// Whether each rank has one partial sum.
   bool one_each() const { return most_partials_ == 1; }
 
+  /// Those of all ranks.
+  std::vector<TreeNode> all_partials() const;
   /// The maximal nodes within [begin, end).
   std::vector<TreeNode> nodes_within(std::uint32_t begin, std::uint32_t end) const;
   /// Whether the two are the children of one node.
@@ -77,6 +79,8 @@ struct TreeProgram {
   TreeProgram() = default;
   /// For nodes in the order of their leaves.
   TreeProgram(const ReductionTree& tree, std::span<const TreeNode> sources);
+  /// For the partial sums of all ranks, in the order of their runs: to the root.
+  explicit TreeProgram(const ReductionTree& tree) : TreeProgram(tree, tree.all_partials()) {}
   std::size_t results() const { return ends.size(); }
 };
 
