@@ -40,6 +40,7 @@ class Case:
     quick: bool = False  # one of those that every change is tested with
     undisturbed: tuple = ()  # train's further words in the runs that nobody disturbs: before, and again
     resumes: bool = False  # the run after the fault resumes, and does not start anew
+    once: bool = False  # with AGAIN: the launcher has restarted it once before it ends
 
 
 # Where a rank is disturbed: the name of the phase, and its words for LOCKSTEP_TEST_FAULT.
@@ -203,7 +204,8 @@ for phase in (FORWARD, CHECKPOINT):
         act=from_outside(remove_checkpoints))
 add("rank 1 is killed, and the newest checkpoint is cut", "forward", "the one before it is taken",
     f"rank=0 {FORWARD[1]} do=hold", act=from_outside(cut_newest))
-add("rank 1 is killed, and all checkpoints are gone", "forward", "restart 1 of 3", f"rank=0 {FORWARD[1]} do=hold",
+add("rank 1 is killed, and all checkpoints are gone", "forward", "taken a checkpoint of step 10, and ck on host .* has none",
+    f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 6, once=True,
     act=from_outside(lambda job: (nothing_written(job), remove_checkpoints(job), job.signal(signal.SIGKILL, "program", 1))))
 
 # Strangers on the ports.
@@ -267,3 +269,23 @@ for kind in ("garbage", "silence", "flood"):
              act=from_outside(getattr(strangers, kind)))
 on_hosts("strangers connect to Open MPI's ports: garbage (--mpi)", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
          act=from_outside(strangers.garbage_to_open_mpi), within=30, launch=("--mpi",))
+
+# Hosts, and the launcher goes on with what is left of them: shards make the parameters the same on fewer ranks.
+SHARDS = ("--shards", "3")
+
+
+def goes_on(*arguments, **more):
+    on_hosts(*arguments, launch=("--min-ranks", "1"), train=(*SHARDS, "--timeout-seconds", "60"), undisturbed=SHARDS, within=25,
+             **more)
+
+
+for phase in (FORWARD, CHECKPOINT, EVALUATION):
+    goes_on("the link of a host is cut for good (--max-restarts)", phase[0],
+            r"restart 1 of 3.*host lkm\d+b \(rank 2\) was lost.* on 2 ranks", f"rank=0 {phase[1]} do=hold", act=cut(1))
+for phase in (START, FORWARD):
+    goes_on("one host of three is cut off (--max-restarts)", phase[0],
+            r"restart 1 of 3.*host lkm\d+c( \(rank 2\))? was lost.* on 2 ranks", f"rank=0 {phase[1]} do=hold", act=cut(2),
+            ranks=(1, 1, 1))
+for phase in (FORWARD, BACKWARD):
+    goes_on("a rank on the other host is killed (--max-restarts)", phase[0],
+            rf"restart 1 of 3.*{rank_of(2)} failed first: it was ended by SIGKILL.* on 3 ranks", f"rank=2 {phase[1]} do=kill")

@@ -83,8 +83,8 @@ class Matrix:
             words += ["--hosts", ",".join(slots), "--host-timeout-seconds", str(HOST_SECONDS)]
         else:
             words += ["-n", "3"]
-            if restarts:
-                words += ["--max-restarts", "3"]
+        if restarts:
+            words += ["--max-restarts", "3"]
         return [*words, "--log-dir", "logs", *case.launch, "--"]
 
     def expected(self, case):
@@ -153,7 +153,7 @@ class Matrix:
             result.problems.append(f"it ended after {result.seconds:.1f} s, and {case.within} s were allowed")
         if not re.search(case.says, job.err()):
             result.problems.append(f"nothing says: {case.says}")
-        if (job.restarts() > 0) != (case.then is Then.RESTARTED):
+        if job.restarts() != (case.then is Then.RESTARTED or case.once):
             result.problems.append(f"{job.restarts()} restarts")
         if left := job.leftovers():
             result.problems.append("left: " + ", ".join(left))
@@ -189,7 +189,7 @@ def numbers_of(text):
 
 def ending(case):
     return {Then.RESTARTED: "restarted", Then.CONTINUES: "no restart",
-            Then.AGAIN: f"code {case.code}, run again"}[case.then]
+            Then.AGAIN: f"{'restarted, ' * case.once}code {case.code}, run again"}[case.then]
 
 
 def place(case):
