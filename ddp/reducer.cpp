@@ -138,16 +138,26 @@ void Reducer::zero(std::size_t offset, std::size_t bytes, std::size_t place) {
 /// What all shards of the turn have at `offset`, to what waits for it.
 void Reducer::add_up(std::size_t offset, std::size_t count, DType dtype) {
   if (sums_ == nullptr) return;
-  const bool on_cpu = group_.device().kind == DeviceKind::kCpu;
-  for (const auto& [into, from, adds] : sums_->turns()[turns_ - 1].moves) {
-    std::byte* const to = at(offset, into);
-    const std::byte* const next = at(offset, from);
-    if (!on_cpu)
-      (adds ? options_.add : options_.copy)(to, next, count, dtype);
-    else if (adds)
-      comm::reduce_in_order(dtype, comm::ReduceOp::kSum, to, std::array<const std::byte*, 2>{to, next}, count);
-    else
-      std::memcpy(to, next, count * size_of(dtype));
+  for (const ShardSums::Sum& sum : sums_->turns()[turns_ - 1].sums) {
+    if (group_.device().kind == DeviceKind::kCpu) {
+      sources_.clear();
+      for (const std::size_t place : sum.sources) sources_.push_back(at(offset, place));
+      comm::reduce_along_tree(dtype, at(offset, sum.into), sources_, sum.additions, count);
+      continue;
+    }
+    places_.clear();  // of values that wait
+    for (std::size_t i = 0; i < sum.sources.size(); ++i) {
+      places_.push_back(sum.sources[i]);
+      for (std::uint8_t n = sum.additions[i]; n > 0; --n) {
+        const std::size_t right = places_.back();
+        places_.pop_back();
+        const bool into_right = right == sum.into;
+        const std::size_t into = into_right ? right : places_.back();
+        options_.add(at(offset, into), at(offset, into_right ? places_.back() : right), count, dtype);
+        places_.back() = into;
+      }
+    }
+    if (places_.back() != sum.into) options_.copy(at(offset, sum.into), at(offset, places_.back()), count, dtype);
   }
 }
 

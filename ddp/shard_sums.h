@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "lockstep/comm/reduction_tree.h"
@@ -18,14 +19,17 @@ class ShardSums {
   /// `at_once`: shards that are computed at a time, at most; a turn's first one is at a multiple of it.
   ShardSums(const comm::ReductionTree& tree, int rank, std::size_t at_once);
 
-  struct Move {
-    std::size_t into = 0, from = 0;  // places
-    bool adds = true;                // else it overwrites
+  /// Takes sources, one after the other; after source i the last two values that wait are added, additions[i] times.
+  /// One value is left: what place `into`, which may be a source, then holds.
+  struct Sum {
+    std::size_t into = 0;
+    std::vector<std::size_t> sources;  // places
+    std::vector<std::uint8_t> additions;
   };
   struct Turn {
     comm::TreeNode shards;
     std::size_t first_place = 0;
-    std::vector<Move> moves;  // what to do, in order, when all of them have written
+    std::vector<Sum> sums;  // what to do, in order, when all of them have written
   };
   const std::vector<Turn>& turns() const { return turns_; }
   std::size_t most_in_a_turn() const;

@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace lockstep::ddp {
 namespace {
@@ -34,16 +35,24 @@ TEST(ShardSums, LeaveThePartialSumsInTheFirstPlaces) {
               ASSERT_FALSE(places[turn.first_place + i]) << "what waits there is overwritten";
               places[turn.first_place + i] = TreeNode{turn.shards.first + i, 1};
             }
-            for (const auto& [into, from, adds] : turn.moves) {
-              ASSERT_TRUE(places[from]);
-              if (adds) {
-                ASSERT_TRUE(places[into] && tree.are_siblings(*places[into], *places[from]));
-                places[into]->count += places[from]->count;
-              } else {
-                ASSERT_FALSE(places[into]);
-                places[into] = places[from];
+            for (const auto& [into, sources, additions] : turn.sums) {
+              ASSERT_EQ(sources.size(), additions.size());
+              std::vector<TreeNode> waiting;
+              for (std::size_t i = 0; i < sources.size(); ++i) {
+                ASSERT_TRUE(places[sources[i]]);
+                waiting.push_back(*std::exchange(places[sources[i]], std::nullopt));
+                for (int n = 0; n < additions[i]; ++n) {
+                  ASSERT_GE(waiting.size(), 2u);
+                  TreeNode left = waiting[waiting.size() - 2], right = waiting.back();
+                  if (right.first < left.first) std::swap(left, right);
+                  ASSERT_TRUE(tree.are_siblings(left, right));
+                  waiting.pop_back();
+                  waiting.back() = {left.first, left.count + right.count};
+                }
               }
-              places[from].reset();
+              ASSERT_EQ(waiting.size(), 1u);
+              ASSERT_FALSE(places[into]) << "what is not added yet is overwritten";
+              places[into] = waiting.front();
             }
           }
           ASSERT_EQ(next, tree.run_of(rank).end());
@@ -64,6 +73,17 @@ TEST(ShardSums, OneAtATimeTakesFewPlaces) {
   EXPECT_EQ(ShardSums(eight, 0, 1).places(), 4u);
   EXPECT_EQ(ShardSums(sixty_four, 0, 1).places(), 7u);
   EXPECT_EQ(ShardSums(eight, 0, 2).places(), 4u);
+}
+
+// A chain is one pass over memory, without values that wait.
+TEST(ShardSums, AddAShardToAllThatWaitsForItAtOnce) {
+  const ShardSums sums(ReductionTree(8, {0}), 0, 2);
+  ASSERT_EQ(sums.turns().size(), 4u);
+  const auto& last = sums.turns().back().sums;
+  ASSERT_EQ(last.size(), 1u);
+  EXPECT_EQ(last[0].into, 0u);
+  EXPECT_EQ(last[0].sources, (std::vector<std::size_t>{2, 3, 1, 0}));
+  EXPECT_EQ(last[0].additions, (std::vector<std::uint8_t>{0, 1, 1, 1}));
 }
 
 }  // namespace

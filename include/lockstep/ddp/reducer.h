@@ -209,7 +209,9 @@ class Reducer {
   std::unique_ptr<ShardSums> sums_;  // nullptr: ranks are summed
   std::size_t turns_ = 0;            // of this step that have begun
   bool turn_open_ = false;
-  std::vector<bool> skipped_;  // of the turn's shards
+  std::vector<bool> skipped_;              // of the turn's shards
+  std::vector<const std::byte*> sources_;  // of one sum
+  std::vector<std::size_t> places_;
   std::unique_ptr<comm::Arena> arena_;
   std::shared_ptr<CommHook> hook_;      // nullptr: allreduce
   comm::Work tail_work_, counts_work_;  // of this step, where the bucket beside it does without
