@@ -169,6 +169,10 @@ std::vector<MemoryBound> memory_bounds(const std::string& root) {
   return bounds;
 }
 
+std::optional<std::uint64_t> memory_kills(const std::string& root) {
+  return entry_of(root + "/proc/vmstat", "oom_kill");
+}
+
 std::unique_ptr<MemorySource> make_host_memory() { return std::make_unique<HostMemory>(); }
 
 }  // namespace lockstep

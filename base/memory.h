@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,9 @@ struct MemoryBound {
 /// and 2, all ancestors included. Files in the page cache count as free. Empty where the kernel does not say. `root`:
 /// where /proc and the groups' file systems are found, for tests.
 std::vector<MemoryBound> memory_bounds(const std::string& root = "");
+
+/// How many processes of this host the kernel has ended for lack of memory since it was booted, those of control groups
+/// included; nothing where the kernel does not say.
+std::optional<std::uint64_t> memory_kills(const std::string& root = "");
 
 }  // namespace lockstep

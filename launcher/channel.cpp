@@ -30,7 +30,13 @@ std::string body_of(const Status& m) { return encode_status(m.report); }
 std::string body_of(const Flight& m) { return Writer().put(m.at_ns).put_text(m.bytes).take(); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
-  return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).put(m.stop_requested).put(at_ns).take();
+  return Writer()
+      .put(m.exit_status.how)
+      .put<std::int32_t>(m.exit_status.value)
+      .put(m.stop_requested)
+      .put(at_ns)
+      .put(m.memory_kills)
+      .take();
 }
 
 Message parse(std::size_t kind, std::string_view body) {
@@ -50,8 +56,11 @@ Message parse(std::size_t kind, std::string_view body) {
       const auto how = reader.take<ExitStatus::How>();
       const auto value = reader.take<std::int32_t>();
       const auto stop_requested = reader.take<bool>();
-      return Ended{
-          {how, value}, stop_requested, Clock::time_point(std::chrono::nanoseconds(reader.take<std::int64_t>()))};
+      const auto at_ns = reader.take<std::int64_t>();
+      return Ended{{how, value},
+                   stop_requested,
+                   Clock::time_point(std::chrono::nanoseconds(at_ns)),
+                   reader.take<std::int64_t>()};
     }
     case 4: return Signal{reader.take<std::int32_t>()};
     case 5: {

@@ -42,6 +42,8 @@ struct Ended {
   ExitStatus exit_status;
   bool stop_requested = false;
   Clock::time_point at;  // the steady clock is the same in all processes of a host
+  /// Processes of that host that the kernel has ended for lack of memory while the program ran; -1: it does not say.
+  std::int64_t memory_kills = -1;
 };
 /// Send this signal to the program.
 struct Signal {

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/flight_snapshot.h"
+#include "base/memory.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
@@ -66,7 +67,8 @@ class Wrapper {
       read_flight();
       if (!flight_.bytes.empty()) launcher_.send(flight_);
     }
-    launcher_.send(Ended{*exit_status_, stop_requested_ && !was_killed_by_another(), ended_at_});
+    launcher_.send(
+        Ended{*exit_status_, stop_requested_ && !was_killed_by_another(), ended_at_, memory_kills_meanwhile()});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
     while (connected_ && (launcher_.pending_bytes() > 0 || !exit_status_->ok())) wait_and_serve();
     return exit_status_->exit_code();
@@ -101,6 +103,7 @@ class Wrapper {
       if (users->empty()) request.unset_env.emplace_back("LD_PRELOAD");
       request.unset_env.emplace_back(kPreloadVariable);
     }
+    memory_kills_before_ = memory_kills();
     const Spawned spawned = spawn(request);
     program_ = spawned.pid;
     launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});
@@ -253,6 +256,11 @@ class Wrapper {
     if (::kill(-program_, number) != 0) ::kill(program_, number);
   }
 
+  std::int64_t memory_kills_meanwhile() const {
+    const auto now = memory_kills();
+    return now && memory_kills_before_ ? static_cast<std::int64_t>(*now - *memory_kills_before_) : -1;
+  }
+
   void end_with(ExitStatus exit_status) {
     ended_at_ = Clock::now();
     exit_status_ = exit_status;
@@ -267,6 +275,7 @@ class Wrapper {
   Flight flight_;
   pid_t program_ = -1;
   std::optional<ExitStatus> exit_status_;
+  std::optional<std::uint64_t> memory_kills_before_;
   Clock::time_point ended_at_;
   bool stop_requested_ = false;
   bool has_killed_ = false;

@@ -94,6 +94,19 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
   return cause != failed.end() ? *cause : first;
 }
 
+bool for_lack_of_memory(const RankReport& report) { return was_killed(report) && report.memory_kills > 0; }
+
+/// What a rank that SIGKILL has ended needs.
+std::string remedy_of_killed(const RankReport& report) {
+  if (for_lack_of_memory(report))
+    return " → use a smaller batch or model, or fewer ranks on that host, or raise the memory limit of its container "
+           "or "
+           "job";
+  if (report.memory_kills == 0 && !report.lost)
+    return " → somebody sent it: the kernel has ended no process of that host for lack of memory meanwhile";
+  return " → if nobody killed it, the kernel may have: look for \"out of memory\" in dmesg";
+}
+
 /// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", the remedy only where there is one.
 std::string describe(const RankReport& report, const JobReport& job) {
   const std::string who = fmt::format("rank {} of {} (host {}", report.rank, job.ranks.size(), report.host);
@@ -108,11 +121,13 @@ std::string describe(const RankReport& report, const JobReport& job) {
     how = fmt::format("exited with code {}", report.exit_status->value);
   } else {
     how = fmt::format("was ended by {}", signal_name(report.exit_status->value));
+    if (for_lack_of_memory(report))
+      how += fmt::format(", while its host's kernel ended {} process{} for lack of memory", report.memory_kills,
+                         report.memory_kills == 1 ? "" : "es");
   }
-  const bool killed = was_killed(report);
   return fmt::format("{}, pid {}) failed first: it {}, {:.1f} s after the start{}", who, report.pid, how,
                      seconds_between(job.started_at, report.ended_at),
-                     killed ? " → if nobody killed it, the kernel may have: look for \"out of memory\" in dmesg" : "");
+                     was_killed(report) ? remedy_of_killed(report) : "");
 }
 
 /// A rank that others have waited for in vain, and that had not failed by then.

@@ -25,6 +25,7 @@ struct RankReport {
   std::vector<int> missing = {};          // ranks for which it has waited in vain, as it said itself
   int stopped_by = 0;                     // the signal that had stopped its program; 0: it was not stopped
   bool had_usage_error = false;           // which has been shown
+  std::int64_t memory_kills = -1;         // by its host's kernel while it ran; -1: unknown
 
   bool ended() const { return exit_status.has_value() || lost; }
   bool failed() const { return lost || (exit_status && !exit_status->ok()); }

@@ -296,6 +296,7 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                  [&](const Ended& ended) {
                    report.exit_status = ended.exit_status;
                    report.stop_requested = ended.stop_requested;
+                   report.memory_kills = ended.memory_kills;
                    report.ended_at = connection.link ? hosts_.to_local(connection.link->host, ended.at) : ended.at;
                    console_.finish(report.rank);
                    status_.remove(report.rank);

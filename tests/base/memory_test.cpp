@@ -130,5 +130,13 @@ TEST_F(MemoryBounds, FilesThatMakeNoSense) {
   EXPECT_TRUE(memory_bounds(root()).empty());
 }
 
+TEST_F(MemoryBounds, ProcessesThatTheKernelHasEnded) {
+  EXPECT_EQ(memory_kills(root()), std::nullopt);
+  write("/proc/vmstat", "pgfault 12\noom_kill 3\nnuma_hit 7\n");
+  EXPECT_EQ(memory_kills(root()), 3u);
+  write("/proc/vmstat", "pgfault 12\noom_kill many\n");
+  EXPECT_EQ(memory_kills(root()), std::nullopt);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -270,7 +270,7 @@ for kind in ("garbage", "silence", "flood"):
 on_hosts("strangers connect to Open MPI's ports: garbage (--mpi)", "start-up", "", f"rank=2 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,
          act=from_outside(strangers.garbage_to_open_mpi), within=30, launch=("--mpi",))
 
-# Hosts, and the launcher goes on with what is left of them: shards make the parameters the same on fewer ranks.
+# Hosts, and the launcher continues with what is left of them: shards make the parameters the same on fewer ranks.
 SHARDS = ("--shards", "3")
 
 
@@ -289,3 +289,18 @@ for phase in (START, FORWARD):
 for phase in (FORWARD, BACKWARD):
     goes_on("a rank on the other host is killed (--max-restarts)", phase[0],
             rf"restart 1 of 3.*{rank_of(2)} failed first: it was ended by SIGKILL.* on 3 ranks", f"rank=2 {phase[1]} do=kill")
+
+
+# Memory that the kernel takes back.
+def control_group(mib):
+    """The launcher and what it starts get no more than that much memory together, in a group that the test removes."""
+    return ("bash", "-c", f"""
+parent=/sys/fs/cgroup/memory most=memory.limit_in_bytes
+[ -e $parent/$most ] || parent=/sys/fs/cgroup most=memory.max
+group=$parent/lockstep-test-$$
+mkdir $group && echo $group > ../group && echo {mib}M > $group/$most && echo $$ > $group/cgroup.procs && exec "$@\"""", "bash")
+
+
+add("rank 1 eats memory until the kernel ends it (control group)", "forward",
+    rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL.*kernel ended 1 process for lack of memory",
+    f"rank=1 {FORWARD[1]} do=eat", before=control_group(600), needs=("root", "memory control groups"))

@@ -191,6 +191,8 @@ class Job:
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.rmdir((self.directory / "group").read_text().strip())
         for directory in self.shared_directories():
             shutil.rmtree(directory, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)

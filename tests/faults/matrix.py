@@ -68,7 +68,7 @@ class Matrix:
         """What the case needs that this machine has not; empty: nothing."""
         found = {"root": lambda: None if os.geteuid() == 0 else "not root",
                  "mpirun": lambda: None if shutil.which("mpirun") else "no mpirun",
-                 "network namespaces": host_network.why_not}
+                 "network namespaces": host_network.why_not, "memory control groups": why_no_memory_groups}
         for need in case.needs:
             if need not in self.lacking:
                 self.lacking[need] = found[need]()
@@ -172,6 +172,21 @@ class Matrix:
             result.problems.append("the run after the fault has not resumed, but started anew")
         if left := job.leftovers():
             result.problems.append("left: " + ", ".join(left))
+
+
+def why_no_memory_groups():
+    """None: they can be made."""
+    old, new = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
+    parent, most = (old, "memory.limit_in_bytes") if (old / "memory.limit_in_bytes").exists() else (new, "memory.max")
+    group = parent / f"lockstep-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        return f"no control groups ({error.strerror})"
+    try:
+        return None if (group / most).exists() else "control groups without memory"
+    finally:
+        group.rmdir()
 
 
 def numbers_of(text):

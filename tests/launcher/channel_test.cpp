@@ -24,7 +24,7 @@ std::pair<Channel, Channel> connected() {
 TEST(DecoderTest, MessagesSurviveAnyCutting) {
   const Clock::time_point now = Clock::now();
   const std::string bytes = encode(Hello{3, 4711, "host-a"}) + encode(Output{2, std::string("a\0\xff\n", 4)}) +
-                            encode(StopNotice{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now}) +
+                            encode(StopNotice{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now, 2}) +
                             encode(Output{1, ""}) + encode(Signal{10}) +
                             encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}}) +
                             encode(Flight{-5, std::string("\0z", 2)});
@@ -45,6 +45,7 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_EQ(std::get<Ended>(messages[3]).exit_status, (ExitStatus{ExitStatus::How::kSignalled, 9}));
     EXPECT_TRUE(std::get<Ended>(messages[3]).stop_requested);
     EXPECT_EQ(std::get<Ended>(messages[3]).at, now);
+    EXPECT_EQ(std::get<Ended>(messages[3]).memory_kills, 2);
     EXPECT_EQ(std::get<Signal>(messages[5]).signal_number, 10);
     EXPECT_EQ(std::get<Status>(messages[6]).report,
               (StatusReport{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}));

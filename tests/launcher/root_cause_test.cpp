@@ -50,6 +50,25 @@ TEST(RootCauseTest, AllWell) {
   EXPECT_EQ(root_cause.line, "");
 }
 
+TEST(RootCauseTest, WhoeverKilledIt) {
+  RankReport killed = rank_that(1, {How::kSignalled, SIGKILL}, 200);
+  const auto line_of = [&] { return find_root_cause_of_ranks({rank_that(0, {}, 300, true), killed}).line; };
+  EXPECT_THAT(line_of(),
+              HasSubstr("it was ended by SIGKILL, 0.2 s after the start → if nobody killed it, the kernel may"));
+  killed.memory_kills = 0;
+  EXPECT_THAT(line_of(),
+              HasSubstr("→ somebody sent it: the kernel has ended no process of that host for lack of memory"));
+  killed.memory_kills = 1;
+  EXPECT_THAT(line_of(),
+              HasSubstr("ended by SIGKILL, while its host's kernel ended 1 process for lack of memory, 0.2 s"));
+  EXPECT_THAT(line_of(), HasSubstr("→ use a smaller batch"));
+  killed.exit_status = {How::kSignalled, SIGSEGV};
+  EXPECT_THAT(line_of(), testing::EndsWith("it was ended by SIGSEGV, 0.2 s after the start"));
+  killed = lost_rank(1, 200);  // and with it the count
+  killed.memory_kills = 0;
+  EXPECT_THAT(line_of(), HasSubstr("was killed, 0.2 s after the start → if nobody killed it, the kernel may have"));
+}
+
 TEST(RootCauseTest, TheEarliestFailureIsTheFirst) {
   const auto root_cause =
       find_root_cause_of_ranks({rank_that(0, {How::kExited, 5}, 300), rank_that(1, {How::kExited, 3}, 200),
