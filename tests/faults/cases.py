@@ -304,3 +304,15 @@ mkdir $group && echo $group > ../group && echo {mib}M > $group/$most && echo $$ 
 add("rank 1 eats memory until the kernel ends it (control group)", "forward",
     rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL.*kernel ended 1 process for lack of memory",
     f"rank=1 {FORWARD[1]} do=eat", before=control_group(600), needs=("root", "memory control groups"))
+
+
+def kill_reaper_and_rank(job):
+    """What removes a job's files when the launcher is killed, and then what makes it restart."""
+    job.signal(signal.SIGKILL, "reaper")
+    job.signal(signal.SIGKILL, "program", 1)
+
+
+for phase in (START, FORWARD):
+    add("the launcher's cleaning process is killed, and rank 1", phase[0],
+        rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL", f"rank=0 {phase[1]} do=hold",
+        act=from_outside(kill_reaper_and_rank))

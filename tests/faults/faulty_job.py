@@ -40,13 +40,15 @@ def wait_until(condition, seconds):
 
 
 class Process:
-    def __init__(self, pid, words, variables):
+    def __init__(self, pid, name, words, variables):
         self.pid, self.words, self.variables = pid, words, variables
         program = os.path.basename(words[0]) if words else ""
         kinds = {"launch": "launcher", "_rank": "wrapper", "train": "program", "_host": "helper"}
         self.role = program if program in ("mpirun", "orted") else kinds.get(words[1] if len(words) > 1 else "", "other")
         if program not in ("mpirun", "orted", "lockstep"):
             self.role = "other"
+        if name == "lockstep-reaper":
+            self.role = "reaper"
         self.rank = int(variables.get("OMPI_COMM_WORLD_RANK") or variables.get("RANK") or -1)
         self.host = variables.get("LOCKSTEP_HOST_NAME", "")
 
@@ -122,7 +124,8 @@ class Job:
                 variables = dict(line.split("=", 1) for line in environ if "=" in line)
                 if variables.get(MARK) == str(self.directory):
                     words = pathlib.Path(entry.path, "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                    found.append(Process(int(entry.name), words, variables))
+                    name = pathlib.Path(entry.path, "comm").read_text().strip()
+                    found.append(Process(int(entry.name), name, words, variables))
         self.pids |= {process.pid for process in found}
         return found
 
