@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <numeric>
 
 #include "base/error.h"
@@ -25,11 +24,13 @@ namespace {
 constexpr std::size_t kPlaceAlignment = 4096, kStaggerBytes = 256;
 
 // Slots of other sizes may fill the same bytes: their collectives would not show it.
-comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimits& limits, bool find_unused) {
+comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimits& limits,
+                           const Reducer::Options& options) {
   comm::Manifest manifest = {{"gradients", fmt::to_string(slots.size())},
                              {"bytes of a bucket", fmt::to_string(limits.bytes)},
                              {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
-                             {"find_unused_parameters", find_unused ? "true" : "false"}};
+                             {"find_unused_parameters", options.find_unused ? "true" : "false"},
+                             {"static_graph", options.static_graph ? "true" : "false"}};
   for (std::size_t i = 0; i < slots.size(); ++i)
     manifest.emplace_back(fmt::format("gradient {} ({})", i, slots[i].name),
                           fmt::format("{} {}", slots[i].count, lockstep::name_of(slots[i].dtype)));
@@ -47,6 +48,10 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
       is_ready_(slots_.size(), false),
       may_start_(!options.start_late) {
   comm::run_collectively(group_, [&] {
+    check_usage(!options_.static_graph || !options_.find_unused, "static_graph with find_unused_parameters",
+                "give one of the two: a static graph finds unused parameters in its first step");
+    check_usage(!options_.static_graph || options_.tree == nullptr, "a static graph with shards",
+                "leave static_graph out: find_unused_parameters looks for unused parameters of each shard");
     if (options_.tree != nullptr && group_.device().kind != DeviceKind::kCpu)
       check_usage(options_.add != nullptr && options_.copy != nullptr,
                   "shards on a device, and nothing says how to add there", "give Options::add and copy");
@@ -55,7 +60,7 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
         throw UsageError(fmt::format("the gradient of {} is {}", slot.name, lockstep::name_of(slot.dtype)),
                          "gradients are summed in f32 or f64: write others into slots of those");
   });
-  comm::compare_manifests(group_, manifest_of(slots_, limits_, options_.find_unused));
+  comm::compare_manifests(group_, manifest_of(slots_, limits_, options_));
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed));
@@ -74,6 +79,7 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   ready_order_.reserve(slots_.size());
   unused_.reserve(slots_.size());
   present_.reserve(slots_.size());
+  somewhere_.resize(slots_.size());
 }
 
 std::size_t Reducer::counts_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }
@@ -265,12 +271,12 @@ void Reducer::skip_shard(std::size_t shard) {
               "name each of the turn's shards at most once, counted from 0");
   zero(tail_bytes_, plan_.bytes, place_of(shard));
   skipped_[shard] = true;
-  if (options_.find_unused) {
+  if (finds_unused()) {
     unused_by_shard_[shard].resize(slots_.size());
     std::iota(unused_by_shard_[shard].begin(), unused_by_shard_[shard].end(), std::size_t{0});
   }
   if (!std::ranges::all_of(skipped_, std::identity())) return;
-  if (options_.find_unused) unused_ = unused_by_shard_[shard];
+  if (finds_unused()) unused_ = unused_by_shard_[shard];
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) settle(slot);
   start_full_buckets();
 }
@@ -287,7 +293,7 @@ void Reducer::note_unused(std::size_t slot, std::size_t shard) {
               "a gradient is marked unused that is decided, or of a shard that is not computed",
               "call it before mark_ready(), for shards of the turn");
   zero_slot(slot, shard);
-  if (!options_.find_unused && std::ranges::find(unused_, slot) == unused_.end()) unused_.push_back(slot);
+  if (!finds_unused() && std::ranges::find(unused_, slot) == unused_.end()) unused_.push_back(slot);
 }
 
 void Reducer::end_shards() {
@@ -350,7 +356,7 @@ void Reducer::contribute_nothing() {
   check_usage(started_ == 0 && ready_count_ == 0, "zeros are contributed after gradients of the same step",
               "a rank without samples marks no gradient ready");
   zero(tail_bytes_, plan_.bytes, 0);
-  if (options_.find_unused) {
+  if (finds_unused()) {
     unused_.resize(slots_.size());
     std::iota(unused_.begin(), unused_.end(), std::size_t{0});
     unused_by_shard_.front() = unused_;
@@ -361,33 +367,6 @@ void Reducer::contribute_nothing() {
   timeline_.last_ready = Clock::now();
   for (auto& bucket : timeline_.buckets) bucket.ready = timeline_.last_ready;
   start_full_buckets();
-}
-
-void Reducer::write_counts() {
-  std::vector<float> counts;
-  for (std::size_t shard = 0; shard < unused_by_shard_.size(); ++shard) {
-    auto& unused = unused_by_shard_[shard];
-    if (unused.empty()) continue;
-    counts.assign(1 + slots_.size(), 0.0f);
-    counts[0] = static_cast<float>(unused.size());
-    for (const std::size_t slot : unused) counts[1 + slot] = 1.0f;
-    group_.copy(at(counts_offset(), place_of(shard)), counts.data(), counts.size() * sizeof(float));
-    unused.clear();
-  }
-}
-
-void Reducer::send_unused() {
-  write_counts();
-  add_up(counts_offset(), counts_bytes() / sizeof(float), DType::kF32);
-  if (unused_.empty() || options_.find_unused || !refused_.empty()) return;
-  refused_ = unused_;
-  refused_step_ = step_;
-}
-
-std::vector<float> Reducer::unused_counts() const {
-  std::vector<float> counts(1 + slots_.size());
-  group_.copy(counts.data(), unused_count().data(), counts.size() * sizeof(float));
-  return counts;
 }
 
 // Note [Bucket order]
@@ -458,62 +437,17 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
   open_ = turn_open_ = false;
   timeline_.waits_from = Clock::now();
   const std::size_t buckets = plan_.buckets.size();
-  if (options_.find_unused) {
+  if (finds_unused()) {
     for (std::size_t b = 0; b < buckets; ++b) wait_for_bucket(b, stream);
-    const auto counts = unused_counts();
-    const auto everybody = static_cast<float>(options_.tree == nullptr ? static_cast<std::size_t>(group_.size())
-                                                                       : options_.tree->leaves());
-    for (const auto& bucket : plan_.buckets) {
-      present_.clear();
-      std::ranges::copy_if(bucket.slots, std::back_inserter(present_),
-                           [&](std::size_t slot) { return counts[1 + slot] < everybody; });
-      on_bucket(present_);
-    }
+    find_present();
+    for (std::size_t b = 0; b < buckets; ++b) on_bucket(present_in(b));
     return;
   }
   for (std::size_t b = 0; b < buckets; ++b) {
     wait_for_bucket(b, stream);
     if (b + 1 == buckets) refuse_unused_if_known();
-    on_bucket(plan_.buckets[b].slots);
+    on_bucket(present_in(b));
   }
-}
-
-void Reducer::refuse_unused_if_known() {
-  if (group_.device().kind != DeviceKind::kCpu && !options_.wait_for_unused) return;
-  float count = 0;
-  group_.copy(&count, unused_count().data(), sizeof count);
-  if (count > 0) refuse_unused();
-}
-
-void Reducer::refuse_unused() {
-  constexpr std::size_t kNamed = 8;  // a message is a line
-  std::vector<std::uint64_t> mine;   // the step, then slots; nothing
-  if (!refused_.empty()) mine.push_back(static_cast<std::uint64_t>(refused_step_));
-  mine.insert(mine.end(), refused_.begin(), refused_.end());
-  const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
-  std::map<std::size_t, std::vector<std::string>> ranks_of;  // by slot
-  std::uint64_t step = 0;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    std::vector<std::uint64_t> theirs(all[rank].size() / sizeof(std::uint64_t));
-    if (theirs.empty()) continue;
-    std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
-    step = theirs.front();
-    for (const std::uint64_t slot : std::span(theirs).subspan(1)) ranks_of[slot].push_back(fmt::to_string(rank));
-  }
-  std::map<std::vector<std::string>, std::vector<std::string>> names_of;  // by where they lack
-  std::size_t named = 0;
-  for (const auto& [slot, ranks] : ranks_of)
-    if (named++ < kNamed) names_of[ranks].push_back(slots_[slot].name);
-  std::vector<std::string> parts;
-  for (const auto& [ranks, names] : names_of)
-    parts.push_back(fmt::format(
-        "{} on {}", join(names, ", "),
-        ranks.size() == all.size() ? "all ranks" : (ranks.size() == 1 ? "rank " : "ranks ") + join(ranks, ", ")));
-  const std::string more = named > kNamed ? fmt::format(", and for {} more parameters", named - kNamed) : "";
-  throw UsageError(
-      fmt::format("no gradient for {}{} in step {}", join(parts, ", nor for "), more, step),
-      "use every parameter in the forward pass, freeze those that are not used, or look for them (--find-unused, "
-      "find_unused_parameters)");
 }
 
 std::vector<std::size_t> Reducer::observed_order() {

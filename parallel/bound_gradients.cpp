@@ -20,7 +20,7 @@ std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& param
 
 BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
                                std::vector<nn::NamedParameter> parameters, const ddp::BucketLimits& limits,
-                               const ddp::Reducer::Options& options)
+                               const ddp::Reducer::Options& options, bool as_views)
     : group_(group),
       backend_(backend),
       parameters_(std::move(parameters)),
@@ -31,7 +31,7 @@ BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
       if (reducing_ && reducer_.in_shards())
         pass_has(slot, 0);
       else if (reducing_)
-        reducer_.mark_ready(slot);
+        hand_over(slot);
       else if (refuse_strays_)
         refuse_stray(slot);
     };
@@ -40,6 +40,9 @@ BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
     missing_ = std::make_unique<std::atomic<int>[]>(parameters_.size());
     mine_.reserve(parameters_.size());
   }
+  if (!as_views)
+    for (const auto& [name, parameter] : parameters_)
+      own_.push_back(backend_.empty(parameter->value().shape(), parameter->value().dtype()));
   bind();
 }
 
@@ -57,9 +60,17 @@ void BoundGradients::bind() {
 }
 
 void BoundGradients::bind(std::size_t slot) {
-  auto& parameter = *parameters_[slot].parameter;
-  parameter.bind_gradient(
-      nn::Tensor::view_of(reducer_.storage(slot).data(), parameter.value().shape(), parameter.value().dtype()));
+  parameters_[slot].parameter->bind_gradient(own_.empty() ? in_arena(slot) : own_[slot]);
+}
+
+nn::Tensor BoundGradients::in_arena(std::size_t slot) const {
+  const nn::Tensor& value = parameters_[slot].parameter->value();
+  return nn::Tensor::view_of(reducer_.storage(slot).data(), value.shape(), value.dtype());
+}
+
+void BoundGradients::hand_over(std::size_t slot) {
+  if (!own_.empty()) backend_.pointwise().copy(own_[slot], in_arena(slot));
+  reducer_.mark_ready(slot);
 }
 
 void BoundGradients::refuse_stray(std::size_t slot) const {
@@ -74,6 +85,10 @@ void BoundGradients::refuse_stray(std::size_t slot) const {
 void BoundGradients::apply_order() {
   if (settled_ || !agreed_) return;
   settled_ = true;
+  if (!own_.empty()) {
+    reducer_.rebuild_buckets(std::exchange(next_order_, {}));
+    return;
+  }
   std::vector<nn::Tensor> held(parameters_.size());
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const nn::Parameter& parameter = *parameters_[slot].parameter;
@@ -105,7 +120,7 @@ void BoundGradients::set_order(const std::vector<std::string>& names) {
     if (const auto node = slots.extract(name); !node.empty()) order.push_back(node.mapped());
   if (order.size() != parameters_.size() || names.size() != order.size()) return;
   agreed_ = settled_ = true;
-  if (reducer_.rebuild_buckets(std::move(order))) bind();
+  if (reducer_.rebuild_buckets(std::move(order)) && own_.empty()) bind();
 }
 
 void BoundGradients::begin_reduction(std::int64_t step) {
@@ -119,7 +134,7 @@ void BoundGradients::mark_unreached() {
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const nn::Parameter& parameter = *parameters_[slot].parameter;
     if (parameter.awaits_backward()) continue;
-    parameter.has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
+    parameter.has_gradient() ? hand_over(slot) : reducer_.mark_slot_unused(slot);
   }
 }
 
@@ -128,7 +143,7 @@ void BoundGradients::contribute_held() {
       std::ranges::none_of(parameters_, [](const auto& named) { return named.parameter->has_gradient(); });
   if (nothing) return reducer_.contribute_nothing();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-    parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
+    parameters_[slot].parameter->has_gradient() ? hand_over(slot) : reducer_.mark_slot_unused(slot);
 }
 
 void BoundGradients::add_copy(std::vector<nn::NamedParameter> parameters) {
@@ -210,13 +225,14 @@ void BoundGradients::end_turn() {
 void BoundGradients::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   if (!reducer_.in_shards()) {
     for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-      if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
+      if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) hand_over(slot);
   }
   const bool in_shards = reducer_.in_shards();
   reducing_ = false;
   reducer_.finish(backend_.stream(), [&](std::span<const std::size_t> slots) {
     for (const std::size_t slot : slots) {
       if (in_shards) bind(slot);  // the last shard's are elsewhere
+      if (!own_.empty()) backend_.pointwise().copy(in_arena(slot), own_[slot]);
       parameters_[slot].parameter->mark_grad_valid();
     }
     on_bucket(slots);

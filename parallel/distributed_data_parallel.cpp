@@ -105,6 +105,7 @@ void compare_modules(comm::ProcessGroup& group, nn::Module& module, const Option
   comm::Manifest manifest = manifest_of(module);
   const comm::Manifest how = {
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
+      {"gradient_as_bucket_view", options.gradient_as_bucket_view ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
   };
   manifest.insert(manifest.end(), how.begin(), how.end());
@@ -116,6 +117,10 @@ std::string described(const std::string& name, const nn::Tensor& tensor) {
 }
 
 void check_in_shards(nn::Module& module, const Options& options) {
+  check_usage(!options.static_graph, "a static graph with shards",
+              "leave static_graph out: find_unused_parameters looks for unused parameters of each shard");
+  check_usage(options.gradient_as_bucket_view, "gradients that are no views of the buckets with shards, whose they are",
+              "leave gradient_as_bucket_view on");
   check_usage(synchronised_norms(module) == 0,
               "shards with synchronised batch normalisation, whose sums are over ranks", "leave one of the two out");
   check_usage(dynamic_cast<const DataParallel*>(&module) == nullptr, "shards of a module that is a DataParallel",
@@ -177,16 +182,18 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
   compare_modules(group, named, options);
   frozen_ = parameters_that(named, false);
   if (tree_ != nullptr) list_statistics();
-  gradients_.emplace(
-      group, *backend_, parameters_that(named, true), limits_of(options, group),
-      ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
-                            .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
-                            .wait_for_unused = !defers_unused_check_,
-                            .tree = tree_,
-                            .shards_at_once = static_cast<std::size_t>(options.shards_at_once),
-                            .more_tail_floats = statistics_floats_,
-                            .add = adder(*backend_),
-                            .copy = copier(*backend_)});
+  gradients_.emplace(group, *backend_, parameters_that(named, true), limits_of(options, group),
+                     ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
+                                           .static_graph = options.static_graph,
+                                           .start_late = (options.find_unused_parameters || options.static_graph) &&
+                                                         synchronised_norms(named) > 0,
+                                           .wait_for_unused = !defers_unused_check_,
+                                           .tree = tree_,
+                                           .shards_at_once = static_cast<std::size_t>(options.shards_at_once),
+                                           .more_tail_floats = statistics_floats_,
+                                           .add = adder(*backend_),
+                                           .copy = copier(*backend_)},
+                     options.gradient_as_bucket_view);
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   if (tree_ != nullptr) comm::run_collectively(group, [&] { make_shard_copies(options); });
@@ -330,6 +337,20 @@ void DistributedDataParallel::contribute_nothing() {
   begin_reduction();
   gradients_->contribute_held();
   finish();
+}
+
+DistributedDataParallel::JoinedStep DistributedDataParallel::join(std::int64_t own_samples) {
+  check_intact();
+  const auto all = group_.all_gather_numbers(own_samples);
+  JoinedStep step;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] < 0)
+      throw UsageError(fmt::format("rank {} has {} samples in a step, which is fewer than none", rank, all[rank]),
+                       "let ranks that have none left say 0");
+    step.samples += all[rank];
+    step.ranks += all[rank] > 0 ? 1 : 0;
+  }
+  return step;
 }
 
 // Sums that the loop has not cleared are added to, and must not be summed again.

@@ -376,6 +376,7 @@ bool wants_graphs(const TrainConfig& config) {
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config) {
   return {.broadcast_buffers = !config.no_broadcast_buffers,
           .find_unused_parameters = config.find_unused,
+          .static_graph = config.static_graph,
           .bucket_cap_mb = config.bucket_mb,
           .first_bucket_mb = config.first_bucket_mb,
           .defer_unused_check = true};

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/data/loader.h"
+#include "lockstep/parallel/model_averaging.h"
 #include "lockstep/trainer/forward.h"
 #include "nn/ops/meta_backend.h"
 #include "trainer/build.h"
@@ -50,6 +51,8 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     }
     optimizer = make_optimizer(config, trained);
     on_device.moments = asked(*meta) - on_device.parameters;
+    if (config.local_sgd > 0)
+      on_device.gradients += parallel::ModelAverager::arena_bytes(on_device.parameters + on_device.moments);
   }
   const auto devices = static_cast<std::int64_t>(plan.devices);
   const std::int64_t samples = (plan.samples + devices - 1) / devices;

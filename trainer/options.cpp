@@ -286,6 +286,19 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .value = boolean(config.find_unused),
              .agree = Agree::kValue,
              .may_change = true});
+  table.add({.name = "static-graph",
+             .kind = OptionKind::kFlag,
+             .help =
+                 "the parameters without a gradient are the same ones in each step, found in the first; a step that "
+                 "differs is an error",
+             .value = boolean(config.static_graph),
+             .applies = {.to = "steps over ranks, without --find-unused and --shards",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.find_unused) return "this run has --find-unused";
+                           return when(config.shards > 0, "this run has --shards");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
   table.add({.name = "no-broadcast-buffers",
              .kind = OptionKind::kFlag,
              .help = "running statistics stay each rank's own, else they are rank 0's",
@@ -293,6 +306,33 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .applies = to_batch_norm,
              .agree = Agree::kValue,
              .may_change = true});
+  table.add(
+      {.name = "local-sgd",
+       .placeholder = "K",
+       .help =
+           "each rank takes K steps by its own gradients; then parameters and moments become the ranks' mean, at the "
+           "end of an epoch too",
+       .default_text = "gradients are summed in each step",
+       .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
+       .applies = {.to = "training without --shards, --sync-batchnorm, --no-broadcast-buffers and --parallel dp, whose "
+                         "--checkpoint-every and --check-replicas are multiples of K",
+                   .unless = [&config]() -> std::optional<std::string> {
+                     const auto apart = [&](std::int64_t steps) {
+                       return steps % std::max<std::int64_t>(config.local_sgd, 1) != 0;
+                     };
+                     if (config.shards > 0) return "--shards sums each step along a tree";
+                     if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
+                     if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                     if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                     if (apart(config.checkpoint_every.value_or(0)))
+                       return fmt::format("--checkpoint-every {} falls between two averagings",
+                                          *config.checkpoint_every);
+                     return when(
+                         apart(config.check_replicas),
+                         fmt::format("--check-replicas {} falls between two averagings", config.check_replicas));
+                   }},
+       .agree = Agree::kValue,
+       .may_change = true});
   table.add({.name = "sync-batchnorm",
              .kind = OptionKind::kFlag,
              .help = "batch normalisation over the samples of all ranks",

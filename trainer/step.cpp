@@ -118,7 +118,8 @@ void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const
           write_dropout_state(pass.backend, state, step, plan, part);
           pass.tape.set_dropout_state(state);
         }
-        const nn::Loss loss = forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, 1.0f / targets);
+        const nn::Loss loss =
+            forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, options_.loss_scale / targets);
         pass.backend.pointwise().add_to(loss.totals(), 1.0f, pass.scalars.slice(kLoss, kCount));
         pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops), static_cast<float>(part.count));
         return loss.value;
@@ -135,7 +136,7 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   if (part.count < plan.local_count) write_dropout_state(backend_, dropout_state_, step, plan, part);
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
   flight::set_phase(flight::Phase::kForward);
-  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
+  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, options_.loss_scale / targets);
   add_to_scalars(loss, part.begin + part.count);
   flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();

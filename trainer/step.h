@@ -50,6 +50,7 @@ class TrainingStep {
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
+    float loss_scale = 1;  // of a loss that is the mean over the global batch
     int accumulate = 1;    // parts in which a rank's share of a step is computed
     bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
     const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none

@@ -19,6 +19,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
+#include "lockstep/parallel/model_averaging.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
@@ -113,9 +114,12 @@ class Run {
     ddp.tree = tree_;
     ddp.shards_at_once = shards_at_once(session);
     ddp.shard_backend = [threads = session.threads] { return nn::make_cpu_backend(threads); };
+    if (averages()) ddp.broadcast_buffers = false;  // until an averaging they are each rank's own
     ddp_.emplace(forwarded(), session.gradients(), ddp);
+    if (averages()) ddp_->register_comm_hook(parallel::make_local_hook());
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
+    if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
                         resumed_);
@@ -131,6 +135,7 @@ class Run {
     // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();
+    if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
     stragglers_.emplace(group_, backend_.steps_ahead() > 0);
@@ -155,7 +160,9 @@ class Run {
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}{}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
-                                  config_.shards > 0 ? fmt::format(" in {} shards", config_.shards) : "",
+                                  config_.shards > 0 ? fmt::format(" in {} shards", config_.shards)
+                                  : averages()       ? fmt::format(", averaged every {} steps", config_.local_sgd)
+                                                     : "",
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
     std::optional<Evaluator> evaluator;
     if (splits_.test != nullptr)
@@ -184,16 +191,37 @@ class Run {
       const bool epoch_due = plan.last_of_epoch && evaluation_due(static_cast<std::uint64_t>(epoch));
       const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last);
       position_ = batch.state_after;
+      const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
+      if (averaging) average(step);
       const bool pause = check || last || epoch_due || checkpoint;
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step);
-      if (stop_wanted_) return leave(step, progress);
+      if (stop_wanted_ && (averaging || !averages())) return leave(step, progress);
       if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
         return leave(step, progress);
     }
     finish(progress, evaluation, epochs);
     return 0;
+  }
+
+  // Ranks take steps alone (parallel: Note [Local SGD]).
+  bool averages() const { return config_.local_sgd > 0; }
+
+  std::vector<nn::Tensor> averaged_tensors(const nn::Optimizer& optimizer) const {
+    std::vector<nn::Tensor> tensors;
+    for (const auto& [name, parameter] : ddp_->parameters()) tensors.push_back(parameter->value());
+    for (const auto& moment : optimizer.moments()) tensors.push_back(moment.value);
+    return tensors;
+  }
+
+  void average(std::int64_t step) {
+    const TraceSpan span(trace(), Trace::kSteps, "average");
+    if (graphs_) graphs_->expect_other_work();
+    ddp_->group().set_step(step);
+    averager_->average();
+    for (const auto& [name, parameter] : ddp_->parameters()) parameter->changed();
+    ddp_->broadcast_buffers();
   }
 
   /// Those that this rank writes to.
@@ -486,6 +514,7 @@ class Run {
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<parallel::ModelAverager> averager_;  // nothing: gradients are summed
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;

@@ -259,11 +259,13 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
   config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--encrypt",
-                         "--batch=8", "--epochs=3", "--betas=0.8,0.9", "--eps=1e-6"});
+                         "--static-graph", "--batch=8", "--epochs=3", "--betas=0.8,0.9", "--eps=1e-6"});
   EXPECT_EQ(config.model.settings.integer("in"), 3);
   EXPECT_EQ(config.model.settings.integer("out"), 4);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
+  EXPECT_TRUE(config.static_graph);
+  EXPECT_EQ(train_config({"linear", "--local-sgd=4"}).local_sgd, 4);
   EXPECT_TRUE(config.quiet);
   EXPECT_TRUE(config.encrypt);
   EXPECT_EQ(config.batch, 8);

@@ -7,6 +7,7 @@
 #include "base/splitmix.h"
 #include "comm/device_group.h"
 #include "lockstep/comm/make_group.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/parallel/sync_batch_norm.h"

@@ -70,11 +70,36 @@ TEST_F(Ddp, OptionsThatChangeNothingWhereAllIsUsed) {
   const std::string same = "cnn --data digits --steps 10 --batch 8";
   const auto hash = train(2, same).final["params_sha256"];
   EXPECT_EQ(train(2, same + " --find-unused").final["params_sha256"], hash);
+  EXPECT_EQ(train(2, same + " --static-graph").final["params_sha256"], hash);
   // Running statistics are for evaluation, and there they are rank 0's in either case.
   const std::string normed = "resnet18-cifar --data random:3x8x8,16 --global-batch 4 --steps 3";
   const auto sent = train(2, normed).final, kept = train(2, normed + " --no-broadcast-buffers").final;
   EXPECT_EQ(kept["params_sha256"], sent["params_sha256"]);
   EXPECT_EQ(kept["loss"], sent["loss"]);
+}
+
+TEST_F(Ddp, RanksThatAverageTheirParameters) {
+  const std::string same =
+      "lockstep launch -n 2 -- lockstep train cnn --data digits --batch 32 --epochs 6 --local-sgd 4 --check-replicas 4 "
+      "--quiet --metrics m.jsonl";
+  const auto whole = run(same, directory_.path());
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  const Metrics wanted = metrics("m.jsonl");
+  EXPECT_GT(wanted.final["accuracy"].get<double>(), 0.85);
+  // It is another training than that on sums, and on one rank it is none: nothing is averaged.
+  const std::string sums = "cnn --data digits --batch 32 --epochs 1";
+  const auto sums_hash = train(1, sums).final["params_sha256"];
+  const auto alone = run("lockstep train " + sums + " --local-sgd 2 --quiet --metrics m.jsonl", directory_.path());
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(metrics("m.jsonl").final["params_sha256"], sums_hash);
+  EXPECT_NE(train(2, "cnn --data digits --batch 32 --epochs 6").final["params_sha256"], wanted.final["params_sha256"]);
+  // Stopped between two averagings it ends at the next one, and resumes to the same bits.
+  const std::string saved = same + " --checkpoint-dir ck --checkpoint-every 8 --resume auto";
+  const auto stopped = run("{ timeout --preserve-status -s TERM 0.6 " + saved + "; }", directory_.path());
+  EXPECT_THAT(stopped.code, ::testing::AnyOf(75, 143, 0)) << stopped.err;
+  const auto resumed = run(saved, directory_.path());
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(metrics("m.jsonl").final["params_sha256"], wanted.final["params_sha256"]);
 }
 
 TEST_F(Ddp, StartedAsTorchrunDoes) {

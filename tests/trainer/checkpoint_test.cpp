@@ -81,9 +81,9 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                                                                         {"optimizer", "sgd with momentum"},
                                                                         {"frozen", "fc1.*"}}));
   for (const char* name :
-       {"ranks",      "steps",    "lr",        "weight-decay",    "momentum",    "nesterov",       "data",
-        "accumulate", "schedule", "warmup",    "clip-norm",       "parallel",    "precision",      "tf32",
-        "autotune",   "graphs",   "bucket-mb", "first-bucket-mb", "find-unused", "label-smoothing"})
+       {"ranks",      "steps",    "lr",        "weight-decay",    "momentum",    "nesterov",     "data",
+        "accumulate", "schedule", "warmup",    "clip-norm",       "parallel",    "precision",    "tf32",
+        "autotune",   "graphs",   "bucket-mb", "first-bucket-mb", "find-unused", "static-graph", "label-smoothing"})
     EXPECT_THAT(plan.settings, ::testing::Contains(::testing::Pair(name, ::testing::_))) << name;
   // Those that such a run has no use for, whose defaults are others', are no difference between two of them.
   for (const char* name :

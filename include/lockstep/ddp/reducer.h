@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,12 @@ class ShardSums;
 /// starts when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and
 /// where unused gradients are not expected, all of them end with the same error. A rank never leaves the others
 /// waiting.
+///
+/// Note [Static graph]
+/// With static_graph, slots may be absent too, but always the same ones on a rank. The first step that has a gradient
+/// on any rank is one that finds them, as with find_unused; later ones wait for no counts before they hand buckets
+/// over, and what is counted is slots that were there on a rank and are not, or the other way round: they end the step
+/// on every rank, as unused ones do without either option. Not with shards.
 ///
 /// Note [Tail and counts]
 /// The tail (kTailFloats numbers of the caller) and the counts of unused slots are regions of their own, before the
@@ -60,6 +67,7 @@ class Reducer {
 
   struct Options {
     bool find_unused = false;      // gradients may be absent
+    bool static_graph = false;     // the same ones in each step (Note [Static graph]); not with find_unused
     bool start_late = false;       // no collective before finish(), whatever is ready
     bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
 
@@ -110,6 +118,8 @@ class Reducer {
     started_ = finished_ = 0;
     open_ = turn_open_ = false;
   }
+  /// Whether a step waits for the counts of unused slots: with find_unused, and with static_graph in the first one.
+  bool finds_unused() const { return options_.find_unused || (options_.static_graph && !graph_known_); }
   /// Whether there is a tree.
   bool in_shards() const { return options_.tree != nullptr; }
   /// Starts the next turn: all slots become not ready. What it says are the turn's shards.
@@ -171,6 +181,10 @@ class Reducer {
   void check_turn() const;
   void zero_slot(std::size_t slot, std::size_t shard);
   void mark_rest_unused();
+  void find_present();
+  void note_used();
+  void compare_graph();
+  std::span<const std::size_t> present_in(std::size_t bucket);
   void write_counts();
   void send_unused();
   void refuse_unused_if_known();
@@ -231,7 +245,14 @@ class Reducer {
   StepTimeline timeline_;
   Clock::duration waited_{};
 
-  std::vector<std::size_t> refused_;  // unused_ of the first step that had any, where there must not be
+  std::vector<bool> somewhere_;            // by slot: some rank has a gradient, where they may be absent
+  bool graph_known_ = false;               // with static_graph: it was the first step that had a gradient
+  std::optional<std::vector<bool>> here_;  // then: this rank has; nothing: it has had no samples yet
+  std::vector<bool> used_;                 // of this step: it has
+
+  // Of the first step with slots that must not be absent here, or there: each slot twice, and one more where it is
+  // there.
+  std::vector<std::size_t> refused_;
   static constexpr std::int64_t kNoStep = -1;
   std::int64_t step_ = kNoStep;
   std::int64_t refused_step_ = 0;

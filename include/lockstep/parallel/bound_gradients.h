@@ -14,13 +14,15 @@
 
 namespace lockstep::parallel {
 
-/// Binds each trained parameter's gradient to the reducer's arena, and marks it ready from the tape's hook, so that
+/// Binds each trained parameter's gradient to the reducer's arena, or to memory of its own, which is copied there and
+/// back, and marks it ready from the tape's hook, so that
 /// collectives run during backward. Group, backend and parameters must outlive its last step; one thread uses it.
 class BoundGradients {
  public:
-  /// Collective: allocates the arena. `parameters` are the slots.
+  /// Collective: allocates the arena. `parameters` are the slots. Without `as_views` gradients stay where they are: for
+  /// whoever keeps them. Not with shards.
   BoundGradients(comm::ProcessGroup& group, nn::Backend& backend, std::vector<nn::NamedParameter> parameters,
-                 const ddp::BucketLimits& limits, const ddp::Reducer::Options& options);
+                 const ddp::BucketLimits& limits, const ddp::Reducer::Options& options, bool as_views = true);
   ~BoundGradients();
   BoundGradients(const BoundGradients&) = delete;
   BoundGradients& operator=(const BoundGradients&) = delete;
@@ -82,6 +84,8 @@ class BoundGradients {
   void bind();
   void bind(std::size_t slot);
   void listen(std::size_t slot, std::size_t module);
+  nn::Tensor in_arena(std::size_t slot) const;
+  void hand_over(std::size_t slot);
   void pass_has(std::size_t slot, std::size_t module);
   void settle_turn();
   [[noreturn]] void refuse_stray(std::size_t slot) const;
@@ -95,6 +99,7 @@ class BoundGradients {
   bool agreed_ = false, settled_ = false;
   bool reducing_ = false;
   bool refuse_strays_ = false;
+  std::vector<nn::Tensor> own_;  // by slot; empty: gradients are views of the arena
 
   // In shards:
   std::vector<std::vector<nn::NamedParameter>> copies_;  // of the module, from number 1 on

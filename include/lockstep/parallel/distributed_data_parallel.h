@@ -84,6 +84,13 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
     /// Tape::backward(), which names them.
     bool find_unused_parameters = false;
+    /// Each pass leaves out the same parameters on a rank: they are found in the first step, and later ones do not wait
+    /// to know. A pass that is another graph is a UsageError on every rank, which names what has changed. In place of
+    /// find_unused_parameters; not with a tree.
+    bool static_graph = false;
+    /// Gradients are parts of the buckets. Without it they have memory of their own, and never move: for code that
+    /// keeps them or binds them elsewhere. That is as much memory again, and two copies per step. Not with a tree.
+    bool gradient_as_bucket_view = true;
     /// MiB; default: ProcessGroup::preferred_bucket_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;
     double first_bucket_mb = 1.0;
@@ -126,6 +133,30 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
 
   /// In place of a step's forward and backward, on a rank that has no samples in it, or none for its last part.
   void contribute_nothing();
+
+  /// What all ranks have in a step (join()).
+  struct JoinedStep {
+    std::int64_t samples = 0;  // of all ranks together; 0: none has any left
+    int ranks = 0;             // that have some
+    explicit operator bool() const { return samples > 0; }
+  };
+  /// Collective, before each step, for ranks whose inputs last for different numbers of steps, which no sampler has
+  /// made even (PyTorch's Join): of each rank, how many samples it has in the step. A loop over it ends on all ranks at
+  /// once, and gradients are those of all samples that the step has:
+  ///
+  ///   while (const auto step = ddp.join(batch.count())) {
+  ///     optimizer->zero_grad();
+  ///     if (batch.count() > 0)
+  ///       tape.backward(nn::cross_entropy(tape, ddp(tape, batch.x), batch.labels, 1.0f / step.samples).value);
+  ///     else
+  ///       ddp.contribute_nothing();
+  ///     optimizer->step(lr);
+  ///     batch = next();
+  ///   }
+  ///
+  /// A loss scaled by 1 / (own samples · step.ranks) gives the average over ranks that have any, as Join's
+  /// divide_by_initial_world_size=False. Throws UsageError on every rank where one has fewer than 0.
+  JoinedStep join(std::int64_t own_samples);
 
   /// What a shard is computed with.
   struct ShardPass {
@@ -212,8 +243,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   [[noreturn]] void refuse_unused() { gradients_->reducer().refuse_unused(); }
 
   // For steps that a device captures as a graph.
-  /// Addresses stay from here on.
-  bool settled() const { return gradients_->settled(); }
+  /// Addresses stay from here on, and no step waits on the host for what is unused.
+  bool settled() const { return gradients_->settled() && !reducer().finds_unused(); }
   /// A step that was captured, and not to its end, is forgotten.
   void abandon_step() { gradients_->abandon(); }
 

@@ -72,7 +72,9 @@ struct TrainConfig : session::SessionOptions {
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
   bool find_unused = false;           // parameters may have no gradient in a step
+  bool static_graph = false;          // and those are the same ones in each step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
+  std::int64_t local_sgd = 0;         // steps that ranks take alone before they average; 0: gradients are summed
   bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
   std::int64_t check_replicas =
       0;  // every so many steps, beside checkpoints and the end, compare all ranks' parameters
