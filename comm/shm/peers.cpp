@@ -13,7 +13,9 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
+#include "base/log.h"
 #include "base/status_report.h"
+#include "comm/shm/sockets.h"
 #include "devices/cpus.h"
 #include "lockstep/base/env.h"
 
@@ -26,6 +28,8 @@ struct Introduction {
   std::array<char, 64> spaces{};  // what of it this process sees
   int pid = 0;
   devices::CpuMask cpus;
+  SocketSetting sockets;
+  int socket = -1;
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
@@ -56,6 +60,8 @@ Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(
   put(namespace_of("pid") + namespace_of("net"), mine.spaces);
   mine.pid = ::getpid();
   mine.cpus = devices::allowed_cpus();
+  mine.sockets = SocketSetting::from(env);
+  if (mine.sockets.by_processors) mine.socket = socket_of(mine.cpus);
   std::vector<Introduction> all;
   const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
   for (const std::string& bytes : store.all_gather_text("rendezvous of the ranks", text, deadline)) {
@@ -81,6 +87,22 @@ Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(
     neighbours.push_back(static_cast<int>(r));
   }
   if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].sockets != mine.sockets)
+      throw OutOfStepError(fmt::format("LOCKSTEP_SHM_SOCKETS is another one on rank {} than on this one", r),
+                           "set it for all ranks alike");
+    if (mine.sockets.parts > 1)
+      sockets_.push_back(static_cast<int>(r * static_cast<std::size_t>(mine.sockets.parts) / all.size()));
+    else if (mine.sockets.by_processors)
+      sockets_.push_back(all[r].socket);
+  }
+  if (std::ranges::find(sockets_, -1) != sockets_.end()) {
+    if (store.rank() == 0 && hosts_.size() == 1)
+      log_warn(
+          "LOCKSTEP_SHM_SOCKETS=auto has no effect: a rank may run on several sockets → bind ranks to cores or "
+          "sockets");
+    sockets_.clear();
+  }
   oversubscribed_ = oversubscribed || cpus.count() < neighbours.size();
   if (oversubscribed_ && job_ranks_.are_all() && store.rank() == neighbours.front())
     devices::warn_of_crowd(static_cast<int>(neighbours.size()), cpus);

@@ -27,6 +27,9 @@ class Peers {
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   /// Which of hosts() `rank` is on.
   int host_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].host_index; }
+  /// Of ranks that are all on one host: the socket of each (SocketSetting); empty where nothing asks for two levels, or
+  /// a rank may run on several sockets.
+  const std::vector<int>& sockets() const { return sockets_; }
   /// Whether the ranks of this machine may run on fewer cores than they are.
   bool oversubscribed() const { return oversubscribed_; }
 
@@ -55,6 +58,7 @@ class Peers {
   JobRanks job_ranks_;
   std::vector<Peer> peers_;
   std::vector<std::vector<int>> hosts_;
+  std::vector<int> sockets_;
   int elsewhere_ = -1;
   bool oversubscribed_ = false;
 };

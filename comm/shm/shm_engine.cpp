@@ -25,7 +25,11 @@ ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
       board_(rank, size, memory_),
       rings_(rank, size, memory_, kRingsAt),
       sources_(static_cast<std::size_t>(size)),
-      copies_(static_cast<std::size_t>(size)) {}
+      copies_(static_cast<std::size_t>(size)) {
+  if (peers_.sockets().empty()) return;
+  levels_.emplace(peers_.sockets(), rank);
+  if (!levels_->help()) levels_.reset();
+}
 
 std::unique_ptr<Arena> ShmEngine::map_arena(std::size_t bytes, TextExchange exchange) {
   auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine, false); });
@@ -37,18 +41,23 @@ std::unique_ptr<Arena> ShmEngine::map_arena(std::size_t bytes, TextExchange exch
 bool ShmEngine::advance_operations() {
   if (idle()) return false;
   const std::uint64_t posted = posted_, worked = worked_, before = completed();
+  const unsigned stage = stage_;
   while (posted_ < submitted() && board_.may_post(posted_ + 1)) post(op_at(++posted_));
   if (posted_ != posted) board_.wake_sleepers();
   while (worked_ < posted_ && all_posted(worked_ + 1)) {
     const Op& op = op_at(worked_ + 1);
-    work(op);
+    if (in_two_levels(op)) {
+      if (!advance_levels(op)) break;
+    } else {
+      work(op);
+    }
     worked_ = op.op_index;
     next_to_post_ = 0;
     board_.finish(worked_);
   }
   if (worked_ != worked) board_.wake_sleepers();
   retire();
-  return posted_ != posted || worked_ != worked || completed() != before;
+  return posted_ != posted || worked_ != worked || stage_ != stage || completed() != before;
 }
 
 /// The same on all ranks: rank 0's slice is the largest.
@@ -68,6 +77,41 @@ bool ShmEngine::all_posted(std::uint64_t index) {
     if (!board_.has_posted(next_to_post_, index)) return false;
   // A share of something else would read and write where nobody expects it.
   return out_of_step() < 0;
+}
+
+// Where a result is rounded once, a socket's sum would be rounded too; along a tree the order is another one; and few
+// bytes are not worth two more signals.
+bool ShmEngine::in_two_levels(const Op& op) const {
+  constexpr std::size_t kFewBytes = std::size_t{64} << 10;
+  return levels_ && op.kind == OpKind::kAllReduce && op.along == nullptr && op.into.data == nullptr &&
+         op.bytes() > kFewBytes && !rounds(op.dtype, op.reduce);
+}
+
+/// Whether this rank has done its share. All ranks have posted the operation.
+bool ShmEngine::advance_levels(const Op& op) {
+  const auto copy = [&](int r) { return copy_of(op, r); };
+  const auto reach = [&](unsigned stage) {
+    board_.reach_stage(op.op_index, stage_ = stage);
+    board_.wake_sleepers();
+  };
+  if (stage_ == 0) {
+    levels_->reduce_inside(op, copy);
+    reach(1);
+  }
+  if (stage_ == 1 && all_reached(op.op_index, 1)) {
+    levels_->reduce_between(op, copy);
+    reach(2);
+  }
+  if (stage_ < 2 || !all_reached(op.op_index, 2)) return false;
+  levels_->spread_inside(op, copy);
+  stage_ = 0;
+  return true;
+}
+
+bool ShmEngine::all_reached(std::uint64_t index, unsigned stage) const {
+  for (int r = 0; r < size(); ++r)
+    if (!board_.has_reached(r, index, stage)) return false;
+  return true;
 }
 
 void ShmEngine::work(const Op& op) {
@@ -250,6 +294,7 @@ bool ShmEngine::waits_for(int rank) const {
   if (!board_.has_posted(rank, index)) return true;
   for (int r = 0; r < size(); ++r)
     if (!board_.has_posted(r, index)) return false;
+  if (stage_ > 0 && index == worked_ + 1) return !board_.has_reached(rank, index, stage_);
   return !board_.has_finished(rank, index);
 }
 

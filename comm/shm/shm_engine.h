@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/slot_board.h"
+#include "comm/shm/sockets.h"
 #include "comm/store.h"
 #include "lockstep/comm/process_group.h"
 
@@ -40,6 +42,9 @@ class ShmArena final : public Arena {
 /// bytes: each rank reduces its slice_of() everyone's region where it lies, in rank order, and writes the result into
 /// all of them (Note [Lines]); that is complete when all ranks have said that they are finished. A rank does its share
 /// in one go: put off, it would cost the same core the same time, so this engine gains nothing from a thread.
+///
+/// An allreduce of many bytes on several sockets has stages in between (Note [Two levels]), if LOCKSTEP_SHM_SOCKETS
+/// asks for them.
 ///
 /// Several operations are under way at once, on regions that do not overlap.
 class ShmEngine final : public Engine {
@@ -81,6 +86,9 @@ class ShmEngine final : public Engine {
   bool is_small(const Op& op) const;
   void post(const Op& op);
   bool all_posted(std::uint64_t index);
+  bool in_two_levels(const Op& op) const;
+  bool advance_levels(const Op& op);
+  bool all_reached(std::uint64_t index, unsigned stage) const;
   void work(const Op& op);
   void work_from_slots(const Op& op);
   void work_in_place(const Op& op);
@@ -117,7 +125,9 @@ class ShmEngine final : public Engine {
   std::vector<TreeProgram> programs_;      // by trees' numbers
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
-  int next_to_post_ = 0;  // ranks before it have posted operation worked_ + 1
+  std::optional<SocketLevels> levels_;  // nothing: one
+  unsigned stage_ = 0;                  // that this rank has reached of operation worked_ + 1, if that is in two
+  int next_to_post_ = 0;                // ranks before it have posted operation worked_ + 1
   StallNotice stall_;
 };
 

@@ -37,6 +37,7 @@ struct RankControlBlock {
   static constexpr std::size_t kSlots = 16;
 
   alignas(64) std::atomic<std::uint64_t> finished;  // this rank is finished with others' memory, up to this op_index
+  std::atomic<std::uint64_t> stage;                 // of an operation in two levels: SlotBoard::reach_stage()
   std::atomic<std::uint64_t> posted;                // the last op_index that it has taken
   alignas(64) std::atomic<std::uint32_t> asleep;    // it waits to be woken
   std::atomic<std::uint32_t> wakeups;               // a futex
@@ -89,6 +90,14 @@ class SlotBoard {
   }
   bool all_finished(std::uint64_t index) { return have_finished(size_, index, finished_by_all_); }
 
+  // An operation in two levels (Note [Two levels]) has stages 1 and 2 before it is finished.
+  void reach_stage(std::uint64_t index, unsigned stage) {
+    control(local_).stage.store(stage_number(index, stage), std::memory_order_release);
+  }
+  bool has_reached(int local, std::uint64_t index, unsigned stage) const {
+    return control(local).stage.load(std::memory_order_acquire) >= stage_number(index, stage);
+  }
+
   /// "the last that it issued is barrier #7".
   std::string progress_of(int local) const;
   /// See Note [Stall notices].
@@ -116,6 +125,7 @@ class SlotBoard {
 
  private:
   void wake_if_asleep(int local) const;
+  static std::uint64_t stage_number(std::uint64_t index, unsigned stage) { return 4 * index + stage; }
 
   const int local_;
   const int size_;
