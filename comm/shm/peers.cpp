@@ -89,7 +89,7 @@ Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(
   if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].sockets != mine.sockets)
-      throw OutOfStepError(fmt::format("LOCKSTEP_SHM_SOCKETS is another one on rank {} than on this one", r),
+      throw OutOfStepError(fmt::format("rank {} has another LOCKSTEP_SHM_SOCKETS than this one", r),
                            "set it for all ranks alike");
     if (mine.sockets.parts > 1)
       sockets_.push_back(static_cast<int>(r * static_cast<std::size_t>(mine.sockets.parts) / all.size()));

@@ -124,7 +124,7 @@ TEST(TwoLevels, SettingsThatAreNone) {
     EXPECT_THAT(refusal_of([&] { make(value); }), HasSubstr("is no number of sockets")) << value;
   const int rank = testing::world().rank;
   EXPECT_THAT(refusal_of([&] { make(rank == 1 ? "3" : "2"); }),
-              HasSubstr("LOCKSTEP_SHM_SOCKETS is another one on rank"));
+              HasSubstr("has another LOCKSTEP_SHM_SOCKETS than this one"));
   // Wherever ranks may run: it is as good as none.
   const auto group = make("auto");
   Reduction one(*group, DType::kF32, ReduceOp::kSum, 50'000, 3);
