@@ -277,12 +277,32 @@ void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
 
 }  // namespace
 
+namespace {
+
+void set_recomputed(const TrainConfig& config, nn::Module& model) {
+  if (config.recompute.empty()) return;
+  const auto blocks = model.blocks();
+  const auto wanted = config.recompute == kAllBlocks ? static_cast<std::int64_t>(blocks.size())
+                                                     : parse_int(config.recompute).value_or(0);
+  if (blocks.empty())
+    throw UsageError(fmt::format("--recompute {}: {} has no blocks", config.recompute, config.model.name),
+                     "leave it out, or return the model's parts from Module::blocks()");
+  if (wanted > static_cast<std::int64_t>(blocks.size()))
+    throw UsageError(
+        fmt::format("--recompute {}: {} has {} blocks", config.recompute, config.model.name, blocks.size()),
+        "give as many or fewer, or the word blocks for all");
+  for (std::int64_t i = 0; i < wanted; ++i) blocks[static_cast<std::size_t>(i)]->set_recomputed(true);
+}
+
+}  // namespace
+
 std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend& meta, const data::Dataset& dataset) {
   check_sizes(config, dataset);
   nn::Generator generator = nn::Generator::none();
   nn::Context context{meta, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
   if (!config.freeze.empty()) freeze(*model, config.freeze);
+  set_recomputed(config, *model);
   return model;
 }
 
@@ -306,6 +326,7 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);
+  set_recomputed(config, *model);
   return model;
 }
 

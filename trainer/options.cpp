@@ -104,6 +104,37 @@ void add_accumulate_option(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_recompute_option(OptionTable& table, TrainConfig& config) {
+  const auto has_blocks = [](const nn::ModelFamily& family) { return family.blocks; };
+  Applies applies = to_models_that(config.model, has_blocks, "models with blocks");
+  applies.to += ", without --sync-batchnorm";
+  applies.unless = [&config, other = std::move(applies.unless)]() -> std::optional<std::string> {
+    if (config.sync_batchnorm) return "--sync-batchnorm would send the statistics of a block twice";
+    return other();
+  };
+  const auto complaint = [](const std::string& value) -> std::optional<options::Complaint> {
+    std::int64_t ignored = 0;
+    if (value.empty() || value == kAllBlocks || !options::parse_integer(value, 1, kMost, ignored)) return std::nullopt;
+    return options::Complaint{fmt::format("{} is neither the word blocks nor a number of them", value),
+                              "give blocks, or a number from 1"};
+  };
+  options::Binding value = text(config.recompute);
+  value.set = [&config, complaint](const std::string& given) {
+    auto wrong = complaint(given);
+    if (!wrong) config.recompute = given;
+    return wrong;
+  };
+  value.check = [&config, complaint] { return complaint(config.recompute); };
+  table.add({.name = "recompute",
+             .placeholder = "blocks|N",
+             .help =
+                 "blocks whose activations backward computes again in place of keeping them: all, or the first N; the "
+                 "same bits in less memory and more time",
+             .value = std::move(value),
+             .applies = std::move(applies),
+             .agree = Agree::kNo});
+}
+
 void add_shards_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "shards",
              .placeholder = "V",
@@ -473,6 +504,7 @@ OptionTable train_options(TrainConfig& config) {
   add_tuning_options(table, config);
   add_batch_options(table, config);
   add_accumulate_option(table, config);
+  add_recompute_option(table, config);
   add_shards_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);

@@ -28,7 +28,8 @@ void register_own(TrainConfig& config, const OwnTraining& own) {
        .takes_vectors = true,
        .takes_images = true,
        .takes_tokens = true,
-       .batch_norm = true,  // nobody knows
+       .blocks = true,      // nobody knows
+       .batch_norm = true,  // nor this
        .attention = true,
        .any_samples = true,
        .build = [model = own.model](nn::Context& context, const nn::ModelSpec&) { return model(context); }});

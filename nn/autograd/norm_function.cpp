@@ -194,9 +194,10 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
     throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values per channel", to_string(x.shape())),
                      "use a larger batch, or evaluation mode");
   Tensor mean = backend.empty({channels}), variance = backend.empty({channels});
-  backend.norm().forward_train_moving(x.value(), gamma.value(), beta.value(), state.eps, epilogue == Epilogue::kRelu,
-                                      residual ? residual->value() : Tensor(),
-                                      {state.running_mean, state.running_variance, state.momentum}, y, mean, variance);
+  backend.norm().forward_train_moving(
+      x.value(), gamma.value(), beta.value(), state.eps, epilogue == Epilogue::kRelu,
+      residual ? residual->value() : Tensor(),
+      {state.running_mean, state.running_variance, tape.recomputing() ? 0.0 : state.momentum}, y, mean, variance);
   const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad() ||
                                                   (residual && residual->needs_grad()));
   if (epilogue == Epilogue::kRelu)

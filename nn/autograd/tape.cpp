@@ -192,7 +192,7 @@ void Tape::walk(Node& node) {
     if (node.parameters()[i] != nullptr && !node.is_there(i)) [[unlikely]]
       throw UsageError(fmt::format("backward comes to {}, whose parameters are no longer there", node.label_.op),
                        "keep the module until backward is through");
-  if (observer_ == nullptr) return node.backward(*this);
+  if (observer_ == nullptr || node.records()) return node.backward(*this);
   observer_->op_begins();
   node.backward(*this);
   observer_->op_ended(node.label_, true);
@@ -268,11 +268,12 @@ void Tape::walk_all() {
   walking_ = true;
   if (listener != nullptr) listener->backward_begins();
   while (!nodes_.empty()) {
+    const auto place = static_cast<std::ptrdiff_t>(nodes_.size()) - 1;
     Node& node = *nodes_.back();
     Var::State& output = *node.output().state_;
     // If it throws, the node is still the tape's.
     if (output.grad.defined() || output.grad_through.defined()) walk(node);
-    nodes_.pop_back();
+    nodes_.erase(nodes_.begin() + place);  // what it has recorded comes next
     const NodeOwner owner{&node};
     output.grad = Tensor();
     output.grad_through = Tensor();
@@ -289,7 +290,7 @@ void Tape::walk_all() {
 
 void Tape::reset() {
   listener_ = nullptr;
-  walking_ = false;
+  walking_ = recomputing_ = false;
   owner_thread_ = nullptr;
   lifetime_.renew();
   for (Node* node : nodes_) {

@@ -296,7 +296,7 @@ Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var
                             .eps = eps_,
                             .exchange = exchange_.get()},
                            training(), epilogue, residual);
-  if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
+  if (training() && !tape.recomputing()) tape.backend().pointwise().increment(num_batches_tracked_);
   return y;
 }
 

@@ -124,6 +124,7 @@ void Module::take_modes(const Module& like) {
                                  like.children_.size()),
                      "build both by one factory");
   training_ = like.training_;
+  recomputed_ = like.recomputed_;
   for (std::size_t i = 0; i < children_.size(); ++i) children_[i].second->take_modes(*like.children_[i].second);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/recompute.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
@@ -111,9 +112,17 @@ Vars Bert::forward_all(Tape& tape, const Vars& inputs) {
   const Var types = types_(tape, whole ? inputs[1] : tape.input(no_types(tape, tokens.shape())));
   const Tensor lengths = whole ? inputs[2].value() : Tensor();
   Var x = drop_(tape, norm_.forward_added(tape, positioned, types).norm);
-  for (Block* const block : blocks_) x = block->encode(tape, x, lengths);
+  for (Block* const block : blocks_) {
+    if (block->recomputed())
+      x = recompute(
+          tape, x, [block, lengths](Tape& on, const Vars& again) -> Vars { return block->encode(on, again, lengths); });
+    else
+      x = block->encode(tape, x, lengths);
+  }
   return x;
 }
+
+std::vector<Module*> Bert::blocks() { return {blocks_.begin(), blocks_.end()}; }
 
 Tensor Bert::no_types(Tape& tape, const Shape& shape) {
   const auto known = std::ranges::find(no_types_, shape, &Tensor::shape);
@@ -264,6 +273,7 @@ const ModelFamily& bert_family() {
       .takes_tokens = true,
       .tokens_setting = "max-length",
       .token_table = "bert.embeddings.word_embeddings.weight",
+      .blocks = true,
       .attention = true,
       .word_pieces = true,
       .head = SeparateHead{.own = "classifier.", .others = {"cls."}, .new_too = {"bert.pooler."}},

@@ -31,6 +31,7 @@ class Bert final : public Module {
   Bert(Context& context, const BertSpec& spec, bool pools);
   /// The states of the last block, (N, T, width).
   Vars forward_all(Tape& tape, const Vars& inputs) override;
+  std::vector<Module*> blocks() override;
   /// tanh of a layer over the first token's state: (N, width).
   Var pool(Tape& tape, Var states);
   std::string type_name() const override { return "Bert"; }
@@ -60,6 +61,7 @@ class BertForMaskedLM final : public Module {
  public:
   BertForMaskedLM(Context& context, const BertSpec& spec);
   Vars forward_all(Tape& tape, const Vars& inputs) override;
+  std::vector<Module*> blocks() override { return bert_.blocks(); }
   std::string type_name() const override { return "BertForMaskedLM"; }
 
  private:
@@ -75,6 +77,7 @@ class BertForSequenceClassification final : public Module {
  public:
   BertForSequenceClassification(Context& context, const BertSpec& spec, std::int64_t classes);
   Vars forward_all(Tape& tape, const Vars& inputs) override;
+  std::vector<Module*> blocks() override { return bert_.blocks(); }
   std::string type_name() const override { return "BertForSequenceClassification"; }
 
  private:

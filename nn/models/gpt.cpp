@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/recompute.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "nn/autograd/generation.h"
@@ -109,8 +110,14 @@ class Gpt::Block final : public Module {
     return stream.whole(tape);
   }
   void forward(Tape& tape, Stream& stream) {
-    stream.branch = attn_drop_.forward(tape, attn_.forward(tape, stream.normalised(tape, ln_1_)));
-    stream.branch = mlp_drop_.forward(tape, mlp_.forward(tape, stream.normalised(tape, ln_2_)));
+    if (!recomputed()) return compute(tape, stream);
+    const Vars values = stream.branch ? Vars{stream.sum, *stream.branch} : Vars{stream.sum};
+    const Vars made = recompute(tape, values, [this](Tape& on, const Vars& again) {
+      Stream inside = {again[0], again.size() > 1 ? std::optional(again[1]) : std::nullopt};
+      compute(on, inside);
+      return Vars{inside.sum, *inside.branch};
+    });
+    stream = {made[0], made[1]};
   }
 
   /// Of tokens that follow `past` others, without dropout; `cache` as AttentionKernels::extend() has it.
@@ -122,6 +129,11 @@ class Gpt::Block final : public Module {
   std::string type_name() const override { return "Block"; }
 
  private:
+  void compute(Tape& tape, Stream& stream) {
+    stream.branch = attn_drop_.forward(tape, attn_.forward(tape, stream.normalised(tape, ln_1_)));
+    stream.branch = mlp_drop_.forward(tape, mlp_.forward(tape, stream.normalised(tape, ln_2_)));
+  }
+
   LayerNorm& ln_1_;
   Attention& attn_;
   Dropout& attn_drop_;
@@ -203,6 +215,8 @@ Var Gpt::forward(Tape& tape, Var tokens) {
   return logits(tape, stream.normalised(tape, ln_f_), head(), nullptr);
 }
 
+std::vector<Module*> Gpt::blocks() { return {blocks_.begin(), blocks_.end()}; }
+
 const ModelFamily& gpt_family();
 
 namespace {
@@ -278,6 +292,7 @@ const ModelFamily& gpt_family() {
       .takes_tokens = true,
       .tokens_setting = "context",
       .token_table = "wte.weight",
+      .blocks = true,
       .attention = true,
       .head = std::nullopt,
       .file_names = {.known_by = "wte.weight",

@@ -26,6 +26,7 @@ class Gpt final : public LanguageModel {
   /// Throws UsageError for sizes that do not go together.
   Gpt(Context& context, const GptSpec& spec);
   Var forward(Tape& tape, Var tokens) override;
+  std::vector<Module*> blocks() override;
   std::string type_name() const override { return "Gpt"; }
   const GptSpec& spec() const { return spec_; }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/recompute.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
@@ -157,9 +158,15 @@ class Stage final : public Module {
     return stage;
   }
   Var forward(Tape& tape, Var x) override {
-    for (Module* block : blocks_) x = block->forward(tape, x);
+    for (Module* block : blocks_) {
+      if (block->recomputed())
+        x = recompute(tape, x, [block](Tape& on, const Vars& again) -> Vars { return block->forward(on, again); });
+      else
+        x = block->forward(tape, x);
+    }
     return x;
   }
+  std::vector<Module*> blocks() override { return blocks_; }
 
   std::string type_name() const override { return "Sequential"; }
 
@@ -185,6 +192,15 @@ class ResNet final : public Module {
       block.stride = 2;
     }
     fc_ = &register_module("fc", std::make_unique<Linear>(context, block.in, spec.classes));
+  }
+
+  std::vector<Module*> blocks() override {
+    std::vector<Module*> all;
+    for (Stage* stage : stages_) {
+      const auto some = stage->blocks();
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
   }
 
   Var forward(Tape& tape, Var x) override {
@@ -281,6 +297,7 @@ const ModelFamily& resnet_family() {
                     .help = "each block starts as the identity",
                     .role = SettingSpec::Role::kInitialValues}},
       .takes_images = true,
+      .blocks = true,
       .batch_norm = true,
       .any_image_size = true,
       // Goyal et al., "Accurate, Large Minibatch SGD" (2017).

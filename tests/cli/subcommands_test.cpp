@@ -266,6 +266,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_TRUE(config.static_graph);
   EXPECT_EQ(train_config({"linear", "--local-sgd=4"}).local_sgd, 4);
+  EXPECT_EQ(train_config({"gpt", "--recompute=blocks"}).recompute, "blocks");
+  EXPECT_EQ(train_config({"gpt", "--recompute=3"}).recompute, "3");
+  EXPECT_THAT(complaint({"train", "gpt", "--recompute=some"}), HasSubstr("neither the word blocks nor"));
   EXPECT_TRUE(config.quiet);
   EXPECT_TRUE(config.encrypt);
   EXPECT_EQ(config.batch, 8);

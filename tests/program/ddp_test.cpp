@@ -78,6 +78,23 @@ TEST_F(Ddp, OptionsThatChangeNothingWhereAllIsUsed) {
   EXPECT_EQ(kept["loss"], sent["loss"]);
 }
 
+TEST_F(Ddp, BlocksThatAreRecomputed) {
+  for (const std::string& model :
+       {std::string(
+            "gpt --data random:tokens,64 --layers 3 --heads 2 --width 32 --context 16 --dropout 0.1 --clip-norm 1"),
+        std::string("resnet18-cifar --data random:3x16x16,64")}) {
+    const std::string same = model + " --global-batch 12 --steps 4";
+    for (const std::string& more : {std::string(), std::string(" --accumulate 2"), std::string(" --shards 3")}) {
+      const auto hash = train(2, same + more).final["params_sha256"];
+      EXPECT_EQ(train(2, same + more + " --recompute blocks").final["params_sha256"], hash) << model << more;
+      EXPECT_EQ(train(2, same + more + " --recompute 2").final["params_sha256"], hash) << model << more;
+    }
+  }
+  const auto many = run("lockstep train gpt --data random:tokens,64 --layers 3 --context 16 --recompute 4", {});
+  EXPECT_EQ(many.code, 2);
+  EXPECT_THAT(many.err, HasSubstr("--recompute 4: gpt has 3 blocks"));
+}
+
 TEST_F(Ddp, RanksThatAverageTheirParameters) {
   const std::string same =
       "lockstep launch -n 2 -- lockstep train cnn --data digits --batch 32 --epochs 6 --local-sgd 4 --check-replicas 4 "

@@ -26,6 +26,8 @@ inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a ste
 
 using nn::ModelConfig;
 
+inline constexpr const char* kAllBlocks = "blocks";  // of a model: TrainConfig::recompute
+
 struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
@@ -74,6 +76,7 @@ struct TrainConfig : session::SessionOptions {
   bool find_unused = false;           // parameters may have no gradient in a step
   bool static_graph = false;          // and those are the same ones in each step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
+  std::string recompute;              // kAllBlocks or a number of blocks that backward computes again; empty: none
   std::int64_t local_sgd = 0;         // steps that ranks take alone before they average; 0: gradients are summed
   bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
   std::int64_t check_replicas =

@@ -92,6 +92,7 @@ class Parameter {
   std::function<void()> on_ready;
 
  private:
+  friend class Recomputation;
   friend class Tape;
   static std::uint64_t next_version();
 

@@ -12,13 +12,16 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/function_ref.h"
 #include "lockstep/base/thread_use.h"
 #include "lockstep/nn/autograd/parameter.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {
 
+class Recomputation;
 class Tape;
+class Vars;
 
 /// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
 /// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
@@ -56,6 +59,7 @@ class Var {
 
  private:
   friend class Tape;
+  friend Vars recompute(Tape& tape, const Vars& inputs, std::function<Vars(Tape&, const Vars&)> segment);
   struct State {
     Tensor value;
     Tensor grad;  // undefined until the first consumer's backward has run
@@ -130,8 +134,16 @@ class Node {
   /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
 
+  /// Whether backward() records operators, which the tape then walks next (Note [Recomputation]).
+  virtual bool records() const { return false; }
+
   Var output() const { return output_; }
   const Parameters& parameters() const { return parameters_; }
+  /// Those of what it records, too.
+  virtual void each_parameter(FunctionRef<void(Parameter&)> visit) const {
+    for (Parameter* parameter : parameters_)
+      if (parameter != nullptr) visit(*parameter);
+  }
 
  private:
   friend class Tape;
@@ -185,6 +197,10 @@ class Tape {
   /// The same for an operator that backward may start from: its node asks for no gradient of its own. `counts`: it
   /// counts correct predictions (Loss).
   Var make_loss(Tensor value, bool needs_grad, bool counts = true);
+
+  /// Whether what is recorded now has been computed before in this pass (Note [Recomputation]): operators compute the
+  /// same, and leave statistics alone.
+  bool recomputing() const { return recomputing_; }
 
   /// Whether it is of this tape, and since its last reset.
   bool has(Var v) const { return v.pass_ == lifetime_.ref(); }
@@ -279,6 +295,9 @@ class Tape {
   Lifetime::Ref pass() const { return lifetime_.ref(); }
 
  private:
+  friend class Recomputation;
+  friend Vars recompute(Tape& tape, const Vars& inputs, std::function<Vars(Tape&, const Vars&)> segment);
+
   Tensor checked(Tensor value) const;
   void check_root(Var root) const;
   void push(Node* node);
@@ -316,8 +335,9 @@ class Tape {
   BackwardListener* listener_ = nullptr;
   Lifetime::Ref listener_lifetime_;
   ThreadId owner_thread_ = nullptr;  // of the pass; nullptr: there is none
-  bool walking_ = false;             // or left in the middle by an error
-  Lifetime lifetime_;                // of the pass
+  bool recomputing_ = false;
+  bool walking_ = false;  // or left in the middle by an error
+  Lifetime lifetime_;     // of the pass
 };
 
 }  // namespace lockstep::nn

@@ -104,6 +104,12 @@ class Module {
   /// more.
   void fuse();
 
+  /// The parts of a model whose activations backward can compute again in place of keeping them, in the order in which
+  /// a pass goes through them (Note [Recomputation]): set_recomputed() of each. A model that has none returns nothing.
+  virtual std::vector<Module*> blocks() { return {}; }
+  bool recomputed() const { return recomputed_; }
+  void set_recomputed(bool wanted) { recomputed_ = wanted; }
+
   /// Ends with it: for whoever keeps a reference.
   Lifetime::Ref lifetime() const { return lifetime_.ref(); }
 
@@ -152,6 +158,7 @@ class Module {
 
   bool training_ = true;
   bool fused_ = false;
+  bool recomputed_ = false;
   bool in_forward_ = false;  // as it is here
   std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
   struct Buffer {

@@ -120,6 +120,7 @@ struct ModelFamily {
   std::string tokens_setting = {};
   /// The tensor of its weights files that has a row for each token; empty: none.
   std::string token_table = {};
+  bool blocks = false;         // Module::blocks() has some
   bool batch_norm = false;     // some layer has running statistics
   bool attention = false;      // some layer is attention()
   bool carries_state = false;  // over texts it is a CarriesState
