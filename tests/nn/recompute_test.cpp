@@ -154,13 +154,13 @@ TEST_F(RecomputeTest, AParameterIsReadyOnce) {
   tape.backward(loss_of(y).value);
   EXPECT_EQ(ready, 1);
   tape.reset();
-  // Nor does a pass that is given up leave anything behind it.
+  // Nor does a pass that is given up leave anything.
   recompute(tape, tape.input(x), segment);
   tape.reset();
   EXPECT_FALSE(layer.named_parameters()[0].parameter->awaits_backward());
 }
 
-// Two results of which one is an input, and one that nobody uses.
+// Results that are inputs, and some that nobody uses.
 TEST_F(RecomputeTest, SeveralResults) {
   Linear layer(context, 4, 4);
   const Segment segment = [&](Tape& on, const Vars& in) -> Vars {
@@ -196,7 +196,7 @@ TEST_F(RecomputeTest, Mistakes) {
   EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("returns another number of values"));
   tape.reset();
   EXPECT_FALSE(layer.named_parameters()[0].parameter->awaits_backward());
-  // Without recording nothing is kept, and nothing comes again.
+  // Without recording nothing is kept, and the segment runs once.
   tape.set_recording(false);
   runs = 0;
   recompute(tape, tape.input(x), segment);
