@@ -196,7 +196,21 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                          "hooks carry f32: leave the hook out, or have all gradients in f32");
   });
   comm::compare_manifests(group_, {{"communication hook", hook->name()}});
+  comm::run_collectively(group_, [&] { hook->check(group_); });
+  hook->lay_out(slots_, plan_, group_);
   hook_ = std::move(hook);
+}
+
+std::optional<Reducer::BytesSent> Reducer::bytes_sent() const {
+  BytesSent all;
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    const double without = bytes_sent_by_all_reduce(static_cast<double>(plan_.buckets[b].bytes), group_.size());
+    const auto sent = hook_ == nullptr ? without : hook_->bytes_sent(b, group_.size());
+    if (!sent) return std::nullopt;
+    all.sent += *sent;
+    all.without_hook += without;
+  }
+  return all;
 }
 
 void Reducer::begin_step(std::int64_t step) {
@@ -453,10 +467,16 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
     const auto counts = unused_counts();
     const auto everybody = static_cast<float>(options_.tree == nullptr ? static_cast<std::size_t>(group_.size())
                                                                        : options_.tree->leaves());
-    for (const auto& bucket : plan_.buckets) {
+    for (std::size_t b = 0; b < buckets; ++b) {
+      const auto is_present = [&](std::size_t slot) { return counts[1 + slot] < everybody; };
+      const auto& all = plan_.buckets[b].slots;
       present_.clear();
-      std::ranges::copy_if(bucket.slots, std::back_inserter(present_),
-                           [&](std::size_t slot) { return counts[1 + slot] < everybody; });
+      if (hook_ != nullptr) {
+        std::ranges::copy_if(all, std::back_inserter(present_), std::not_fn(is_present));
+        if (!present_.empty()) hook_->drop(bucket_for_hook(b), present_);
+        present_.clear();
+      }
+      std::ranges::copy_if(all, std::back_inserter(present_), is_present);
       on_bucket(present_);
     }
     return;
@@ -523,6 +543,7 @@ std::vector<std::size_t> Reducer::observed_order() {
 bool Reducer::rebuild_buckets(std::vector<std::size_t> order) {
   if (order == order_) return false;
   lay_out(std::move(order));
+  if (hook_ != nullptr) hook_->lay_out(slots_, plan_, group_);
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.
   group_.zero(bytes_at(0, arena_->bytes()));
   return true;

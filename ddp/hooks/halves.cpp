@@ -1,0 +1,74 @@
+#include "ddp/hooks/halves.h"
+
+#include <bit>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace lockstep::ddp {
+namespace {
+
+template <class T>
+LOCKSTEP_SIMD_CLONES void narrow_to(const float* from, float scale, T* to, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) to[i] = T::from_float(from[i] * scale);
+}
+
+template <class T>
+LOCKSTEP_SIMD_CLONES void widen_from(const T* from, float scale, float* to, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) to[i] = from[i].to_float() * scale;
+}
+
+/// Magnitudes are ordered as their bits are, infinity and NaN at the end.
+LOCKSTEP_SIMD_CLONES std::uint32_t largest_bits(const std::uint32_t* bits, std::size_t count) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t magnitude = bits[i] & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+LOCKSTEP_SIMD_CLONES std::uint16_t largest_bits(const std::uint16_t* bits, std::size_t count) {
+  std::uint16_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto magnitude = static_cast<std::uint16_t>(bits[i] & 0x7fffu);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+}  // namespace
+
+void narrow(const float* from, float scale, BFloat16* to, std::size_t count) { narrow_to(from, scale, to, count); }
+void narrow(const float* from, float scale, Float16* to, std::size_t count) { narrow_to(from, scale, to, count); }
+void widen(const BFloat16* from, float scale, float* to, std::size_t count) { widen_from(from, scale, to, count); }
+void widen(const Float16* from, float scale, float* to, std::size_t count) { widen_from(from, scale, to, count); }
+
+float largest_magnitude(const float* values, std::size_t count) {
+  return std::bit_cast<float>(largest_bits(reinterpret_cast<const std::uint32_t*>(values), count));
+}
+
+bool all_finite(const Float16* values, std::size_t count) {
+  constexpr std::uint16_t kInfinity = 0x7c00;
+  return largest_bits(reinterpret_cast<const std::uint16_t*>(values), count) < kInfinity;
+}
+
+void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
+               SlotMemory& owed) {
+  const float share = 1.0f / static_cast<float>(ranks);
+  for (const std::size_t slot : slots) {
+    const auto kept = owed.of(slot);
+    const auto dropped = layout.values_of(bucket, slot);
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] += dropped[i] * share;
+  }
+}
+
+void check_on_cpu(const CommHook& hook, const comm::ProcessGroup& group) {
+  if (group.device().kind == DeviceKind::kCpu) return;
+  throw UsageError(fmt::format("communication hook {} on {}: its arithmetic is the CPU's, and a GPU would wait for the "
+                               "host in every bucket",
+                               hook.name(), to_string(group.device())),
+                   "leave it out there, or train on the CPU");
+}
+
+}  // namespace lockstep::ddp
