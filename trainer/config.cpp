@@ -124,6 +124,12 @@ void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::st
   require(config.autotune != true || kind != DeviceKind::kCpu,
           fmt::format("--autotune yes is for GPUs, and this run is on the CPU{}", because),
           "leave --autotune out, or use --device cuda");
+  require(
+      config.comm_hook == "none" || kind == DeviceKind::kCpu,
+      fmt::format("--comm-hook {} is for the CPU, and this run is on a GPU{}: its arithmetic is the host's, which a "
+                  "GPU would wait for",
+                  config.comm_hook, because),
+      "leave --comm-hook out, or use --device cpu");
   require(config.graphs != true || kind != DeviceKind::kCpu,
           fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
           "leave --graphs out, or use --device cuda");

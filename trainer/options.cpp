@@ -6,6 +6,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/data/families.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/sources.h"
@@ -273,6 +274,39 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
+  const auto complaint_of = [](const std::string& spec) -> std::optional<Complaint> {
+    try {
+      ddp::make_comm_hook(spec);
+      return std::nullopt;
+    } catch (const UsageError& error) {
+      return Complaint{error.what(), error.remedy()};
+    }
+  };
+  table.add({.name = "comm-hook",
+             .placeholder = ddp::comm_hook_placeholder(),
+             .help = "how gradients travel: as f32, as bf16 or fp16, as products of R columns of each matrix, or the P "
+                     "percent of a bucket that are largest",
+             .default_text = config.comm_hook,
+             .value = {[&config, complaint_of](const std::string& spec) {
+                         auto complaint = complaint_of(spec);
+                         if (!complaint) config.comm_hook = spec;
+                         return complaint;
+                       },
+                       [&config] { return config.comm_hook; },
+                       [&config, complaint_of] { return complaint_of(config.comm_hook); },
+                       [&config] { return config.comm_hook != "none"; }},
+             .applies = {.to = "training on the CPU without --shards and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.shards > 0)
+                             return "--shards promises the same bits at any number of ranks, which a hook cannot";
+                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                           return std::nullopt;
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
 namespace {
 
 /// One process for each device, or one for all; what ranks do with gradients and statistics.
@@ -450,6 +484,7 @@ OptionTable train_options(TrainConfig& config) {
              .agree = Agree::kValue,
              .may_change = true});
   add_bucket_options(table, config);
+  add_comm_hook_option(table, config);
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);

@@ -37,6 +37,7 @@ class TopKHook final : public CommHook {
       arena_ = group.allocate(std::max(most, comm::kArenaAlignment) * static_cast<std::size_t>(group.size()));
     }
     layout_.set(slots, plan);
+    std::memset(arena_->data(), 0, arena_->bytes());  // what was a value may be an index now
     places_.clear();
     std::size_t at = 0;
     for (const Bucket& bucket : plan.buckets) {
