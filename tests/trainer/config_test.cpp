@@ -387,6 +387,7 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.seed = 3; },
       [](auto& c) { c.bucket_mb = 3; },
       [](auto& c) { c.first_bucket_mb = 3; },
+      [](auto& c) { c.comm_hook = "bf16"; },
       [](auto& c) { c.check_replicas = 3; },
       [](auto& c) { c.precision = Precision::kBF16; },
       [](auto& c) { c.tf32 = true; },
