@@ -18,7 +18,8 @@ std::shared_ptr<CommHook> make_none(const std::string& argument) {
 }
 
 const Registry<CommHookFamily>& registry() {
-  static const CommHookFamily none{.name = "none", .argument = "", .help = "an allreduce of f32", .make = make_none};
+  static const CommHookFamily none{
+      .name = "none", .argument = "", .help = "an allreduce of f32", .on_gpus = true, .make = make_none};
   static const Registry<CommHookFamily> hooks("communication hook", {&none, &bf16_hook_family(), &fp16_hook_family(),
                                                                      &powersgd_hook_family(), &topk_hook_family()});
   return hooks;
@@ -33,6 +34,10 @@ std::optional<double> CommHook::bytes_sent(std::size_t, int) const { return std:
 
 const std::vector<const CommHookFamily*>& comm_hook_families() { return registry().all(); }
 
+const CommHookFamily& comm_hook_family(const std::string& spec) {
+  return registry().named(spec.substr(0, spec.find(':')));
+}
+
 std::string comm_hook_placeholder() {
   std::string all;
   for (const auto* family : comm_hook_families()) all += (all.empty() ? "" : "|") + family->name + family->argument;
@@ -41,7 +46,7 @@ std::string comm_hook_placeholder() {
 
 std::shared_ptr<CommHook> make_comm_hook(const std::string& spec) {
   const auto colon = spec.find(':');
-  const CommHookFamily& family = registry().named(spec.substr(0, colon));
+  const CommHookFamily& family = comm_hook_family(spec);
   if (colon == std::string::npos) return family.make("");
   const std::string argument = spec.substr(colon + 1);
   if (argument.empty())

@@ -296,7 +296,7 @@ void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
                        [&config] { return config.comm_hook; },
                        [&config, complaint_of] { return complaint_of(config.comm_hook); },
                        [&config] { return config.comm_hook != "none"; }},
-             .applies = {.to = "training on the CPU without --shards and --parallel dp",
+             .applies = {.to = "training without --shards and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
                            if (config.shards > 0)
                              return "--shards promises the same bits at any number of ranks, which a hook cannot";

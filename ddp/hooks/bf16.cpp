@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ddp/hooks/device_halves.h"
 #include "ddp/hooks/halves.h"
 #include "lockstep/ddp/comm_hooks.h"
 
@@ -16,12 +17,11 @@ class Bf16Hook final : public CommHook {
 
   std::string name() const override { return exact_ ? "bf16:exact" : "bf16"; }
 
-  void check(const comm::ProcessGroup& group) const override { check_on_cpu(*this, group); }
-
   void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group) override {
     if (arena_ == nullptr) {
       arena_ = group.allocate(std::max(plan.bytes / 2, comm::kArenaAlignment));
       ranks_ = group.size();
+      on_cpu_ = group.device().kind == DeviceKind::kCpu;
     }
     layout_.set(slots, plan);
   }
@@ -29,7 +29,10 @@ class Bf16Hook final : public CommHook {
   comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override {
     if (ranks_ == 1) return {};  // nothing is sent
     const auto from = HookLayout::floats_of(bucket);
-    narrow(from.data(), 1.0f, halves_of(bucket), from.size());
+    if (on_cpu_)
+      narrow(from.data(), 1.0f, halves_of(bucket), from.size());
+    else
+      narrow_on_device(from.data(), halves_of(bucket), from.size(), group.producer_stream());
     return group.all_reduce({.arena = arena_.get(),
                              .offset_bytes = layout_.begin_of_bucket(bucket.index) * sizeof(BFloat16),
                              .count = from.size(),
@@ -38,10 +41,13 @@ class Bf16Hook final : public CommHook {
                             exact_ ? comm::Rounding::kOnce : comm::Rounding::kPerHost);
   }
 
-  void finish(const GradBucket& bucket, StreamView) override {
+  void finish(const GradBucket& bucket, StreamView stream) override {
     if (ranks_ == 1) return;
     const auto to = HookLayout::floats_of(bucket);
-    widen(halves_of(bucket), 1.0f, to.data(), to.size());
+    if (on_cpu_)
+      widen(halves_of(bucket), 1.0f, to.data(), to.size());
+    else
+      widen_on_device(halves_of(bucket), to.data(), to.size(), stream);
   }
 
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
@@ -56,6 +62,7 @@ class Bf16Hook final : public CommHook {
 
   bool exact_;
   int ranks_ = 1;
+  bool on_cpu_ = true;
   HookLayout layout_;
   std::unique_ptr<comm::Arena> arena_;
 };
@@ -71,7 +78,7 @@ std::shared_ptr<CommHook> make_bf16(const std::string& argument) {
 
 const CommHookFamily& bf16_hook_family() {
   static const CommHookFamily family{
-      .name = "bf16", .argument = "[:exact]", .help = "half of the bytes", .make = make_bf16};
+      .name = "bf16", .argument = "[:exact]", .help = "half of the bytes", .on_gpus = true, .make = make_bf16};
   return family;
 }
 

@@ -1,9 +1,11 @@
 // Buckets travel as f16, half of f32's bytes, scaled so that they fit.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ddp/hooks/device_halves.h"
 #include "ddp/hooks/halves.h"
 #include "lockstep/ddp/comm_hooks.h"
 
@@ -20,11 +22,9 @@ namespace {
 /// Where something does, the bucket's sum has an infinity or a NaN, on all ranks alike: then all of them send the
 /// bucket a second time, in f32, from the gradients, which are still there. So an infinity in the result was one in the
 /// gradients. Slots that overflowed get more headroom. Buckets of which no slot has had a gradient yet travel in f32.
-class Fp16Hook final : public CommHook {
+class Fp16HostHook final : public CommHook {
  public:
   std::string name() const override { return "fp16"; }
-
-  void check(const comm::ProcessGroup& group) const override { check_on_cpu(*this, group); }
 
   void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group) override {
     if (arena_ == nullptr) {
@@ -137,6 +137,94 @@ class Fp16Hook final : public CommHook {
   std::int64_t fallbacks_ = 0;
 };
 
+/// Note [Scales of f16 on a GPU]
+/// The host looks at nothing there, and a captured step cannot send a bucket twice. So ranks first compare the largest
+/// magnitude that each has in the bucket, an allreduce of 4 bytes, and scale by a power of two with which the sum of so
+/// large ones fits: nothing overflows, and nothing is kept from step to step. The computation's stream comes after that
+/// collective.
+class Fp16DeviceHook final : public CommHook {
+ public:
+  std::string name() const override { return "fp16"; }
+
+  void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group) override {
+    if (arena_ == nullptr) {
+      arena_ = group.allocate(std::max(plan.bytes / 2, comm::kArenaAlignment));
+      largest_ = group.allocate(std::max<std::size_t>(slots.size(), 1) * comm::kArenaAlignment);  // of the most buckets
+      ranks_ = group.size();
+      log2_ranks_ = std::bit_width(static_cast<unsigned>(ranks_ - 1));
+      stream_ = group.producer_stream();
+    }
+    layout_.set(slots, plan);
+  }
+
+  comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override {
+    if (ranks_ == 1) return {};  // nothing is sent
+    const auto number = static_cast<std::int32_t>(bucket.index);
+    const auto from = HookLayout::floats_of(bucket);
+    const comm::Region largest{.arena = largest_.get(),
+                               .offset_bytes = bucket.index * comm::kArenaAlignment,
+                               .count = 1,
+                               .dtype = DType::kI32};
+    group.zero(largest);
+    largest_on_device(from.data(), largest_of(bucket), from.size(), stream_);
+    group.all_reduce(largest, comm::ReduceOp::kMax, number).wait(stream_);
+    narrow_on_device(from.data(), largest_of(bucket), log2_ranks_, halves_of(bucket), from.size(), stream_);
+    return group.all_reduce({.arena = arena_.get(),
+                             .offset_bytes = layout_.begin_of_bucket(bucket.index) * sizeof(Float16),
+                             .count = from.size(),
+                             .dtype = DType::kF16},
+                            comm::ReduceOp::kSum, number);
+  }
+
+  void finish(const GradBucket& bucket, StreamView stream) override {
+    if (ranks_ == 1) return;
+    const auto to = HookLayout::floats_of(bucket);
+    widen_on_device(halves_of(bucket), largest_of(bucket), log2_ranks_, to.data(), to.size(), stream);
+  }
+
+  std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
+    const double bytes = static_cast<double>(layout_.plan().buckets[index].bytes) / 2 + sizeof(std::int32_t);
+    return bytes_sent_by_all_reduce(bytes, ranks);
+  }
+
+ private:
+  Float16* halves_of(const GradBucket& bucket) const {
+    return arena_->view<Float16>(layout_.begin_of_bucket(bucket.index) * sizeof(Float16), bucket.gradients.count)
+        .data();
+  }
+  std::int32_t* largest_of(const GradBucket& bucket) const {
+    return largest_->view<std::int32_t>(bucket.index * comm::kArenaAlignment, 1).data();
+  }
+
+  int ranks_ = 1, log2_ranks_ = 0;
+  StreamView stream_;
+  HookLayout layout_;
+  std::unique_ptr<comm::Arena> arena_, largest_;  // halves; by bucket, the bits of the largest magnitude of all ranks
+};
+
+/// The one that the group's device has use for, which is known when it is registered.
+class Fp16Hook final : public CommHook {
+ public:
+  std::string name() const override { return "fp16"; }
+  void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group) override {
+    if (hook_ == nullptr && group.device().kind == DeviceKind::kCpu)
+      hook_ = std::make_unique<Fp16HostHook>();
+    else if (hook_ == nullptr)
+      hook_ = std::make_unique<Fp16DeviceHook>();
+    hook_->lay_out(slots, plan, group);
+  }
+  comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override { return hook_->start(bucket, group); }
+  void finish(const GradBucket& bucket, StreamView stream) override { hook_->finish(bucket, stream); }
+  std::vector<State> state() override { return hook_->state(); }
+  std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
+    return hook_->bytes_sent(index, ranks);
+  }
+  std::int64_t fallbacks() const override { return hook_->fallbacks(); }
+
+ private:
+  std::unique_ptr<CommHook> hook_;
+};
+
 std::shared_ptr<CommHook> make_fp16(const std::string& argument) {
   if (!argument.empty())
     throw UsageError(fmt::format("communication hook fp16 takes no :{}", argument), "give fp16 alone");
@@ -147,7 +235,7 @@ std::shared_ptr<CommHook> make_fp16(const std::string& argument) {
 
 const CommHookFamily& fp16_hook_family() {
   static const CommHookFamily family{
-      .name = "fp16", .argument = "", .help = "half of the bytes, scaled", .make = make_fp16};
+      .name = "fp16", .argument = "", .help = "half of the bytes, scaled", .on_gpus = true, .make = make_fp16};
   return family;
 }
 

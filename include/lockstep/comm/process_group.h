@@ -96,6 +96,9 @@ class ProcessGroup {
   /// issued, as if that stream ran them.
   virtual Device device() const { return {}; }
 
+  /// That stream; on the CPU there is none.
+  virtual StreamView producer_stream() const { return {}; }
+
   /// How long an operation has to be for what carries it to reach its speed: of more that could have been one
   /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
   virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
