@@ -72,7 +72,8 @@ class StepBenchmark {
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
-      needs = trainer::estimate_memory(config, backend, *splits_.train, {.samples = most, .batch = most});
+      needs = trainer::estimate_memory(config, backend, *splits_.train,
+                                       {.samples = most, .batch = most, .ranks = group_.size()});
     });
     session::check_memory(group_, backend, needs);
     comm::run_collectively(group_, [&] {

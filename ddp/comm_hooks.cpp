@@ -29,6 +29,7 @@ const Registry<CommHookFamily>& registry() {
 
 void CommHook::check(const comm::ProcessGroup&) const {}
 void CommHook::lay_out(std::span<const SlotSpec>, const BucketPlan&, comm::ProcessGroup&) {}
+CommHook::Memory CommHook::memory(std::span<const SlotSpec>, int) const { return {}; }
 void CommHook::drop(const GradBucket&, std::span<const std::size_t>) {}
 std::optional<double> CommHook::bytes_sent(std::size_t, int) const { return std::nullopt; }
 

@@ -14,6 +14,8 @@ std::size_t rows_of(const nn::Shape& shape) {
   return shape.dims().size() < 2 ? 1 : static_cast<std::size_t>(shape.dims()[0]);
 }
 
+}  // namespace
+
 std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
   std::vector<ddp::SlotSpec> slots;
   for (const auto& [name, parameter] : parameters)
@@ -23,8 +25,6 @@ std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& param
                      .rows = rows_of(parameter->value().shape())});
   return slots;
 }
-
-}  // namespace
 
 BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
                                std::vector<nn::NamedParameter> parameters, const ddp::BucketLimits& limits,

@@ -70,6 +70,7 @@ class Run {
                                  .gradients = places_of_gradients(session),
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+                                 .ranks = group_.size(),
                                  .checkpoints = !checkpoint_directories().empty()});
     });
     session::check_memory(group_, backend_, needs);

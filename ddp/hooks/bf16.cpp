@@ -50,6 +50,7 @@ class Bf16Hook final : public CommHook {
       widen_on_device(halves_of(bucket), to.data(), to.size(), stream);
   }
 
+  Memory memory(std::span<const SlotSpec> slots, int) const override { return {.held = bytes_of_halves(slots)}; }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
     return bytes_sent_by_all_reduce(static_cast<double>(layout_.plan().buckets[index].bytes) / 2, ranks);
   }

@@ -216,6 +216,9 @@ class Fp16Hook final : public CommHook {
   comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override { return hook_->start(bucket, group); }
   void finish(const GradBucket& bucket, StreamView stream) override { hook_->finish(bucket, stream); }
   std::vector<State> state() override { return hook_->state(); }
+  Memory memory(std::span<const SlotSpec> slots, int) const override {
+    return {.held = bytes_of_halves(slots), .saved = slots.size() * 2 * sizeof(float)};
+  }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
     return hook_->bytes_sent(index, ranks);
   }

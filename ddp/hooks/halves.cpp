@@ -53,6 +53,12 @@ bool all_finite(const Float16* values, std::size_t count) {
   return largest_bits(reinterpret_cast<const std::uint16_t*>(values), count) < kInfinity;
 }
 
+std::uint64_t bytes_of_halves(std::span<const SlotSpec> slots) {
+  std::uint64_t bytes = 0;
+  for (const SlotSpec& slot : slots) bytes += comm::align_up(slot.count * sizeof(float)) / 2;
+  return bytes;
+}
+
 void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
                SlotMemory& owed) {
   const float share = 1.0f / static_cast<float>(ranks);

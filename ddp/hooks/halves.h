@@ -77,6 +77,9 @@ class SlotMemory {
   std::vector<float> values_;
 };
 
+/// Of an arena that has half of what the buckets have.
+std::uint64_t bytes_of_halves(std::span<const SlotSpec> slots);
+
 /// What a bucket has for `slots`, which nobody uses, is owed again: by each of `ranks` ranks the same share.
 void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
                SlotMemory& owed);

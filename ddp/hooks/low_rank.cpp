@@ -11,34 +11,34 @@
 namespace lockstep::ddp {
 namespace {
 
-// Sums are made in so many lanes, whatever the vectors of the instruction set are.
-constexpr std::size_t kLanes = 16;
+// Sums are made in so many parts, whatever the vectors of the instruction set are.
+constexpr std::size_t kParts = 16;
 
 template <class Sum>
-Sum sum_of(const std::array<Sum, kLanes>& lanes) {
+Sum sum_of(const std::array<Sum, kParts>& parts) {
   Sum sum = 0;
-  for (const Sum lane : lanes) sum += lane;
+  for (const Sum part : parts) sum += part;
   return sum;
 }
 
 LOCKSTEP_SIMD_CLONES float dot_f32(const float* a, const float* b, std::size_t count) {
-  std::array<float, kLanes> lanes{};
+  std::array<float, kParts> parts{};
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  for (std::size_t lane = 0; i < count; ++i, ++lane) lanes[lane] += a[i] * b[i];
-  return sum_of(lanes);
+  for (; i + kParts <= count; i += kParts)
+    for (std::size_t part = 0; part < kParts; ++part) parts[part] += a[i + part] * b[i + part];
+  for (std::size_t part = 0; i < count; ++i, ++part) parts[part] += a[i] * b[i];
+  return sum_of(parts);
 }
 
 LOCKSTEP_SIMD_CLONES double dot_f64(const float* a, const float* b, std::size_t count) {
-  std::array<double, kLanes> lanes{};
+  std::array<double, kParts> parts{};
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (std::size_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  for (std::size_t lane = 0; i < count; ++i, ++lane)
-    lanes[lane] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  return sum_of(lanes);
+  for (; i + kParts <= count; i += kParts)
+    for (std::size_t part = 0; part < kParts; ++part)
+      parts[part] += static_cast<double>(a[i + part]) * static_cast<double>(b[i + part]);
+  for (std::size_t part = 0; i < count; ++i, ++part)
+    parts[part] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return sum_of(parts);
 }
 
 /// to += factor · from.

@@ -99,6 +99,18 @@ class PowerSgdHook final : public CommHook {
     return {{.name = "error", .values = owed_.all(), .of_rank = true}, {.name = "q", .values = warm_.all()}};
   }
 
+  Memory memory(std::span<const SlotSpec> slots, int ranks) const override {
+    std::uint64_t owed = 0, warm = 0, sent = 0;
+    for (const SlotSpec& slot : slots) {
+      const LowRank shape = shape_of(slot);
+      owed += shape.rank > 0 ? slot.count : 0;
+      warm += shape.rank * shape.columns;
+      sent += shape.rank > 0 ? shape.rank * (shape.rows + shape.columns) : slot.count;
+    }
+    return {.held = (owed + warm + sent) * sizeof(float),
+            .saved = (owed * static_cast<std::uint64_t>(ranks) + warm) * sizeof(float)};
+  }
+
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
     const Stage& stage = stages_[index];
     const double bytes = stage.compresses ? static_cast<double>(stage.first.bytes() + stage.second.bytes())
@@ -115,6 +127,11 @@ class PowerSgdHook final : public CommHook {
     comm::Work first_work, second_work;
   };
 
+  LowRank shape_of(const SlotSpec& slot) const {
+    LowRank shape{.rows = slot.rows, .columns = slot.rows > 0 ? slot.count / slot.rows : 0, .rank = rank_};
+    if (slot.rows <= 1 || slot.count <= kLeastSaving * rank_ * (shape.rows + shape.columns)) shape.rank = 0;
+    return shape;
+  }
   bool compressed(std::size_t slot) const { return shapes_[slot].rank > 0; }
   std::size_t floats_of_first(std::size_t slot, std::size_t count) const {
     return padded(compressed(slot) ? shapes_[slot].rank * shapes_[slot].rows : count);
@@ -123,11 +140,7 @@ class PowerSgdHook final : public CommHook {
   static std::size_t padded(std::size_t floats) { return comm::align_up(floats * sizeof(float)) / sizeof(float); }
 
   void allocate(std::span<const SlotSpec> slots, comm::ProcessGroup& group) {
-    for (const SlotSpec& slot : slots) {
-      LowRank shape{.rows = slot.rows, .columns = slot.rows > 0 ? slot.count / slot.rows : 0, .rank = rank_};
-      if (slot.rows <= 1 || slot.count <= kLeastSaving * rank_ * (shape.rows + shape.columns)) shape.rank = 0;
-      shapes_.push_back(shape);
-    }
+    for (const SlotSpec& slot : slots) shapes_.push_back(shape_of(slot));
     owed_.allocate(slots.size(), [&](std::size_t slot) { return compressed(slot) ? slots[slot].count : 0; });
     warm_.allocate(slots.size(), [&](std::size_t slot) { return shapes_[slot].rank * shapes_[slot].columns; });
     first_begin_.resize(slots.size());

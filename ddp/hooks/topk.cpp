@@ -31,10 +31,8 @@ class TopKHook final : public CommHook {
     if (arena_ == nullptr) {
       group_ = &group;
       owed_.allocate(slots.size(), [&](std::size_t slot) { return slots[slot].count; });
-      // Each slot may be a bucket of its own.
-      std::size_t most = 0;
-      for (const SlotSpec& slot : slots) most += part_bytes(chosen_of(slot.count));
-      arena_ = group.allocate(std::max(most, comm::kArenaAlignment) * static_cast<std::size_t>(group.size()));
+      arena_ = group.allocate(std::max(most_part_bytes(slots), comm::kArenaAlignment) *
+                              static_cast<std::size_t>(group.size()));
     }
     layout_.set(slots, plan);
     std::memset(arena_->data(), 0, arena_->bytes());  // what was a value may be an index now
@@ -91,6 +89,13 @@ class TopKHook final : public CommHook {
 
   std::vector<State> state() override { return {{.name = "error", .values = owed_.all(), .of_rank = true}}; }
 
+  Memory memory(std::span<const SlotSpec> slots, int ranks) const override {
+    std::uint64_t owed = 0;
+    for (const SlotSpec& slot : slots) owed += slot.count * sizeof(float);
+    const auto n = static_cast<std::uint64_t>(ranks);
+    return {.held = owed + most_part_bytes(slots) * n, .saved = owed * n};
+  }
+
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
     return bytes_sent_by_all_gather(static_cast<double>(part_bytes(places_[index].chosen)) * ranks, ranks);
   }
@@ -109,6 +114,12 @@ class TopKHook final : public CommHook {
   /// A rank's part: values, then indices.
   static std::size_t part_bytes(std::size_t chosen) {
     return comm::align_up(chosen * (sizeof(float) + sizeof(std::uint32_t)));
+  }
+  /// Of all buckets: each slot may be one of its own.
+  std::size_t most_part_bytes(std::span<const SlotSpec> slots) const {
+    std::size_t most = 0;
+    for (const SlotSpec& slot : slots) most += part_bytes(chosen_of(slot.count));
+    return most;
   }
   struct Part {
     std::span<float> values;

@@ -299,8 +299,8 @@ TEST(Fp16Hook, SendsABucketAgainThatDoesNotFit) {
   EXPECT_EQ(step(7, 0x1p+4f).first, n * 0x1p+4f);
 }
 
-// Gradients that cancel are larger than their sum: the slot gets room for them, and stays in f16.
-TEST(Fp16Hook, GivesRoomToGradientsThatCancel) {
+// Gradients that cancel are larger than their sum: the slot is scaled less, and stays in f16.
+TEST(Fp16Hook, ScalesGradientsThatCancelLess) {
   if (group().size() != 2) GTEST_SKIP() << "of two ranks";
   Reducer reducer(group(), {{"w", 10}}, {});
   const auto hook = make_comm_hook("fp16");

@@ -61,7 +61,7 @@ struct GroupOrigin;
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
 /// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 and
-/// f16 are summed and multiplied in f32 and rounded once, unless all_reduce() is told otherwise. Where several hosts
+/// f16 are summed and multiplied in f32 and rounded once, unless a Rounding asks for more. Where several hosts
 /// have several ranks each, the ranks of a host are combined first, in rank order, and then the hosts, in the order of
 /// their first ranks: (r0 + r1) + (r2 + r3); with one rank per host that is the rank order again. MPI, where it is
 /// asked for, keeps to the rank order there too. NCCL alone chooses the order itself, by how the GPUs are connected:

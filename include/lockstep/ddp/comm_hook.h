@@ -36,8 +36,8 @@ class CommHook {
   virtual ~CommHook() = default;
   /// What ranks compare, settings included: "bf16", "powersgd:4".
   virtual std::string name() const = 0;
-  /// When it is registered, before anything else. Throws UsageError for a group that it cannot work with; what one rank
-  /// throws, none goes on with.
+  /// When it is registered, before anything else. Throws UsageError for a group that it cannot work with; all ranks
+  /// throw where one does.
   virtual void check(const comm::ProcessGroup& group) const;
   /// Called when it is registered, on all ranks: there it may allocate. Again when buckets have changed, between steps:
   /// there it issues nothing. `slots` and `plan` are the reducer's, and stay until the next call; a plan has the same
@@ -59,6 +59,13 @@ class CommHook {
     bool of_rank = false;  // each rank has its own, whose sum over the ranks counts; else they are the same on all
   };
   virtual std::vector<State> state() { return {}; }
+
+  /// What it takes for these slots, in bytes, before it has taken any. For estimates.
+  struct Memory {
+    std::uint64_t held = 0;   // on each rank's device
+    std::uint64_t saved = 0;  // of all ranks' state() together
+  };
+  virtual Memory memory(std::span<const SlotSpec> slots, int ranks) const;
 
   /// Payload that a rank sends for bucket `index`, in bytes, if each of `ranks` has a link of its own (bytes_sent()).
   /// For reports; nothing: unknown.
