@@ -189,6 +189,7 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                 "give one, or leave the call out: that is an allreduce");
     check_usage(hook_ == nullptr && step_ == kNoStep, "a second communication hook, or one after the first step",
                 "register one hook before the first step");
+    check_usage(!hook->registered_, "a communication hook that another reducer has already", "make one for each");
     for (const auto& slot : slots_)
       if (slot.dtype != DType::kF32)
         throw UsageError(fmt::format("a communication hook where the gradient of {} is {}", slot.name,
@@ -199,6 +200,7 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   comm::run_collectively(group_, [&] { hook->check(group_); });
   hook->lay_out(slots_, plan_, group_);
   hook_ = std::move(hook);
+  hook_->registered_ = true;
 }
 
 std::optional<Reducer::BytesSent> Reducer::bytes_sent() const {

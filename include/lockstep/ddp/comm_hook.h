@@ -30,7 +30,7 @@ struct GradBucket {
 /// on arenas of its own. One thread calls it; on a device it gives its work to the group's computation stream, and
 /// where steps are captured as graphs it is captured too: it must neither wait on the host nor allocate then.
 ///
-/// lockstep's own are in lockstep/ddp/comm_hooks.h.
+/// A hook is one reducer's, whose group must outlive it. lockstep's own are in lockstep/ddp/comm_hooks.h.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -72,6 +72,10 @@ class CommHook {
   virtual std::optional<double> bytes_sent(std::size_t index, int ranks) const;
   /// Buckets, so far, whose result could not be used, and which were sent a second time without compression.
   virtual std::int64_t fallbacks() const { return 0; }
+
+ private:
+  friend class Reducer;
+  bool registered_ = false;
 };
 
 /// What a rank sends in an allreduce of `bytes`, and in an allgather whose result has `bytes`, if each rank has a link
