@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "ddp/hooks/device_halves.h"
 #include "ddp/hooks/halves.h"
+#include "ddp/hooks/hook_layout.h"
 #include "lockstep/ddp/comm_hooks.h"
 
 namespace lockstep::ddp {

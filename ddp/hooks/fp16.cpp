@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "ddp/hooks/device_halves.h"
 #include "ddp/hooks/halves.h"
+#include "ddp/hooks/hook_layout.h"
 #include "lockstep/ddp/comm_hooks.h"
 
 namespace lockstep::ddp {

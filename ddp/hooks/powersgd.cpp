@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "ddp/hooks/halves.h"
+#include "ddp/hooks/hook_layout.h"
 #include "ddp/hooks/low_rank.h"
 #include "lockstep/ddp/comm_hooks.h"
 

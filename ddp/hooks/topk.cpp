@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "ddp/hooks/halves.h"
+#include "ddp/hooks/hook_layout.h"
 #include "lockstep/ddp/comm_hooks.h"
 
 namespace lockstep::ddp {
