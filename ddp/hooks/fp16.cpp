@@ -22,7 +22,8 @@ namespace {
 ///
 /// Where something does, the bucket's sum has an infinity or a NaN, on all ranks alike: then all of them send the
 /// bucket a second time, in f32, from the gradients, which are still there. So an infinity in the result was one in the
-/// gradients. Slots that overflowed get more headroom. Buckets of which no slot has had a gradient yet travel in f32.
+/// gradients. Other slots that overflowed get more headroom. Buckets of which no slot has had a gradient yet travel in
+/// f32.
 class Fp16HostHook final : public CommHook {
  public:
   std::string name() const override { return "fp16"; }
@@ -56,20 +57,21 @@ class Fp16HostHook final : public CommHook {
 
   void finish(const GradBucket& bucket, StreamView stream) override {
     if (group_->size() == 1) return;
-    if (!in_f32_[bucket.index]) {
-      if (overflowed(bucket)) {
-        send_f32(bucket).wait(stream);
-      } else {
-        for (const std::size_t slot : bucket.slots) {
-          const auto to = layout_.values_of(bucket, slot);
-          widen(halves_of(bucket, slot), 1.0f / scales_[slot], to.data(), to.size());
-        }
+    const bool again = !in_f32_[bucket.index] && overflowed(bucket);
+    if (again) {
+      send_f32(bucket).wait(stream);
+    } else if (!in_f32_[bucket.index]) {
+      for (const std::size_t slot : bucket.slots) {
+        const auto to = layout_.values_of(bucket, slot);
+        widen(halves_of(bucket, slot), 1.0f / scales_[slot], to.data(), to.size());
       }
     }
     for (const std::size_t slot : bucket.slots) {
       const auto sums = layout_.values_of(bucket, slot);
       const float largest = largest_magnitude(sums.data(), sums.size());
-      if (largest > 0 && std::isfinite(largest)) largest_[slot] = largest;
+      if (!std::isfinite(largest)) continue;
+      if (largest > 0) largest_[slot] = largest;
+      if (again && !fits(bucket, slot)) headroom_[slot] = std::min(headroom_[slot] + kMoreHeadroom, kMostHeadroom);
     }
   }
 
@@ -104,19 +106,18 @@ class Fp16HostHook final : public CommHook {
     return std::ldexp(1.0f, std::clamp(16 - static_cast<int>(headroom) - exponent, -120, 120));
   }
 
+  bool fits(const GradBucket& bucket, std::size_t slot) const {
+    return all_finite(halves_of(bucket, slot), layout_.slots()[slot].count);
+  }
+
   bool overflowed(const GradBucket& bucket) {
-    bool any = false;
-    for (const std::size_t slot : bucket.slots) {
-      if (all_finite(halves_of(bucket, slot), layout_.slots()[slot].count)) continue;
-      if (!any && fallbacks_ == 0 && group_->rank() == 0)
-        log_warn(
-            "fp16: the gradients of {} do not fit in step {}: the bucket is sent again in f32; more such are counted",
-            layout_.slots()[slot].name, bucket.step);
-      any = true;
-      headroom_[slot] = std::min(headroom_[slot] + kMoreHeadroom, kMostHeadroom);
-    }
-    if (any) ++fallbacks_;
-    return any;
+    const auto slot = std::ranges::find_if(bucket.slots, [&](std::size_t one) { return !fits(bucket, one); });
+    if (slot == bucket.slots.end()) return false;
+    if (fallbacks_++ == 0 && group_->rank() == 0)
+      log_warn(
+          "fp16: the gradients of {} do not fit in step {}: the bucket is sent again in f32; more such are counted",
+          layout_.slots()[*slot].name, bucket.step);
+    return true;
   }
 
   comm::Work send_f32(const GradBucket& bucket) {

@@ -292,8 +292,11 @@ TEST(Fp16Hook, SendsABucketAgainThatDoesNotFit) {
   EXPECT_EQ(hook->fallbacks(), 1);
   EXPECT_EQ(step(4, 0x1p+20f).first, n * 0x1p+20f);
   EXPECT_EQ(hook->fallbacks(), 1);
+  const float headroom = hook->state().at(1).values[0];
+  EXPECT_GT(headroom, 6) << "the slot that did not fit";
   EXPECT_EQ(step(5, std::numeric_limits<float>::infinity()).first, std::numeric_limits<float>::infinity());
   EXPECT_EQ(hook->fallbacks(), 2);
+  EXPECT_EQ(hook->state().at(1).values[0], headroom) << "an infinity fits nowhere";
   EXPECT_EQ(step(6, 0x1p+20f).first, n * 0x1p+20f);
   // Gradients much smaller than the last ones keep what f16 has for them.
   EXPECT_EQ(step(7, 0x1p+4f).first, n * 0x1p+4f);
