@@ -186,8 +186,7 @@ class PowerSgdHook final : public CommHook {
   }
 
   void start_second_stages(StreamView stream) {
-    for (std::size_t b = 0; b < stages_.size(); ++b) {
-      Stage& stage = stages_[b];
+    for (Stage& stage : stages_) {
       if (!stage.compresses) continue;
       stage.first_work.wait(stream);
       for (const std::size_t slot : stage.bucket.slots) {
