@@ -38,7 +38,7 @@ comm::Work MutedGroup::forward(const Op& op) {
   inner_.set_step(op.step);
   const comm::Region region{op.arena, op.offset_bytes, op.count, op.dtype};
   switch (op.kind) {
-    case OpKind::kAllReduce: return inner_.all_reduce(region, op.reduce, op.bucket);
+    case OpKind::kAllReduce: return inner_.all_reduce(region, op.reduce, op.bucket, op.rounding());
     case OpKind::kReduceScatter: return inner_.reduce_scatter(region, op.reduce);
     case OpKind::kAllGather: return inner_.all_gather(region);
     case OpKind::kBroadcast: return inner_.broadcast(region, op.root);

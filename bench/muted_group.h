@@ -26,6 +26,7 @@ class MutedGroup final : public comm::ProcessGroup {
 
   std::string name() const override { return inner_.name(); }
   Device device() const override { return inner_.device(); }
+  StreamView producer_stream() const override { return inner_.producer_stream(); }
   std::size_t preferred_bucket_bytes() const override { return inner_.preferred_bucket_bytes(); }
   std::unique_ptr<comm::Arena> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
   bool has(const comm::Arena* arena) const override { return inner_.has(arena); }

@@ -72,7 +72,8 @@ class StepBenchmark {
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
-      needs = trainer::estimate_memory(config, backend, *splits_.train, {.samples = most, .batch = most});
+      needs = trainer::estimate_memory(config, backend, *splits_.train,
+                                       {.samples = most, .batch = most, .ranks = group_.size()});
     });
     session::check_memory(group_, backend, needs);
     comm::run_collectively(group_, [&] {
@@ -87,6 +88,7 @@ class StepBenchmark {
     manifest.emplace_back("profile", fmt::to_string(options_.profile));
     comm::compare_manifests(group_, manifest);
     ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
+    trainer::register_hook(config, *ddp_);
     const auto step_options = trainer::step_options(config);
     step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
                   trainer::format_of(*splits_.train), step_options);
@@ -160,6 +162,7 @@ class StepBenchmark {
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     result.backend = session_.gradients().name();
     result.threads = session_.threads;
+    result.hook = trainer::hook_report_of(ddp_->reducer());
   }
 
   /// Of one of `steps` steps that are given to the device one after the other, from its being idle to its being idle.

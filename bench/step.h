@@ -12,6 +12,7 @@
 #include "bench/timings.h"
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
+#include "lockstep/trainer/metrics.h"
 
 namespace lockstep::bench {
 
@@ -64,6 +65,7 @@ struct StepResult {
   std::optional<Timeline> timeline;   // rank 0's
   std::int64_t kernels_per_step = 0;  // that a graph of a step starts; 0: no graph
   std::optional<Profile> profile;     // rank 0's
+  std::optional<trainer::HookReport> hook;
 };
 
 /// JSON, CSV with its heading (and without timeline), or a table of one.

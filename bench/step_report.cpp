@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "bench/step.h"
+#include "trainer/progress.h"
 
 namespace lockstep::bench {
 namespace {
@@ -92,6 +93,11 @@ JsonObject json_of(const StepResult& r) {
     json.add("engines", engines).add("fallbacks", fallbacks);
   }
   if (r.kernels_per_step > 0) json.add("kernels_per_step", r.kernels_per_step);
+  if (r.hook)
+    json.add("comm_hook", r.hook->name)
+        .add("comm_bytes", std::round(r.hook->bytes_sent))
+        .add("comm_bytes_without_hook", std::round(r.hook->bytes_without_hook))
+        .add("comm_fallbacks", r.hook->fallbacks);
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
   if (r.profile) json.add("profile", json_of(*r.profile));
   return json;
@@ -129,6 +135,7 @@ std::string table_of(const StepResult& r) {
   text += fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
   for (const auto& [operation, choice] : r.engines) text += fmt::format("  {} by {}\n", operation, choice.engine);
   if (r.kernels_per_step > 0) text += fmt::format("  kernels of a step      {:>10}\n", r.kernels_per_step);
+  if (r.hook) text += fmt::format("  {}\n", trainer::describe(*r.hook));
   if (r.timeline) text += describe(*r.timeline);
   return r.profile ? text + table_of(*r.profile) : text;
 }

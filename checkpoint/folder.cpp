@@ -162,8 +162,9 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
-  if (const auto carried = manifest.files.find(kCarriedFile); carried != manifest.files.end())
-    verify_file(fmt::format("{}/{}", path, kCarriedFile), carried->second);
+  for (const char* name : {kCarriedFile, kHookFile})
+    if (const auto further = manifest.files.find(name); further != manifest.files.end())
+      verify_file(fmt::format("{}/{}", path, name), further->second);
   return manifest;
 }
 

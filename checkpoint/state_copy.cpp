@@ -31,8 +31,8 @@ StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer) {
   for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
 }
 
-void StateCopy::take(std::vector<nn::HostTensor> carried) {
-  carried_ = std::move(carried);
+void StateCopy::take(FurtherFiles further) {
+  further_ = std::move(further);
   for (std::vector<Part>* parts : {&module_, &optimizer_})
     for (Part& part : *parts) {
       part.memory.resize(part.entry.value.bytes());
@@ -65,13 +65,16 @@ std::map<std::string, CheckpointManifest::File> StateCopy::write(
   std::map<std::string, CheckpointManifest::File> files;
   files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
   files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
-  if (carried_.empty()) return files;
-  std::vector<nn::TensorHeader> headers;
-  for (const auto& tensor : carried_) headers.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes.size()});
-  nn::SafetensorsWriter writer(fmt::format("{}/{}", directory, kCarriedFile), headers);
-  for (const auto& tensor : carried_) writer.add(tensor.bytes);
-  const auto written = writer.commit();
-  files[kCarriedFile] = {.bytes = written.bytes, .sha256 = written.sha256};
+  for (const auto& [name, tensors] : further_) {
+    if (tensors.empty()) continue;
+    std::vector<nn::TensorHeader> headers;
+    for (const auto& tensor : tensors)
+      headers.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes.size()});
+    nn::SafetensorsWriter writer(fmt::format("{}/{}", directory, name), headers);
+    for (const auto& tensor : tensors) writer.add(tensor.bytes);
+    const auto written = writer.commit();
+    files[name] = {.bytes = written.bytes, .sha256 = written.sha256};
+  }
   return files;
 }
 

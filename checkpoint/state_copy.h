@@ -12,6 +12,10 @@
 
 namespace lockstep::checkpoint {
 
+/// Of a checkpoint beside weights and optimizer, by their files' names: what a model carries from batch to batch
+/// (kCarriedFile), what a communication hook keeps (kHookFile). Files without tensors are not written.
+using FurtherFiles = std::map<std::string, std::vector<nn::HostTensor>>;
+
 /// A module's and its optimizer's state in host memory, in the device's layout: a plain copy, so that training waits
 /// for no more than that. The memory is used again for the next one. take() and write() alternate; each may be called
 /// by another thread. Module and optimizer must outlive it.
@@ -19,8 +23,8 @@ class StateCopy {
  public:
   StateCopy(const nn::Module& module, const nn::Optimizer& optimizer);
 
-  /// By the thread that computes. `carried`: what the model carries from batch to batch.
-  void take(std::vector<nn::HostTensor> carried = {});
+  /// By the thread that computes.
+  void take(FurtherFiles further = {});
 
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;
@@ -38,7 +42,7 @@ class StateCopy {
                                              const std::map<std::string, std::string>& metadata);
 
   std::vector<Part> module_, optimizer_;
-  std::vector<nn::HostTensor> carried_;
+  FurtherFiles further_;
 };
 
 }  // namespace lockstep::checkpoint

@@ -13,7 +13,10 @@ std::string describe(const OpDescriptor& op, bool with_arena) {
     add(fmt::format("{}{} {} at byte {}", reduces(op.kind) ? fmt::format("{} of ", name_of(op.reduce)) : std::string(),
                     op.count, lockstep::name_of(op.dtype), op.offset_bytes));
   }
-  if (op.tree > 0) add(fmt::format("along tree {}", op.tree));
+  if (op.rounding() == Rounding::kPerHost)
+    add("each host's rounded");
+  else if (op.tree > 0)
+    add(fmt::format("along tree {}", op.tree));
   if (with_arena) add(fmt::format("arena {} of {} bytes", op.arena_id, op.arena_bytes));
   if (op.kind == OpKind::kBroadcast) add(fmt::format("from rank {}", op.root));
   if (op.step >= 0) add(fmt::format("step {}", op.step));

@@ -109,7 +109,8 @@ void ProcessGroup::check_thread(const char* doing) {
 }
 
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
-                         const Op::Into& into, const ReductionTree* along, std::size_t partial_stride) {
+                         const Op::Into& into, const ReductionTree* along, std::size_t partial_stride,
+                         Rounding rounding) {
   check_thread(name_of(kind));
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
@@ -128,6 +129,7 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   op.offset_bytes = region.offset_bytes;
   op.dtype = region.dtype;
   op.into = into;
+  if (rounding == Rounding::kPerHost) op.tree = OpDescriptor::kRoundedPerHost;
   if (along != nullptr) {
     op.along = along;
     op.tree = along->number();
@@ -146,13 +148,13 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   return Work(this, op.sequence);
 }
 
-Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket) {
-  return issue(OpKind::kAllReduce, op, 0, region, bucket);
+Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket, Rounding rounding) {
+  return issue(OpKind::kAllReduce, op, 0, region, bucket, {}, nullptr, 0, rounding);
 }
 const ReductionTree& ProcessGroup::define_tree(std::size_t leaves) {
   compare_manifests(*this, {{"shards of a sum", fmt::to_string(leaves)}});
-  constexpr std::size_t kMostTrees = 255;
-  check_usage(trees_.size() < kMostTrees, "a group's 256th reduction tree", "define a tree once, and use it again");
+  constexpr std::size_t kMostTrees = OpDescriptor::kRoundedPerHost - 1;
+  check_usage(trees_.size() < kMostTrees, "a group's 255th reduction tree", "define a tree once, and use it again");
   const std::vector<int> order = ranks_by_host();
   std::vector<int> positions(static_cast<std::size_t>(size_));
   std::iota(positions.begin(), positions.end(), 0);

@@ -205,6 +205,7 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                 "give one, or leave the call out: that is an allreduce");
     check_usage(hook_ == nullptr && step_ == kNoStep, "a second communication hook, or one after the first step",
                 "register one hook before the first step");
+    check_usage(!hook->registered_, "a communication hook that another reducer has already", "make one for each");
     for (const auto& slot : slots_)
       if (slot.dtype != DType::kF32)
         throw UsageError(fmt::format("a communication hook where the gradient of {} is {}", slot.name,
@@ -212,7 +213,22 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                          "hooks carry f32: leave the hook out, or have all gradients in f32");
   });
   comm::compare_manifests(group_, {{"communication hook", hook->name()}});
+  comm::run_collectively(group_, [&] { hook->check(group_); });
+  hook->lay_out(slots_, plan_, group_);
   hook_ = std::move(hook);
+  hook_->registered_ = true;
+}
+
+std::optional<Reducer::BytesSent> Reducer::bytes_sent() const {
+  BytesSent all;
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    const double without = bytes_sent_by_all_reduce(static_cast<double>(plan_.buckets[b].bytes), group_.size());
+    const auto sent = hook_ == nullptr ? without : hook_->bytes_sent(b, group_.size());
+    if (!sent) return std::nullopt;
+    all.sent += *sent;
+    all.without_hook += without;
+  }
+  return all;
 }
 
 void Reducer::begin_step(std::int64_t step) {
@@ -467,6 +483,7 @@ std::vector<std::size_t> Reducer::observed_order() {
 bool Reducer::rebuild_buckets(std::vector<std::size_t> order) {
   if (order == order_) return false;
   lay_out(std::move(order));
+  if (hook_ != nullptr) hook_->lay_out(slots_, plan_, group_);
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.
   group_.zero(bytes_at(0, arena_->bytes()));
   return true;

@@ -73,8 +73,14 @@ void Reducer::compare_graph() {
 std::span<const std::size_t> Reducer::present_in(std::size_t bucket) {
   const auto& slots = plan_.buckets[bucket].slots;
   if (!options_.find_unused && !graph_known_) return slots;
+  const auto is_present = [&](std::size_t slot) { return somewhere_[slot]; };
   present_.clear();
-  std::ranges::copy_if(slots, std::back_inserter(present_), [&](std::size_t slot) { return somewhere_[slot]; });
+  if (hook_ != nullptr) {
+    std::ranges::copy_if(slots, std::back_inserter(present_), std::not_fn(is_present));
+    if (!present_.empty()) hook_->drop(bucket_for_hook(bucket), present_);
+    present_.clear();
+  }
+  std::ranges::copy_if(slots, std::back_inserter(present_), is_present);
   return present_;
 }
 

@@ -9,14 +9,22 @@
 namespace lockstep::parallel {
 namespace {
 
-std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
-  std::vector<ddp::SlotSpec> slots;
-  for (const auto& [name, parameter] : parameters)
-    slots.push_back({name, static_cast<std::size_t>(parameter->value().count()), parameter->value().dtype()});
-  return slots;
+// A convolution's are its output channels, as in PyTorch's PowerSGD.
+std::size_t rows_of(const nn::Shape& shape) {
+  return shape.dims().size() < 2 ? 1 : static_cast<std::size_t>(shape.dims()[0]);
 }
 
 }  // namespace
+
+std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
+  std::vector<ddp::SlotSpec> slots;
+  for (const auto& [name, parameter] : parameters)
+    slots.push_back({.name = name,
+                     .count = static_cast<std::size_t>(parameter->value().count()),
+                     .dtype = parameter->value().dtype(),
+                     .rows = rows_of(parameter->value().shape())});
+  return slots;
+}
 
 BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
                                std::vector<nn::NamedParameter> parameters, const ddp::BucketLimits& limits,

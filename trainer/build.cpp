@@ -13,6 +13,7 @@
 #include "data/word_pieces.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "session/opening.h"
@@ -392,6 +393,20 @@ TrainingStep::Options step_options(const TrainConfig& config) {
 
 bool wants_graphs(const TrainConfig& config) {
   return config.graphs.value_or(true) && !config.find_unused && config.shards == 0 && config.parallel != Parallel::kDp;
+}
+
+void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp) {
+  if (auto hook = ddp::make_comm_hook(config.comm_hook)) ddp.register_comm_hook(std::move(hook));
+}
+
+std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer) {
+  const ddp::CommHook* const hook = reducer.comm_hook();
+  const auto bytes = reducer.bytes_sent();
+  if (hook == nullptr || !bytes || bytes->without_hook <= 0) return std::nullopt;
+  return HookReport{.name = hook->name(),
+                    .bytes_sent = bytes->sent,
+                    .bytes_without_hook = bytes->without_hook,
+                    .fallbacks = hook->fallbacks()};
 }
 
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config) {

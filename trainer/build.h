@@ -13,6 +13,7 @@
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/sampler/sampler.h"
 #include "lockstep/trainer/config.h"
+#include "lockstep/trainer/metrics.h"
 #include "trainer/run_weights.h"
 #include "trainer/step.h"
 
@@ -63,6 +64,12 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
 
 /// Buckets and buffers as the flags want them. The step checks for unused parameters (TrainingStep).
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config);
+
+/// Collective: the hook that the flags name carries the gradients.
+void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp);
+/// What a step's gradients take on the wire; nothing without a hook, in a world of one, and where the hook does not
+/// say.
+std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer);
 
 /// What must be the same on every rank before they train together.
 comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);

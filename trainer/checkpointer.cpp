@@ -7,6 +7,7 @@
 #include "base/version.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
+#include "trainer/hook_state.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {
@@ -56,6 +57,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   if (resumed) {
     state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
+    resume_hook_state(*resumed, state.ddp.reducer().comm_hook(), group);
     sampler.restore(resumed->manifest.position);
     state.step = resumed->manifest.step;
   }
@@ -76,7 +78,9 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
                      "count steps from 1, and continue where load_latest() says");
   state.ddp.check();
   state.step = step;
-  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order());
+  checkpoint::FurtherFiles further;
+  further[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order(), std::move(further));
 }
 
 void Checkpointer::finish() {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
@@ -124,6 +125,12 @@ void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::st
   require(config.autotune != true || kind != DeviceKind::kCpu,
           fmt::format("--autotune yes is for GPUs, and this run is on the CPU{}", because),
           "leave --autotune out, or use --device cuda");
+  require(
+      kind == DeviceKind::kCpu || ddp::comm_hook_family(config.comm_hook).on_gpus,
+      fmt::format("--comm-hook {} is for the CPU, and this run is on a GPU{}: its arithmetic is the host's, which a "
+                  "GPU would wait for",
+                  config.comm_hook, because),
+      "use --comm-hook bf16 or fp16, or --device cpu");
   require(config.graphs != true || kind != DeviceKind::kCpu,
           fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
           "leave --graphs out, or use --device cuda");

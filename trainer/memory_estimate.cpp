@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "lockstep/data/loader.h"
+#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/parallel/bound_gradients.h"
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/trainer/forward.h"
 #include "nn/ops/meta_backend.h"
@@ -33,12 +35,19 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   return backend.allocator().stats().peak_bytes_asked - before;
 }
 
+ddp::CommHook::Memory memory_of_hook(const TrainConfig& config, const std::vector<nn::NamedParameter>& trained,
+                                     int ranks) {
+  const auto hook = ddp::make_comm_hook(config.comm_hook);
+  return hook != nullptr ? hook->memory(parallel::slots_of(trained), ranks) : ddp::CommHook::Memory();
+}
+
 }  // namespace
 
 session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                      const MemoryPlan& plan) {
   const auto meta = nn::make_meta_backend(backend);
   session::MemoryNeed on_device;
+  ddp::CommHook::Memory hook;
   const auto model = build_shapes(config, *meta, dataset);
   on_device.parameters = asked(*meta);
   std::unique_ptr<nn::Optimizer> optimizer;
@@ -49,6 +58,8 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
       on_device.gradients += plan.gradients * parameter->value().bytes();
       parameter->bind_gradient(nn::Tensor::view_of(nn::meta_address(), parameter->value().shape()));
     }
+    hook = memory_of_hook(config, trained, plan.ranks);
+    on_device.gradients += hook.held;
     optimizer = make_optimizer(config, trained);
     on_device.moments = asked(*meta) - on_device.parameters;
     if (config.local_sgd > 0)
@@ -60,7 +71,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
 
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});
-  if (plan.checkpoints) on_host.checkpoint = on_device.parameters + on_device.moments;
+  if (plan.checkpoints) on_host.checkpoint = on_device.parameters + on_device.moments + hook.saved;
   if (backend.device().kind != DeviceKind::kCpu) return {.host = on_host, .device = on_device};
   // The copies have parameters and gradients of their own, and the first device what is remembered of them.
   for (std::int64_t d = 0; d < devices; ++d) {

@@ -18,6 +18,7 @@ struct MemoryPlan {
   std::size_t gradients = 1;  // places for all gradients (ddp: Note [Shards])
   int workers = 0;            // that read batches of `batch` samples
   std::int64_t batch = 0;
+  int ranks = 1;             // of the job
   bool checkpoints = false;  // this rank writes them
 };
 

@@ -25,6 +25,11 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+std::string text_of(const HookReport& hook) {
+  return fmt::format(R"(,"comm_hook":"{}","comm_bytes":{:.0f},"comm_bytes_without_hook":{:.0f},"comm_fallbacks":{})",
+                     hook.name, hook.bytes_sent, hook.bytes_without_hook, hook.fallbacks);
+}
+
 // The number after `name` in a line of ours.
 std::optional<std::int64_t> number_in(const std::string& line, std::string_view name) {
   const auto at = line.find(name);
@@ -122,9 +127,9 @@ void Metrics::write(const CheckpointReport& r) {
 
 void Metrics::write(const FinalReport& r) {
   write_line(fmt::format(
-      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}","peak_memory_bytes":[{}]}})",
+      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}","peak_memory_bytes":[{}]{}}})",
       r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256,
-      fmt::join(r.peak_memory_bytes, ",")));
+      fmt::join(r.peak_memory_bytes, ","), r.hook ? text_of(*r.hook) : std::string()));
 }
 
 }  // namespace lockstep::trainer

@@ -6,6 +6,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/data/families.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/sources.h"
@@ -304,6 +305,39 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
+  const auto complaint_of = [](const std::string& spec) -> std::optional<Complaint> {
+    try {
+      ddp::make_comm_hook(spec);
+      return std::nullopt;
+    } catch (const UsageError& error) {
+      return Complaint{error.what(), error.remedy()};
+    }
+  };
+  table.add({.name = "comm-hook",
+             .placeholder = ddp::comm_hook_placeholder(),
+             .help = "how gradients travel: as f32, as bf16 or fp16, as products of R columns of each matrix, or the P "
+                     "percent of a bucket that are largest",
+             .default_text = config.comm_hook,
+             .value = {[&config, complaint_of](const std::string& spec) {
+                         auto complaint = complaint_of(spec);
+                         if (!complaint) config.comm_hook = spec;
+                         return complaint;
+                       },
+                       [&config] { return config.comm_hook; },
+                       [&config, complaint_of] { return complaint_of(config.comm_hook); },
+                       [&config] { return config.comm_hook != "none"; }},
+             .applies = {.to = "training without --shards and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.shards > 0)
+                             return "--shards promises the same bits at any number of ranks, which a hook cannot";
+                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                           return std::nullopt;
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
 namespace {
 
 /// One process for each device, or one for all; what ranks do with gradients and statistics.
@@ -345,13 +379,14 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
            "end of an epoch too",
        .default_text = "gradients are summed in each step",
        .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
-       .applies = {.to = "training without --shards, --sync-batchnorm, --no-broadcast-buffers and --parallel dp, whose "
+       .applies = {.to = "training without --shards, --comm-hook, --sync-batchnorm, --no-broadcast-buffers and --parallel dp, whose "
                          "--checkpoint-every and --check-replicas are multiples of K",
                    .unless = [&config]() -> std::optional<std::string> {
                      const auto apart = [&](std::int64_t steps) {
                        return steps % std::max<std::int64_t>(config.local_sgd, 1) != 0;
                      };
                      if (config.shards > 0) return "--shards sums each step along a tree";
+                     if (config.comm_hook != "none") return "--comm-hook carries the gradients of each step";
                      if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
                      if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
                      if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
@@ -522,6 +557,7 @@ OptionTable train_options(TrainConfig& config) {
              .agree = Agree::kValue,
              .may_change = true});
   add_bucket_options(table, config);
+  add_comm_hook_option(table, config);
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);

@@ -135,6 +135,16 @@ void Progress::checkpoint(const CheckpointReport& report) {
                        human_bytes(static_cast<double>(report.bytes)), 1e-3 * report.write_ms, report.held_up_ms));
 }
 
+std::string describe(const HookReport& hook) {
+  std::string text = fmt::format("{}: a rank sends {} of gradients in a step in place of {} ({:.1f} %)", hook.name,
+                                 human_bytes(hook.bytes_sent), human_bytes(hook.bytes_without_hook),
+                                 100 * hook.bytes_sent / hook.bytes_without_hook);
+  if (hook.fallbacks > 0)
+    text +=
+        fmt::format("; {} bucket{} did not fit and went again as f32", hook.fallbacks, hook.fallbacks == 1 ? "" : "s");
+  return text;
+}
+
 void Progress::summary(const Summary& s) {
   clear();
   const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
@@ -148,6 +158,7 @@ void Progress::summary(const Summary& s) {
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
                                 rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
+  if (s.final.hook) std::printf("%s\n", describe(*s.final.hook).c_str());
   for (const auto& straggler : s.stragglers) std::printf("straggler: %s\n", straggler.text.c_str());
   std::fflush(stdout);
 }

@@ -21,6 +21,9 @@ struct Summary {
   std::vector<Straggler> stragglers = {};
 };
 
+/// "bf16: a rank sends 1.2 MB of gradients in a step in place of 2.4 MB (50.0 %)".
+std::string describe(const HookReport& hook);
+
 /// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it
 /// is the only one that logs.
 class Progress {

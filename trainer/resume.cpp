@@ -342,20 +342,26 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
   ddp::check_replicas(gradients, moments);
 }
 
+void run_on_checkpoint(const std::string& path, FunctionRef<void()> work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    rethrow_unusable(path, error);
+  }
+}
+
 void resume_carried(const Resumed& resumed, comm::ProcessGroup& group, CarriedState& carried) {
   if (resumed.manifest.position.cursor == 0) return;
   std::vector<nn::HostTensor> all;
   const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kCarriedFile);
   comm::run_collectively(group, [&] {
     if (group.rank() != resumed.reader) return;
-    try {
+    run_on_checkpoint(resumed.path, [&] {
       // Those files alone are whole that the manifest lists.
       if (!resumed.manifest.files.contains(checkpoint::kCarriedFile))
         throw IoError(fmt::format("its manifest does not list {}", checkpoint::kCarriedFile), "");
       all = nn::read_safetensors(file);
-    } catch (const Error& error) {
-      rethrow_unusable(resumed.path, error);
-    }
+    });
   });
   carried.restore(all, file, resumed.reader);
 }

@@ -44,6 +44,9 @@ std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::P
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 
+/// Runs `work` on the checkpoint at `path`; what it throws becomes a CheckpointError that names it.
+void run_on_checkpoint(const std::string& path, FunctionRef<void()> work);
+
 /// Collective: gives every rank its part of what the model carried at the checkpoint, unless an epoch begins there.
 void resume_carried(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, CarriedState& carried);
 

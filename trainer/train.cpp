@@ -25,6 +25,7 @@
 #include "lockstep/trainer/evaluate.h"
 #include "trainer/build.h"
 #include "trainer/data_parallel.h"
+#include "trainer/hook_state.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/mirror.h"
 #include "trainer/progress.h"
@@ -70,6 +71,7 @@ class Run {
                                  .gradients = places_of_gradients(session),
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+                                 .ranks = group_.size(),
                                  .checkpoints = !checkpoint_directories().empty()});
     });
     session::check_memory(group_, backend_, needs);
@@ -116,9 +118,13 @@ class Run {
     ddp.shard_backend = [threads = session.threads] { return nn::make_cpu_backend(threads); };
     if (averages()) ddp.broadcast_buffers = false;  // until an averaging they are each rank's own
     ddp_.emplace(forwarded(), session.gradients(), ddp);
-    if (averages()) ddp_->register_comm_hook(parallel::make_local_hook());
+    if (averages())
+      ddp_->register_comm_hook(parallel::make_local_hook());
+    else
+      register_hook(config_, *ddp_);
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
+    if (resumed_) resume_hook_state(*resumed_, ddp_->reducer().comm_hook(), group_);
     if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
@@ -254,26 +260,33 @@ class Run {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's
     }
-    std::vector<nn::HostTensor> carried;
-    if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) {
-      carried = carried_->gather(0);
+    checkpoint::FurtherFiles further;
+    if (checkpoints_.wanted() && checkpoints_.is_new(step)) {
+      further = gather_further(0);
       if (mirrored)
-        if (auto there = carried_->gather(mirror_->rank); group_.rank() == mirror_->rank) carried = std::move(there);
+        if (auto there = gather_further(mirror_->rank); group_.rank() == mirror_->rank) further = std::move(there);
     }
-    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(further));
+  }
+
+  // What checkpoints have of all ranks; on rank `root`.
+  checkpoint::FurtherFiles gather_further(int root) {
+    checkpoint::FurtherFiles further;
+    if (carried_) further[checkpoint::kCarriedFile] = carried_->gather(root);
+    further[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
+    return further;
   }
 
   // A disk was lost, or ranks run on other hosts: there are two copies again as soon as there can be.
   void write_missing_copies() {
     const auto lacking = group_.all_gather_numbers(checkpoints_.lacks_copy() ? 1 : 0);
     if (std::ranges::max(lacking) == 0) return;
-    std::vector<nn::HostTensor> carried;
+    checkpoint::FurtherFiles further;
     // Where an epoch begins, the model carries zeros: the checkpoint has them too.
-    if (carried_)
-      for (int rank = 0; rank < group_.size(); ++rank)
-        if (lacking[static_cast<std::size_t>(rank)] != 0)
-          if (auto there = carried_->gather(rank); rank == group_.rank()) carried = std::move(there);
-    checkpoints_.write_missing_copies(resumed_->manifest, std::move(carried));
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (lacking[static_cast<std::size_t>(rank)] != 0)
+        if (auto there = gather_further(rank); rank == group_.rank()) further = std::move(there);
+    checkpoints_.write_missing_copies(resumed_->manifest, std::move(further));
   }
 
   // Once they are on the disk: a few steps later, or at the end.
@@ -439,7 +452,8 @@ class Run {
                              .loss = evaluation.loss,
                              .accuracy = evaluation.accuracy,
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
-                             .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string()};
+                             .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
+                             .hook = hook_report_of(ddp_->reducer())};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,

@@ -36,8 +36,10 @@ class SlotHook final : public autograd::PostAccumulateGradHook {
 std::vector<ddp::SlotSpec> slots_of(const std::vector<NamedTensor>& parameters) {
   std::vector<ddp::SlotSpec> slots;
   for (const auto& [name, tensor] : parameters)
-    slots.push_back({name, static_cast<std::size_t>(tensor.numel()),
-                     summed_in(tensor.scalar_type()) == ::torch::kFloat64 ? DType::kF64 : DType::kF32});
+    slots.push_back({.name = name,
+                     .count = static_cast<std::size_t>(tensor.numel()),
+                     .dtype = summed_in(tensor.scalar_type()) == ::torch::kFloat64 ? DType::kF64 : DType::kF32,
+                     .rows = tensor.dim() < 2 ? 1 : static_cast<std::size_t>(tensor.size(0))});
   return slots;
 }
 

@@ -28,7 +28,7 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
     ranks_ += static_cast<int>(ranks.size());
     crowded = crowded || ranks.size() > 1;
   }
-  widened_ = crowded && reduces(op.kind) && rounds(op.dtype, op.reduce);
+  widened_ = crowded && reduces(op.kind) && rounds(op.dtype, op.reduce) && op.rounding() == Rounding::kOnce;
   const std::size_t most_partials = partials.empty() ? 1 : *std::ranges::max_element(partials);
   small_ = !by_rank_ && op.bytes() * most_partials <= small_limit(tuning, hosts.size());
   if (op.kind != OpKind::kAllGather) scatterers_ = kAll;

@@ -64,7 +64,7 @@ class Plan {
   bool gathers(int owner, int other) const { return gathers_ && owner != other && other != root_host_; }
   /// The region is every host's own as a whole.
   bool small() const { return small_; }
-  /// Sums of bf16 travel as f32 where a host has several ranks, so that they are rounded once.
+  /// Sums of bf16 travel as f32 where a host has several ranks, so that they are rounded once (Rounding::kOnce).
   bool widened() const { return widened_; }
   /// Of a payload that `host` sends in the first phase.
   std::size_t wire_bytes(const Chunk& chunk, int host) const {

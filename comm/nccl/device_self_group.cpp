@@ -12,6 +12,7 @@ class DeviceSelfGroup final : public DeviceGroup {
   explicit DeviceSelfGroup(const DeviceGroupOptions& options)
       : DeviceGroup(0, 1, options.timeout, options.device), producer_(options.producer), bytes_(options.producer) {}
 
+  StreamView producer_stream() const override { return producer_; }
   std::string name() const override { return "self"; }
   void copy(void* to, const void* from, std::size_t bytes) override { bytes_.copy(to, from, bytes); }
   void zero(const Region& region) override {

@@ -49,6 +49,7 @@ class NcclGroup final : public DeviceGroup {
   /// Collective: what is left of the making, where the ranks wait for each other.
   void join(const ncclUniqueId& id);
 
+  StreamView producer_stream() const override { return producer_; }
   std::string name() const override { return "nccl"; }
   void copy(void* to, const void* from, std::size_t bytes) override;
   void zero(const Region& region) override;

@@ -180,6 +180,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--stall-warning-seconds=0.5",
                               "--bucket-mb=0.5",
                               "--first-bucket-mb=0.25",
+                              "--comm-hook=powersgd:4",
                               "--accumulate=4",
                               "--find-unused",
                               "--no-broadcast-buffers",
@@ -238,6 +239,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_FALSE(config.encrypt);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
+  EXPECT_EQ(config.comm_hook, "powersgd:4");
   EXPECT_EQ(config.accumulate, 4);
   EXPECT_TRUE(config.find_unused);
   EXPECT_TRUE(config.no_broadcast_buffers);

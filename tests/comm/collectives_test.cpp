@@ -155,6 +155,20 @@ TEST(Collectives, BigRegionsRoundTheChunkEdges) {
             ASSERT_TRUE(check(*arena, kind, dtype, ReduceOp::kSum, size / size_of(dtype), 0, ++seed));
 }
 
+// What each host sends is rounded; within one host, and over MPI, there is nothing to send before the end.
+TEST(Collectives, SumsThatEachHostRounds) {
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const std::size_t count : {1u, 65u, 5'000u, 300'001u}) {
+      const auto arena = group().allocate(align_up(count * size_of(dtype)));
+      const Region region{arena.get(), 0, count, dtype};
+      fill(region, count);
+      group().all_reduce(region, ReduceOp::kSum, -1, Rounding::kPerHost).wait_host();
+      const auto parts = reference::contributions(dtype, count, count, group().size());
+      const Expected expected{0, reference::reduce_rounding_hosts(dtype, ReduceOp::kSum, parts, hosts())};
+      ASSERT_TRUE(holds(region, expected)) << count << " " << lockstep::name_of(dtype);
+    }
+}
+
 TEST(Collectives, RandomSequencesWithManyUnderWay) {
   // Eight regions, each with an operation under way at any time; the same choices on every rank.
   constexpr std::size_t kRegions = 8, kRegionBytes = 300'000;

@@ -103,6 +103,12 @@ TEST(Plan, SumsOfBf16TravelWideFromHostsWithSeveralRanks) {
   const Plan plan(op, hosts, 1, {});
   EXPECT_TRUE(plan.widened());
   EXPECT_EQ(plan.wire_bytes(plan.chunk(0, 0, 0), 0), 2 * plan.chunk(0, 0, 0).bytes);
+  // Each host's sum is rounded where that was asked for.
+  Op rounded = op;
+  rounded.tree = OpDescriptor::kRoundedPerHost;
+  const Plan narrow(rounded, hosts, 1, {});
+  EXPECT_FALSE(narrow.widened());
+  EXPECT_EQ(narrow.wire_bytes(narrow.chunk(0, 0, 0), 0), narrow.chunk(0, 0, 0).bytes);
   Op least = op;
   least.reduce = ReduceOp::kMin;
   EXPECT_FALSE(Plan(least, hosts, 1, {}).widened());

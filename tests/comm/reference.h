@@ -165,6 +165,18 @@ inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>&
   return reduce(dtype, op, partials);
 }
 
+/// The same with the result of each host's ranks rounded too.
+inline Bytes reduce_rounding_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
+                                   const std::vector<std::vector<int>>& hosts) {
+  std::vector<Bytes> partials;
+  for (const auto& ranks : hosts) {
+    std::vector<Bytes> theirs;
+    for (const int rank : ranks) theirs.push_back(parts[static_cast<std::size_t>(rank)]);
+    partials.push_back(reduce(dtype, op, theirs));
+  }
+  return reduce(dtype, op, partials);
+}
+
 /// The contributions of ranks 0 to world_size - 1.
 inline std::vector<Bytes> contributions(DType dtype, std::size_t count, std::uint64_t seed, int world_size) {
   std::vector<Bytes> parts;

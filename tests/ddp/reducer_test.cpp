@@ -321,6 +321,10 @@ TEST(Reducer, HooksAreComparedAndRegisteredOnce) {
   }
   reducer.register_comm_hook(std::make_shared<HalvingHook>());
   EXPECT_THROW(reducer.register_comm_hook(std::make_shared<HalvingHook>()), Error);
+  const auto taken = std::make_shared<HalvingHook>();
+  Reducer first(group(), some_slots(), {}), second(group(), some_slots(), {});
+  first.register_comm_hook(taken);
+  EXPECT_THAT(refusal_of([&] { second.register_comm_hook(taken); }), HasSubstr("that another reducer has already"));
   Reducer late(group(), some_slots(), {});
   late.begin_step(1);
   late.contribute_nothing();

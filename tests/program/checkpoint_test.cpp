@@ -105,6 +105,14 @@ INSTANTIATE_TEST_SUITE_P(
              "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --dropout 0.2 "
              "--batch 4 --steps 15",
              15, 1},
+        Case{"ScalesOfFp16",
+             "lockstep train cnn --data digits --global-batch 60 --steps 15 --comm-hook fp16 --bucket-mb 0.001", 15, 2},
+        Case{"ErrorsOfPowerSgd", "lockstep train cnn --data digits --global-batch 50 --steps 15 --comm-hook powersgd:2",
+             15, 3},
+        Case{"ErrorsOfTopK",
+             "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --batch 4 --steps 15 "
+             "--comm-hook topk:3",
+             15, 2},
         Case{"PaddedTail", "lockstep train mlp --hidden 16 --data digits --batch 100 --tail pad --steps 33", 33, 3},
         Case{"DataParallel",
              "lockstep train cnn --data digits --parallel dp --device cpu:0,1,2 --batch 50 --steps 20 --clip-norm 1",

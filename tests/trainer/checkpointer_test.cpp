@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/trainer/forward.h"
@@ -120,6 +121,27 @@ TEST_F(CheckpointerTest, ResumesToTheSameBits) {
   Loop loop(2);  // other parameters, until the checkpoint is there
   Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
   EXPECT_EQ(train(loop, checkpoints, 3, 100), whole);
+}
+
+// With what the hook keeps: each rank its own part.
+TEST_F(CheckpointerTest, ResumesCommunicationHooks) {
+  for (const char* hook : {"fp16", "powersgd:1", "topk:2"}) {
+    SCOPED_TRACE(hook);
+    const std::string kept = fmt::format("{}/{}", directory_, hook);
+    std::string whole;
+    {
+      Loop loop(1);
+      loop.ddp.register_comm_hook(ddp::make_comm_hook(hook));
+      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+      whole = train(loop, checkpoints, 0, 4);
+    }
+    if (session().group->rank() == 0) fs::remove_all(kept + "/step-0000000008");
+    session().group->barrier().wait_host();
+    Loop loop(2);
+    loop.ddp.register_comm_hook(ddp::make_comm_hook(hook));
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+    EXPECT_EQ(train(loop, checkpoints, 4, 100), whole);
+  }
 }
 
 TEST_F(CheckpointerTest, CallsThatAreLeftOutOrDoneTwice) {

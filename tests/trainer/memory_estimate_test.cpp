@@ -21,6 +21,26 @@ using lockstep::testing::group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+TEST(MemoryEstimate, CountsWhatAHookTakes) {
+  TrainConfig config;
+  config.model.name = "cnn";
+  config.data = "digits";
+  const auto dataset = open_splits(config).train;
+  const auto backend = nn::make_cpu_backend(1);
+  const auto need = [&](const std::string& hook, int ranks) {
+    config.comm_hook = hook;
+    return estimate_memory(config, *backend, *dataset, {.samples = 4, .batch = 4, .ranks = ranks, .checkpoints = true})
+        .host;
+  };
+  const MemoryNeed none = need("none", 2);
+  EXPECT_NEAR(static_cast<double>(need("bf16", 2).gradients), 1.5 * static_cast<double>(none.gradients),
+              0.01 * static_cast<double>(none.gradients));
+  const MemoryNeed topk = need("topk:1", 3);
+  EXPECT_GE(topk.gradients, 2 * none.gradients);
+  EXPECT_EQ(topk.checkpoint, none.checkpoint + 3 * none.gradients) << "each rank's errors";
+  EXPECT_GT(need("powersgd:1", 2).gradients, none.gradients);
+}
+
 struct EstimateCase {
   std::string model, data;
   std::int64_t batch;

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tests/support/refusal.h"
 #include "tests/trainer/nccl_training.h"
 
 namespace lockstep::trainer {
@@ -44,6 +45,36 @@ TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
       EXPECT_NEAR(got[i].grad_norm, wanted[i].grad_norm, 1e-3 * wanted[i].grad_norm) << "step " << i + 1;
     }
   }
+}
+
+// Captured or not, with the same bits on all ranks; near those of the same hook on the CPU, whose sums round elsewhere.
+TEST_P(NcclStep, HooksRoundThere) {
+  for (const char* hook : {"bf16", "fp16"}) {
+    SCOPED_TRACE(hook);
+    NcclTraining cpu({.cuda = false, .hook = hook}), eager({.record = false, .hook = hook}), recorded({.hook = hook});
+    const auto wanted = cpu.run(12), got = eager.run(12), again = recorded.run(12);
+    EXPECT_EQ(recorded.recorded().refusal(), "");
+    EXPECT_GT(recorded.recorded().replayed(), 3);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-2 * wanted[i].totals.loss) << "step " << i + 1;
+      ASSERT_EQ(again[i].totals.loss, got[i].totals.loss) << "step " << i + 1;
+    }
+    EXPECT_EQ(recorded.hash(), eager.hash());
+    EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+    EXPECT_NE(eager.hash(), NcclTraining({.record = false}).hash());
+  }
+}
+
+TEST_P(NcclStep, HooksOfTheCpuAreRefused) {
+  const auto backend = nn::make_cuda_backend({});
+  const auto gpus =
+      comm::make_nccl_group(group(), {.producer = backend->stream(), .timeout = kPatience}, &comm::fake_nccl::api());
+  for (const char* spec : {"powersgd:2", "topk:1"}) {
+    const auto hook = ddp::make_comm_hook(spec);
+    EXPECT_THAT(testing::refusal_of([&] { hook->check(*gpus); }),
+                AllOf(HasSubstr(spec), HasSubstr("its arithmetic is the CPU's")));
+  }
+  gpus->shutdown();
 }
 
 // 1,437 digits in steps of 180 leave 177 for the last one of an epoch.

@@ -10,6 +10,7 @@
 
 #include "comm/nccl/nccl_group.h"
 #include "lockstep/data/open.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/trainer/evaluate.h"
@@ -28,6 +29,7 @@ struct NcclSetting {
   double clip_norm = 0;
   std::uint64_t global_batch = 180;
   std::vector<std::int64_t> hidden = {32, 24};
+  std::string hook = "none";
 };
 
 inline std::size_t memory_used() {
@@ -59,6 +61,7 @@ class NcclTraining {
     using Options = parallel::DistributedDataParallel::Options;
     ddp_.emplace(*module_, gradients,
                  Options{.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true});
+    if (auto hook = ddp::make_comm_hook(setting.hook)) ddp_->register_comm_hook(std::move(hook));
     graphs_.emplace(*backend_, *ddp_, DType::kF32);
     step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}), format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true});

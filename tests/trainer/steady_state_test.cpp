@@ -12,6 +12,7 @@
 
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
+#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/models/models.h"
 #include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
@@ -36,7 +37,7 @@ long page_faults() {
 class Training {
  public:
   Training(const std::string& model, const std::string& data, std::uint64_t global_batch, bool adam,
-           bool stateful = false, std::uint64_t shards = 0, int at_once = 1)
+           bool stateful = false, std::uint64_t shards = 0, int at_once = 1, const std::string& hook = "none")
       : splits_(data::open_data(data, {.context = 16})),
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
@@ -62,7 +63,9 @@ class Training {
             *backend_, ddp_,
             adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9}),
             format_of(*splits_.train),
-            {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .tree = tree_, .carried = carried_.get()}) {}
+            {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .tree = tree_, .carried = carried_.get()}) {
+    if (auto made = ddp::make_comm_hook(hook)) ddp_.register_comm_hook(std::move(made));
+  }
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
   nn::Backend& backend() { return *backend_; }
@@ -128,6 +131,15 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedWithinAnEpoch) {
   ASSERT_EQ(run.steps_per_epoch(), 64);
   while (run.steps() < 5) run.step();
   expect_steady(run, 15, GetParam());
+}
+
+TEST(TrainerSteadyStateOfHooks, NothingIsAllocated) {
+  for (const char* hook : {"bf16", "fp16", "powersgd:2", "topk:1"}) {
+    Training run("mlp", "random:1x28x28,4096", 64, /*adam=*/true, /*stateful=*/false, /*shards=*/0, /*at_once=*/1,
+                 hook);
+    while (run.steps() < 5) run.step();
+    expect_steady(run, 15, hook);
+  }
 }
 
 // The last step of an epoch is a shape of its own, and a rank may have no sample in it: 1,437 digits in steps of 60

@@ -16,6 +16,9 @@ class Arena;
 class ReductionTree;
 
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
+/// How often an allreduce rounds sums and products of bf16 and f16, where several hosts have several ranks each: once,
+/// at the end, with each host's result on its way in f32; or each host's result too, which halves what it sends first.
+enum class Rounding : std::uint8_t { kOnce, kPerHost };
 enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
 
 constexpr const char* name_of(ReduceOp op) {
@@ -65,7 +68,10 @@ struct OpDescriptor {
   OpKind kind = OpKind::kBarrier;
   ReduceOp reduce = ReduceOp::kSum;
   DType dtype = DType::kF32;
-  std::uint8_t tree = 0;  // the group's number of the tree that it sums along; 0: in rank order
+  std::uint8_t tree = 0;  // the group's number of the tree that it sums along; 0, kRoundedPerHost: in rank order
+
+  static constexpr std::uint8_t kRoundedPerHost = 255;
+  Rounding rounding() const { return tree == kRoundedPerHost ? Rounding::kPerHost : Rounding::kOnce; }
 
   std::size_t bytes() const { return count * size_of(dtype); }
 

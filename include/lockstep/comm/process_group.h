@@ -61,11 +61,11 @@ struct GroupOrigin;
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
 /// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 and
-/// f16 are summed and multiplied in f32 and rounded once. Where several hosts have several ranks each, the ranks of a
-/// host are combined first, in rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 +
-/// r3); with one rank per host that is the rank order again. MPI, where it is asked for, keeps to the rank order there
-/// too. NCCL alone chooses the order itself, by how the GPUs are connected: every rank receives the same bits there
-/// too, but not those of the other backends.
+/// f16 are summed and multiplied in f32 and rounded once, unless a Rounding asks for more. Where several hosts
+/// have several ranks each, the ranks of a host are combined first, in rank order, and then the hosts, in the order of
+/// their first ranks: (r0 + r1) + (r2 + r3); with one rank per host that is the rank order again. MPI, where it is
+/// asked for, keeps to the rank order there too. NCCL alone chooses the order itself, by how the GPUs are connected:
+/// every rank receives the same bits there too, but not those of the other backends.
 ///
 /// Note [Several groups]
 /// A process may have several groups at a time: of the whole job (make_group() again) and of some of its ranks
@@ -96,6 +96,9 @@ class ProcessGroup {
   /// issued, as if that stream ran them.
   virtual Device device() const { return {}; }
 
+  /// That stream; on the CPU there is none.
+  virtual StreamView producer_stream() const { return {}; }
+
   /// How long an operation has to be for what carries it to reach its speed: of more that could have been one
   /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
   virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
@@ -114,11 +117,12 @@ class ProcessGroup {
   virtual void zero(const Region& region);
 
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions. `bucket` of gradients, if it
-  /// is one: for messages, and the same on all ranks.
-  Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
+  /// is one: for messages, and the same on all ranks. `rounding`, the same on all ranks too, is of bf16 and f16, and
+  /// makes a difference where several hosts have several ranks each, over sockets alone.
+  Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1, Rounding rounding = Rounding::kOnce);
   /// Collective, once for each tree: how sums over `leaves` values, of which each rank has a contiguous run, are made
   /// the same bits at any number of ranks (Note [Reduction tree]). Runs follow the order of the hosts, and of the ranks
-  /// in each. The tree lives as long as the group; at most 255. Throws UsageError on every rank for fewer leaves than
+  /// in each. The tree lives as long as the group; at most 254. Throws UsageError on every rank for fewer leaves than
   /// ranks, OutOfStepError where ranks name other numbers.
   const ReductionTree& define_tree(std::size_t leaves);
   /// Afterwards every rank's region, f32 or f64, holds the sum along `tree` of all ranks' partial sums: those of this
@@ -345,7 +349,8 @@ class ProcessGroup {
   friend class Work;
   friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1,
-             const Op::Into& into = {}, const ReductionTree* along = nullptr, std::size_t partial_stride = 0);
+             const Op::Into& into = {}, const ReductionTree* along = nullptr, std::size_t partial_stride = 0,
+             Rounding rounding = Rounding::kOnce);
   Arena& control_arena();
   struct PairState;
   PairState& pair_state();

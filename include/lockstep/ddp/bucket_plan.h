@@ -10,11 +10,13 @@
 
 namespace lockstep::ddp {
 
-/// A gradient as the reducer sees it: a name for messages and a number of elements.
+/// A gradient as the reducer sees it: a name for messages and a number of elements; for hooks, whether they are a
+/// matrix.
 struct SlotSpec {
   std::string name;
   std::size_t count = 0;
   DType dtype = DType::kF32;
+  std::size_t rows = 1;  // of a matrix, count / rows elements each, one row after the other; 1: it is none
 };
 
 struct BucketLimits {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/bucket_plan.h"
 
 namespace lockstep::ddp {
 
@@ -21,20 +25,62 @@ struct GradBucket {
 /// Turns one rank's gradients into those of all ranks, in place of the allreduce that a Reducer does without one
 /// (PyTorch's register_comm_hook). Counts, losses and unused slots travel beside the buckets, where no hook sees them.
 ///
-/// Buckets come in the same order on every rank. A hook issues the same collectives on all of them (comm Note [Same
-/// order]), on the bucket itself or on arenas of its own, and at least one per bucket. One thread calls it; on a device
-/// it gives its work to the group's computation stream, and where steps are captured as graphs it is captured too: it
-/// must neither wait on the host nor allocate then.
+/// Buckets come in the same order on every rank: all of a step are started before the first of them is finished. A hook
+/// issues the same collectives on all ranks (comm Note [Same order]), in start() or finish(), on the bucket itself or
+/// on arenas of its own. One thread calls it; on a device it gives its work to the group's computation stream, and
+/// where steps are captured as graphs it is captured too: it must neither wait on the host nor allocate then.
+///
+/// A hook is one reducer's, whose group must outlive it. lockstep's own are in lockstep/ddp/comm_hooks.h.
 class CommHook {
  public:
   virtual ~CommHook() = default;
   /// What ranks compare, settings included: "bf16", "powersgd:4".
   virtual std::string name() const = 0;
+  /// When it is registered, before anything else. Throws UsageError for a group that it cannot work with; all ranks
+  /// throw where one does.
+  virtual void check(const comm::ProcessGroup& group) const;
+  /// Called when it is registered, on all ranks: there it may allocate. Again when buckets have changed, between steps:
+  /// there it issues nothing. `slots` and `plan` are the reducer's, and stay until the next call; a plan has the same
+  /// number of bytes whatever the order of the slots.
+  virtual void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group);
   /// Issues the bucket's collective, while backward continues. Returns the last one that it has issued.
   virtual comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) = 0;
   /// Work given to `stream` now finds what start() has issued complete. Afterwards the bucket's region holds the
   /// result.
   virtual void finish(const GradBucket& bucket, StreamView stream) = 0;
+  /// After finish(), where gradients may be absent: no rank has had one of these slots in this step, and what the
+  /// bucket holds for them is not used.
+  virtual void drop(const GradBucket& bucket, std::span<const std::size_t> slots);
+
+  /// Numbers that a run has to save to continue with the same bits, in memory that the hook owns. Between steps.
+  struct State {
+    std::string name;
+    std::span<float> values;
+    bool of_rank = false;  // each rank has its own, whose sum over the ranks counts; else they are the same on all
+  };
+  virtual std::vector<State> state() { return {}; }
+
+  /// What it takes for these slots, in bytes, before it has taken any. For estimates.
+  struct Memory {
+    std::uint64_t held = 0;   // on each rank's device
+    std::uint64_t saved = 0;  // of all ranks' state() together
+  };
+  virtual Memory memory(std::span<const SlotSpec> slots, int ranks) const;
+
+  /// Payload that a rank sends for bucket `index`, in bytes, if each of `ranks` has a link of its own (bytes_sent()).
+  /// For reports; nothing: unknown.
+  virtual std::optional<double> bytes_sent(std::size_t index, int ranks) const;
+  /// Buckets, so far, whose result could not be used, and which were sent a second time without compression.
+  virtual std::int64_t fallbacks() const { return 0; }
+
+ private:
+  friend class Reducer;
+  bool registered_ = false;
 };
+
+/// What a rank sends in an allreduce of `bytes`, and in an allgather whose result has `bytes`, if each rank has a link
+/// of its own (docs/collectives.md).
+constexpr double bytes_sent_by_all_reduce(double bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }
+constexpr double bytes_sent_by_all_gather(double bytes, int ranks) { return bytes * (ranks - 1) / ranks; }
 
 }  // namespace lockstep::ddp

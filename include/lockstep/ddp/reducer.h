@@ -94,6 +94,14 @@ class Reducer {
   /// Collective, before the first step, once: buckets, all f32, are carried by `hook`. Throws OutOfStepError where
   /// ranks name different ones.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
+  /// nullptr: there is none.
+  CommHook* comm_hook() const { return hook_.get(); }
+  /// Payload of gradients that a rank sends in a step if each rank has a link of its own, and what it would send
+  /// without a hook, in bytes. Nothing where the hook does not say.
+  struct BytesSent {
+    double sent = 0, without_hook = 0;
+  };
+  std::optional<BytesSent> bytes_sent() const;
 
   std::size_t slots() const { return slots_.size(); }
   /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true; with shards, until the next turn:

@@ -14,6 +14,9 @@
 
 namespace lockstep::parallel {
 
+/// A slot for each parameter.
+std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters);
+
 /// Binds each trained parameter's gradient to the reducer's arena, or to memory of its own, which is copied there and
 /// back, and marks it ready from the tape's hook, so that
 /// collectives run during backward. Group, backend and parameters must outlive its last step; one thread uses it.

@@ -73,6 +73,7 @@ struct TrainConfig : session::SessionOptions {
   std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
+  std::string comm_hook = "none";     // what carries gradients (ddp::make_comm_hook()): "bf16", "powersgd:4", …
   bool find_unused = false;           // parameters may have no gradient in a step
   bool static_graph = false;          // and those are the same ones in each step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own

@@ -33,6 +33,15 @@ struct EvalReport {
   bool stopped = false;             // not all samples were looked at
 };
 
+/// What the gradients of a step take on the wire, in bytes that a rank sends if each has a link of its own
+/// (ddp::Reducer::bytes_sent()).
+struct HookReport {
+  std::string name;  // "powersgd:4"
+  double bytes_sent = 0;
+  double bytes_without_hook = 0;
+  std::int64_t fallbacks = 0;  // buckets, so far, that were sent a second time, in f32
+};
+
 struct FinalReport {
   std::int64_t steps = 0, epochs = 0;
   int world_size = 1;
@@ -40,6 +49,7 @@ struct FinalReport {
   double loss = 0, accuracy = 0;                // of the last evaluation; NaN: there was none
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
+  std::optional<HookReport> hook = {};
 };
 
 struct ResumeReport {

@@ -1,0 +1,73 @@
+// Where a hook finds the slots of a bucket, and what it keeps of each.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/comm_hook.h"
+
+namespace lockstep::ddp {
+
+/// The reducer's slots and buckets.
+class HookLayout {
+ public:
+  void set(std::span<const SlotSpec> slots, const BucketPlan& plan) {
+    slots_ = slots;
+    plan_ = &plan;
+  }
+  std::span<const SlotSpec> slots() const { return slots_; }
+  const BucketPlan& plan() const { return *plan_; }
+  /// Where `slot` begins in its bucket, in elements.
+  std::size_t begin_of(std::size_t slot) const {
+    const auto& bucket = plan_->buckets[plan_->slot_bucket[slot]];
+    return (plan_->slot_offset_bytes[slot] - bucket.offset_bytes) / sizeof(float);
+  }
+  std::span<float> values_of(const GradBucket& bucket, std::size_t slot) const {
+    return floats_of(bucket).subspan(begin_of(slot), slots_[slot].count);
+  }
+  static std::span<float> floats_of(const GradBucket& bucket) {
+    return bucket.gradients.arena->view<float>(bucket.gradients.offset_bytes, bucket.gradients.count);
+  }
+  /// Of all buckets' elements before this one's.
+  std::size_t begin_of_bucket(std::size_t index) const { return plan_->buckets[index].offset_bytes / sizeof(float); }
+
+ private:
+  std::span<const SlotSpec> slots_;
+  const BucketPlan* plan_ = nullptr;
+};
+
+/// What is kept of each slot from step to step, in f32. Slots have their places whatever the order of buckets.
+class SlotMemory {
+ public:
+  /// `count_of(slot)` zeros for each of `slots` slots.
+  template <class CountOf>
+  void allocate(std::size_t slots, const CountOf& count_of) {
+    begins_.clear();
+    std::size_t at = 0;
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      begins_.push_back(at);
+      at += count_of(slot);
+    }
+    begins_.push_back(at);
+    values_.assign(at, 0.0f);
+  }
+  std::span<float> of(std::size_t slot) {
+    return std::span(values_).subspan(begins_[slot], begins_[slot + 1] - begins_[slot]);
+  }
+  std::span<float> all() { return values_; }
+
+ private:
+  std::vector<std::size_t> begins_;  // by slot, and the end
+  std::vector<float> values_;
+};
+
+/// What a bucket has for `slots`, which nobody uses, is owed again: by each of `ranks` ranks the same share.
+void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
+               SlotMemory& owed);
+
+/// For hooks whose arithmetic is the host's.
+void check_on_cpu(const CommHook& hook, const comm::ProcessGroup& group);
+
+}  // namespace lockstep::ddp
