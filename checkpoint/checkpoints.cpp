@@ -11,8 +11,9 @@ namespace lockstep::checkpoint {
 
 Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 
-void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-                       const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed) {
+void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
+                       CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
+                       const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
   if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
   if (!wanted() || options_.writes.empty()) return;
@@ -20,7 +21,7 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   for (const std::string& directory : options_.writes) older.push_back(refuse_others(directory, resumed));
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
-  copy_ = std::make_unique<StateCopy>(module, optimizer);
+  copy_ = std::make_unique<StateCopy>(module, optimizer, average);
   for (const std::string& directory : options_.writes) {
     Place& place = places_.emplace_back(Place{.directory = directory, .older = older[places_.size()]});
     try {

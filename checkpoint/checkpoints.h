@@ -32,11 +32,12 @@ class Checkpoints {
   /// None are taken before open().
   explicit Checkpoints(Options options);
 
-  /// Module and optimizer must outlive it. `plan`: what all manifests of this run have in common; `metadata`: of the
-  /// weights; `resumed`: what the run resumes from, if anything. Throws CheckpointError where the directory has
-  /// checkpoints that this run does not resume from.
-  void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-            const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed);
+  /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: what all manifests of this
+  /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything. Throws
+  /// CheckpointError where the directory has checkpoints that this run does not resume from.
+  void open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
+            CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
+            const std::optional<Resumed>& resumed);
   /// After open(): whether a directory that this rank writes to lacks the checkpoint that the run resumes from, as
   /// where a disk was lost.
   bool lacks_copy() const;

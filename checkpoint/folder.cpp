@@ -162,8 +162,9 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
-  if (const auto carried = manifest.files.find(kCarriedFile); carried != manifest.files.end())
-    verify_file(fmt::format("{}/{}", path, kCarriedFile), carried->second);
+  for (const char* name : {kAverageFile, kCarriedFile})
+    if (const auto file = manifest.files.find(name); file != manifest.files.end())
+      verify_file(fmt::format("{}/{}", path, name), file->second);
   return manifest;
 }
 

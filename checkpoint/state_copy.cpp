@@ -25,15 +25,18 @@ bool all_finite(std::span<const std::byte> f32) {
 
 }  // namespace
 
-StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer) {
+StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average) {
   const std::size_t parameters = module.named_parameters().size();
   for (auto& entry : nn::entries_of(module)) module_.push_back({std::move(entry), module_.size() < parameters, {}});
   for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
+  if (average == nullptr) return;
+  for (auto& entry : nn::entries_of(module, *average))
+    average_.push_back({std::move(entry), average_.size() < parameters, {}});
 }
 
 void StateCopy::take(std::vector<nn::HostTensor> carried) {
   carried_ = std::move(carried);
-  for (std::vector<Part>* parts : {&module_, &optimizer_})
+  for (std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (Part& part : *parts) {
       part.memory.resize(part.entry.value.bytes());
       part.entry.backend->download(part.entry.value, part.memory);
@@ -41,7 +44,7 @@ void StateCopy::take(std::vector<nn::HostTensor> carried) {
 }
 
 std::optional<std::string> StateCopy::not_finite() const {
-  for (const std::vector<Part>* parts : {&module_, &optimizer_})
+  for (const std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (const Part& part : *parts)
       if (part.trained && part.entry.value.dtype() == DType::kF32 && !all_finite(part.memory)) return part.entry.name;
   return std::nullopt;
@@ -65,6 +68,8 @@ std::map<std::string, CheckpointManifest::File> StateCopy::write(
   std::map<std::string, CheckpointManifest::File> files;
   files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
   files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
+  if (!average_.empty())
+    files[kAverageFile] = write_file(fmt::format("{}/{}", directory, kAverageFile), average_, metadata);
   if (carried_.empty()) return files;
   std::vector<nn::TensorHeader> headers;
   for (const auto& tensor : carried_) headers.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes.size()});

@@ -12,12 +12,13 @@
 
 namespace lockstep::checkpoint {
 
-/// A module's and its optimizer's state in host memory, in the device's layout: a plain copy, so that training waits
-/// for no more than that. The memory is used again for the next one. take() and write() alternate; each may be called
-/// by another thread. Module and optimizer must outlive it.
+/// A module's and its optimizer's state, and a moving average, in host memory, in the device's layout: a plain copy, so
+/// that training waits for no more than that. The memory is used again for the next one. take() and write() alternate;
+/// each may be called by another thread. Module and optimizer must outlive it.
 class StateCopy {
  public:
-  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer);
+  /// `average`: of the module's parameters; nullptr: there is none.
+  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average = nullptr);
 
   /// By the thread that computes. `carried`: what the model carries from batch to batch.
   void take(std::vector<nn::HostTensor> carried = {});
@@ -37,7 +38,7 @@ class StateCopy {
   static CheckpointManifest::File write_file(const std::string& path, const std::vector<Part>& parts,
                                              const std::map<std::string, std::string>& metadata);
 
-  std::vector<Part> module_, optimizer_;
+  std::vector<Part> module_, optimizer_, average_;
   std::vector<nn::HostTensor> carried_;
 };
 

@@ -60,7 +60,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
     state.step = resumed->manifest.step;
   }
   comm::run_collectively(group, [&] {
-    state.checkpoints.open(state.ddp.module(), state.optimizer, plan, {{"format", "pt"}}, resumed);
+    state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed);
   });
   state.loaded = true;
   return resumed ? std::optional(state.step) : std::nullopt;

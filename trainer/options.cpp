@@ -27,6 +27,7 @@ using options::Range;
 using options::text;
 using options::when;
 
+constexpr Range kDecay = {.low = 0, .high = 1, .open_low = true, .open_high = true};
 constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
 
 /// For settings of models of which `does` is true.
@@ -154,6 +155,21 @@ void add_stateful_option(OptionTable& table, TrainConfig& config) {
              .agree = Agree::kValue,
              .identity = "stateful",
              .not_in_identity = "false"});
+}
+
+void add_average_option(OptionTable& table, TrainConfig& config) {
+  options::Binding ema = number(config.ema, kDecay);
+  ema.text = [&config] { return config.ema ? fmt::to_string(*config.ema) : std::string("none"); };
+  table.add({.name = "ema",
+             .synonyms = {"model-ema-decay"},
+             .placeholder = "D",
+             .help =
+                 "decay of a moving average of the parameters, from step to step, which is evaluated beside them and "
+                 "saved by --save",
+             .value = std::move(ema),
+             .agree = Agree::kValue,
+             .identity = "moving average",
+             .not_in_identity = "none"});
 }
 
 /// How long, and how the data is walked through.
@@ -436,6 +452,7 @@ OptionTable train_options(TrainConfig& config) {
   add_shards_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
+  add_average_option(table, config);
   add_schedule_options(table, config);
   session::add_device_options(table, config);
   add_deterministic_option(table, config);

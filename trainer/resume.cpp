@@ -222,9 +222,9 @@ void load_module(const Resumed& resumed, const CheckpointManifest& plan, nn::Mod
     log_info("checkpoint {} is of a run with other settings: {}", resumed.path, join(differing, "; "));
 }
 
-std::vector<ddp::NamedBytes> moments_of(const nn::Optimizer& optimizer) {
+std::vector<ddp::NamedBytes> pieces_of(const std::vector<nn::NamedMoment>& all) {
   std::vector<ddp::NamedBytes> pieces;
-  for (const auto& moment : optimizer.moments())
+  for (const auto& moment : all)
     pieces.push_back({moment.name, {static_cast<std::byte*>(moment.value.raw()), moment.value.bytes()}});
   return pieces;
 }
@@ -334,12 +334,36 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
       rethrow_unusable(resumed.path, error);
     }
   });
-  const auto moments = moments_of(optimizer);
+  const auto moments = pieces_of(optimizer.moments());
   ddp::broadcast_state(gradients, moments, resumed.reader);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.bucket_order);
   ddp.check();
   ddp::check_replicas(gradients, moments);
+}
+
+void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                    nn::MovingAverage& average) {
+  comm::run_collectively(group, [&] {
+    if (group.rank() != resumed.reader) return;
+    try {
+      const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kAverageFile);
+      if (!resumed.manifest.files.contains(checkpoint::kAverageFile))
+        throw IoError(fmt::format("its manifest does not list {}", checkpoint::kAverageFile), "");
+      auto tensors = nn::read_safetensors(file);
+      const auto entries = nn::entries_of(average);
+      // The file has what is not averaged, too.
+      std::erase_if(tensors, [&](const nn::HostTensor& tensor) {
+        return std::ranges::find(entries, tensor.name, &nn::StateEntry::name) == entries.end();
+      });
+      nn::load_entries(entries, tensors, file);
+    } catch (const Error& error) {
+      rethrow_unusable(resumed.path, error);
+    }
+  });
+  const auto pieces = pieces_of(average.values());
+  ddp::broadcast_state(gradients, pieces, resumed.reader);
+  ddp::check_replicas(gradients, pieces);
 }
 
 void resume_carried(const Resumed& resumed, comm::ProcessGroup& group, CarriedState& carried) {

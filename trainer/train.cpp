@@ -116,9 +116,13 @@ class Run {
     ddp_.emplace(forwarded(), session.gradients(), ddp);
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
+    if (config_.ema) {
+      average_.emplace(ddp_->parameters(), *config_.ema);
+      if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
+    }
     comm::run_collectively(group_, [&] {
-      checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
-                        resumed_);
+      checkpoints_.open(*model_, *optimizer, average_ ? &*average_ : nullptr, plan,
+                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
     });
     if (config_.stateful) {
       carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
@@ -127,6 +131,7 @@ class Run {
     if (resumed_ && mirror_) write_missing_copies();
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
+    options.average = average_ ? &*average_ : nullptr;
     options.tree = tree_;
     // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
@@ -381,13 +386,20 @@ class Run {
     flight::set_phase(flight::Phase::kEvaluation);
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
-    report = evaluator->run(forwarded(), step);
-    if (report.stopped) return false;
-    metrics_.write(report);
     const auto epoch = static_cast<std::int64_t>(epochs_done);
-    progress.evaluation(report, epoch);
-    if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
-    return true;
+    const auto evaluate_once = [&](bool average) {
+      report = evaluator->run(forwarded(), step);
+      report.of_average = average;
+      if (report.stopped) return false;
+      metrics_.write(report);
+      progress.evaluation(report, epoch);
+      if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
+      return true;
+    };
+    if (!evaluate_once(false) || !average_) return !report.stopped;
+    // As timm does: the average's result is the run's.
+    const auto in_place = average_->in_place();
+    return evaluate_once(true);
   }
 
   // All ranks see the same sum: one of them says so.
@@ -411,7 +423,8 @@ class Run {
                              .loss = evaluation.loss,
                              .accuracy = evaluation.accuracy,
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
-                             .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string()};
+                             .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
+                             .ema_params_sha256 = average_sha256()};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,
@@ -445,6 +458,12 @@ class Run {
     report_status({.kind = StatusReport::Kind::kDone});
   }
 
+  std::string average_sha256() {
+    if (!average_ || group_.rank() != 0) return {};
+    const auto in_place = average_->in_place();
+    return nn::parameters_sha256(*model_);
+  }
+
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
   void report_corrupt() {
     for (const auto& dataset : {splits_.train, splits_.test}) {
@@ -458,8 +477,11 @@ class Run {
     }
   }
 
-  void save() const {
+  // With a moving average, it: what was evaluated last.
+  void save() {
     if (config_.save.empty()) return;
+    std::optional<nn::MovingAverage::InPlace> in_place;
+    if (average_) in_place.emplace(*average_);
     report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
     try {
       nn::write_weights(config_.save, nn::state_of(*model_),
@@ -486,6 +508,7 @@ class Run {
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<nn::MovingAverage> average_;
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;

@@ -408,6 +408,21 @@ std::vector<StateEntry> entries_of(const Optimizer& optimizer) {
   return entries;
 }
 
+std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& average) {
+  auto entries = entries_of(module);
+  for (const auto& [name, parameter, value] : average.values())
+    for (StateEntry& entry : entries)
+      if (entry.value.raw() == parameter->value().raw()) entry.value = value;
+  return entries;
+}
+
+std::vector<StateEntry> entries_of(const MovingAverage& average) {
+  std::vector<StateEntry> entries;
+  for (const auto& [name, parameter, value] : average.values())
+    entries.push_back({name, value, &parameter->backend(), parameter->layout()});
+  return entries;
+}
+
 void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
                   const std::string& source) {
   std::vector<const HostTensor*> given;

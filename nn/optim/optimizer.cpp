@@ -1,7 +1,9 @@
 #include "lockstep/nn/optim/optimizer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "nn/ops/update_rules.h"
@@ -32,8 +34,12 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
-                     const std::vector<ParameterGroup>& groups)
-    : parameters_(checked(std::move(parameters))), method_(std::move(method)) {
+                     const std::vector<ParameterGroup>& groups, std::vector<ParameterSlice> slices)
+    : parameters_(checked(std::move(parameters))), method_(std::move(method)), slices_(std::move(slices)) {
+  const bool sliced = !slices_.empty();
+  if (!sliced)
+    for (const auto& [name, parameter] : parameters_) slices_.push_back({.count = parameter->value().count()});
+  check_slices();
   add_group(1, method_.weight_decay);
   LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*groups_.front().rule), "{} names for {} moments",
                   method_.moments.size(), moments_of(*groups_.front().rule));
@@ -47,8 +53,10 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   for (const std::string& name : method_.moments) {
     Moment& moment = moments_.emplace_back(Moment{.name = name, .values = {}});
     moment.values.reserve(parameters_.size());
-    for (const auto& [of, parameter] : parameters_)
-      moment.values.push_back(parameter->backend().zeros(parameter->value().shape()));
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const Parameter& parameter = *parameters_[i].parameter;
+      moment.values.push_back(parameter.backend().zeros(sliced ? Shape{slices_[i].count} : parameter.value().shape()));
+    }
   }
   if (parameters_.empty()) return;
   backend_ = &parameters_.front().parameter->backend();
@@ -56,7 +64,33 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   for (const auto& [name, parameter] : parameters_) lifetimes_.push_back(parameter->lifetime());
   arrays_.reserve(parameters_.size());
   together_.reserve(parameters_.size());
+  unprepared_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
+  prepared_in_.assign(parameters_.size(), 0);
+  std::int64_t blocks = 0;
+  for (const auto& [name, parameter] : parameters_) {
+    first_block_.push_back(blocks);
+    blocks += norm_blocks(parameter->value().count());
+  }
+  needs_norms_ = has_norms(*groups_.front().rule);
+  square_sums_ = backend_->empty({blocks}, DType::kF64);
+  if (!needs_norms_) return;
+  norm_sums_ = backend_->empty({2 * blocks}, DType::kF64);
+  factors_ = backend_->empty({std::ssize(parameters_)});
+}
+
+void Optimizer::check_slices() const {
+  check_usage(slices_.size() == parameters_.size(), "another number of slices than of parameters",
+              "give a slice for each parameter, or none at all");
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    const auto [begin, count] = slices_[i];
+    const std::int64_t all = parameters_[i].parameter->value().count();
+    const bool ends_a_block = begin + count == all || count % kNormBlock == 0;
+    if (begin < 0 || count < 0 || begin > all - count || begin % kNormBlock != 0 || !ends_a_block)
+      throw UsageError(fmt::format("elements [{}, {}) as the slice of {}, which has {}", begin, begin + count,
+                                   parameters_[i].name, all),
+                       fmt::format("give whole blocks of {} elements", kNormBlock));
+  }
 }
 
 void Optimizer::add_group(double lr_factor, double weight_decay) {
@@ -99,8 +133,8 @@ void Optimizer::step(const StepOptions& options) {
       nothing_ = backend_->zeros({1});
       squares_ = backend_->empty({1}, DType::kF64);
     }
-    backend_->pointwise().fill(Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
-    add_squares(with_gradient_, squares_);
+    add_squares(with_gradient_);
+    sum_squares(squares_);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
@@ -156,20 +190,51 @@ Parameter& Optimizer::parameter(std::size_t index) const {
   return *parameter;
 }
 
-std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> indices) {
+// Of those that this optimizer has any elements of. `sums` has `per_block` numbers of each block of all parameters;
+// nullptr: none are wanted.
+std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> indices, double* sums,
+                                                   std::int64_t per_block) {
   arrays_.clear();
   for (const std::size_t index : indices) {
     Parameter& p = parameter(index);
-    UpdateArrays& arrays = arrays_.emplace_back(UpdateArrays{
-        .count = p.value().count(), .gradient = p.gradient().f32(), .parameter = p.value().f32(), .copy = p.copy()});
+    const auto [begin, count] = slices_[index];
+    if (count == 0) continue;
+    UpdateArrays& arrays = arrays_.emplace_back(
+        UpdateArrays{.count = count, .gradient = p.gradient().f32() + begin, .parameter = p.value().f32() + begin});
+    if (p.copy() != nullptr) arrays.copy = p.copy() + begin;
     if (moments_.size() > 0) arrays.first = moments_[0].values[index].f32();
     if (moments_.size() > 1) arrays.second = moments_[1].values[index].f32();
+    if (sums != nullptr) arrays.sums = sums + per_block * (first_block_[index] + begin / kNormBlock);
   }
   return arrays_;
 }
 
-void Optimizer::add_squares(std::span<const std::size_t> indices, const Tensor& squares) {
-  if (!indices.empty()) backend_->optim().add_squares(arrays_of(indices), squares);
+// Of the same ones as arrays_of(), the sums of all their blocks.
+std::span<const UpdateArrays> Optimizer::whole_sums_of(std::span<const std::size_t> indices) {
+  arrays_.clear();
+  for (const std::size_t index : indices)
+    if (slices_[index].count > 0)
+      arrays_.push_back({.count = parameters_[index].parameter->value().count(),
+                         .sums = norm_sums_.data<double>() + 2 * first_block_[index]});
+  return arrays_;
+}
+
+// Blocks that nobody adds to in a step count for nothing.
+void Optimizer::zero_once(const Tensor& sums, std::int64_t& zeroed_in) const {
+  if (std::exchange(zeroed_in, step_) != step_)
+    backend_->pointwise().fill(Tensor::view_of(sums.raw(), {2 * sums.count()}), 0.0f);  // f64s of zero bits
+}
+
+void Optimizer::add_squares(std::span<const std::size_t> indices) {
+  if (indices.empty()) return;
+  zero_once(square_sums_, squares_zeroed_in_);
+  backend_->optim().squares(arrays_of(indices, square_sums_.data<double>(), 1));
+}
+
+void Optimizer::sum_squares(const Tensor& squares) {
+  if (backend_ == nullptr) return;
+  zero_once(square_sums_, squares_zeroed_in_);
+  backend_->optim().add_up(square_sums_, squares);
 }
 
 void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm) {
@@ -177,18 +242,40 @@ void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, 
   for (const Group& group : groups_) backend_->optim().compute_update_scale(loss, squares, clip_norm, group.control);
 }
 
+std::span<const std::size_t> Optimizer::of_group(std::size_t group, std::span<const std::size_t> indices) {
+  if (groups_.size() == 1) return indices;
+  together_.clear();
+  std::ranges::copy_if(indices, std::back_inserter(together_), [&](std::size_t i) {
+    return group == (i < group_of_.size() ? group_of_[i] : 0);  // parameter() complains of others
+  });
+  return together_;
+}
+
+void Optimizer::prepare(std::span<const std::size_t> indices) {
+  if (!needs_norms_ || indices.empty()) return;
+  zero_once(norm_sums_, norms_zeroed_in_);
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    if (const auto all = arrays_of(of_group(g, indices), norm_sums_.data<double>(), 2); !all.empty())
+      backend_->optim().prepare(*groups_[g].rule, groups_[g].control, all);
+  for (const std::size_t index : indices) prepared_in_[index] = step_;
+}
+
 void Optimizer::update(std::span<const std::size_t> indices) {
+  if (needs_norms_) {
+    for (const std::size_t index : indices) parameter(index);  // complains of those that there are not
+    unprepared_.clear();
+    std::ranges::copy_if(indices, std::back_inserter(unprepared_),
+                         [&](std::size_t i) { return prepared_in_[i] != step_; });
+    prepare(unprepared_);
+  }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    std::span<const std::size_t> own = indices;
-    if (groups_.size() > 1) {
-      together_.clear();
-      std::ranges::copy_if(indices, std::back_inserter(together_), [&](std::size_t i) {
-        return g == (i < group_of_.size() ? group_of_[i] : 0);  // parameter() complains of others
-      });
-      own = together_;
-    }
-    if (const auto all = arrays_of(own); !all.empty())
-      backend_->optim().update(*groups_[g].rule, groups_[g].control, all);
+    const auto own = of_group(g, indices);
+    const UpdateRule& rule = *groups_[g].rule;
+    if (needs_norms_)
+      if (const auto whole = whole_sums_of(own); !whole.empty())
+        backend_->optim().compute_factors(rule, whole, factors_);
+    if (const auto all = arrays_of(own, nullptr, 0); !all.empty())
+      backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor());
   }
   for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
 }

@@ -31,6 +31,7 @@ struct EvalReport {
   std::int64_t samples = 0;
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
   bool stopped = false;             // not all samples were looked at
+  bool of_average = false;          // the parameters' moving average was evaluated
 };
 
 struct FinalReport {
@@ -40,6 +41,7 @@ struct FinalReport {
   double loss = 0, accuracy = 0;                // of the last evaluation; NaN: there was none
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
+  std::string ema_params_sha256 = {};  // of their moving average; empty: there is none
 };
 
 struct ResumeReport {
