@@ -73,9 +73,9 @@ bool Checkpoints::lacks_copy() const {
   return std::ranges::any_of(places_, [this](const Place& place) { return place.older != older_; });
 }
 
-void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, std::vector<nn::HostTensor> carried) {
+void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, MoreState more) {
   if (!lacks_copy()) return;
-  copy_->take(std::move(carried));
+  copy_->take(std::move(more));
   CheckpointManifest manifest = plan_;
   manifest.step = resumed.step;
   manifest.position = resumed.position;
@@ -86,8 +86,7 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, std::v
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order,
-                       std::vector<nn::HostTensor> carried) {
+                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more) {
   if (!is_new(step)) return;
   if (places_.empty()) {
     taken_ = step;
@@ -99,7 +98,7 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   taken_ = step;
   const auto waited = Clock::now();
   for (Place& place : places_) tell_first_failure(place);
-  copy_->take(std::move(carried));
+  copy_->take(std::move(more));
   CheckpointManifest manifest = plan_;
   manifest.step = step;
   manifest.position = position;

@@ -41,20 +41,18 @@ class Checkpoints {
   /// After open(): whether a directory that this rank writes to lacks the checkpoint that the run resumes from, as
   /// where a disk was lost.
   bool lacks_copy() const;
-  /// Writes it there, from the state that has been restored, with what else it had (`carried`, where the model carries
-  /// something).
-  void write_missing_copies(const CheckpointManifest& resumed, std::vector<nn::HostTensor> carried);
+  /// Writes it there, from the state that has been restored, with what else it had.
+  void write_missing_copies(const CheckpointManifest& resumed, MoreState more);
 
   /// Whether the configuration asks for any; the same on all ranks, as is what follows.
   bool wanted() const { return !options_.directory.empty(); }
   bool due(std::int64_t step, bool last_of_epoch, bool last) const;
 
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
-  /// is still being written. Nothing if this step's has been taken. `carried`, of the rank that writes: what the model
-  /// carries from batch to batch. `since`: when training stopped for it.
+  /// is still being written. Nothing if this step's has been taken. `more`, of the rank that writes: what it does not
+  /// have by itself. `since`: when training stopped for it.
   void take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order,
-            std::vector<nn::HostTensor> carried = {});
+            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more = {});
   /// Whether take() would take one.
   bool is_new(std::int64_t step) const { return step != taken_; }
   /// Waits for the last one. Whether it was written to the run's directory, as far as this rank does that.

@@ -34,10 +34,15 @@ StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, c
     average_.push_back({std::move(entry), average_.size() < parameters, {}});
 }
 
-void StateCopy::take(std::vector<nn::HostTensor> carried) {
-  carried_ = std::move(carried);
+void StateCopy::take(MoreState more) {
+  carried_ = std::move(more.carried);
+  const bool gathered = !more.moments.empty();
+  LOCKSTEP_ASSERT(!gathered || more.moments.size() == optimizer_.size(), "{} of {} moments", more.moments.size(),
+                  optimizer_.size());
+  for (std::size_t i = 0; i < more.moments.size(); ++i) optimizer_[i].memory = std::move(more.moments[i]);
   for (std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (Part& part : *parts) {
+      if (gathered && parts == &optimizer_) continue;
       part.memory.resize(part.entry.value.bytes());
       part.entry.backend->download(part.entry.value, part.memory);
     }

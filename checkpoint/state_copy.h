@@ -12,6 +12,12 @@
 
 namespace lockstep::checkpoint {
 
+/// What of a run's state is not in the module's and the optimizer's memory on this rank.
+struct MoreState {
+  std::vector<nn::HostTensor> carried = {};          // what the model carries from batch to batch
+  std::vector<std::vector<std::byte>> moments = {};  // of an optimizer of slices: whole, as its moments() come
+};
+
 /// A module's and its optimizer's state, and a moving average, in host memory, in the device's layout: a plain copy, so
 /// that training waits for no more than that. The memory is used again for the next one. take() and write() alternate;
 /// each may be called by another thread. Module and optimizer must outlive it.
@@ -20,8 +26,8 @@ class StateCopy {
   /// `average`: of the module's parameters; nullptr: there is none.
   StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average = nullptr);
 
-  /// By the thread that computes. `carried`: what the model carries from batch to batch.
-  void take(std::vector<nn::HostTensor> carried = {});
+  /// By the thread that computes.
+  void take(MoreState more = {});
 
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;

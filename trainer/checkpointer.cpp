@@ -76,7 +76,9 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
                      "count steps from 1, and continue where load_latest() says");
   state.ddp.check();
   state.step = step;
-  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order());
+  checkpoint::MoreState more;
+  if (state.optimizer.is_sliced()) more.moments = state.ddp.gather_moments(state.optimizer, 0);
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order(), std::move(more));
 }
 
 void Checkpointer::finish() {

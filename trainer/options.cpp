@@ -289,6 +289,22 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_zero_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "zero",
+             .placeholder = "0|1",
+             .help =
+                 "1: each rank updates a share of the parameters and remembers nothing of the rest: the optimizer's "
+                 "state is divided by the number of ranks (ZeRO, stage 1)",
+             .default_text = fmt::to_string(config.zero),
+             .value = integer(config.zero, 0, 3),
+             .applies = {.to = "training without --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
 namespace {
 
 /// One process for each device, or one for all; what ranks do with gradients and statistics.
@@ -467,6 +483,7 @@ OptionTable train_options(TrainConfig& config) {
              .agree = Agree::kValue,
              .may_change = true});
   add_bucket_options(table, config);
+  add_zero_option(table, config);
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);

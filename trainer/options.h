@@ -40,5 +40,7 @@ void add_autotune_option(OptionTable& table, TrainConfig& config);
 /// Whether GPUs capture steps as graphs.
 void add_graphs_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
+/// --zero.
+void add_zero_option(OptionTable& table, TrainConfig& config);
 
 }  // namespace lockstep::trainer

@@ -325,21 +325,33 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
+  std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
   comm::run_collectively(group, [&] {
     if (group.rank() != resumed.reader) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
-      nn::load_entries(nn::entries_of(optimizer), nn::read_safetensors(file), file);
+      auto entries = nn::entries_of(optimizer);
+      if (optimizer.is_sliced())
+        for (nn::StateEntry& entry : entries) entry.value = entry.backend->empty(entry.value.shape());
+      nn::load_entries(entries, nn::read_safetensors(file), file);
+      if (!optimizer.is_sliced()) return;
+      for (nn::StateEntry& entry : entries) {
+        entry.backend->download(entry.value, whole.emplace_back(entry.value.bytes()));
+        entry.value = {};
+      }
     } catch (const Error& error) {
       rethrow_unusable(resumed.path, error);
     }
   });
   const auto moments = pieces_of(optimizer.moments());
-  ddp::broadcast_state(gradients, moments, resumed.reader);
+  if (optimizer.is_sliced())
+    ddp.scatter_moments(optimizer, whole, resumed.reader);
+  else
+    ddp::broadcast_state(gradients, moments, resumed.reader);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.bucket_order);
   ddp.check();
-  ddp::check_replicas(gradients, moments);
+  if (!optimizer.is_sliced()) ddp::check_replicas(gradients, moments);
 }
 
 void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,

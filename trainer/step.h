@@ -46,7 +46,7 @@ class TrainingStep {
   struct Options {
     nn::LossFunction loss = nn::make_loss();
     double clip_norm = 0;             // 0: no clipping
-    bool want_norm = false;           // of the gradients, also without clipping
+    bool want_norm = false;           // of the gradients, also without clipping; of slices all ranks the same
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops

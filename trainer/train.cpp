@@ -67,6 +67,7 @@ class Run {
                                  .devices = several ? session.devices.size() : 1,
                                  .passes = static_cast<std::size_t>(shards_at_once(session)),
                                  .gradients = places_of_gradients(session),
+                                 .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .checkpoints = !checkpoint_directories().empty()});
@@ -114,7 +115,8 @@ class Run {
     ddp.shards_at_once = shards_at_once(session);
     ddp.shard_backend = [threads = session.threads] { return nn::make_cpu_backend(threads); };
     ddp_.emplace(forwarded(), session.gradients(), ddp);
-    auto optimizer = make_optimizer(config_, ddp_->parameters());
+    auto optimizer = make_optimizer(config_, ddp_->parameters(), ddp_->share());
+    optimizer_ = optimizer.get();
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     if (config_.ema) {
       average_.emplace(ddp_->parameters(), *config_.ema);
@@ -133,8 +135,9 @@ class Run {
     options.carried = carried_ ? &*carried_ : nullptr;
     options.average = average_ ? &*average_ : nullptr;
     options.tree = tree_;
-    // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
+    // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
     options.want_norm = static_cast<bool>(metrics_);
+    if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
     options.trace = trace();
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
@@ -231,26 +234,33 @@ class Run {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's
     }
-    std::vector<nn::HostTensor> carried;
-    if (carried_ && checkpoints_.wanted() && checkpoints_.is_new(step)) {
-      carried = carried_->gather(0);
+    checkpoint::MoreState more;
+    if (checkpoints_.wanted() && checkpoints_.is_new(step)) {
+      more = gather_more(0);
       if (mirrored)
-        if (auto there = carried_->gather(mirror_->rank); group_.rank() == mirror_->rank) carried = std::move(there);
+        if (auto there = gather_more(mirror_->rank); group_.rank() == mirror_->rank) more = std::move(there);
     }
-    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(carried));
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(more));
+  }
+
+  // Collective: what rank `root` writes and does not have.
+  checkpoint::MoreState gather_more(int root) {
+    checkpoint::MoreState more;
+    if (carried_) more.carried = carried_->gather(root);
+    if (config_.zero > 0) more.moments = ddp_->gather_moments(*optimizer_, root);
+    return more;
   }
 
   // A disk was lost, or ranks run on other hosts: there are two copies again as soon as there can be.
   void write_missing_copies() {
     const auto lacking = group_.all_gather_numbers(checkpoints_.lacks_copy() ? 1 : 0);
     if (std::ranges::max(lacking) == 0) return;
-    std::vector<nn::HostTensor> carried;
+    checkpoint::MoreState more;
     // Where an epoch begins, the model carries zeros: the checkpoint has them too.
-    if (carried_)
-      for (int rank = 0; rank < group_.size(); ++rank)
-        if (lacking[static_cast<std::size_t>(rank)] != 0)
-          if (auto there = carried_->gather(rank); rank == group_.rank()) carried = std::move(there);
-    checkpoints_.write_missing_copies(resumed_->manifest, std::move(carried));
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (lacking[static_cast<std::size_t>(rank)] != 0)
+        if (auto there = gather_more(rank); rank == group_.rank()) more = std::move(there);
+    checkpoints_.write_missing_copies(resumed_->manifest, std::move(more));
   }
 
   // Once they are on the disk: a few steps later, or at the end.
@@ -508,6 +518,7 @@ class Run {
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  nn::Optimizer* optimizer_ = nullptr;  // the step's
   std::optional<nn::MovingAverage> average_;
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;

@@ -34,11 +34,13 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
-                     const std::vector<ParameterGroup>& groups, std::vector<ParameterSlice> slices)
-    : parameters_(checked(std::move(parameters))), method_(std::move(method)), slices_(std::move(slices)) {
-  const bool sliced = !slices_.empty();
-  if (!sliced)
-    for (const auto& [name, parameter] : parameters_) slices_.push_back({.count = parameter->value().count()});
+                     const std::vector<ParameterGroup>& groups, OptimizerShare share)
+    : parameters_(checked(std::move(parameters))),
+      method_(std::move(method)),
+      sliced_(!share.slices.empty()),
+      share_(std::move(share)) {
+  if (!sliced_)
+    for (const auto& [name, parameter] : parameters_) share_.slices.push_back({.count = parameter->value().count()});
   check_slices();
   add_group(1, method_.weight_decay);
   LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*groups_.front().rule), "{} names for {} moments",
@@ -55,7 +57,8 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
     moment.values.reserve(parameters_.size());
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const Parameter& parameter = *parameters_[i].parameter;
-      moment.values.push_back(parameter.backend().zeros(sliced ? Shape{slices_[i].count} : parameter.value().shape()));
+      moment.values.push_back(
+          parameter.backend().zeros(sliced_ ? Shape{share_.slices[i].count} : parameter.value().shape()));
     }
   }
   if (parameters_.empty()) return;
@@ -65,6 +68,7 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   arrays_.reserve(parameters_.size());
   together_.reserve(parameters_.size());
   unprepared_.reserve(parameters_.size());
+  parts_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
   prepared_in_.assign(parameters_.size(), 0);
   std::int64_t blocks = 0;
@@ -80,10 +84,10 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
 }
 
 void Optimizer::check_slices() const {
-  check_usage(slices_.size() == parameters_.size(), "another number of slices than of parameters",
+  check_usage(share_.slices.size() == parameters_.size(), "another number of slices than of parameters",
               "give a slice for each parameter, or none at all");
-  for (std::size_t i = 0; i < slices_.size(); ++i) {
-    const auto [begin, count] = slices_[i];
+  for (std::size_t i = 0; i < share_.slices.size(); ++i) {
+    const auto [begin, count] = share_.slices[i];
     const std::int64_t all = parameters_[i].parameter->value().count();
     const bool ends_a_block = begin + count == all || count % kNormBlock == 0;
     if (begin < 0 || count < 0 || begin > all - count || begin % kNormBlock != 0 || !ends_a_block)
@@ -147,6 +151,7 @@ void Optimizer::step(const StepOptions& options) {
     update({from, to});
     from = to;
   }
+  if (share_.exchange != nullptr) share_.exchange->finish();
 }
 
 std::vector<NamedMoment> Optimizer::moments() const {
@@ -187,6 +192,9 @@ Parameter& Optimizer::parameter(std::size_t index) const {
   if (parameter->is_partial()) [[unlikely]]
     throw UsageError(fmt::format("a step with the gradient of {} that is this rank's alone", name),
                      "end no_sync() before the last forward and backward of a step, which then sums over the ranks");
+  if (parameter->is_sliced() && !sliced_) [[unlikely]]
+    throw UsageError(fmt::format("a step with the gradient of {}, of which this rank has the sums of a slice", name),
+                     "make the optimizer with the DistributedDataParallel's share()");
   return *parameter;
 }
 
@@ -197,7 +205,7 @@ std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> 
   arrays_.clear();
   for (const std::size_t index : indices) {
     Parameter& p = parameter(index);
-    const auto [begin, count] = slices_[index];
+    const auto [begin, count] = share_.slices[index];
     if (count == 0) continue;
     UpdateArrays& arrays = arrays_.emplace_back(
         UpdateArrays{.count = count, .gradient = p.gradient().f32() + begin, .parameter = p.value().f32() + begin});
@@ -213,7 +221,7 @@ std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> 
 std::span<const UpdateArrays> Optimizer::whole_sums_of(std::span<const std::size_t> indices) {
   arrays_.clear();
   for (const std::size_t index : indices)
-    if (slices_[index].count > 0)
+    if (share_.slices[index].count > 0)
       arrays_.push_back({.count = parameters_[index].parameter->value().count(),
                          .sums = norm_sums_.data<double>() + 2 * first_block_[index]});
   return arrays_;
@@ -234,6 +242,7 @@ void Optimizer::add_squares(std::span<const std::size_t> indices) {
 void Optimizer::sum_squares(const Tensor& squares) {
   if (backend_ == nullptr) return;
   zero_once(square_sums_, squares_zeroed_in_);
+  if (share_.exchange != nullptr) share_.exchange->sum({&square_sums_, 1});
   backend_->optim().add_up(square_sums_, squares);
 }
 
@@ -260,14 +269,25 @@ void Optimizer::prepare(std::span<const std::size_t> indices) {
   for (const std::size_t index : indices) prepared_in_[index] = step_;
 }
 
-void Optimizer::update(std::span<const std::size_t> indices) {
-  if (needs_norms_) {
-    for (const std::size_t index : indices) parameter(index);  // complains of those that there are not
-    unprepared_.clear();
-    std::ranges::copy_if(indices, std::back_inserter(unprepared_),
-                         [&](std::size_t i) { return prepared_in_[i] != step_; });
-    prepare(unprepared_);
+// Those that nobody has prepared in this step, whose norms are then those of whole parameters.
+void Optimizer::prepare_rest(std::span<const std::size_t> indices) {
+  for (const std::size_t index : indices) parameter(index);  // complains of those that there are not
+  unprepared_.clear();
+  std::ranges::copy_if(indices, std::back_inserter(unprepared_),
+                       [&](std::size_t i) { return prepared_in_[i] != step_; });
+  prepare(unprepared_);
+  if (share_.exchange == nullptr || unprepared_.empty()) return;
+  parts_.clear();
+  for (const std::size_t index : unprepared_) {
+    const std::int64_t blocks = norm_blocks(parameters_[index].parameter->value().count());
+    parts_.push_back(norm_sums_.slice(2 * first_block_[index], 2 * (first_block_[index] + blocks)));
   }
+  share_.exchange->sum(parts_);
+}
+
+void Optimizer::update(std::span<const std::size_t> indices) {
+  if (share_.exchange != nullptr) share_.exchange->before_update(indices);
+  if (needs_norms_) prepare_rest(indices);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto own = of_group(g, indices);
     const UpdateRule& rule = *groups_[g].rule;
@@ -277,7 +297,10 @@ void Optimizer::update(std::span<const std::size_t> indices) {
     if (const auto all = arrays_of(own, nullptr, 0); !all.empty())
       backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor());
   }
-  for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
+  // Of slices, the copy has what they have; the rest of the parameter comes later.
+  for (const std::size_t index : indices)
+    sliced_ ? parameters_[index].parameter->changed() : parameters_[index].parameter->changed_with_copy();
+  if (share_.exchange != nullptr) share_.exchange->after_update(indices);
 }
 
 }  // namespace lockstep::nn

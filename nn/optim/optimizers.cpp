@@ -27,11 +27,10 @@ const OptimizerFamily& optimizer_family(const std::string& name) { return optimi
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay,
-                                          const std::vector<ParameterGroup>& groups,
-                                          std::vector<ParameterSlice> slices) {
+                                          const std::vector<ParameterGroup>& groups, OptimizerShare share) {
   const OptimizerFamily& family = optimizer_family(name);
   UpdateMethod method = family.method(resolve(family.settings, settings, "optimizer " + name), weight_decay);
-  return std::make_unique<Optimizer>(std::move(parameters), std::move(method), groups, std::move(slices));
+  return std::make_unique<Optimizer>(std::move(parameters), std::move(method), groups, std::move(share));
 }
 
 std::vector<SettingSpec> adam_settings() {

@@ -168,6 +168,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--warmup=5",
                               "--clip-norm=1",
                               "--ema=0.99",
+                              "--zero=1",
                               "--seed=42",
                               "--device=cuda:0,3",
                               "--share-devices",
@@ -227,6 +228,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
   EXPECT_EQ(config.ema, 0.99);
+  EXPECT_EQ(config.zero, 1);
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);

@@ -232,8 +232,8 @@ TEST(NormBlocks, BitsDoNotDependOnSlices) {
 
       std::unique_ptr<Optimizer> other;
       Trained sliced(2, [&, &name = name, &settings = settings](std::vector<NamedParameter> parameters) {
-        other = make_optimizer(name, parameters, settings, 0.01, {}, high);
-        return make_optimizer(name, parameters, settings, 0.01, {}, low);
+        other = make_optimizer(name, parameters, settings, 0.01, {}, {.slices = high});
+        return make_optimizer(name, parameters, settings, 0.01, {}, {.slices = low});
       });
       Optimizer& one = *sliced.optimizer_;
       Backend& backend = *sliced.backend_;
@@ -277,7 +277,7 @@ TEST(NormBlocks, SlicesThatAreNoneAreRefused) {
   Parameter p(*backend, {5000});
   const auto error_of = [&](const std::vector<ParameterSlice>& slices) -> std::string {
     try {
-      make_optimizer("sgd", {{"p", &p}}, {}, 0, {}, slices);
+      make_optimizer("sgd", {{"p", &p}}, {}, 0, {}, {.slices = slices});
     } catch (const UsageError& error) {
       return error.line();
     }

@@ -72,6 +72,7 @@ struct TrainConfig : session::SessionOptions {
   std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
+  int zero = 0;                       // 1: updates and what the optimizer remembers are sharded over the ranks
   bool find_unused = false;           // parameters may have no gradient in a step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
   bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples

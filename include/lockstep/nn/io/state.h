@@ -79,6 +79,7 @@ struct StateEntry {
 
 /// Those of state_of(), with the same names and in the same order.
 std::vector<StateEntry> entries_of(const Module& module);
+/// Of an optimizer of slices they have the shapes of whole parameters, and no content.
 std::vector<StateEntry> entries_of(const Optimizer& optimizer);
 /// Those of a module, with the averages in the places of the parameters that have one.
 std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& average);

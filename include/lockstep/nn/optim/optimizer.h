@@ -19,6 +19,25 @@ struct ParameterSlice {
   std::int64_t begin = 0, count = 0;
 };
 
+/// What joins optimizers of slices, one on each rank, which call it in the same order: of an optimizer's share.
+class SliceExchange {
+ public:
+  virtual ~SliceExchange() = default;
+  /// Each of `parts`, f64, becomes the sum of all optimizers', of whom one has a number and the others 0.
+  virtual void sum(std::span<const Tensor> parts) = 0;
+  /// The slices of these parameters are about to be written: not while somebody reads them.
+  virtual void before_update(std::span<const std::size_t> indices) = 0;
+  /// They have been: all optimizers' parameters get to be the same again, at the latest after finish().
+  virtual void after_update(std::span<const std::size_t> indices) = 0;
+  virtual void finish() = 0;
+};
+
+/// What an optimizer has of a step that several share (Note [Slices]).
+struct OptimizerShare {
+  std::vector<ParameterSlice> slices = {};            // by parameter; empty: all of each
+  std::shared_ptr<SliceExchange> exchange = nullptr;  // nullptr: nobody else has the rest
+};
+
 /// What an optimizer remembers of a parameter: of the parameter's shape and in its layout, or, of an optimizer of
 /// slices, of one dimension.
 struct NamedMoment {
@@ -57,15 +76,16 @@ struct StepOptions {
 /// Note [Slices]
 /// An optimizer of slices moves those elements of each parameter alone, and remembers nothing of the others: one rank's
 /// share of a step (ZeRO). What depends on whole parameters are sums over blocks (Note [Norm blocks]), which the ranks
-/// add up: square_sums() before sum_squares(), norm_sums() between prepare() of all parameters and update(). Slices
-/// leave no other trace: an element has the same bits as without.
+/// add up through an exchange: sum_squares() and update() are collective then. Without an exchange it is the caller who
+/// adds them up: square_sums() before sum_squares(), norm_sums() between prepare() and update(). Slices leave no other
+/// trace: an element has the same bits as without.
 class Optimizer final {
  public:
-  /// A parameter belongs to the first of `groups` that names it. `slices`, by parameter; empty: all of each. Throws
+  /// A parameter belongs to the first of `groups` that names it. Throws
   /// UsageError for a parameter that is none or comes twice, for parameters on several devices, for a pattern that no
   /// name has, for slices that are none, and for negative rates.
   Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method, const std::vector<ParameterGroup>& groups = {},
-            std::vector<ParameterSlice> slices = {});
+            OptimizerShare share = {});
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -86,7 +106,7 @@ class Optimizer final {
   /// The gradients of these parameters are a part of the norm that sum_squares() finds. After begin_step().
   void add_squares(std::span<const std::size_t> indices);
   /// squares (1) f64 = Σ g² over all gradients that add_squares() was given in this step, in an order that does not
-  /// depend on the calls.
+  /// depend on the calls. Once in a step.
   void sum_squares(const Tensor& squares);
   /// OptimKernels::compute_update_scale() for this step.
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
@@ -97,12 +117,15 @@ class Optimizer final {
   void set_steps(std::int64_t steps) { step_ = steps; }
 
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients. Whatever
-  /// prepare() has not been called for in this step is prepared before.
+  /// prepare() has not been called for in this step is prepared before. With an exchange, parameters are complete after
+  /// SliceExchange::finish(), which step() calls.
   void update(std::span<const std::size_t> indices);
 
   // For whoever joins optimizers of slices.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
-  const std::vector<ParameterSlice>& slices() const { return slices_; }
+  const std::vector<ParameterSlice>& slices() const { return share_.slices; }
+  /// Whether it has slices, and not all of each parameter.
+  bool is_sliced() const { return sliced_; }
   /// Whether updates depend on norms of whole parameters (LAMB, LARS), which prepare() takes.
   bool needs_norms() const { return needs_norms_; }
   void prepare(std::span<const std::size_t> indices);
@@ -123,6 +146,7 @@ class Optimizer final {
   std::span<const std::size_t> of_group(std::size_t group, std::span<const std::size_t> indices);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices, double* sums, std::int64_t per_block);
   std::span<const UpdateArrays> whole_sums_of(std::span<const std::size_t> indices);
+  void prepare_rest(std::span<const std::size_t> indices);
   void zero_once(const Tensor& sums, std::int64_t& zeroed_in) const;
   void check_slices() const;
   Parameter& parameter(std::size_t index) const;
@@ -138,15 +162,17 @@ class Optimizer final {
   std::vector<Group> groups_;          // the first: of all that no other names
   std::vector<std::size_t> group_of_;  // by parameter
   std::vector<Moment> moments_;
-  Backend* backend_ = nullptr;          // nullptr: there are no parameters
-  Tensor nothing_, squares_;            // of step(): a loss of 0, and the squares of gradients
-  std::vector<ParameterSlice> slices_;  // by parameter
+  Backend* backend_ = nullptr;  // nullptr: there are no parameters
+  Tensor nothing_, squares_;    // of step(): a loss of 0, and the squares of gradients
+  bool sliced_ = false;
+  OptimizerShare share_;  // slices of all parameters, also where they are whole
   bool needs_norms_ = false;
   std::vector<std::int64_t> first_block_;  // by parameter, among all blocks
   Tensor square_sums_, norm_sums_, factors_;
   std::int64_t squares_zeroed_in_ = 0, norms_zeroed_in_ = 0;  // steps
   std::vector<std::int64_t> prepared_in_;                     // by parameter: the last step
   std::vector<std::size_t> unprepared_;                       // of one call
+  std::vector<Tensor> parts_;                                 // of one exchange
   std::vector<Lifetime::Ref> lifetimes_;                      // by parameter
   std::vector<UpdateArrays> arrays_;                          // of one call
   std::vector<std::size_t> together_;                         // of one group, in one call
@@ -168,8 +194,8 @@ struct AdamWOptions {
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).
 std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options,
-                                    const std::vector<ParameterGroup>& groups = {});
+                                    const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options,
-                                      const std::vector<ParameterGroup>& groups = {});
+                                      const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 
 }  // namespace lockstep::nn

@@ -33,11 +33,10 @@ const std::vector<const OptimizerFamily*>& optimizer_families();
 /// Throws UsageError for another name, with the nearest right one.
 const OptimizerFamily& optimizer_family(const std::string& name);
 std::vector<std::string> optimizer_names();
-/// Throws UsageError for an unknown name and for settings that it does not have. `slices`: Note [Slices].
+/// Throws UsageError for an unknown name and for settings that it does not have. `share`: Note [Slices].
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay,
-                                          const std::vector<ParameterGroup>& groups = {},
-                                          std::vector<ParameterSlice> slices = {});
+                                          const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 
 /// What Adam and its kin have in common.
 struct AdamConstants {
