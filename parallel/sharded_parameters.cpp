@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/error.h"
@@ -58,9 +59,13 @@ ShardedParameters::ShardedParameters(comm::ProcessGroup& group, nn::Backend& bac
   backend_.allocator().trim();  // of where they were
 }
 
-// No collective: after an error too.
+// No collective: after an error too. Then nobody waits for a GPU, whose collectives may never end (Note [Unwinding]).
 void ShardedParameters::close() noexcept {
   if (arena_ == nullptr) return;
+  if (backend_.device().kind != DeviceKind::kCpu && std::uncaught_exceptions() > 0) {
+    static_cast<void>(arena_.release());  // where the parameters are, until the process ends
+    return;
+  }
   try {
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (lifetimes_[i].alive())

@@ -119,6 +119,9 @@ void Optimizer::zero_grad() {
     check_there(i);
     parameters_[i].parameter->clear_grad();
   }
+  // And what was noted of them: a step that a device could not record begins again.
+  squares_zeroed_in_ = norms_zeroed_in_ = 0;
+  std::ranges::fill(prepared_in_, std::int64_t{0});
 }
 
 void Optimizer::step(const StepOptions& options) {

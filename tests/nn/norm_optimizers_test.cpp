@@ -194,6 +194,25 @@ TEST(NormOptimizers, ALossThatIsNotFiniteMovesNothing) {
   }
 }
 
+// As where a device refuses to record a step that has been taken down half: zero_grad() begins it anew.
+TEST(NormOptimizers, AStepBeginsAgain) {
+  const std::array<std::size_t, 6> all = {0, 1, 2, 3, 4, 5};
+  Trained once(1, family("lamb", {}, 0.01)), twice(1, family("lamb", {}, 0.01));
+  twice.give_gradients(7);
+  twice.optimizer_->begin_step(0.05);
+  twice.optimizer_->add_squares(all);
+  twice.optimizer_->prepare(all);
+  for (const auto& moment : twice.optimizer_->moments()) twice.backend_->pointwise().fill(moment.value, 0.0f);
+  twice.optimizer_->zero_grad();
+  once.optimizer_->begin_step(0.05);
+  for (Trained* run : {&once, &twice}) {
+    run->give_gradients(1);
+    run->optimizer_->update(all);
+  }
+  for (std::size_t i = 0; i < once.owned_.size(); ++i)
+    EXPECT_EQ(values_of(twice.owned_[i]->value()), values_of(once.owned_[i]->value()));
+}
+
 const std::array<std::pair<const char*, Settings>, 5> kAll = {
     {{"sgd", {}}, {"adamw", {}}, {"adam", {}}, {"lamb", {}}, {"lars", {}}}};
 

@@ -81,9 +81,9 @@ struct StepOptions {
 /// trace: an element has the same bits as without.
 class Optimizer final {
  public:
-  /// A parameter belongs to the first of `groups` that names it. Throws
-  /// UsageError for a parameter that is none or comes twice, for parameters on several devices, for a pattern that no
-  /// name has, for slices that are none, and for negative rates.
+  /// A parameter belongs to the first of `groups` that names it. Throws UsageError for a parameter that is none or
+  /// comes twice, for parameters on several devices, for a pattern that no name has, for slices that are none, and for
+  /// negative rates.
   Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method, const std::vector<ParameterGroup>& groups = {},
             OptimizerShare share = {});
   ~Optimizer();
