@@ -72,8 +72,9 @@ class StepBenchmark {
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
+      const auto updates = config.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1;
       needs = trainer::estimate_memory(config, backend, *splits_.train,
-                                       {.samples = most, .batch = most, .ranks = group_.size()});
+                                       {.samples = most, .updates = updates, .batch = most, .ranks = group_.size()});
     });
     session::check_memory(group_, backend, needs);
     comm::run_collectively(group_, [&] {
@@ -90,7 +91,7 @@ class StepBenchmark {
     ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
     trainer::register_hook(config, *ddp_);
     const auto step_options = trainer::step_options(config);
-    step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
+    step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters(), ddp_->share()),
                   trainer::format_of(*splits_.train), step_options);
     if (trainer::wants_graphs(config))
       for (auto& graphs : graphs_) graphs.emplace(backend, *ddp_, step_options.activations);

@@ -11,8 +11,9 @@ namespace lockstep::checkpoint {
 
 Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 
-void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-                       const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed) {
+void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
+                       CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
+                       const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
   if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
   if (!wanted() || options_.writes.empty()) return;
@@ -20,7 +21,7 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   for (const std::string& directory : options_.writes) older.push_back(refuse_others(directory, resumed));
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
-  copy_ = std::make_unique<StateCopy>(module, optimizer);
+  copy_ = std::make_unique<StateCopy>(module, optimizer, average);
   for (const std::string& directory : options_.writes) {
     Place& place = places_.emplace_back(Place{.directory = directory, .older = older[places_.size()]});
     try {
@@ -72,9 +73,9 @@ bool Checkpoints::lacks_copy() const {
   return std::ranges::any_of(places_, [this](const Place& place) { return place.older != older_; });
 }
 
-void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, FurtherFiles further) {
+void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, MoreState more) {
   if (!lacks_copy()) return;
-  copy_->take(std::move(further));
+  copy_->take(std::move(more));
   CheckpointManifest manifest = plan_;
   manifest.step = resumed.step;
   manifest.position = resumed.position;
@@ -85,8 +86,7 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, Furthe
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order,
-                       FurtherFiles further) {
+                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more) {
   if (!is_new(step)) return;
   if (places_.empty()) {
     taken_ = step;
@@ -98,7 +98,7 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   taken_ = step;
   const auto waited = Clock::now();
   for (Place& place : places_) tell_first_failure(place);
-  copy_->take(std::move(further));
+  copy_->take(std::move(more));
   CheckpointManifest manifest = plan_;
   manifest.step = step;
   manifest.position = position;

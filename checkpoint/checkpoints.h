@@ -32,26 +32,27 @@ class Checkpoints {
   /// None are taken before open().
   explicit Checkpoints(Options options);
 
-  /// Module and optimizer must outlive it. `plan`: what all manifests of this run have in common; `metadata`: of the
-  /// weights; `resumed`: what the run resumes from, if anything. Throws CheckpointError where the directory has
-  /// checkpoints that this run does not resume from.
-  void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
-            const std::map<std::string, std::string>& metadata, const std::optional<Resumed>& resumed);
+  /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: what all manifests of this
+  /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything. Throws
+  /// CheckpointError where the directory has checkpoints that this run does not resume from.
+  void open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
+            CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
+            const std::optional<Resumed>& resumed);
   /// After open(): whether a directory that this rank writes to lacks the checkpoint that the run resumes from, as
   /// where a disk was lost.
   bool lacks_copy() const;
   /// Writes it there, from the state that has been restored, with what else it had.
-  void write_missing_copies(const CheckpointManifest& resumed, FurtherFiles further);
+  void write_missing_copies(const CheckpointManifest& resumed, MoreState more);
 
   /// Whether the configuration asks for any; the same on all ranks, as is what follows.
   bool wanted() const { return !options_.directory.empty(); }
   bool due(std::int64_t step, bool last_of_epoch, bool last) const;
 
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
-  /// is still being written. Nothing if this step's has been taken. `further`, of the rank that writes: what else it is
-  /// to have. `since`: when training stopped for it.
+  /// is still being written. Nothing if this step's has been taken. `more`, of the rank that writes: what it does not
+  /// have by itself. `since`: when training stopped for it.
   void take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, FurtherFiles further = {});
+            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more = {});
   /// Whether take() would take one.
   bool is_new(std::int64_t step) const { return step != taken_; }
   /// Waits for the last one. Whether it was written to the run's directory, as far as this rank does that.

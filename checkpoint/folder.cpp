@@ -162,9 +162,9 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
-  for (const char* name : {kCarriedFile, kHookFile})
-    if (const auto further = manifest.files.find(name); further != manifest.files.end())
-      verify_file(fmt::format("{}/{}", path, name), further->second);
+  for (const char* name : {kAverageFile, kCarriedFile, kHookFile})
+    if (const auto file = manifest.files.find(name); file != manifest.files.end())
+      verify_file(fmt::format("{}/{}", path, name), file->second);
   return manifest;
 }
 

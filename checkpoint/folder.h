@@ -13,14 +13,16 @@
 namespace lockstep::checkpoint {
 
 /// Note [Checkpoints on the disk]
-/// DIR/step-0000000120/ has weights.safetensors (a weights file like any other), optimizer.safetensors, where a model
-/// carries a state from batch to batch carried.safetensors, where a communication hook keeps one hook.safetensors, and
-/// card.json, the manifest, which has the size and the SHA-256 of all of them, and its own. It is written under another
-/// name, each file and the directory flushed to the disk, and then renamed, which is flushed too: under this name there
-/// is never a part of one. Older ones are removed after that. Names that begin with ".step-" are what a process that
-/// was killed has left; the next run with this directory removes them. A directory is one run's at a time.
+/// DIR/step-0000000120/ has weights.safetensors (a weights file like any other), optimizer.safetensors, where there
+/// is a moving average ema.safetensors (a weights file with the averages for parameters), where a model carries a state
+/// from batch to batch carried.safetensors, and card.json, the manifest, which has the size and the SHA-256 of all of
+/// them, and its own. It is written under another name, each file and the directory flushed to the disk, and then
+/// renamed, which is flushed too: under this name there is never a part of one. Older ones are removed after that.
+/// Names that begin with ".step-" are what a process that was killed has left; the next run with this directory removes
+/// them. A directory is one run's at a time.
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
+inline constexpr const char* kAverageFile = "ema.safetensors";
 inline constexpr const char* kCarriedFile = "carried.safetensors";
 inline constexpr const char* kHookFile = "hook.safetensors";
 inline constexpr const char* kManifestFile = "card.json";

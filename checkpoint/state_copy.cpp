@@ -25,23 +25,31 @@ bool all_finite(std::span<const std::byte> f32) {
 
 }  // namespace
 
-StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer) {
+StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average) {
   const std::size_t parameters = module.named_parameters().size();
   for (auto& entry : nn::entries_of(module)) module_.push_back({std::move(entry), module_.size() < parameters, {}});
   for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
+  if (average == nullptr) return;
+  for (auto& entry : nn::entries_of(module, *average))
+    average_.push_back({std::move(entry), average_.size() < parameters, {}});
 }
 
-void StateCopy::take(FurtherFiles further) {
-  further_ = std::move(further);
-  for (std::vector<Part>* parts : {&module_, &optimizer_})
+void StateCopy::take(MoreState more) {
+  further_ = std::move(more.files);
+  const bool gathered = !more.moments.empty();
+  LOCKSTEP_ASSERT(!gathered || more.moments.size() == optimizer_.size(), "{} of {} moments", more.moments.size(),
+                  optimizer_.size());
+  for (std::size_t i = 0; i < more.moments.size(); ++i) optimizer_[i].memory = std::move(more.moments[i]);
+  for (std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (Part& part : *parts) {
+      if (gathered && parts == &optimizer_) continue;
       part.memory.resize(part.entry.value.bytes());
       part.entry.backend->download(part.entry.value, part.memory);
     }
 }
 
 std::optional<std::string> StateCopy::not_finite() const {
-  for (const std::vector<Part>* parts : {&module_, &optimizer_})
+  for (const std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (const Part& part : *parts)
       if (part.trained && part.entry.value.dtype() == DType::kF32 && !all_finite(part.memory)) return part.entry.name;
   return std::nullopt;
@@ -65,6 +73,8 @@ std::map<std::string, CheckpointManifest::File> StateCopy::write(
   std::map<std::string, CheckpointManifest::File> files;
   files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
   files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
+  if (!average_.empty())
+    files[kAverageFile] = write_file(fmt::format("{}/{}", directory, kAverageFile), average_, metadata);
   for (const auto& [name, tensors] : further_) {
     if (tensors.empty()) continue;
     std::vector<nn::TensorHeader> headers;

@@ -12,19 +12,24 @@
 
 namespace lockstep::checkpoint {
 
-/// Of a checkpoint beside weights and optimizer, by their files' names: what a model carries from batch to batch
-/// (kCarriedFile), what a communication hook keeps (kHookFile). Files without tensors are not written.
-using FurtherFiles = std::map<std::string, std::vector<nn::HostTensor>>;
+/// What of a run's state is not in the module's and the optimizer's memory on this rank.
+struct MoreState {
+  /// By the files' names: what a model carries from batch to batch (kCarriedFile), what a communication hook keeps
+  /// (kHookFile). Files without tensors are not written.
+  std::map<std::string, std::vector<nn::HostTensor>> files = {};
+  std::vector<std::vector<std::byte>> moments = {};  // of an optimizer of slices: whole, as its moments() come
+};
 
-/// A module's and its optimizer's state in host memory, in the device's layout: a plain copy, so that training waits
-/// for no more than that. The memory is used again for the next one. take() and write() alternate; each may be called
-/// by another thread. Module and optimizer must outlive it.
+/// A module's and its optimizer's state, and a moving average, in host memory, in the device's layout: a plain copy, so
+/// that training waits for no more than that. The memory is used again for the next one. take() and write() alternate;
+/// each may be called by another thread. Module and optimizer must outlive it.
 class StateCopy {
  public:
-  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer);
+  /// `average`: of the module's parameters; nullptr: there is none.
+  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average = nullptr);
 
   /// By the thread that computes.
-  void take(FurtherFiles further = {});
+  void take(MoreState more = {});
 
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;
@@ -41,8 +46,8 @@ class StateCopy {
   static CheckpointManifest::File write_file(const std::string& path, const std::vector<Part>& parts,
                                              const std::map<std::string, std::string>& metadata);
 
-  std::vector<Part> module_, optimizer_;
-  FurtherFiles further_;
+  std::vector<Part> module_, optimizer_, average_;
+  std::map<std::string, std::vector<nn::HostTensor>> further_;
 };
 
 }  // namespace lockstep::checkpoint

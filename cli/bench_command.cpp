@@ -183,6 +183,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   trainer::add_comm_hook_option(table, options.train);
+  trainer::add_zero_option(table, options.train);
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,

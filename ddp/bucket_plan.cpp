@@ -5,6 +5,18 @@
 
 namespace lockstep::ddp {
 
+namespace {
+
+/// The last bucket gets no more slots.
+void close(BucketPlan& plan, const BucketLimits& limits) {
+  Bucket& last = plan.buckets.back();
+  const std::size_t padding = comm::align_up(last.bytes, limits.bucket_multiple) - last.bytes;
+  last.bytes += padding;
+  plan.bytes += padding;
+}
+
+}  // namespace
+
 BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
                         const BucketLimits& limits) {
   constexpr const char* kOnce = "name each slot once";
@@ -18,10 +30,11 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
     if (slot >= slots.size() || plan.slot_bucket[slot] != kUnplaced)
       throw UsageError(fmt::format("an order in which slot {} of {} is unknown or stands twice", slot, slots.size()),
                        kOnce);
-    const std::size_t bytes = comm::align_up(slots[slot].count * size_of(slots[slot].dtype));
+    const std::size_t bytes = comm::align_up(slots[slot].count * size_of(slots[slot].dtype), limits.slot_alignment);
     const std::size_t limit = plan.buckets.size() <= 1 ? limits.first_bytes : limits.bytes;
     if (plan.buckets.empty() || plan.buckets.back().dtype != slots[slot].dtype ||
         plan.buckets.back().bytes + bytes > limit) {
+      if (!plan.buckets.empty()) close(plan, limits);
       plan.buckets.push_back({.slots = {}, .offset_bytes = plan.bytes, .bytes = 0, .dtype = slots[slot].dtype});
     }
     Bucket& bucket = plan.buckets.back();
@@ -31,6 +44,7 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
     bucket.bytes += bytes;
     plan.bytes += bytes;
   }
+  if (!plan.buckets.empty()) close(plan, limits);
   return plan;
 }
 

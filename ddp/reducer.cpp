@@ -29,6 +29,7 @@ comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimit
   comm::Manifest manifest = {{"gradients", fmt::to_string(slots.size())},
                              {"bytes of a bucket", fmt::to_string(limits.bytes)},
                              {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
+                             {"bytes that a bucket is a multiple of", fmt::to_string(limits.bucket_multiple)},
                              {"find_unused_parameters", options.find_unused ? "true" : "false"},
                              {"static_graph", options.static_graph ? "true" : "false"}};
   for (std::size_t i = 0; i < slots.size(); ++i)

@@ -92,7 +92,7 @@ void several_ranks(const std::string& directory, const std::string& device) {
   nn::Context context{*session.backend, generator};
   comm::ProcessGroup& process_group = session.gradients();
 
-  Net net(context), other(context), third(context);
+  Net net(context), other(context), third(context), fourth(context);
   parallel::convert_sync_batchnorm(net, process_group);
   parallel::DistributedDataParallel model(net, process_group,
                                           {.broadcast_buffers = false, .find_unused_parameters = true});
@@ -103,6 +103,9 @@ void several_ranks(const std::string& directory, const std::string& device) {
   accumulate(placed, *nn::make_sgd(placed.parameters(), {.momentum = 0.9}), *session.backend, world_size);
   parallel::DistributedDataParallel small_buckets(third, process_group, {.bucket_cap_mb = 0.1});
   accumulate(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
+  parallel::DistributedDataParallel sharded(fourth, process_group, {.zero = 1});
+  const auto optimizer = nn::make_adamw(sharded.parameters(), {}, {}, sharded.share());
+  accumulate(sharded, *optimizer, *session.backend, world_size);
 
   const auto dataset = data::open_data("digits").train;
   const sampler::DistributedSampler whole_batches(

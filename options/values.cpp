@@ -22,9 +22,11 @@ std::optional<Complaint> parse_number(std::string_view text, Range range, double
   const auto parsed = parse_double(text);
   std::string wanted = range.open_low ? fmt::format("give a number above {}", range.low)
                                       : fmt::format("give a number of at least {}", range.low);
-  if (range.high < std::numeric_limits<double>::max()) wanted += fmt::format(" and at most {}", range.high);
+  if (range.high < std::numeric_limits<double>::max())
+    wanted += fmt::format(" and {} {}", range.open_high ? "below" : "at most", range.high);
   if (!parsed || !std::isfinite(*parsed)) return Complaint{"not a finite number", wanted};
-  if (*parsed < range.low || *parsed > range.high || (range.open_low && *parsed == range.low))
+  if (*parsed < range.low || *parsed > range.high || (range.open_low && *parsed == range.low) ||
+      (range.open_high && *parsed == range.high))
     return Complaint{"out of range", wanted};
   value = *parsed;
   return std::nullopt;

@@ -24,7 +24,7 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();  // of 
 struct Range {
   double low = 0;
   double high = std::numeric_limits<double>::max();
-  bool open_low = false;
+  bool open_low = false, open_high = false;  // the bound itself is not allowed
 };
 
 /// The parsers under the setters: they fill `value` or say what is wrong.

@@ -6,6 +6,7 @@
 #include "comm/agree.h"
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/parallel/data_parallel.h"
+#include "parallel/sharded_parameters.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -57,9 +58,11 @@ nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup&
 
 ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
-  return {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
-          .bytes = options.bucket_cap_mb ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
-                                         : group.preferred_bucket_bytes()};
+  const ddp::BucketLimits limits = {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
+                                    .bytes = options.bucket_cap_mb
+                                                 ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
+                                                 : group.preferred_bucket_bytes()};
+  return options.zero > 0 ? ShardedParameters::limits(limits, group.size()) : limits;
 }
 
 std::vector<nn::NamedParameter> parameters_that(const nn::Module& module, bool trained) {
@@ -104,6 +107,7 @@ nn::Module& named_module(nn::Module& module) {
 void compare_modules(comm::ProcessGroup& group, nn::Module& module, const Options& options) {
   comm::Manifest manifest = manifest_of(module);
   const comm::Manifest how = {
+      {"zero", fmt::to_string(options.zero)},
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
       {"gradient_as_bucket_view", options.gradient_as_bucket_view ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
@@ -128,6 +132,14 @@ void check_in_shards(nn::Module& module, const Options& options) {
   check_usage(options.shards_at_once >= 1, "no shard at a time", "give shards_at_once of 1 or more");
   check_usage(options.broadcast_buffers, "shards where each rank keeps buffers of its own",
               "leave broadcast_buffers on: they are averaged over the shards");
+}
+
+void check_zero(const nn::Module& module, const Options& options) {
+  if (options.zero < 0 || options.zero > 1)
+    throw UsageError(fmt::format("zero {}, where gradients and parameters would be sharded too", options.zero),
+                     "give 1, with which updates and what optimizers remember are sharded, or 0");
+  check_usage(options.zero == 0 || dynamic_cast<const DataParallel*>(&module) == nullptr,
+              "zero with a module that is a DataParallel", "wrap the module itself, in a process for each device");
 }
 
 // What a reducer adds with, where it cannot by itself.
@@ -177,6 +189,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
   comm::run_collectively(group, [&] {
     backend_ = &checked_backend(module, group, options);
     if (tree_ != nullptr) check_in_shards(module, options);
+    check_zero(module, options);
   });
   nn::Module& named = named_module(module);
   compare_modules(group, named, options);
@@ -194,6 +207,11 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
                                            .add = adder(*backend_),
                                            .copy = copier(*backend_)},
                      options.gradient_as_bucket_view);
+  if (options.zero > 0) {
+    gradients_->keep_order();
+    sharded_ = std::make_shared<ShardedParameters>(group, *backend_, parameters(), reducer().plan());
+    if (tree_ == nullptr) gradients_->reducer().register_comm_hook(std::make_shared<ddp::ReduceScatterHook>());
+  }
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   if (tree_ != nullptr) comm::run_collectively(group, [&] { make_shard_copies(options); });
@@ -259,17 +277,52 @@ nn::Tensor DistributedDataParallel::unused_count() const {
   return nn::Tensor::view_of(reducer().unused_count().data(), {1});
 }
 
+nn::OptimizerShare DistributedDataParallel::share() const {
+  if (sharded_ == nullptr) return {};
+  return {.slices = sharded_->slices(), .exchange = sharded_};
+}
+
+void DistributedDataParallel::wait_for_parameters() const {
+  if (sharded_ != nullptr) sharded_->finish();
+}
+
+std::vector<std::vector<std::byte>> DistributedDataParallel::gather_moments(const nn::Optimizer& optimizer,
+                                                                            int root) const {
+  check_usage(sharded_ != nullptr, "moments are gathered where every rank has all of them", "give Options::zero");
+  return sharded_->gather(optimizer, root);
+}
+
+void DistributedDataParallel::scatter_moments(nn::Optimizer& optimizer,
+                                              const std::vector<std::vector<std::byte>>& whole, int root) const {
+  check_usage(sharded_ != nullptr, "moments are scattered where every rank has all of them", "give Options::zero");
+  sharded_->scatter(optimizer, whole, root);
+}
+
+std::vector<std::string> DistributedDataParallel::bucket_order() const {
+  return sharded_ == nullptr ? gradients_->order() : std::vector<std::string>();
+}
+
+void DistributedDataParallel::set_bucket_order(const std::vector<std::string>& names) {
+  if (sharded_ == nullptr) gradients_->set_order(names);
+}
+
 void DistributedDataParallel::register_comm_hook(std::shared_ptr<ddp::CommHook> hook) {
+  comm::run_collectively(group_, [&] {
+    check_usage(sharded_ == nullptr, "a communication hook with zero, whose buckets are reduce-scattered",
+                "leave the hook or zero out");
+  });
   gradients_->reducer().register_comm_hook(std::move(hook));
 }
 
 void DistributedDataParallel::check() const {
   check_intact();
+  wait_for_parameters();
   ddp::check_replicas(group_, parameter_bytes(module_));
 }
 
 void DistributedDataParallel::check_with_buffers() const {
   check_intact();
+  wait_for_parameters();
   auto pieces = parameter_bytes(module_);
   for (auto& buffer : buffers_of(module_)) pieces.push_back(std::move(buffer));
   ddp::check_replicas(group_, pieces);
@@ -281,6 +334,7 @@ void DistributedDataParallel::broadcast_buffers() {
 
 void DistributedDataParallel::broadcast_state() {
   nn::Module& named = named_module(module_);
+  wait_for_parameters();
   ddp::broadcast_state(group_, parameter_bytes(named), 0);
   ddp::broadcast_state(group_, buffers_of(module_), 0);
   for (const auto& [name, parameter] : named.named_parameters()) parameter->changed();
@@ -293,6 +347,7 @@ void DistributedDataParallel::begin_pass() {
               "let one thread use it: another one may begin when backward has returned, or the tape of the pass is "
               "reset");
   check_intact();
+  wait_for_parameters();
   if (tree_ != nullptr) return;
   if (std::exchange(buffers_due_, false)) sync_buffers();
 }
@@ -356,7 +411,12 @@ DistributedDataParallel::JoinedStep DistributedDataParallel::join(std::int64_t o
 // Sums that the loop has not cleared are added to, and must not be summed again.
 void DistributedDataParallel::begin_gradients() {
   gradients_->apply_order();
-  if (std::exchange(sums_held_, false)) gradients_->keep_sums_once();
+  if (!std::exchange(sums_held_, false)) return;
+  check_usage(sharded_ == nullptr ||
+                  std::ranges::none_of(parameters(), [](const auto& named) { return named.parameter->has_gradient(); }),
+              "a backward pass that adds to the gradients of the last step, of which each rank has a slice",
+              "call zero_grad() before each step");
+  gradients_->keep_sums_once();
 }
 
 void DistributedDataParallel::begin_reduction() {
@@ -389,6 +449,8 @@ void DistributedDataParallel::backward_ended() {
 
 void DistributedDataParallel::finish() {
   gradients_->finish([this](std::span<const std::size_t> slots) {
+    if (sharded_ != nullptr)
+      for (const std::size_t slot : slots) parameters()[slot].parameter->mark_sliced();
     if (on_bucket_) on_bucket_(slots);
   });
   sums_held_ = true;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "lockstep/parallel/device_thread.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
+#include "parallel/sharded_parameters.h"
 
 namespace lockstep::parallel {
 
@@ -20,7 +21,9 @@ struct DistributedDataParallel::ShardCopy {
   std::unique_ptr<DeviceThread> thread;  // ends first
 };
 
-DistributedDataParallel::~DistributedDataParallel() = default;
+DistributedDataParallel::~DistributedDataParallel() {
+  if (sharded_ != nullptr) sharded_->close();
+}
 
 void DistributedDataParallel::list_statistics() {
   module_buffers_ = module_.named_buffers();

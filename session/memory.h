@@ -16,7 +16,7 @@ namespace lockstep::session {
 struct MemoryNeed {
   std::uint64_t parameters = 0;  // and buffers, and their bf16 copies
   std::uint64_t gradients = 0;
-  std::uint64_t moments = 0;      // what the optimizer remembers
+  std::uint64_t moments = 0;      // what the optimizer remembers, and a moving average
   std::uint64_t activations = 0;  // of forward, and of backward's own
   std::uint64_t batches = 0;      // that are read ahead
   std::uint64_t checkpoint = 0;   // the copy of the state that is written

@@ -54,11 +54,12 @@ int usual_image_size(const std::string& model) {
 }
 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
-                                              const std::vector<nn::NamedParameter>& parameters) {
+                                              const std::vector<nn::NamedParameter>& parameters,
+                                              nn::OptimizerShare share) {
   std::vector<nn::ParameterGroup> groups;
   if (!config.no_decay.empty()) groups.push_back({.patterns = split(config.no_decay, ','), .weight_decay = 0.0});
   return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config),
-                            groups);
+                            groups, std::move(share));
 }
 
 namespace {
@@ -415,7 +416,8 @@ parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config
           .static_graph = config.static_graph,
           .bucket_cap_mb = config.bucket_mb,
           .first_bucket_mb = config.first_bucket_mb,
-          .defer_unused_check = true};
+          .defer_unused_check = true,
+          .zero = config.zero};
 }
 
 }  // namespace lockstep::trainer

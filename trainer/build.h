@@ -46,9 +46,10 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
 /// The same model on a backend of shapes (nn::make_meta_backend): frozen like it, without values.
 std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend& meta, const data::Dataset& dataset);
 
-/// `parameters` must outlive it.
+/// `parameters` must outlive it. `share`: DistributedDataParallel::share().
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
-                                              const std::vector<nn::NamedParameter>& parameters);
+                                              const std::vector<nn::NamedParameter>& parameters,
+                                              nn::OptimizerShare share = {});
 
 /// What is minimised in training, and measured in evaluations.
 nn::LossFunction training_loss(const TrainConfig& config);

@@ -62,7 +62,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
     state.step = resumed->manifest.step;
   }
   comm::run_collectively(group, [&] {
-    state.checkpoints.open(state.ddp.module(), state.optimizer, plan, {{"format", "pt"}}, resumed);
+    state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed);
   });
   state.loaded = true;
   return resumed ? std::optional(state.step) : std::nullopt;
@@ -78,9 +78,10 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
                      "count steps from 1, and continue where load_latest() says");
   state.ddp.check();
   state.step = step;
-  checkpoint::FurtherFiles further;
-  further[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
-  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order(), std::move(further));
+  checkpoint::MoreState more;
+  more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
+  if (state.optimizer.is_sliced()) more.moments = state.ddp.gather_moments(state.optimizer, 0);
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order(), std::move(more));
 }
 
 void Checkpointer::finish() {

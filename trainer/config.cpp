@@ -143,6 +143,12 @@ void validate(const TrainConfig& config) {
   require(!(config.batch && config.global_batch), "both --batch and --global-batch were given", "give one of them");
   TrainConfig same = config;  // options are bound to what they can change
   train_options(same).check();
+  require(
+      config.zero <= 1,
+      fmt::format("--zero {}: backward writes gradients into the buckets that the ranks sum, of which each rank has "
+                  "all{}",
+                  config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
+      "use --zero 1, which shards updates and what the optimizer remembers");
   const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
   if (const SettingValue* const least = config.schedule_settings.find("min-lr"))
     require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),

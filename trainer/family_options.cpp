@@ -123,6 +123,14 @@ void add_training_options(OptionTable& table, TrainConfig& config) {
 
 namespace {
 
+/// ", 1 for lars": rates of optimizers that have another than most.
+std::string rates_of_optimizers() {
+  std::string text;
+  for (const auto* family : nn::optimizer_families())
+    if (family->lr != nn::OptimizerFamily().lr) text += fmt::format(", {} for {}", family->lr, family->name);
+  return text;
+}
+
 std::string trained_with_default() {
   const std::string usual = nn::TrainingDefaults().optimizer;
   std::string text = usual;
@@ -155,7 +163,7 @@ void add_optimizer_settings(OptionTable& table, TrainConfig& config) {
         return when(need.holds != nullptr && !need.holds(optimizer_settings_of(config)),
                     need.what != nullptr ? need.otherwise : "");
       },
-      "--optimizer ");
+      "--optimizer ", &config.optimizer);
 }
 
 std::string losses_help() {
@@ -206,7 +214,8 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .help = "learning rate",
              .default_text = config.lr
                                  ? fmt::to_string(*config.lr)  // a program's own
-                                 : fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
+                                 : fmt::format("{}{}{}", nn::OptimizerFamily().lr, rates_of_optimizers(),
+                                               of_models([](const auto& training) {
                                                  if (training.lr_per_256)
                                                    return fmt::format("{} * global batch / 256", *training.lr_per_256);
                                                  return training.lr ? fmt::to_string(*training.lr) : std::string();

@@ -51,6 +51,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   const auto model = build_shapes(config, *meta, dataset);
   on_device.parameters = asked(*meta);
   std::unique_ptr<nn::Optimizer> optimizer;
+  std::uint64_t average = 0, whole_moments = 0;
   if (plan.train) {
     auto trained = model->named_parameters();
     std::erase_if(trained, [](const auto& named) { return !named.parameter->requires_grad(); });
@@ -61,17 +62,22 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     hook = memory_of_hook(config, trained, plan.ranks);
     on_device.gradients += hook.held;
     optimizer = make_optimizer(config, trained);
-    on_device.moments = asked(*meta) - on_device.parameters;
+    whole_moments = asked(*meta) - on_device.parameters;
+    on_device.moments = (whole_moments + plan.updates - 1) / plan.updates;
     if (config.local_sgd > 0)
-      on_device.gradients += parallel::ModelAverager::arena_bytes(on_device.parameters + on_device.moments);
+      on_device.gradients += parallel::ModelAverager::arena_bytes(on_device.parameters + whole_moments);
+    if (config.ema)
+      for (const auto& [name, parameter] : trained) average += parameter->value().bytes();
   }
+  on_device.moments += average;
   const auto devices = static_cast<std::int64_t>(plan.devices);
   const std::int64_t samples = (plan.samples + devices - 1) / devices;
   on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format_of(dataset), samples, plan.train);
 
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});
-  if (plan.checkpoints) on_host.checkpoint = on_device.parameters + on_device.moments + hook.saved;
+  if (plan.checkpoints)
+    on_host.checkpoint = on_device.parameters + whole_moments + hook.saved + (average > 0 ? on_device.parameters : 0);
   if (backend.device().kind != DeviceKind::kCpu) return {.host = on_host, .device = on_device};
   // The copies have parameters and gradients of their own, and the first device what is remembered of them.
   for (std::int64_t d = 0; d < devices; ++d) {

@@ -16,6 +16,7 @@ struct MemoryPlan {
   std::size_t devices = 1;    // of this process
   std::size_t passes = 1;     // of a device at a time, of so many samples each
   std::size_t gradients = 1;  // places for all gradients (ddp: Note [Shards])
+  std::size_t updates = 1;    // ranks that share what the optimizer remembers
   int workers = 0;            // that read batches of `batch` samples
   std::int64_t batch = 0;
   int ranks = 1;             // of the job

@@ -111,9 +111,10 @@ void Metrics::write(const StepReport& r) {
 }
 
 void Metrics::write(const EvalReport& r) {
-  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}}})", r.step,
+  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}{}}})", r.step,
                          number(r.loss), number(r.accuracy),
-                         r.top5 ? fmt::format(R"(,"top5":{})", number(*r.top5)) : std::string(), r.samples));
+                         r.top5 ? fmt::format(R"(,"top5":{})", number(*r.top5)) : std::string(), r.samples,
+                         r.of_average ? R"(,"ema":true)" : ""));
 }
 
 void Metrics::write(const ResumeReport& r) {
@@ -127,8 +128,9 @@ void Metrics::write(const CheckpointReport& r) {
 
 void Metrics::write(const FinalReport& r) {
   write_line(fmt::format(
-      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}","peak_memory_bytes":[{}]{}}})",
+      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}"{},"peak_memory_bytes":[{}]{}}})",
       r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256,
+      r.ema_params_sha256.empty() ? std::string() : fmt::format(R"(,"ema_params_sha256":"{}")", r.ema_params_sha256),
       fmt::join(r.peak_memory_bytes, ","), r.hook ? text_of(*r.hook) : std::string()));
 }
 

@@ -28,6 +28,7 @@ using options::Range;
 using options::text;
 using options::when;
 
+constexpr Range kDecay = {.low = 0, .high = 1, .open_low = true, .open_high = true};
 constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
 
 /// For settings of models of which `does` is true.
@@ -188,6 +189,21 @@ void add_stateful_option(OptionTable& table, TrainConfig& config) {
              .not_in_identity = "false"});
 }
 
+void add_average_option(OptionTable& table, TrainConfig& config) {
+  options::Binding ema = number(config.ema, kDecay);
+  ema.text = [&config] { return config.ema ? fmt::to_string(*config.ema) : std::string("none"); };
+  table.add({.name = "ema",
+             .synonyms = {"model-ema-decay"},
+             .placeholder = "D",
+             .help =
+                 "decay of a moving average of the parameters, from step to step, which is evaluated beside them and "
+                 "saved by --save",
+             .value = std::move(ema),
+             .agree = Agree::kValue,
+             .identity = "moving average",
+             .not_in_identity = "none"});
+}
+
 /// How long, and how the data is walked through.
 void add_length_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "epochs",
@@ -327,12 +343,29 @@ void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
                        [&config] { return config.comm_hook; },
                        [&config, complaint_of] { return complaint_of(config.comm_hook); },
                        [&config] { return config.comm_hook != "none"; }},
-             .applies = {.to = "training without --shards and --parallel dp",
+             .applies = {.to = "training without --shards, --zero and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
+                           if (config.zero > 0) return "--zero reduce-scatters gradients";
                            if (config.shards > 0)
                              return "--shards promises the same bits at any number of ranks, which a hook cannot";
                            if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
                            return std::nullopt;
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
+void add_zero_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "zero",
+             .placeholder = "0|1",
+             .help =
+                 "1: each rank updates a share of the parameters and remembers nothing of the rest: the optimizer's "
+                 "state is divided by the number of ranks (ZeRO, stage 1)",
+             .default_text = fmt::to_string(config.zero),
+             .value = integer(config.zero, 0, 3),
+             .applies = {.to = "training without --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
                          }},
              .agree = Agree::kValue,
              .may_change = true});
@@ -379,7 +412,8 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
            "end of an epoch too",
        .default_text = "gradients are summed in each step",
        .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
-       .applies = {.to = "training without --shards, --comm-hook, --sync-batchnorm, --no-broadcast-buffers and --parallel dp, whose "
+       .applies = {.to = "training without --shards, --comm-hook, --zero, --ema, --sync-batchnorm, "
+                         "--no-broadcast-buffers and --parallel dp, whose "
                          "--checkpoint-every and --check-replicas are multiples of K",
                    .unless = [&config]() -> std::optional<std::string> {
                      const auto apart = [&](std::int64_t steps) {
@@ -387,6 +421,8 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
                      };
                      if (config.shards > 0) return "--shards sums each step along a tree";
                      if (config.comm_hook != "none") return "--comm-hook carries the gradients of each step";
+                     if (config.zero > 0) return "--zero sums the gradients of each step";
+                     if (config.ema) return "--ema follows parameters that all ranks have";
                      if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
                      if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
                      if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
@@ -543,6 +579,7 @@ OptionTable train_options(TrainConfig& config) {
   add_shards_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
+  add_average_option(table, config);
   add_schedule_options(table, config);
   session::add_device_options(table, config);
   add_deterministic_option(table, config);
@@ -558,6 +595,7 @@ OptionTable train_options(TrainConfig& config) {
              .may_change = true});
   add_bucket_options(table, config);
   add_comm_hook_option(table, config);
+  add_zero_option(table, config);
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);

@@ -42,5 +42,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
 /// What carries gradients between the ranks.
 void add_comm_hook_option(OptionTable& table, TrainConfig& config);
+/// --zero.
+void add_zero_option(OptionTable& table, TrainConfig& config);
 
 }  // namespace lockstep::trainer

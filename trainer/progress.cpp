@@ -122,9 +122,9 @@ void Progress::draw(const StepReport& report) {
 }
 
 void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
-  announce(fmt::format("epoch {}/{}  step {}  test loss {}{} of {}", epoch, epochs_, report.step,
-                       loss_text(report.loss), std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy),
-                       report.samples));
+  announce(fmt::format("epoch {}/{}  step {}  test {}loss {}{} of {}", epoch, epochs_, report.step,
+                       report.of_average ? "of the moving average: " : "", loss_text(report.loss),
+                       std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy), report.samples));
 }
 
 void Progress::checkpoint(const CheckpointReport& report) {
@@ -153,6 +153,8 @@ void Progress::summary(const Summary& s) {
   std::string result = std::isnan(s.final.accuracy) ? "" : accuracy_text(s.final.accuracy) + "  ";
   if (!std::isnan(s.final.loss)) result += fmt::format("loss {}  ", loss_text(s.final.loss));
   std::printf("%s", fmt::format("params_sha256 {}\n", s.final.params_sha256).c_str());
+  if (!s.final.ema_params_sha256.empty())
+    std::printf("%s", fmt::format("ema_params_sha256 {}\n", s.final.ema_params_sha256).c_str());
   std::printf("%s", fmt::format("{}{} steps in {:.1f} s on {} rank{}  {}  waiting for communication {:.2f} s ({:.1f} "
                                 "%)\n",
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",

@@ -222,9 +222,9 @@ void load_module(const Resumed& resumed, const CheckpointManifest& plan, nn::Mod
     log_info("checkpoint {} is of a run with other settings: {}", resumed.path, join(differing, "; "));
 }
 
-std::vector<ddp::NamedBytes> moments_of(const nn::Optimizer& optimizer) {
+std::vector<ddp::NamedBytes> pieces_of(const std::vector<nn::NamedMoment>& all) {
   std::vector<ddp::NamedBytes> pieces;
-  for (const auto& moment : optimizer.moments())
+  for (const auto& moment : all)
     pieces.push_back({moment.name, {static_cast<std::byte*>(moment.value.raw()), moment.value.bytes()}});
   return pieces;
 }
@@ -325,21 +325,57 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
+  std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
   comm::run_collectively(group, [&] {
     if (group.rank() != resumed.reader) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
-      nn::load_entries(nn::entries_of(optimizer), nn::read_safetensors(file), file);
+      auto entries = nn::entries_of(optimizer);
+      if (optimizer.is_sliced())
+        for (nn::StateEntry& entry : entries) entry.value = entry.backend->empty(entry.value.shape());
+      nn::load_entries(entries, nn::read_safetensors(file), file);
+      if (!optimizer.is_sliced()) return;
+      for (nn::StateEntry& entry : entries) {
+        entry.backend->download(entry.value, whole.emplace_back(entry.value.bytes()));
+        entry.value = {};
+      }
     } catch (const Error& error) {
       rethrow_unusable(resumed.path, error);
     }
   });
-  const auto moments = moments_of(optimizer);
-  ddp::broadcast_state(gradients, moments, resumed.reader);
+  const auto moments = pieces_of(optimizer.moments());
+  if (optimizer.is_sliced())
+    ddp.scatter_moments(optimizer, whole, resumed.reader);
+  else
+    ddp::broadcast_state(gradients, moments, resumed.reader);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.bucket_order);
   ddp.check();
-  ddp::check_replicas(gradients, moments);
+  if (!optimizer.is_sliced()) ddp::check_replicas(gradients, moments);
+}
+
+void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                    nn::MovingAverage& average) {
+  comm::run_collectively(group, [&] {
+    if (group.rank() != resumed.reader) return;
+    try {
+      const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kAverageFile);
+      if (!resumed.manifest.files.contains(checkpoint::kAverageFile))
+        throw IoError(fmt::format("its manifest does not list {}", checkpoint::kAverageFile), "");
+      auto tensors = nn::read_safetensors(file);
+      const auto entries = nn::entries_of(average);
+      // The file has what is not averaged, too.
+      std::erase_if(tensors, [&](const nn::HostTensor& tensor) {
+        return std::ranges::find(entries, tensor.name, &nn::StateEntry::name) == entries.end();
+      });
+      nn::load_entries(entries, tensors, file);
+    } catch (const Error& error) {
+      rethrow_unusable(resumed.path, error);
+    }
+  });
+  const auto pieces = pieces_of(average.values());
+  ddp::broadcast_state(gradients, pieces, resumed.reader);
+  ddp::check_replicas(gradients, pieces);
 }
 
 void run_on_checkpoint(const std::string& path, FunctionRef<void()> work) {

@@ -9,6 +9,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/config.h"
@@ -46,6 +47,9 @@ void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& gr
 
 /// Runs `work` on the checkpoint at `path`; what it throws becomes a CheckpointError that names it.
 void run_on_checkpoint(const std::string& path, FunctionRef<void()> work);
+/// Collective, after resume_optimizer(): the moving average of the parameters.
+void resume_average(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                    nn::MovingAverage& average);
 
 /// Collective: gives every rank its part of what the model carried at the checkpoint, unless an epoch begins there.
 void resume_carried(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, CarriedState& carried);

@@ -170,7 +170,6 @@ void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& t
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they
 // move at all the device decides, which knows the loss first.
 void TrainingStep::begin_update() {
-  if (wants_norm()) backend_.pointwise().fill(nn::Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
   first_bucket_ = true;
   summed_.clear();
 }
@@ -185,8 +184,7 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
     const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
-    // In shards, in an order that does not depend on buckets: at the end.
-    if (wants_norm() && options_.tree == nullptr) optimizer_->add_squares(slots, squares_);
+    if (wants_norm()) optimizer_->add_squares(slots);
     if (!clip) optimizer_->update(slots);
   }
   flight::set_phase(flight::Phase::kBackward);  // which this has interrupted
@@ -196,15 +194,14 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
 void TrainingStep::end_update() {
   flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
-  if (wants_norm() && options_.tree != nullptr) {
-    std::ranges::sort(summed_);
-    optimizer_->add_squares(summed_, squares_);
-  }
+  if (wants_norm()) optimizer_->sum_squares(squares_);
   if (options_.clip_norm > 0) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
     optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
     optimizer_->update(summed_);
   }
+  ddp_.wait_for_parameters();
+  if (options_.average != nullptr) options_.average->update();
   if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
   backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));
 }

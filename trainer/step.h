@@ -7,6 +7,7 @@
 
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/forward.h"
@@ -45,7 +46,7 @@ class TrainingStep {
   struct Options {
     nn::LossFunction loss = nn::make_loss();
     double clip_norm = 0;             // 0: no clipping
-    bool want_norm = false;           // of the gradients, also without clipping
+    bool want_norm = false;           // of the gradients, also without clipping; of slices all ranks the same
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
@@ -54,6 +55,7 @@ class TrainingStep {
     int accumulate = 1;    // parts in which a rank's share of a step is computed
     bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
     const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none
+    nn::MovingAverage* average = nullptr;       // of `ddp`'s parameters, which follows each step; nullptr: none
     CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 

@@ -17,7 +17,11 @@ constexpr std::size_t kMostEntries = 8;
 }  // namespace
 
 StepGraphs::StepGraphs(nn::Backend& backend, parallel::DistributedDataParallel& ddp, DType activations)
-    : backend_(backend), ddp_(ddp), parameters_(ddp.module().named_parameters()), activations_(activations) {
+    : backend_(backend),
+      ddp_(ddp),
+      parameters_(ddp.module().named_parameters()),
+      activations_(activations),
+      sliced_(!ddp.share().slices.empty()) {
   entries_.reserve(kMostEntries);
   backend_.allocator().add(*this);
 }
@@ -125,11 +129,11 @@ void StepGraphs::refresh_copies() {
 }
 
 // What the host notes of an update that runs as it is. The graph writes the copies that there were when it was
-// made.
+// made; of sharded updates, this rank's slices of them, and refresh_copies() makes the rest.
 void StepGraphs::note_update(const Entry& entry) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     nn::Parameter& parameter = *parameters_[i].parameter;
-    parameter.copy() == entry.copies[i] ? parameter.changed_with_copy() : parameter.changed();
+    parameter.copy() == entry.copies[i] && !sliced_ ? parameter.changed_with_copy() : parameter.changed();
   }
 }
 

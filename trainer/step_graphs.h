@@ -79,6 +79,7 @@ class StepGraphs final : private nn::MemoryHolder {
   parallel::DistributedDataParallel& ddp_;
   std::vector<nn::NamedParameter> parameters_;  // those that are not trained, too
   DType activations_;
+  bool sliced_;                        // each rank updates slices of the parameters
   std::vector<Entry> entries_;         // few
   bool rehearsed_ = false;             // a step, so that there is memory of graphs
   const Entry* rehearsing_ = nullptr;  // whose inputs are being read

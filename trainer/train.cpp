@@ -69,6 +69,7 @@ class Run {
                                  .devices = several ? session.devices.size() : 1,
                                  .passes = static_cast<std::size_t>(shards_at_once(session)),
                                  .gradients = places_of_gradients(session),
+                                 .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .ranks = group_.size(),
@@ -122,13 +123,18 @@ class Run {
       ddp_->register_comm_hook(parallel::make_local_hook());
     else
       register_hook(config_, *ddp_);
-    auto optimizer = make_optimizer(config_, ddp_->parameters());
+    auto optimizer = make_optimizer(config_, ddp_->parameters(), ddp_->share());
+    optimizer_ = optimizer.get();
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     if (resumed_) resume_hook_state(*resumed_, ddp_->reducer().comm_hook(), group_);
+    if (config_.ema) {
+      average_.emplace(ddp_->parameters(), *config_.ema);
+      if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
+    }
     if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
     comm::run_collectively(group_, [&] {
-      checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
-                        resumed_);
+      checkpoints_.open(*model_, *optimizer, average_ ? &*average_ : nullptr, plan,
+                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
     });
     if (config_.stateful) {
       carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
@@ -137,9 +143,11 @@ class Run {
     if (resumed_ && mirror_) write_missing_copies();
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
+    options.average = average_ ? &*average_ : nullptr;
     options.tree = tree_;
-    // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
+    // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
     options.want_norm = static_cast<bool>(metrics_);
+    if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
     options.trace = trace();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
@@ -260,33 +268,34 @@ class Run {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's
     }
-    checkpoint::FurtherFiles further;
+    checkpoint::MoreState more;
     if (checkpoints_.wanted() && checkpoints_.is_new(step)) {
-      further = gather_further(0);
+      more = gather_more(0);
       if (mirrored)
-        if (auto there = gather_further(mirror_->rank); group_.rank() == mirror_->rank) further = std::move(there);
+        if (auto there = gather_more(mirror_->rank); group_.rank() == mirror_->rank) more = std::move(there);
     }
-    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(further));
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(more));
   }
 
-  // What checkpoints have of all ranks; on rank `root`.
-  checkpoint::FurtherFiles gather_further(int root) {
-    checkpoint::FurtherFiles further;
-    if (carried_) further[checkpoint::kCarriedFile] = carried_->gather(root);
-    further[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
-    return further;
+  // Collective: what rank `root` writes and does not have.
+  checkpoint::MoreState gather_more(int root) {
+    checkpoint::MoreState more;
+    if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
+    more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
+    if (config_.zero > 0) more.moments = ddp_->gather_moments(*optimizer_, root);
+    return more;
   }
 
   // A disk was lost, or ranks run on other hosts: there are two copies again as soon as there can be.
   void write_missing_copies() {
     const auto lacking = group_.all_gather_numbers(checkpoints_.lacks_copy() ? 1 : 0);
     if (std::ranges::max(lacking) == 0) return;
-    checkpoint::FurtherFiles further;
+    checkpoint::MoreState more;
     // Where an epoch begins, the model carries zeros: the checkpoint has them too.
     for (int rank = 0; rank < group_.size(); ++rank)
       if (lacking[static_cast<std::size_t>(rank)] != 0)
-        if (auto there = gather_further(rank); rank == group_.rank()) further = std::move(there);
-    checkpoints_.write_missing_copies(resumed_->manifest, std::move(further));
+        if (auto there = gather_more(rank); rank == group_.rank()) more = std::move(there);
+    checkpoints_.write_missing_copies(resumed_->manifest, std::move(more));
   }
 
   // Once they are on the disk: a few steps later, or at the end.
@@ -422,13 +431,20 @@ class Run {
     flight::set_phase(flight::Phase::kEvaluation);
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
-    report = evaluator->run(forwarded(), step);
-    if (report.stopped) return false;
-    metrics_.write(report);
     const auto epoch = static_cast<std::int64_t>(epochs_done);
-    progress.evaluation(report, epoch);
-    if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
-    return true;
+    const auto evaluate_once = [&](bool average) {
+      report = evaluator->run(forwarded(), step);
+      report.of_average = average;
+      if (report.stopped) return false;
+      metrics_.write(report);
+      progress.evaluation(report, epoch);
+      if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
+      return true;
+    };
+    if (!evaluate_once(false) || !average_) return !report.stopped;
+    // As timm does: the average's result is the run's.
+    const auto in_place = average_->in_place();
+    return evaluate_once(true);
   }
 
   // All ranks see the same sum: one of them says so.
@@ -453,7 +469,8 @@ class Run {
                              .accuracy = evaluation.accuracy,
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
-                             .hook = hook_report_of(ddp_->reducer())};
+                             .hook = hook_report_of(ddp_->reducer()),
+                             .ema_params_sha256 = average_sha256()};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,
@@ -487,6 +504,12 @@ class Run {
     report_status({.kind = StatusReport::Kind::kDone});
   }
 
+  std::string average_sha256() {
+    if (!average_ || group_.rank() != 0) return {};
+    const auto in_place = average_->in_place();
+    return nn::parameters_sha256(*model_);
+  }
+
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
   void report_corrupt() {
     for (const auto& dataset : {splits_.train, splits_.test}) {
@@ -500,8 +523,11 @@ class Run {
     }
   }
 
-  void save() const {
+  // With a moving average, it: what was evaluated last.
+  void save() {
     if (config_.save.empty()) return;
+    std::optional<nn::MovingAverage::InPlace> in_place;
+    if (average_) in_place.emplace(*average_);
     report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
     try {
       nn::write_weights(config_.save, nn::state_of(*model_),
@@ -529,6 +555,8 @@ class Run {
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<parallel::ModelAverager> averager_;  // nothing: gradients are summed
+  nn::Optimizer* optimizer_ = nullptr;               // the step's
+  std::optional<nn::MovingAverage> average_;
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;

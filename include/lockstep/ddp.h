@@ -3,3 +3,4 @@
 
 #include "lockstep/comm.h"
 #include "lockstep/ddp/reducer.h"
+#include "lockstep/ddp/sharded_update.h"

@@ -35,6 +35,16 @@ void Parameter::share_value(const Parameter& other) {
   changed();
 }
 
+void Parameter::move_value(const Tensor& storage) {
+  if (storage.shape() != value_.shape() || storage.dtype() != value_.dtype() || !storage.is_contiguous())
+    throw UsageError(fmt::format("a parameter {} {} is given {} {} for its value", name_of(value_.dtype()),
+                                 to_string(value_.shape()), name_of(storage.dtype()), to_string(storage.shape())),
+                     "give memory of the parameter's type and shape, in one piece");
+  backend_->pointwise().copy(value_, storage);
+  value_ = storage;
+  changed();
+}
+
 void Parameter::bind_gradient(const Tensor& storage) {
   if ((!storage.defined() && value_.count() > 0) || storage.shape() != value_.shape() ||
       storage.dtype() != value_.dtype() || !storage.is_contiguous())

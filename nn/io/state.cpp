@@ -403,8 +403,25 @@ std::vector<StateEntry> entries_of(const Module& module) {
 
 std::vector<StateEntry> entries_of(const Optimizer& optimizer) {
   std::vector<StateEntry> entries;
-  for (auto& [name, parameter, value] : optimizer.moments())
-    entries.push_back({std::move(name), std::move(value), &parameter->backend(), parameter->layout()});
+  for (auto& [name, parameter, value] : optimizer.moments()) {
+    const Tensor whole = optimizer.is_sliced() ? Tensor::view_of(nullptr, parameter->value().shape()) : value;
+    entries.push_back({std::move(name), whole, &parameter->backend(), parameter->layout()});
+  }
+  return entries;
+}
+
+std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& average) {
+  auto entries = entries_of(module);
+  for (const auto& [name, parameter, value] : average.values())
+    for (StateEntry& entry : entries)
+      if (entry.value.raw() == parameter->value().raw()) entry.value = value;
+  return entries;
+}
+
+std::vector<StateEntry> entries_of(const MovingAverage& average) {
+  std::vector<StateEntry> entries;
+  for (const auto& [name, parameter, value] : average.values())
+    entries.push_back({name, value, &parameter->backend(), parameter->layout()});
   return entries;
 }
 

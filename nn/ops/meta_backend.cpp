@@ -160,8 +160,11 @@ class MetaLoss final : public LossKernels {
 
 class MetaOptim final : public OptimKernels {
  public:
-  void update(const UpdateRule&, T, std::span<const UpdateArrays>) override {}
-  void add_squares(std::span<const UpdateArrays>, T) override {}
+  void update(const UpdateRule&, T, std::span<const UpdateArrays>, T) override {}
+  void prepare(const UpdateRule&, T, std::span<const UpdateArrays>) override {}
+  void compute_factors(const UpdateRule&, std::span<const UpdateArrays>, T) override {}
+  void squares(std::span<const UpdateArrays>) override {}
+  void add_up(T, T) override {}
   void compute_update_scale(T, T, double, T) override {}
 };
 

@@ -14,6 +14,12 @@ namespace lockstep::nn {
 ///   kMoments  how many numbers it remembers of an element: 0, 1 or 2
 ///   Rate      places in StepControl of the rates that it reads
 ///   operator()(control, g, p, first, second), which moves the element p and its moments by the gradient g.
+/// A rule with norms moves a parameter by a factor that depends on two norms of it as a whole. It has, too,
+///   kNorms    true
+///   prepare(control, g, p, first, second), which may move moments, and says of which two numbers of each element the
+///             norms are
+///   factor(x, y) of the sums of squares of those,
+/// and its operator()(control, factor, g, p, first, second) comes after prepare() of all elements.
 /// The kernels of the CPU and of CUDA are compiled from it, so it uses nothing that only one of them has. Compilers may
 /// fuse a product with the sum that it is part of: the same formula written in another way may have other bits.
 
@@ -108,7 +114,118 @@ struct AdamRule {
   }
 };
 
-using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule, AdamRule>;
+/// No optimizer's: p, a moving average, follows g, what it is the average of. p = decay·p + (1−decay)·g.
+struct MovingAverageRule {
+  static constexpr const char* kName = "moving average";
+  static constexpr int kMoments = 0;
+  float decay, rest;
+
+  static constexpr MovingAverageRule of(double decay) {
+    return {static_cast<float>(decay), static_cast<float>(1.0 - decay)};
+  }
+
+  constexpr void operator()(const float*, float g, float& p, float&, float&) const { p = decay * p + rest * g; }
+};
+
+/// Of one element: the numbers whose norms a rule wants.
+struct NormedPair {
+  float x = 0, y = 0;
+};
+
+/// LAMB (You et al., 2020), as apex's FusedLAMB and timm's Lamb have it: m = β₁m + (1−β₁)g; v = β₂v + (1−β₂)g²;
+/// u = m/(1−β₁ᵗ) / (sqrt(v)/sqrt(1−β₂ᵗ) + eps) + weight_decay·p; p −= lr · ‖p‖/‖u‖ · u, with 1 for the ratio where a
+/// norm is 0, or where it does not adapt.
+struct LambRule {
+  static constexpr const char* kName = "LAMB";
+  static constexpr int kMoments = 2;
+  static constexpr bool kNorms = true;
+  enum Rate : std::size_t {
+    kRate,         // lr
+    kFirstScale,   // 1 / (1 − β₁ᵗ)
+    kSecondScale,  // 1 / sqrt(1 − β₂ᵗ)
+  };
+  float beta1, rest1, beta2, rest2, eps, weight_decay;
+  bool adapts;
+
+  static constexpr LambRule of(double beta1, double beta2, double eps, double weight_decay, bool adapts) {
+    return {static_cast<float>(beta1),
+            static_cast<float>(1.0 - beta1),
+            static_cast<float>(beta2),
+            static_cast<float>(1.0 - beta2),
+            static_cast<float>(eps),
+            static_cast<float>(weight_decay),
+            adapts};
+  }
+
+  constexpr float step_of(const float* control, float p, float first, float second) const {
+    return first * control[kFirstScale] / (std::sqrt(second) * control[kSecondScale] + eps) + weight_decay * p;
+  }
+  constexpr NormedPair prepare(const float* control, float g, float p, float& first, float& second) const {
+    g *= control[StepControl::kGradientScale];
+    first = beta1 * first + rest1 * g;
+    second = beta2 * second + rest2 * g * g;
+    return {p, step_of(control, p, first, second)};
+  }
+  constexpr float factor(double p_squares, double step_squares) const {
+    if (!adapts || !(p_squares > 0.0) || !(step_squares > 0.0)) return 1.0f;
+    return static_cast<float>(std::sqrt(p_squares) / std::sqrt(step_squares));
+  }
+  constexpr void operator()(const float* control, float factor, float, float& p, float& first, float& second) const {
+    p -= control[kRate] * factor * step_of(control, p, first, second);
+  }
+};
+
+/// LARS (You et al., 2017), as timm's Lars has it: d = r · (g + weight_decay·p), where
+/// r = trust·‖p‖ / (‖g‖ + weight_decay·‖p‖ + eps), or 1 where a norm is 0 or where it does not adapt; p −= lr · d.
+struct LarsRule {
+  static constexpr const char* kName = "LARS";
+  static constexpr int kMoments = 0;
+  static constexpr bool kNorms = true;
+  enum Rate : std::size_t { kRate };  // lr
+  float trust, eps, weight_decay;
+  bool adapts;
+
+  constexpr NormedPair prepare(const float* control, float g, float p, float&, float&) const {
+    return {p, control[StepControl::kGradientScale] * g};
+  }
+  constexpr float factor(double p_squares, double g_squares) const {
+    if (!adapts || !(p_squares > 0.0) || !(g_squares > 0.0)) return 1.0f;
+    const double p = std::sqrt(p_squares), g = std::sqrt(g_squares);
+    return static_cast<float>(static_cast<double>(trust) * p /
+                              (g + static_cast<double>(weight_decay) * p + static_cast<double>(eps)));
+  }
+  constexpr float direction(const float* control, float factor, float g, float p) const {
+    return factor * (control[StepControl::kGradientScale] * g + weight_decay * p);
+  }
+  constexpr void operator()(const float* control, float factor, float g, float& p, float&, float&) const {
+    p -= control[kRate] * direction(control, factor, g, p);
+  }
+};
+
+/// With momentum: d the same; m = momentum·m + d; p −= lr · m.
+struct LarsMomentumRule {
+  static constexpr const char* kName = "LARS with momentum";
+  static constexpr int kMoments = 1;
+  static constexpr bool kNorms = true;
+  enum Rate : std::size_t { kRate };  // lr
+  LarsRule plain;
+  float momentum;
+
+  constexpr NormedPair prepare(const float* control, float g, float p, float& first, float& second) const {
+    return plain.prepare(control, g, p, first, second);
+  }
+  constexpr float factor(double p_squares, double g_squares) const { return plain.factor(p_squares, g_squares); }
+  constexpr void operator()(const float* control, float factor, float g, float& p, float& first, float&) const {
+    first = momentum * first + plain.direction(control, factor, g, p);
+    p -= control[kRate] * first;
+  }
+};
+
+using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule, AdamRule, LambRule, LarsRule,
+                                 LarsMomentumRule, MovingAverageRule>;
+
+template <class Rule>
+concept RuleWithNorms = Rule::kNorms;
 
 /// One of them. A class, so that others can speak of it who need not be compiled again for a new one.
 struct UpdateRule : UpdateRules {
@@ -118,6 +235,11 @@ struct UpdateRule : UpdateRules {
 /// How many numbers it remembers of an element.
 inline int moments_of(const UpdateRule& rule) {
   return std::visit([](const auto& each) { return each.kMoments; }, rule);
+}
+
+/// Whether it needs prepare() and factors.
+inline bool has_norms(const UpdateRule& rule) {
+  return std::visit([]<class Rule>(const Rule&) { return RuleWithNorms<Rule>; }, rule);
 }
 
 }  // namespace lockstep::nn

@@ -26,8 +26,8 @@ UpdateMethod method_of(const AdamWOptions& options) {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options,
-                                      const std::vector<ParameterGroup>& groups) {
-  return std::make_unique<Optimizer>(std::move(parameters), method_of(options), groups);
+                                      const std::vector<ParameterGroup>& groups, OptimizerShare share) {
+  return std::make_unique<Optimizer>(std::move(parameters), method_of(options), groups, std::move(share));
 }
 
 const OptimizerFamily& adamw_family() {

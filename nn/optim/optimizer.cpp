@@ -1,7 +1,9 @@
 #include "lockstep/nn/optim/optimizer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "nn/ops/update_rules.h"
@@ -32,8 +34,14 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
-                     const std::vector<ParameterGroup>& groups)
-    : parameters_(checked(std::move(parameters))), method_(std::move(method)) {
+                     const std::vector<ParameterGroup>& groups, OptimizerShare share)
+    : parameters_(checked(std::move(parameters))),
+      method_(std::move(method)),
+      sliced_(!share.slices.empty()),
+      share_(std::move(share)) {
+  if (!sliced_)
+    for (const auto& [name, parameter] : parameters_) share_.slices.push_back({.count = parameter->value().count()});
+  check_slices();
   add_group(1, method_.weight_decay);
   LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*groups_.front().rule), "{} names for {} moments",
                   method_.moments.size(), moments_of(*groups_.front().rule));
@@ -47,8 +55,11 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   for (const std::string& name : method_.moments) {
     Moment& moment = moments_.emplace_back(Moment{.name = name, .values = {}});
     moment.values.reserve(parameters_.size());
-    for (const auto& [of, parameter] : parameters_)
-      moment.values.push_back(parameter->backend().zeros(parameter->value().shape()));
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const Parameter& parameter = *parameters_[i].parameter;
+      moment.values.push_back(
+          parameter.backend().zeros(sliced_ ? Shape{share_.slices[i].count} : parameter.value().shape()));
+    }
   }
   if (parameters_.empty()) return;
   backend_ = &parameters_.front().parameter->backend();
@@ -56,7 +67,34 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   for (const auto& [name, parameter] : parameters_) lifetimes_.push_back(parameter->lifetime());
   arrays_.reserve(parameters_.size());
   together_.reserve(parameters_.size());
+  unprepared_.reserve(parameters_.size());
+  parts_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
+  prepared_in_.assign(parameters_.size(), 0);
+  std::int64_t blocks = 0;
+  for (const auto& [name, parameter] : parameters_) {
+    first_block_.push_back(blocks);
+    blocks += norm_blocks(parameter->value().count());
+  }
+  needs_norms_ = has_norms(*groups_.front().rule);
+  square_sums_ = backend_->empty({blocks}, DType::kF64);
+  if (!needs_norms_) return;
+  norm_sums_ = backend_->empty({2 * blocks}, DType::kF64);
+  factors_ = backend_->empty({std::ssize(parameters_)});
+}
+
+void Optimizer::check_slices() const {
+  check_usage(share_.slices.size() == parameters_.size(), "another number of slices than of parameters",
+              "give a slice for each parameter, or none at all");
+  for (std::size_t i = 0; i < share_.slices.size(); ++i) {
+    const auto [begin, count] = share_.slices[i];
+    const std::int64_t all = parameters_[i].parameter->value().count();
+    const bool ends_a_block = begin + count == all || count % kNormBlock == 0;
+    if (begin < 0 || count < 0 || begin > all - count || begin % kNormBlock != 0 || !ends_a_block)
+      throw UsageError(fmt::format("elements [{}, {}) as the slice of {}, which has {}", begin, begin + count,
+                                   parameters_[i].name, all),
+                       fmt::format("give whole blocks of {} elements", kNormBlock));
+  }
 }
 
 void Optimizer::add_group(double lr_factor, double weight_decay) {
@@ -81,6 +119,9 @@ void Optimizer::zero_grad() {
     check_there(i);
     parameters_[i].parameter->clear_grad();
   }
+  // And what was noted of them: a step that a device could not record begins again.
+  squares_zeroed_in_ = norms_zeroed_in_ = 0;
+  std::ranges::fill(prepared_in_, std::int64_t{0});
 }
 
 void Optimizer::step(const StepOptions& options) {
@@ -99,8 +140,8 @@ void Optimizer::step(const StepOptions& options) {
       nothing_ = backend_->zeros({1});
       squares_ = backend_->empty({1}, DType::kF64);
     }
-    backend_->pointwise().fill(Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
-    add_squares(with_gradient_, squares_);
+    add_squares(with_gradient_);
+    sum_squares(squares_);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
@@ -113,6 +154,7 @@ void Optimizer::step(const StepOptions& options) {
     update({from, to});
     from = to;
   }
+  if (share_.exchange != nullptr) share_.exchange->finish();
 }
 
 std::vector<NamedMoment> Optimizer::moments() const {
@@ -153,23 +195,58 @@ Parameter& Optimizer::parameter(std::size_t index) const {
   if (parameter->is_partial()) [[unlikely]]
     throw UsageError(fmt::format("a step with the gradient of {} that is this rank's alone", name),
                      "end no_sync() before the last forward and backward of a step, which then sums over the ranks");
+  if (parameter->is_sliced() && !sliced_) [[unlikely]]
+    throw UsageError(fmt::format("a step with the gradient of {}, of which this rank has the sums of a slice", name),
+                     "make the optimizer with the DistributedDataParallel's share()");
   return *parameter;
 }
 
-std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> indices) {
+// Of those that this optimizer has any elements of. `sums` has `per_block` numbers of each block of all parameters;
+// nullptr: none are wanted.
+std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> indices, double* sums,
+                                                   std::int64_t per_block) {
   arrays_.clear();
   for (const std::size_t index : indices) {
     Parameter& p = parameter(index);
-    UpdateArrays& arrays = arrays_.emplace_back(UpdateArrays{
-        .count = p.value().count(), .gradient = p.gradient().f32(), .parameter = p.value().f32(), .copy = p.copy()});
+    const auto [begin, count] = share_.slices[index];
+    if (count == 0) continue;
+    UpdateArrays& arrays = arrays_.emplace_back(
+        UpdateArrays{.count = count, .gradient = p.gradient().f32() + begin, .parameter = p.value().f32() + begin});
+    if (p.copy() != nullptr) arrays.copy = p.copy() + begin;
     if (moments_.size() > 0) arrays.first = moments_[0].values[index].f32();
     if (moments_.size() > 1) arrays.second = moments_[1].values[index].f32();
+    if (sums != nullptr) arrays.sums = sums + per_block * (first_block_[index] + begin / kNormBlock);
   }
   return arrays_;
 }
 
-void Optimizer::add_squares(std::span<const std::size_t> indices, const Tensor& squares) {
-  if (!indices.empty()) backend_->optim().add_squares(arrays_of(indices), squares);
+// Of the same ones as arrays_of(), the sums of all their blocks.
+std::span<const UpdateArrays> Optimizer::whole_sums_of(std::span<const std::size_t> indices) {
+  arrays_.clear();
+  for (const std::size_t index : indices)
+    if (share_.slices[index].count > 0)
+      arrays_.push_back({.count = parameters_[index].parameter->value().count(),
+                         .sums = norm_sums_.data<double>() + 2 * first_block_[index]});
+  return arrays_;
+}
+
+// Blocks that nobody adds to in a step count for nothing.
+void Optimizer::zero_once(const Tensor& sums, std::int64_t& zeroed_in) const {
+  if (std::exchange(zeroed_in, step_) != step_)
+    backend_->pointwise().fill(Tensor::view_of(sums.raw(), {2 * sums.count()}), 0.0f);  // f64s of zero bits
+}
+
+void Optimizer::add_squares(std::span<const std::size_t> indices) {
+  if (indices.empty()) return;
+  zero_once(square_sums_, squares_zeroed_in_);
+  backend_->optim().squares(arrays_of(indices, square_sums_.data<double>(), 1));
+}
+
+void Optimizer::sum_squares(const Tensor& squares) {
+  if (backend_ == nullptr) return;
+  zero_once(square_sums_, squares_zeroed_in_);
+  if (share_.exchange != nullptr) share_.exchange->sum({&square_sums_, 1});
+  backend_->optim().add_up(square_sums_, squares);
 }
 
 void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm) {
@@ -177,20 +254,56 @@ void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, 
   for (const Group& group : groups_) backend_->optim().compute_update_scale(loss, squares, clip_norm, group.control);
 }
 
-void Optimizer::update(std::span<const std::size_t> indices) {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    std::span<const std::size_t> own = indices;
-    if (groups_.size() > 1) {
-      together_.clear();
-      std::ranges::copy_if(indices, std::back_inserter(together_), [&](std::size_t i) {
-        return g == (i < group_of_.size() ? group_of_[i] : 0);  // parameter() complains of others
-      });
-      own = together_;
-    }
-    if (const auto all = arrays_of(own); !all.empty())
-      backend_->optim().update(*groups_[g].rule, groups_[g].control, all);
+std::span<const std::size_t> Optimizer::of_group(std::size_t group, std::span<const std::size_t> indices) {
+  if (groups_.size() == 1) return indices;
+  together_.clear();
+  std::ranges::copy_if(indices, std::back_inserter(together_), [&](std::size_t i) {
+    return group == (i < group_of_.size() ? group_of_[i] : 0);  // parameter() complains of others
+  });
+  return together_;
+}
+
+void Optimizer::prepare(std::span<const std::size_t> indices) {
+  if (!needs_norms_ || indices.empty()) return;
+  zero_once(norm_sums_, norms_zeroed_in_);
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    if (const auto all = arrays_of(of_group(g, indices), norm_sums_.data<double>(), 2); !all.empty())
+      backend_->optim().prepare(*groups_[g].rule, groups_[g].control, all);
+  for (const std::size_t index : indices) prepared_in_[index] = step_;
+}
+
+// Those that nobody has prepared in this step, whose norms are then those of whole parameters.
+void Optimizer::prepare_rest(std::span<const std::size_t> indices) {
+  for (const std::size_t index : indices) parameter(index);  // complains of those that there are not
+  unprepared_.clear();
+  std::ranges::copy_if(indices, std::back_inserter(unprepared_),
+                       [&](std::size_t i) { return prepared_in_[i] != step_; });
+  prepare(unprepared_);
+  if (share_.exchange == nullptr || unprepared_.empty()) return;
+  parts_.clear();
+  for (const std::size_t index : unprepared_) {
+    const std::int64_t blocks = norm_blocks(parameters_[index].parameter->value().count());
+    parts_.push_back(norm_sums_.slice(2 * first_block_[index], 2 * (first_block_[index] + blocks)));
   }
-  for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
+  share_.exchange->sum(parts_);
+}
+
+void Optimizer::update(std::span<const std::size_t> indices) {
+  if (share_.exchange != nullptr) share_.exchange->before_update(indices);
+  if (needs_norms_) prepare_rest(indices);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto own = of_group(g, indices);
+    const UpdateRule& rule = *groups_[g].rule;
+    if (needs_norms_)
+      if (const auto whole = whole_sums_of(own); !whole.empty())
+        backend_->optim().compute_factors(rule, whole, factors_);
+    if (const auto all = arrays_of(own, nullptr, 0); !all.empty())
+      backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor());
+  }
+  // Of slices, the copy has what they have; the rest of the parameter comes later.
+  for (const std::size_t index : indices)
+    sliced_ ? parameters_[index].parameter->changed() : parameters_[index].parameter->changed_with_copy();
+  if (share_.exchange != nullptr) share_.exchange->after_update(indices);
 }
 
 }  // namespace lockstep::nn

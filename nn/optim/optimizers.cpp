@@ -8,11 +8,14 @@ namespace lockstep::nn {
 const OptimizerFamily& sgd_family();
 const OptimizerFamily& adamw_family();
 const OptimizerFamily& adam_family();
+const OptimizerFamily& lamb_family();
+const OptimizerFamily& lars_family();
 
 namespace {
 
 const Registry<OptimizerFamily>& optimizer_registry() {
-  static const Registry<OptimizerFamily> optimizers("optimizer", {&sgd_family(), &adamw_family(), &adam_family()});
+  static const Registry<OptimizerFamily> optimizers(
+      "optimizer", {&sgd_family(), &adamw_family(), &adam_family(), &lamb_family(), &lars_family()});
   return optimizers;
 }
 
@@ -24,10 +27,10 @@ const OptimizerFamily& optimizer_family(const std::string& name) { return optimi
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay,
-                                          const std::vector<ParameterGroup>& groups) {
+                                          const std::vector<ParameterGroup>& groups, OptimizerShare share) {
   const OptimizerFamily& family = optimizer_family(name);
   UpdateMethod method = family.method(resolve(family.settings, settings, "optimizer " + name), weight_decay);
-  return std::make_unique<Optimizer>(std::move(parameters), std::move(method), groups);
+  return std::make_unique<Optimizer>(std::move(parameters), std::move(method), groups, std::move(share));
 }
 
 std::vector<SettingSpec> adam_settings() {
@@ -46,6 +49,19 @@ std::vector<SettingSpec> adam_settings() {
            .help = "added to the root of the second moment",
            .role = SettingSpec::Role::kTraining,
            .placeholder = "X"}};
+}
+
+SettingSpec always_adapt_setting() {
+  return {.name = "always-adapt",
+          .fallback = false,
+          .help = "parameters without weight decay move by their norms, too",
+          .role = SettingSpec::Role::kTraining};
+}
+
+void check_adapts(const std::string& name, const std::string& plain, double weight_decay, bool always) {
+  if (weight_decay > 0 || always) return;
+  throw UsageError(fmt::format("--optimizer {} without weight decay, where no parameter moves by its norm", name),
+                   fmt::format("add --always-adapt, give a --weight-decay, or use --optimizer {}", plain));
 }
 
 AdamConstants adam_constants(const Settings& settings) {

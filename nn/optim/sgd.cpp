@@ -25,8 +25,8 @@ UpdateMethod method_of(const SgdOptions& options) {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options,
-                                    const std::vector<ParameterGroup>& groups) {
-  return std::make_unique<Optimizer>(std::move(parameters), method_of(options), groups);
+                                    const std::vector<ParameterGroup>& groups, OptimizerShare share) {
+  return std::make_unique<Optimizer>(std::move(parameters), method_of(options), groups, std::move(share));
 }
 
 const OptimizerFamily& sgd_family() {

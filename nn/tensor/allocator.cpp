@@ -62,6 +62,10 @@ class Heap {
     const std::lock_guard lock(mutex_);
     pool_ = pool == CachingAllocator::Pool::kRecorded ? kRecorded : kOrdinary;
   }
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    give_back_idle(kOrdinary);
+  }
   void limit(std::optional<std::size_t> bytes) {
     const std::lock_guard lock(mutex_);
     allowed_ = bytes;
@@ -200,6 +204,7 @@ void CachingAllocator::add(MemoryHolder& holder) { heap_->add(holder); }
 void CachingAllocator::remove(MemoryHolder& holder) noexcept { heap_->remove(holder); }
 Device CachingAllocator::device() const { return heap_->device(); }
 void CachingAllocator::limit(std::optional<std::size_t> bytes) { heap_->limit(bytes); }
+void CachingAllocator::trim() { heap_->trim(); }
 CachingAllocator::Stats CachingAllocator::stats() const { return heap_->stats(); }
 
 }  // namespace lockstep::nn

@@ -167,6 +167,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--schedule=cosine",
                               "--warmup=5",
                               "--clip-norm=1",
+                              "--ema=0.99",
+                              "--zero=1",
                               "--seed=42",
                               "--device=cuda:0,3",
                               "--share-devices",
@@ -226,6 +228,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.schedule, "cosine");
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
+  EXPECT_EQ(config.ema, 0.99);
+  EXPECT_EQ(config.zero, 1);
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);

@@ -52,6 +52,17 @@ TEST_F(AllocatorTest, ReusesWhatWasGivenBack) {
   EXPECT_EQ(allocator.stats().system_allocations, 2u);
 }
 
+TEST_F(AllocatorTest, TrimmedMemoryIsHeldNoMore) {
+  const Tensor kept = Tensor::empty(allocator, {100});
+  kept.f32()[99] = 3.0f;
+  { const Tensor idle = Tensor::empty(allocator, {100000}); }
+  EXPECT_GT(allocator.stats().bytes_held, 400000u);
+  allocator.trim();
+  EXPECT_EQ(allocator.stats().bytes_held, allocator.stats().bytes_in_use);
+  EXPECT_EQ(kept.f32()[99], 3.0f);
+  EXPECT_NE(Tensor::empty(allocator, {100000}).f32(), nullptr);
+}
+
 TEST_F(AllocatorTest, CountsBytes) {
   {
     const Tensor a = Tensor::empty(allocator, {64}), b = Tensor::empty(allocator, {128});

@@ -241,9 +241,9 @@ TEST(Optimizer, ClipsAsPyTorchDoes) {
   b.bind_gradient(tensor_of(*backend, {1}, {-2.0f}));
   const std::array<std::size_t, 2> all = {1, 0};
   const Tensor squares = backend->empty({}, DType::kF64), loss = backend->zeros({1});
-  *squares.data<double>() = 0.0;
   optimizer->begin_step(1.0);
-  optimizer->add_squares(all, squares);
+  optimizer->add_squares(all);
+  optimizer->sum_squares(squares);
   EXPECT_EQ(*squares.data<double>(), 9.0);
   optimizer->compute_update_scale(loss, squares, 1.5);  // the norm is 3: half of it is left
   optimizer->update(all);
@@ -264,9 +264,9 @@ TEST(Optimizer, ClippingByANormThatIsNotFiniteMovesNothing) {
     for (const auto& optimizer : {make_sgd({{"p", &p}}, {}), make_adamw({{"p", &p}}, {})}) {
       const auto before = doubles(p.value());
       const Tensor squares = backend->empty({}, DType::kF64);
-      *squares.data<double>() = 0.0;
       optimizer->begin_step(0.1);
-      optimizer->add_squares(std::array<std::size_t, 1>{0}, squares);
+      optimizer->add_squares(std::array<std::size_t, 1>{0});
+      optimizer->sum_squares(squares);
       optimizer->compute_update_scale(backend->zeros({1}), squares, 1.0);
       optimizer->update(std::array<std::size_t, 1>{0});
       EXPECT_EQ(doubles(p.value()) == before, !std::isfinite(gradient)) << gradient;

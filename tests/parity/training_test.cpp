@@ -86,9 +86,8 @@ class Optimizers : public ::testing::Test {
       optimizer->begin_step(static_cast<double>(rates[static_cast<std::size_t>(step)]));
       if (clipped) {
         const nn::Tensor squares = backend_->empty({}, DType::kF64);
-        constexpr double kNone = 0.0;
-        backend_->upload(std::as_bytes(std::span(&kNone, 1)), squares);
-        optimizer->add_squares(indices, squares);
+        optimizer->add_squares(indices);
+        optimizer->sum_squares(squares);
         optimizer->compute_update_scale(backend_->zeros({1}), squares, kClipNorm);
       }
       optimizer->update(indices);

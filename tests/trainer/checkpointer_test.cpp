@@ -58,12 +58,13 @@ class CheckpointerTest : public ::testing::Test {
 
   // A process that starts: everything anew.
   struct Loop {
-    explicit Loop(std::uint64_t seed) : generator(seed) {}
+    explicit Loop(std::uint64_t seed, int zero = 0) : zero(zero), generator(seed) {}
+    int zero;
     nn::Generator generator;
     nn::Context context{*session().backend, generator};
     Net net{context};
-    parallel::DistributedDataParallel ddp{net, session().gradients()};
-    std::unique_ptr<nn::Optimizer> optimizer = nn::make_adamw(ddp.parameters(), {});
+    parallel::DistributedDataParallel ddp{net, session().gradients(), {.first_bucket_mb = 0.001, .zero = zero}};
+    std::unique_ptr<nn::Optimizer> optimizer = nn::make_adamw(ddp.parameters(), {}, {}, ddp.share());
     data::DataSplits digits = data::open_data("digits");
     sampler::DistributedSampler sampler{{.length = digits.train->size(), .seed = 3, .global_batch = 600},
                                         session().group->rank(),
@@ -141,6 +142,22 @@ TEST_F(CheckpointerTest, ResumesCommunicationHooks) {
     loop.ddp.register_comm_hook(ddp::make_comm_hook(hook));
     Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
     EXPECT_EQ(train(loop, checkpoints, 4, 100), whole);
+  }
+}
+
+// A checkpoint has all moments, whoever remembered them.
+TEST_F(CheckpointerTest, ShardedUpdatesResumeFromAnythingAndTheOtherWay) {
+  std::string whole;
+  for (const int zero : {0, 1, 0, 1}) {
+    Loop loop(1, zero);
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+    const std::string hash = train(loop, checkpoints, whole.empty() ? 0 : 3, 3);
+    if (whole.empty()) whole = hash;
+    EXPECT_EQ(hash, whole) << "zero " << zero;
+    session().group->barrier().wait_host();
+    if (session().group->rank() == 0)
+      for (const char* later : {"/step-0000000006", "/step-0000000009"}) fs::remove_all(directory_ + later);
+    session().group->barrier().wait_host();
   }
 }
 

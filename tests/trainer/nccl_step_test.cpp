@@ -94,6 +94,26 @@ TEST_P(NcclStep, StepGraphsAreTheSteps) {
   EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
 }
 
+// ZeRO: collectives of the update are in the graph, too; in bf16 the copies of what other ranks have updated are made
+// anew. An evaluation in between reads them.
+TEST_P(NcclStep, StepGraphsOfShardedUpdatesAreTheSteps) {
+  for (const DType activations : {DType::kF32, DType::kBF16})
+    for (const double clip : {0.0, 1.0}) {
+      const NcclSetting setting = {.clip_norm = clip, .hidden = {160, 24}, .zero = 1, .activations = activations};
+      NcclSetting by_itself = setting;
+      by_itself.record = false;
+      NcclTraining eager(by_itself), recorded(setting);
+      for (int round = 0; round < 2; ++round) {
+        const auto wanted = eager.run(9), got = recorded.run(9);
+        for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << i + 1;
+        EXPECT_EQ(recorded.evaluate(), eager.evaluate());
+      }
+      EXPECT_EQ(recorded.recorded().refusal(), "");
+      EXPECT_GT(recorded.recorded().replayed(), 5);
+      EXPECT_EQ(recorded.hash(), eager.hash());
+    }
+}
+
 // One sample: all ranks but the first record that they contribute nothing.
 TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
   NcclTraining eager({.record = false, .global_batch = 1});

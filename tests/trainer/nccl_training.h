@@ -30,6 +30,8 @@ struct NcclSetting {
   std::uint64_t global_batch = 180;
   std::vector<std::int64_t> hidden = {32, 24};
   std::string hook = "none";
+  int zero = 0;
+  DType activations = DType::kF32;
 };
 
 inline std::size_t memory_used() {
@@ -56,15 +58,20 @@ class NcclTraining {
                 sampler::DistributedSampler(
                     {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch},
                     testing::group().rank(), testing::group().size()),
-                {.workers = 1, .memory = backend_->staging_memory()}) {
+                {.workers = 1, .memory = backend_->staging_memory()}),
+        activations_(setting.activations) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : testing::group();
     using Options = parallel::DistributedDataParallel::Options;
     ddp_.emplace(*module_, gradients,
-                 Options{.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true});
+                 Options{.bucket_cap_mb = 1.0 / 128,
+                         .first_bucket_mb = 1.0 / 1024,
+                         .defer_unused_check = true,
+                         .zero = setting.zero});
     if (auto hook = ddp::make_comm_hook(setting.hook)) ddp_->register_comm_hook(std::move(hook));
-    graphs_.emplace(*backend_, *ddp_, DType::kF32);
-    step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}), format_of(*splits_.train),
-                  TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true});
+    graphs_.emplace(*backend_, *ddp_, setting.activations);
+    step_.emplace(
+        *backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}, {}, ddp_->share()), format_of(*splits_.train),
+        TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true, .activations = setting.activations});
     if (setting.record) step_->set_graphs(&*graphs_);
   }
   // As a run ends: nothing that is recorded is left when the group is.
@@ -99,7 +106,7 @@ class NcclTraining {
   double evaluate() {
     graphs_->expect_other_work();
     comm::SelfGroup alone(kPatience);
-    return Evaluator(alone, *backend_, splits_.test, 50, 0, DType::kF32).run(*module_, steps_).loss;
+    return Evaluator(alone, *backend_, splits_.test, 50, 0, activations_).run(*module_, steps_).loss;
   }
 
   /// From now on so many bytes are all that there are, beside those in use and what the graphs keep.
@@ -120,6 +127,7 @@ class NcclTraining {
   std::unique_ptr<nn::Module> module_;
   std::unique_ptr<comm::DeviceGroup> gpus_;
   data::Loader loader_;
+  DType activations_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;

@@ -14,6 +14,7 @@
 #include "lockstep/data/open.h"
 #include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
 #include "tests/support/settings_of.h"
@@ -37,7 +38,8 @@ long page_faults() {
 class Training {
  public:
   Training(const std::string& model, const std::string& data, std::uint64_t global_batch, bool adam,
-           bool stateful = false, std::uint64_t shards = 0, int at_once = 1, const std::string& hook = "none")
+           bool stateful = false, std::uint64_t shards = 0, int at_once = 1, const std::string& hook = "none",
+           const std::string& zero_optimizer = {})
       : splits_(data::open_data(data, {.context = 16})),
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
@@ -56,12 +58,15 @@ class Training {
              {.bucket_cap_mb = 1.0 / 16,
               .first_bucket_mb = 1.0 / 1024,
               .tree = tree_,
+              .zero = zero_optimizer.empty() ? 0 : 1,
               .shards_at_once = at_once,
               .shard_backend = [] { return nn::make_cpu_backend(1); }}),
         carried_(stateful ? std::make_unique<CarriedState>(*module_, group(), global_batch, DType::kF32) : nullptr),
         training_step_(
             *backend_, ddp_,
-            adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9}),
+            !zero_optimizer.empty()
+                ? nn::make_optimizer(zero_optimizer, ddp_.parameters(), {}, 0.01, {}, ddp_.share())
+                : (adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9})),
             format_of(*splits_.train),
             {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .tree = tree_, .carried = carried_.get()}) {
     if (auto made = ddp::make_comm_hook(hook)) ddp_.register_comm_hook(std::move(made));
@@ -158,6 +163,15 @@ TEST(ShardsSteadyState, NothingIsAllocatedInShards) {
     Training run("cnn", "digits", 478, /*adam=*/false, /*stateful=*/false, /*shards=*/8, at_once);
     for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
     expect_steady(run, 2 * run.steps_per_epoch(), fmt::format("cnn in shards, {} at once", at_once));
+  }
+}
+
+// With sharded updates; those of LAMB sum norms over the ranks for each bucket.
+TEST(ZeroSteadyState, NothingIsAllocatedInShardedUpdates) {
+  for (const char* optimizer : {"adamw", "lamb"}) {
+    Training run("cnn", "digits", 60, /*adam=*/false, /*stateful=*/false, /*shards=*/0, /*at_once=*/1, optimizer);
+    for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
+    expect_steady(run, run.steps_per_epoch(), std::string("cnn with sharded updates of ") + optimizer);
   }
 }
 

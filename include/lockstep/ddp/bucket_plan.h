@@ -22,13 +22,16 @@ struct SlotSpec {
 struct BucketLimits {
   std::size_t first_bytes = std::size_t{1} << 20;  // small, so that communication starts early
   std::size_t bytes = std::size_t{25} << 20;
+  /// Slots begin at multiples of so many bytes of their bucket, and a bucket has a multiple of so many (both of 64):
+  /// what has to be shared out evenly (Note [Sharded updates]).
+  std::size_t slot_alignment = 64, bucket_multiple = 64;
 };
 
 /// A run of slots in the arena, reduced by one collective.
 struct Bucket {
   std::vector<std::size_t> slots;  // indices, in arena order
   std::size_t offset_bytes = 0;
-  std::size_t bytes = 0;  // including padding between slots; a multiple of 64
+  std::size_t bytes = 0;  // including padding between slots; a multiple of BucketLimits::bucket_multiple
   DType dtype = DType::kF32;
 };
 
@@ -36,12 +39,13 @@ struct BucketPlan {
   std::vector<Bucket> buckets;                 // in the order in which they are reduced
   std::vector<std::size_t> slot_offset_bytes;  // by slot
   std::vector<std::size_t> slot_bucket;        // by slot
-  std::size_t bytes = 0;                       // of all; the same for every order and all limits
+  std::size_t bytes = 0;  // of all; with a bucket_multiple of 64 the same for every order and all limits
 };
 
 /// Fills buckets with the slots in the given order (a permutation of all slot indices). A bucket is closed when the
 /// next slot would pass its limit or has another dtype; a slot larger than the limit has a bucket of its own. Slots
-/// start at multiples of 64 bytes. No slots: no buckets. Throws UsageError for an order that is no permutation.
+/// start at multiples of BucketLimits::slot_alignment. No slots: no buckets. Throws UsageError for an order that is no
+/// permutation.
 BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
                         const BucketLimits& limits);
 

@@ -45,6 +45,9 @@ class BoundGradients {
   /// once.
   void set_order(const std::vector<std::string>& names);
 
+  /// Instead of that, the order stays as it is.
+  void keep_order() { agreed_ = settled_ = true; }
+
   /// From here to finish(), gradients that become ready are reduced. Those that parameters hold already are added to.
   void begin_reduction(std::int64_t step);
   bool reducing() const { return reducing_; }

@@ -19,6 +19,8 @@
 
 namespace lockstep::parallel {
 
+class ShardedParameters;
+
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 /// A module whose gradients are summed over the ranks of a group while backward computes them. A loop over it:
@@ -58,6 +60,19 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// same instruction set. With Options::shards_at_once a rank computes several of them at a time, each on a thread of
 /// its own with a copy of the module that shares the parameters' memory. Statistics of batch normalisation are each
 /// shard's own; running ones become the mean of the shards', by their samples.
+///
+/// Note [ZeRO]
+/// With Options::zero each rank updates its slice of every bucket (ddp: Note [Sharded updates]), with an optimizer that
+/// remembers nothing of the rest:
+///
+///   DistributedDataParallel ddp(model, group, {.zero = 1});
+///   const auto optimizer = nn::make_adamw(ddp.parameters(), {}, {}, ddp.share());
+///
+/// The loop is the same, and so are parameters, to the bit, but where NCCL sums. Then step() is collective; after
+/// backward a gradient holds sums in this rank's slice alone, so zero_grad() comes before each backward that begins a
+/// step, and an optimizer that was made without share() is a UsageError. A loop that calls Optimizer::update() by
+/// itself (set_bucket_callback()) reads parameters after the next pass has begun, or wait_for_parameters().
+/// Parameters lie in memory of the group as long as the DistributedDataParallel is there.
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
 /// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
@@ -100,6 +115,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// The group's, along which shards are summed (Note [Steps in shards]); nullptr: ranks are summed. Not with a
     /// module that is a DataParallel, that synchronises batch normalisations, or without broadcast_buffers.
     const comm::ReductionTree* tree = nullptr;
+    /// 1: updates and what optimizers remember are sharded over the ranks (Note [ZeRO]). Not with a module that is a
+    /// DataParallel, nor with a communication hook. 0: every rank updates all.
+    int zero = 0;
     /// Of this rank's shards, with a tree, on the CPU: more than one for a module that has a factory (nn::build), which
     /// builds copies on what `shard_backend` makes, called once for each on its thread's behalf.
     int shards_at_once = 1;
@@ -121,6 +139,15 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// Those that are trained: for the optimizer. Their names are those of module(), and of the module inside if that is
   /// a DataParallel.
   const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
+  /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each.
+  nn::OptimizerShare share() const;
+  /// Parameters are complete: what optimizers of slices have moved has come from all ranks. Collective.
+  void wait_for_parameters() const;
+  /// Collective: what the optimizers of slices remember, as a whole on rank `root`, nothing elsewhere: in the order of
+  /// Optimizer::moments(), each in the parameter's layout.
+  std::vector<std::vector<std::byte>> gather_moments(const nn::Optimizer& optimizer, int root) const;
+  /// Collective: the reverse, into each rank's moments. `whole` is rank `root`'s.
+  void scatter_moments(nn::Optimizer& optimizer, const std::vector<std::vector<std::byte>>& whole, int root) const;
   const ddp::Reducer& reducer() const { return gradients_->reducer(); }
 
   nn::Var forward(nn::Tape& tape, nn::Var x) override;
@@ -230,10 +257,11 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   void set_step(std::int64_t step) { step_ = step - 1; }
 
   /// The order of buckets, which follows that in which gradients became ready in the first step, by parameters' names;
-  /// empty before that.
-  std::vector<std::string> bucket_order() const { return gradients_->order(); }
-  /// Before the first step: the order of an earlier run. Ignored unless it names these parameters, each once.
-  void set_bucket_order(const std::vector<std::string>& names) { gradients_->set_order(names); }
+  /// empty before that, and with zero.
+  std::vector<std::string> bucket_order() const;
+  /// Before the first step: the order of an earlier run. Ignored unless it names these parameters, each once,
+  /// and with zero.
+  void set_bucket_order(const std::vector<std::string>& names);
 
   /// Whether it is the caller who checks for unused parameters: Options::defer_unused_check, on a device.
   bool defers_unused_check() const { return defers_unused_check_; }
@@ -276,6 +304,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::vector<nn::NamedParameter> frozen_;  // the module's that are not trained
   Lifetime::Ref module_lifetime_, group_lifetime_;
   std::optional<BoundGradients> gradients_;
+  std::shared_ptr<ShardedParameters> sharded_;  // nullptr: every rank updates all
   std::function<void(std::span<const std::size_t>)> on_bucket_;
   nn::Tensor scalars_;  // undefined: nobody has asked for them
 

@@ -66,6 +66,7 @@ struct TrainConfig : session::SessionOptions {
   Settings schedule_settings;          // that it declares
   std::int64_t warmup = 0;             // steps over which the rate rises linearly from 0
   double clip_norm = 0.0;              // largest L2 norm of all gradients together; 0: no clipping
+  std::optional<double> ema;           // decay of the parameters' moving average, which is evaluated and saved; or none
   std::uint64_t seed = 1;
 
   // Processes and devices.
@@ -74,6 +75,7 @@ struct TrainConfig : session::SessionOptions {
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
   std::string comm_hook = "none";     // what carries gradients (ddp::make_comm_hook()): "bf16", "powersgd:4", …
+  int zero = 0;                       // 1: updates and what the optimizer remembers are sharded over the ranks
   bool find_unused = false;           // parameters may have no gradient in a step
   bool static_graph = false;          // and those are the same ones in each step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own

@@ -31,6 +31,7 @@ struct EvalReport {
   std::int64_t samples = 0;
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
   bool stopped = false;             // not all samples were looked at
+  bool of_average = false;          // the parameters' moving average was evaluated
 };
 
 /// What the gradients of a step take on the wire, in bytes that a rank sends if each has a link of its own
@@ -50,6 +51,7 @@ struct FinalReport {
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
   std::optional<HookReport> hook = {};
+  std::string ema_params_sha256 = {};  // of their moving average; empty: there is none
 };
 
 struct ResumeReport {

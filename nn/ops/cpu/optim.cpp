@@ -11,7 +11,15 @@
 namespace lockstep::nn::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 16384;  // elements
+constexpr std::int64_t kGrain = 8;  // blocks of kNormBlock elements
+
+// Whole blocks, so that an element lies at the same place of a vector however the work is split.
+template <class Body>
+void for_blocks(std::int64_t count, const Body& body) {
+  parallel_for(norm_blocks(count), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    body(begin * kNormBlock, std::min(end * kNormBlock, count));
+  });
+}
 
 // See Note [Update rules].
 template <class Rule>
@@ -24,6 +32,33 @@ LOCKSTEP_SIMD_CLONES void update_elements(const Rule& by, const float* control, 
   for (std::int64_t i = 0; i < n; ++i) {
     float none = 0;
     rule(held, g[i], p[i], Rule::kMoments > 0 ? first[i] : none, Rule::kMoments > 1 ? second[i] : none);
+  }
+}
+
+template <RuleWithNorms Rule>
+LOCKSTEP_SIMD_CLONES void update_elements(const Rule& by, const float* control, float factor, const float* g, float* p,
+                                          float* first, float* second, std::int64_t n) {
+  const Rule rule = by;
+  float held[StepControl::kSize];
+  for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
+  for (std::int64_t i = 0; i < n; ++i) {
+    float none = 0;
+    rule(held, factor, g[i], p[i], Rule::kMoments > 0 ? first[i] : none, Rule::kMoments > 1 ? second[i] : none);
+  }
+}
+
+template <RuleWithNorms Rule>
+LOCKSTEP_SIMD_CLONES void prepare_elements(const Rule& by, const float* control, const float* g, const float* p,
+                                           float* first, float* second, float* x, float* y, std::int64_t n) {
+  const Rule rule = by;
+  float held[StepControl::kSize];
+  for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
+  for (std::int64_t i = 0; i < n; ++i) {
+    float none = 0;
+    const NormedPair pair =
+        rule.prepare(held, g[i], p[i], Rule::kMoments > 0 ? first[i] : none, Rule::kMoments > 1 ? second[i] : none);
+    x[i] = pair.x;
+    y[i] = pair.y;
   }
 }
 
@@ -45,24 +80,67 @@ void copy_rounded(const UpdateArrays& arrays, std::int64_t begin, std::int64_t e
 
 class CpuOptim final : public OptimKernels {
  public:
-  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
+              const Tensor& factors) override {
     const float* const c = control.f32();
     if (c[StepControl::kApply] == 0.0f) return;
     std::visit(
-        [&](const auto& by) {
-          for (const UpdateArrays& a : all)
-            parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-              update_elements(by, c, a.gradient + begin, a.parameter + begin,
-                              by.kMoments > 0 ? a.first + begin : nullptr, by.kMoments > 1 ? a.second + begin : nullptr,
-                              end - begin);
+        [&]<class Rule>(const Rule& by) {
+          for (std::size_t i = 0; i < all.size(); ++i)
+            for_blocks(all[i].count, [&, &a = all[i]](std::int64_t begin, std::int64_t end) {
+              float* const first = Rule::kMoments > 0 ? a.first + begin : nullptr;
+              float* const second = Rule::kMoments > 1 ? a.second + begin : nullptr;
+              if constexpr (RuleWithNorms<Rule>)
+                update_elements(by, c, factors.f32()[i], a.gradient + begin, a.parameter + begin, first, second,
+                                end - begin);
+              else
+                update_elements(by, c, a.gradient + begin, a.parameter + begin, first, second, end - begin);
               copy_rounded(a, begin, end);
             });
         },
         rule);
   }
 
-  void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {
-    for (const UpdateArrays& a : all) *squares.data<double>() += squares_of(a.gradient, a.count);
+  void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+    const float* const c = control.f32();
+    if (c[StepControl::kApply] == 0.0f) return;
+    std::visit(
+        [&]<class Rule>(const Rule& by) {
+          if constexpr (RuleWithNorms<Rule>)
+            for (const UpdateArrays& a : all)
+              for_blocks(a.count, [&](auto begin, auto end) { prepare(by, c, a, begin, end); });
+        },
+        rule);
+  }
+
+  void compute_factors(const UpdateRule& rule, std::span<const UpdateArrays> all, const Tensor& factors) override {
+    std::visit(
+        [&]<class Rule>(const Rule& by) {
+          if constexpr (RuleWithNorms<Rule>)
+            for (std::size_t i = 0; i < all.size(); ++i) {
+              double x = 0, y = 0;
+              for (std::int64_t b = 0; b < norm_blocks(all[i].count); ++b) {
+                x += all[i].sums[2 * b];
+                y += all[i].sums[2 * b + 1];
+              }
+              factors.f32()[i] = by.factor(x, y);
+            }
+        },
+        rule);
+  }
+
+  void squares(std::span<const UpdateArrays> all) override {
+    for (const UpdateArrays& a : all)
+      for_blocks(a.count, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t at = begin; at < end; at += kNormBlock)
+          a.sums[at / kNormBlock] = squares_of(a.gradient + at, std::min(kNormBlock, end - at));
+      });
+  }
+
+  void add_up(const Tensor& parts, const Tensor& to) override {
+    double sum = 0;
+    for (const double part : parts.span<double>()) sum += part;
+    *to.data<double>() = sum;
   }
 
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
@@ -73,6 +151,20 @@ class CpuOptim final : public OptimKernels {
     c[StepControl::kApply] = apply ? 1.0f : 0.0f;
     c[StepControl::kGradientScale] =
         apply && clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (norm + 1e-6))) : 1.0f;
+  }
+
+ private:
+  template <RuleWithNorms Rule>
+  static void prepare(const Rule& by, const float* control, const UpdateArrays& a, std::int64_t begin,
+                      std::int64_t end) {
+    float x[kNormBlock], y[kNormBlock];
+    for (std::int64_t at = begin; at < end; at += kNormBlock) {
+      const std::int64_t n = std::min(kNormBlock, end - at);
+      prepare_elements(by, control, a.gradient + at, a.parameter + at, Rule::kMoments > 0 ? a.first + at : nullptr,
+                       Rule::kMoments > 1 ? a.second + at : nullptr, x, y, n);
+      a.sums[2 * (at / kNormBlock)] = squares_of(x, n);
+      a.sums[2 * (at / kNormBlock) + 1] = squares_of(y, n);
+    }
   }
 };
 

@@ -13,8 +13,8 @@ namespace {
 constexpr int kUpdateWide = kVector<float>;
 constexpr int kPerThread = 8;  // elements, of updates
 constexpr int kUpdated = kBlock * kPerThread;
-constexpr int kSquaredPacks = 8;  // of a thread
-constexpr int kSquared = kBlock * kSquaredPacks * kUpdateWide;
+static_assert(kUpdated == kNormBlock, "a block of threads has a block of elements: Note [Norm blocks]");
+constexpr int kNormPacks = kUpdated / (kBlock * kUpdateWide);  // of a thread
 
 // Whether packs may lie at all arrays' beginnings. A block's own place is a multiple of them further on.
 __device__ bool takes_packs(const UpdateArrays& a) {
@@ -24,9 +24,19 @@ __device__ bool takes_packs(const UpdateArrays& a) {
          reinterpret_cast<std::uintptr_t>(a.copy) % sizeof(Pack<BFloat16, kUpdateWide>) == 0;
 }
 
-// See Note [Update rules].
+// See Note [Update rules]. `factor` is of rules with norms.
+template <class Rule>
+__device__ void move(const Rule& rule, const float* control, float factor, float g, float& p, float& first,
+                     float& second) {
+  if constexpr (RuleWithNorms<Rule>)
+    rule(control, factor, g, p, first, second);
+  else
+    rule(control, g, p, first, second);
+}
+
 template <int kWidth, class Rule>
-__device__ void update(const Rule& rule, const float* control, const UpdateArrays& a, std::int64_t begin, int count) {
+__device__ void update(const Rule& rule, const float* control, float factor, const UpdateArrays& a, std::int64_t begin,
+                       int count) {
   constexpr int kPacks = kPerThread / kWidth;
   Pack<float, kWidth> g[kPacks], p[kPacks], first[kPacks], second[kPacks];
   const int packs = count / kWidth, thread = static_cast<int>(threadIdx.x);
@@ -41,7 +51,8 @@ __device__ void update(const Rule& rule, const float* control, const UpdateArray
   for (int i = 0; i < kPacks; ++i) {
     if (thread + i * kBlock >= packs) continue;
     const std::int64_t at = begin + (thread + i * kBlock) * kWidth;
-    for (int k = 0; k < kWidth; ++k) rule(control, g[i].of[k], p[i].of[k], first[i].of[k], second[i].of[k]);
+    for (int k = 0; k < kWidth; ++k)
+      move(rule, control, factor, g[i].of[k], p[i].of[k], first[i].of[k], second[i].of[k]);
     store_pack(a.parameter + at, p[i]);
     if constexpr (Rule::kMoments > 0) store_pack(a.first + at, first[i]);
     if constexpr (Rule::kMoments > 1) store_pack(a.second + at, second[i]);
@@ -54,41 +65,55 @@ __device__ void update(const Rule& rule, const float* control, const UpdateArray
 }
 
 template <class Rule>
-__global__ void __launch_bounds__(kBlock) update_all(UpdateChunk chunk, Rule rule, const float* control) {
+__global__ void __launch_bounds__(kBlock)
+    update_all(UpdateChunk chunk, Rule rule, const float* control, const float* factors) {
   if (control[StepControl::kApply] == 0.0f) return;
   float held[StepControl::kSize];
   for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
   const int i = chunk.array_of(blockIdx.x);
   const UpdateArrays& a = chunk.arrays[i];
+  const float factor = RuleWithNorms<Rule> ? factors[i] : 1.0f;
   const std::int64_t begin = std::int64_t{blockIdx.x - chunk.first_block[i]} * kUpdated;
   const auto count = static_cast<int>(at_most(a.count - begin, kUpdated));
   if (!takes_packs(a)) {
-    update<1>(rule, held, a, begin, count);
+    update<1>(rule, held, factor, a, begin, count);
     return;
   }
-  update<kUpdateWide>(rule, held, a, begin, count);
+  update<kUpdateWide>(rule, held, factor, a, begin, count);
   // Less than a pack may be left, at the end of an array.
   const int whole = count / kUpdateWide * kUpdateWide, left = whole + static_cast<int>(threadIdx.x);
   if (left >= count) return;
   const std::int64_t at = begin + left;
   float p = a.parameter[at], first = Rule::kMoments > 0 ? a.first[at] : 0.0f;
   float second = Rule::kMoments > 1 ? a.second[at] : 0.0f;
-  rule(held, a.gradient[at], p, first, second);
+  move(rule, held, factor, a.gradient[at], p, first, second);
   a.parameter[at] = p;
   if constexpr (Rule::kMoments > 0) a.first[at] = first;
   if constexpr (Rule::kMoments > 1) a.second[at] = second;
   if (a.copy != nullptr) a.copy[at] = from_float<BFloat16>(p);
 }
 
-// parts[block] = Σ g² of a block's elements. A thread has the same elements, in the same order, wherever they lie.
-__global__ void __launch_bounds__(kBlock) squares_of_blocks(UpdateChunk chunk, double* parts) {
+// The sum over all threads of the block of what each has of it. A thread has the same elements, in the same order,
+// wherever they lie.
+__device__ double squares_of(const Pack<float, kUpdateWide> (&values)[kNormPacks]) {
+  double sum = 0.0;
+  for (int u = 0; u < kNormPacks; ++u)
+    for (int k = 0; k < kUpdateWide; ++k) {
+      const auto value = static_cast<double>(values[u].of[k]);
+      sum += value * value;
+    }
+  return block_sum<kBlock>(sum);
+}
+
+__global__ void __launch_bounds__(kBlock) squares_of_blocks(UpdateChunk chunk) {
   const int i = chunk.array_of(blockIdx.x);
-  const std::int64_t begin = std::int64_t{blockIdx.x - chunk.first_block[i]} * kSquared;
+  const std::uint32_t block = blockIdx.x - chunk.first_block[i];
+  const std::int64_t begin = std::int64_t{block} * kUpdated;
   const float* const from = chunk.arrays[i].gradient + begin;
-  const auto count = static_cast<int>(at_most(chunk.arrays[i].count - begin, kSquared));
+  const auto count = static_cast<int>(at_most(chunk.arrays[i].count - begin, kUpdated));
   const bool aligned = reinterpret_cast<std::uintptr_t>(from) % kVectorBytes == 0;
-  Pack<float, kUpdateWide> values[kSquaredPacks];
-  for (int u = 0; u < kSquaredPacks; ++u) {
+  Pack<float, kUpdateWide> values[kNormPacks];
+  for (int u = 0; u < kNormPacks; ++u) {
     const int at = (static_cast<int>(threadIdx.x) + u * kBlock) * kUpdateWide;
     if (aligned && at + kUpdateWide <= count) {
       values[u] = load_pack<kUpdateWide>(from + at);
@@ -96,21 +121,57 @@ __global__ void __launch_bounds__(kBlock) squares_of_blocks(UpdateChunk chunk, d
       for (int k = 0; k < kUpdateWide; ++k) values[u].of[k] = at + k < count ? from[at + k] : 0.0f;
     }
   }
-  double sum = 0.0;
-  for (int u = 0; u < kSquaredPacks; ++u)
-    for (int k = 0; k < kUpdateWide; ++k) {
-      const auto value = static_cast<double>(values[u].of[k]);
-      sum += value * value;
-    }
-  sum = block_sum<kBlock>(sum);
-  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+  const double sum = squares_of(values);
+  if (threadIdx.x == 0) chunk.arrays[i].sums[block] = sum;
 }
 
-__global__ void __launch_bounds__(kSumBlock) sum_squares(std::int64_t n, const double* parts, double* squares) {
+// See Note [Norm blocks]. A thread has single elements, kBlock apart, wherever the arrays lie.
+template <class Rule>
+__global__ void __launch_bounds__(kBlock) prepare_all(UpdateChunk chunk, Rule rule, const float* control) {
+  if (control[StepControl::kApply] == 0.0f) return;
+  float held[StepControl::kSize];
+  for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
+  const int i = chunk.array_of(blockIdx.x);
+  const UpdateArrays& a = chunk.arrays[i];
+  const std::uint32_t block = blockIdx.x - chunk.first_block[i];
+  const std::int64_t begin = std::int64_t{block} * kUpdated;
+  const auto count = static_cast<int>(at_most(a.count - begin, kUpdated));
+  double x = 0.0, y = 0.0;
+  for (int place = static_cast<int>(threadIdx.x); place < count; place += kBlock) {
+    const std::int64_t at = begin + place;
+    float first = Rule::kMoments > 0 ? a.first[at] : 0.0f, second = Rule::kMoments > 1 ? a.second[at] : 0.0f;
+    const NormedPair pair = rule.prepare(held, a.gradient[at], a.parameter[at], first, second);
+    if constexpr (Rule::kMoments > 0) a.first[at] = first;
+    if constexpr (Rule::kMoments > 1) a.second[at] = second;
+    x += static_cast<double>(pair.x) * static_cast<double>(pair.x);
+    y += static_cast<double>(pair.y) * static_cast<double>(pair.y);
+  }
+  x = block_sum<kBlock>(x);
+  y = block_sum<kBlock>(y);
+  if (threadIdx.x != 0) return;
+  a.sums[2 * block] = x;
+  a.sums[2 * block + 1] = y;
+}
+
+// A block of threads for each parameter.
+template <class Rule>
+__global__ void __launch_bounds__(kBlock) factors_of(UpdateChunk chunk, Rule rule, float* factors) {
+  const UpdateArrays& a = chunk.arrays[blockIdx.x];
+  double x = 0.0, y = 0.0;
+  for (std::int64_t b = threadIdx.x; b < norm_blocks(a.count); b += kBlock) {
+    x += a.sums[2 * b];
+    y += a.sums[2 * b + 1];
+  }
+  x = block_sum<kBlock>(x);
+  y = block_sum<kBlock>(y);
+  if (threadIdx.x == 0) factors[blockIdx.x] = rule.factor(x, y);
+}
+
+__global__ void __launch_bounds__(kSumBlock) sum_of_parts(std::int64_t n, const double* parts, double* to) {
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < n; i += kSumBlock) sum += parts[i];
   sum = block_sum<kSumBlock>(sum);
-  if (threadIdx.x == 0) *squares += sum;
+  if (threadIdx.x == 0) *to = sum;
 }
 
 __global__ void update_scale(const float* loss, const double* squares, double clip_norm, float* control) {
@@ -141,25 +202,51 @@ class CudaOptim final : public OptimKernels {
  public:
   explicit CudaOptim(Context& context) : context_(context) {}
 
-  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
+              const Tensor& factors) override {
     const Work work(context_, "update", bytes_of(all));
-    std::visit([&](const auto& by) { start(by, control, all); }, rule);
+    std::visit([&](const auto& by) { start(by, control, all, factors.defined() ? factors.f32() : nullptr); }, rule);
   }
 
-  void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {
-    std::int64_t blocks = 0, elements = 0;
+  void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+    const Work work(context_, "norms of an update", bytes_of(all));
+    std::visit(
+        [&]<class Rule>(const Rule& by) {
+          if constexpr (RuleWithNorms<Rule>)
+            for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
+              launch("norms of an update", prepare_all<Rule>, dim3(chunk.blocks()), dim3(kBlock), context_.stream,
+                     chunk, by, control.f32());
+            });
+        },
+        rule);
+  }
+
+  void compute_factors(const UpdateRule& rule, std::span<const UpdateArrays> all, const Tensor& factors) override {
+    float* to = factors.f32();
+    std::visit(
+        [&]<class Rule>(const Rule& by) {
+          if constexpr (RuleWithNorms<Rule>)
+            for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
+              launch("factors of an update", factors_of<Rule>, dim3(static_cast<unsigned>(chunk.size)), dim3(kBlock),
+                     context_.stream, chunk, by, to);
+              to += chunk.size;
+            });
+        },
+        rule);
+  }
+
+  void squares(std::span<const UpdateArrays> all) override {
+    std::int64_t elements = 0;
     for (const UpdateArrays& arrays : all) elements += arrays.count;
     const Work work(context_, "the gradients' norm", 4.0 * static_cast<double>(elements));
-    for (const UpdateArrays& arrays : all) blocks += ceil_div(arrays.count, kSquared);
-    if (blocks == 0) return;
-    const Tensor parts = Tensor::empty(context_.allocator, {blocks}, DType::kF64);
-    double* to = parts.data<double>();
-    for_chunks(all, kSquared, [&](const UpdateChunk& chunk) {
-      launch("the gradients' norm", squares_of_blocks, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk, to);
-      to += chunk.blocks();
+    for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
+      launch("the gradients' norm", squares_of_blocks, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk);
     });
-    launch("the gradients' norm", sum_squares, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
-           squares.data<double>());
+  }
+
+  void add_up(const Tensor& parts, const Tensor& to) override {
+    launch("the gradients' norm", sum_of_parts, dim3(1), dim3(kSumBlock), context_.stream, parts.count(),
+           parts.data<double>(), to.data<double>());
   }
 
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
@@ -170,11 +257,12 @@ class CudaOptim final : public OptimKernels {
 
  private:
   template <class Rule>
-  void start(const Rule& rule, const Tensor& control, std::span<const UpdateArrays> all) {
-    static_assert(sizeof(UpdateChunk) + sizeof(Rule) + sizeof(float*) <= 4096);
+  void start(const Rule& rule, const Tensor& control, std::span<const UpdateArrays> all, const float* factors) {
+    static_assert(sizeof(UpdateChunk) + sizeof(Rule) + 2 * sizeof(float*) <= 4096);
     for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
       launch(Rule::kName, update_all<Rule>, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk, rule,
-             control.f32());
+             control.f32(), factors);
+      if (factors != nullptr) factors += chunk.size;
     });
   }
 

@@ -34,9 +34,10 @@ struct UpdateChunk {
     return low;
   }
 };
-static_assert(std::is_trivially_copyable_v<UpdateChunk> && sizeof(UpdateChunk) <= 3584);
+static_assert(std::is_trivially_copyable_v<UpdateChunk> && sizeof(UpdateChunk) <= 3904);
 
-/// Calls run(chunk) for `all`, in their order, with `per_block` elements a block.
+/// Calls run(chunk) for `all`, in their order, with `per_block` elements a block. Arrays of no elements are left out,
+/// so that whoever counts those of the chunks counts the others.
 template <class F>
 void for_chunks(std::span<const UpdateArrays> all, std::int64_t per_block, F&& run) {
   UpdateChunk chunk;

@@ -86,10 +86,35 @@ class CudaOptim : public DeviceTest {
 };
 
 // One of each rule, in their order.
+const LarsRule kLars = {.trust = 0.02f, .eps = 1e-8f, .weight_decay = 0.01f, .adapts = true};
 const std::vector<UpdateRule> kRules = {SgdRule{.weight_decay = 0.01f},
                                         SgdMomentumRule{.momentum = 0.9f, .weight_decay = 0.01f},
                                         SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f},
-                                        AdamWRule::of(0.9, 0.999, 1e-8), AdamRule::of(0.9, 0.999, 1e-8, 0.01)};
+                                        AdamWRule::of(0.9, 0.999, 1e-8),
+                                        AdamRule::of(0.9, 0.999, 1e-8, 0.01),
+                                        LambRule::of(0.9, 0.999, 1e-6, 0.01, true),
+                                        kLars,
+                                        LarsMomentumRule{.plain = kLars, .momentum = 0.9f},
+                                        MovingAverageRule::of(0.99)};
+
+// Numbers of an f64 tensor for all blocks of the layout, and those of each array's: `each` of a block.
+std::int64_t all_blocks(const std::vector<UpdateArrays>& all) {
+  std::int64_t blocks = 0;
+  for (const UpdateArrays& a : all) blocks += norm_blocks(a.count);
+  return blocks;
+}
+void give_sums(std::vector<UpdateArrays>& all, const Tensor& sums, std::int64_t each) {
+  double* to = sums.data<double>();
+  for (UpdateArrays& a : all) {
+    a.sums = to;
+    to += each * norm_blocks(a.count);
+  }
+}
+// Whose factors compute_factors() finds: arrays without elements are left out.
+std::vector<UpdateArrays> with_elements(std::vector<UpdateArrays> all) {
+  std::erase_if(all, [](const UpdateArrays& a) { return a.count == 0; });
+  return all;
+}
 
 TEST_P(CudaOptim, EveryRule) {
   ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRules>);
@@ -103,28 +128,56 @@ TEST_P(CudaOptim, EveryRule) {
       const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
       const Tensor control = control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f);
       const Tensor expected_p = copy_of(p), expected_m = copy_of(m), expected_v = copy_of(v);
-      cpu->optim().update(
-          rule, control,
+      auto expected = with_elements(
           layout.arrays(g, expected_p, has_first ? expected_m : Tensor(), has_second ? expected_v : Tensor(), {}));
+      const std::int64_t blocks = all_blocks(expected), size = std::ssize(expected);
+      const Tensor expected_sums = cpu->empty({2 * blocks}, DType::kF64), expected_factors = cpu->zeros({size});
+      if (has_norms(rule)) {
+        give_sums(expected, expected_sums, 2);
+        cpu->optim().prepare(rule, control, expected);
+        cpu->optim().compute_factors(rule, expected, expected_factors);
+      }
+      cpu->optim().update(rule, control, expected, expected_factors);
       const Tensor gradient = plain(g), c = plain(control);
       const auto got = results(
-          {in_and_out(p), in_and_out(m), in_and_out(v), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
-            optim->update(rule, c,
-                          layout.arrays(gradient, out[0], has_first ? out[1] : Tensor(), has_second ? out[2] : Tensor(),
-                                        wants_copy ? out[3] : Tensor()));
+          {in_and_out(p),
+           in_and_out(m),
+           in_and_out(v),
+           {shape, DType::kBF16},
+           {{2 * blocks}, DType::kF64},
+           {{size}, DType::kF32}},
+          [&](const std::vector<Tensor>& out) {
+            auto all = with_elements(layout.arrays(gradient, out[0], has_first ? out[1] : Tensor(),
+                                                   has_second ? out[2] : Tensor(), wants_copy ? out[3] : Tensor()));
+            if (has_norms(rule)) {
+              give_sums(all, out[4], 2);
+              optim->prepare(rule, c, all);
+              optim->compute_factors(rule, all, out[5]);
+            }
+            optim->update(rule, c, all, has_norms(rule) ? out[5] : Tensor());
           });
       expect_close(expected_p, got[0], {});
       expect_close(expected_m, got[1], {});
       expect_close(expected_v, got[2], {});
       if (wants_copy) expect_copies(got[0], got[3]);
+      if (!has_norms(rule)) continue;
+      for (std::int64_t b = 0; b < 2 * blocks; ++b)
+        ASSERT_NEAR(got[4].data<double>()[b], expected_sums.data<double>()[b], 1e-5 * expected_sums.data<double>()[b])
+            << "sum " << b;
+      expect_close(expected_factors, got[5], {});
     }
 }
 
 TEST_P(CudaOptim, NothingMovesWithoutGo) {
   const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2), v = positive(3);
   const Tensor gradient = plain(g), c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 0.0f));
+  const Tensor factors = plain(cpu->zeros({std::ssize(many_counts())}));
   const auto got = results({in_and_out(p), in_and_out(v), in_and_out(v)}, [&](const std::vector<Tensor>& out) {
-    for (const UpdateRule& rule : kRules) optim->update(rule, c, layout.arrays(gradient, out[0], out[1], out[2], {}));
+    for (const UpdateRule& rule : kRules) {
+      const auto all = layout.arrays(gradient, out[0], out[1], out[2], {});
+      if (has_norms(rule)) optim->prepare(rule, c, all);
+      optim->update(rule, c, all, factors);
+    }
   });
   expect_same(p, got[0]);
   expect_same(v, got[1]);
@@ -135,26 +188,34 @@ TEST_P(CudaOptim, NoArrays) {
   const Tensor c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 1.0f)), start = cpu->empty({1}, DType::kF64);
   *start.data<double>() = 3.0;
   const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
-    for (const UpdateRule& rule : kRules) optim->update(rule, c, {});
-    optim->add_squares({}, out[0]);
-    const UpdateArrays empty;
-    optim->add_squares({&empty, 1}, out[0]);
-    for (const UpdateRule& rule : kRules) optim->update(rule, c, {&empty, 1});
+    for (const UpdateRule& rule : kRules) optim->update(rule, c, {}, {});
+    optim->squares({});
+    const UpdateArrays empty{.sums = out[0].data<double>()};
+    optim->squares({&empty, 1});
+    for (const UpdateRule& rule : kRules) optim->update(rule, c, {&empty, 1}, {});
   });
   EXPECT_EQ(*got[0].data<double>(), 3.0);
 }
 
 TEST_P(CudaOptim, SumsOfSquares) {
   const Tensor g = random_tensor(*cpu, shape, 1), squares = cpu->empty({1}, DType::kF64);
-  *squares.data<double>() = 2.0;
-  cpu->optim().add_squares(layout.arrays(g, {}, {}, {}, {}), squares);
-  const Tensor start = cpu->empty({1}, DType::kF64), gradient = plain(g);
-  *start.data<double>() = 2.0;
-  const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
-    optim->add_squares(layout.arrays(gradient, {}, {}, {}, {}), out[0]);
+  auto on_cpu = layout.arrays(g, {}, {}, {}, {});
+  const std::int64_t blocks = all_blocks(on_cpu);
+  const Tensor sums = cpu->empty({blocks}, DType::kF64);
+  give_sums(on_cpu, sums, 1);
+  cpu->optim().squares(on_cpu);
+  cpu->optim().add_up(sums, squares);
+  const Tensor gradient = plain(g);
+  const auto got = results({{{blocks}, DType::kF64}, {{1}, DType::kF64}}, [&](const std::vector<Tensor>& out) {
+    auto all = layout.arrays(gradient, {}, {}, {}, {});
+    give_sums(all, out[0], 1);
+    optim->squares(all);
+    optim->add_up(out[0], out[1]);
   });
+  for (std::int64_t b = 0; b < blocks; ++b)
+    ASSERT_NEAR(got[0].data<double>()[b], sums.data<double>()[b], 1e-13 * sums.data<double>()[b]);
   const double expected = *squares.data<double>();
-  EXPECT_NEAR(*got[0].data<double>(), expected, 1e-13 * expected);
+  EXPECT_NEAR(*got[1].data<double>(), expected, 1e-13 * expected);
 }
 
 // The order of additions depends on the sizes, not on where the gradients lie.
@@ -162,13 +223,13 @@ TEST_P(CudaOptim, SumsOfSquaresDoNotDependOnAlignment) {
   std::vector<double> sums;
   for (const int offset : {0, 1, 2, 3, 4}) {
     const Tensor g = on_device(random_tensor(*cpu, {20003}, 1), DType::kF32, offset);
-    const UpdateArrays arrays{.count = 20003, .gradient = g.f32()};
-    const Tensor start = cpu->empty({1}, DType::kF64);
-    *start.data<double>() = 0.0;
-    const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
-      optim->add_squares({&arrays, 1}, out[0]);
-    });
-    sums.push_back(*got[0].data<double>());
+    const auto got =
+        results({{{norm_blocks(20003)}, DType::kF64}, {{1}, DType::kF64}}, [&](const std::vector<Tensor>& out) {
+          const UpdateArrays arrays{.count = 20003, .gradient = g.f32(), .sums = out[0].data<double>()};
+          optim->squares({&arrays, 1});
+          optim->add_up(out[0], out[1]);
+        });
+    sums.push_back(*got[1].data<double>());
   }
   for (const double sum : sums) EXPECT_EQ(sum, sums[0]);
 }

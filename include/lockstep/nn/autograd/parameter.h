@@ -55,6 +55,10 @@ class Parameter {
   /// shape or type.
   void share_value(const Parameter& other);
 
+  /// From now on the value lies in `storage`, which takes its content and must stay valid until the next call. Throws
+  /// UsageError unless that has its shape and type, without gaps.
+  void move_value(const Tensor& storage);
+
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
@@ -65,16 +69,20 @@ class Parameter {
   /// Valid if has_gradient().
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
-  void clear_grad() { has_gradient_ = is_partial_ = false; }
+  void clear_grad() { has_gradient_ = is_partial_ = is_sliced_ = false; }
   /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
   void mark_grad_valid() {
     has_gradient_ = true;
-    is_partial_ = false;
+    is_partial_ = is_sliced_ = false;
   }
   /// The gradient is this rank's part of a sum over ranks that is still due (DistributedDataParallel::no_sync()): an
   /// optimizer refuses it. Until mark_grad_valid() or clear_grad().
   bool is_partial() const { return is_partial_; }
   void mark_partial() { is_partial_ = true; }
+  /// The gradient is a sum over ranks in one slice of it, and unspecified elsewhere: for an optimizer of that slice
+  /// (Note [Slices]); another one refuses it. Until mark_grad_valid() or clear_grad().
+  bool is_sliced() const { return is_sliced_; }
+  void mark_sliced() { is_sliced_ = true; }
   /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
   bool awaits_backward() const { return pending_uses_ > 0; }
 
@@ -109,6 +117,7 @@ class Parameter {
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool is_partial_ = false;
+  bool is_sliced_ = false;
   bool touched_ = false;  // has contributed in the backward pass under way
   Lifetime lifetime_;
 };

@@ -6,6 +6,7 @@
 
 #include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 
 namespace lockstep::nn {
@@ -78,7 +79,12 @@ struct StateEntry {
 
 /// Those of state_of(), with the same names and in the same order.
 std::vector<StateEntry> entries_of(const Module& module);
+/// Of an optimizer of slices they have the shapes of whole parameters, and no content.
 std::vector<StateEntry> entries_of(const Optimizer& optimizer);
+/// Those of a module, with the averages in the places of the parameters that have one.
+std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& average);
+/// Of the averages alone.
+std::vector<StateEntry> entries_of(const MovingAverage& average);
 /// Sets the entries from tensors with exactly these names, types and shapes, which it checks before it changes any.
 /// Throws UsageError naming `source` and what does not fit.
 void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,

@@ -8,7 +8,16 @@
 
 namespace lockstep::nn {
 
-/// One parameter and what moves it: arrays of `count` elements on the device.
+/// Note [Norm blocks]
+/// Norms (of all gradients, for clipping; of a parameter and of its update, for LAMB and LARS) are summed in f64 over
+/// blocks of kNormBlock elements of a parameter, counted from its first one, and the sums of the blocks in their order.
+/// A block has the same bits whoever computes it, on however many threads and wherever the gradient lies. So a norm
+/// does not depend on buckets, on shards, or on which rank has which blocks of a parameter (ZeRO).
+inline constexpr std::int64_t kNormBlock = 2048;
+constexpr std::int64_t norm_blocks(std::int64_t count) { return (count + kNormBlock - 1) / kNormBlock; }
+
+/// One parameter, or whole blocks of one (Note [Norm blocks]), and what moves it: arrays of `count` elements on the
+/// device.
 struct UpdateArrays {
   std::int64_t count = 0;
   const float* gradient = nullptr;
@@ -16,6 +25,7 @@ struct UpdateArrays {
   float* first = nullptr;  // moments, as many as the rule has
   float* second = nullptr;
   BFloat16* copy = nullptr;  // also receives the parameter, rounded; nullptr: nobody wants it
+  double* sums = nullptr;    // of its blocks: one number each of squares(), two each of prepare()
 };
 
 /// What differs from one step's updates to the next: f32 in device memory, so that a step whose kernels have been
@@ -35,10 +45,20 @@ struct UpdateRule;  // nn/ops/update_rules.h
 class OptimKernels {
  public:
   virtual ~OptimKernels() = default;
-  /// Moves all of them as `rule` says (Note [Update rules]), each with as many moments as that has.
-  virtual void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) = 0;
-  /// squares (1) f64 += Σ g² over all gradients, accumulated in f64 in an order that depends on their sizes alone.
-  virtual void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) = 0;
+  /// Moves all of them as `rule` says (Note [Update rules]), each with as many moments as that has. `factors`
+  /// (all.size()) is what compute_factors() has found for a rule with norms, undefined for others.
+  virtual void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
+                      const Tensor& factors) = 0;
+  /// For a rule with norms, before update(): moves what it remembers before the parameter, and sums[2b], sums[2b + 1] =
+  /// Σ x², Σ y² over block b of what the rule takes the norms of.
+  virtual void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) = 0;
+  /// factors[i] (f32) = what `rule` makes of the two norms of parameter i, whose `count` and `sums` are those of the
+  /// whole parameter.
+  virtual void compute_factors(const UpdateRule& rule, std::span<const UpdateArrays> all, const Tensor& factors) = 0;
+  /// sums[b] = Σ g² over block b of each gradient.
+  virtual void squares(std::span<const UpdateArrays> all) = 0;
+  /// to (1) f64 = the sum of `parts` (n) f64, in an order that depends on n alone.
+  virtual void add_up(const Tensor& parts, const Tensor& to) = 0;
   /// Whether and how far this step goes: kApply = 1 where `loss`, whose first element is the summed loss (f32), is
   /// finite, and so is the norm if it clips, else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as
   /// torch.nn.utils.clip_grad_norm_ has it, or 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is

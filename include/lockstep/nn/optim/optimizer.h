@@ -13,7 +13,33 @@
 
 namespace lockstep::nn {
 
-/// What an optimizer remembers of a parameter, of the parameter's shape and in its layout.
+/// Some of a parameter's elements, in its own layout: whole blocks of it (Note [Norm blocks]), of which the last may be
+/// cut by the parameter's end.
+struct ParameterSlice {
+  std::int64_t begin = 0, count = 0;
+};
+
+/// What joins optimizers of slices, one on each rank, which call it in the same order: of an optimizer's share.
+class SliceExchange {
+ public:
+  virtual ~SliceExchange() = default;
+  /// Each of `parts`, f64, becomes the sum of all optimizers', of whom one has a number and the others 0.
+  virtual void sum(std::span<const Tensor> parts) = 0;
+  /// The slices of these parameters are about to be written: not while somebody reads them.
+  virtual void before_update(std::span<const std::size_t> indices) = 0;
+  /// They have been: all optimizers' parameters get to be the same again, at the latest after finish().
+  virtual void after_update(std::span<const std::size_t> indices) = 0;
+  virtual void finish() = 0;
+};
+
+/// What an optimizer has of a step that several share (Note [Slices]).
+struct OptimizerShare {
+  std::vector<ParameterSlice> slices = {};            // by parameter; empty: all of each
+  std::shared_ptr<SliceExchange> exchange = nullptr;  // nullptr: nobody else has the rest
+};
+
+/// What an optimizer remembers of a parameter: of the parameter's shape and in its layout, or, of an optimizer of
+/// slices, of one dimension.
 struct NamedMoment {
   std::string name;  // the parameter's, a dot, and PyTorch's name for it: "fc1.weight.exp_avg"
   Parameter* parameter;
@@ -46,12 +72,20 @@ struct StepOptions {
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
 /// travel. Between the two, compute_update_scale() may hold the step back or scale its gradients.
 /// The parameters must outlive it: to use one that is gone is a UsageError.
+///
+/// Note [Slices]
+/// An optimizer of slices moves those elements of each parameter alone, and remembers nothing of the others: one rank's
+/// share of a step (ZeRO). What depends on whole parameters are sums over blocks (Note [Norm blocks]), which the ranks
+/// add up through an exchange: sum_squares() and update() are collective then. Without an exchange it is the caller who
+/// adds them up: square_sums() before sum_squares(), norm_sums() between prepare() and update(). Slices leave no other
+/// trace: an element has the same bits as without.
 class Optimizer final {
  public:
   /// A parameter belongs to the first of `groups` that names it. Throws UsageError for a parameter that is none or
-  /// comes twice, for parameters on several devices, for a pattern that no name has, and for negative rates.
-  Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
-            const std::vector<ParameterGroup>& groups = {});
+  /// comes twice, for parameters on several devices, for a pattern that no name has, for slices that are none, and for
+  /// negative rates.
+  Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method, const std::vector<ParameterGroup>& groups = {},
+            OptimizerShare share = {});
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -69,8 +103,11 @@ class Optimizer final {
 
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
   void begin_step(double lr);
-  /// squares (1) f64 += Σ g² over the gradients of these parameters.
-  void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
+  /// The gradients of these parameters are a part of the norm that sum_squares() finds. After begin_step().
+  void add_squares(std::span<const std::size_t> indices);
+  /// squares (1) f64 = Σ g² over all gradients that add_squares() was given in this step, in an order that does not
+  /// depend on the calls. Once in a step.
+  void sum_squares(const Tensor& squares);
   /// OptimKernels::compute_update_scale() for this step.
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
   /// All that it remembers: the first of all parameters, then the second. With steps() it is what a run resumes from.
@@ -79,8 +116,23 @@ class Optimizer final {
   std::int64_t steps() const { return step_; }
   void set_steps(std::int64_t steps) { step_ = steps; }
 
-  /// Moves these parameters (their places in the list the optimizer was made with) by their gradients.
+  /// Moves these parameters (their places in the list the optimizer was made with) by their gradients. Whatever
+  /// prepare() has not been called for in this step is prepared before. With an exchange, parameters are complete after
+  /// SliceExchange::finish(), which step() calls.
   void update(std::span<const std::size_t> indices);
+
+  // For whoever joins optimizers of slices.
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  const std::vector<ParameterSlice>& slices() const { return share_.slices; }
+  /// Whether it has slices, and not all of each parameter.
+  bool is_sliced() const { return sliced_; }
+  /// Whether updates depend on norms of whole parameters (LAMB, LARS), which prepare() takes.
+  bool needs_norms() const { return needs_norms_; }
+  void prepare(std::span<const std::size_t> indices);
+  /// (blocks) f64: Σ g² of each block that add_squares() was given, zeros elsewhere.
+  const Tensor& square_sums() const { return square_sums_; }
+  /// (2 · blocks) f64: the same of the two norms that prepare() takes. Undefined unless needs_norms().
+  const Tensor& norm_sums() const { return norm_sums_; }
 
  private:
   /// Parameters that move alike.
@@ -91,7 +143,12 @@ class Optimizer final {
   };
   void add_group(double lr_factor, double weight_decay);
   void write_control(double lr, std::int64_t step);
-  std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
+  std::span<const std::size_t> of_group(std::size_t group, std::span<const std::size_t> indices);
+  std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices, double* sums, std::int64_t per_block);
+  std::span<const UpdateArrays> whole_sums_of(std::span<const std::size_t> indices);
+  void prepare_rest(std::span<const std::size_t> indices);
+  void zero_once(const Tensor& sums, std::int64_t& zeroed_in) const;
+  void check_slices() const;
   Parameter& parameter(std::size_t index) const;
   void check_there(std::size_t index) const;
 
@@ -105,14 +162,23 @@ class Optimizer final {
   std::vector<Group> groups_;          // the first: of all that no other names
   std::vector<std::size_t> group_of_;  // by parameter
   std::vector<Moment> moments_;
-  Backend* backend_ = nullptr;              // nullptr: there are no parameters
-  Tensor nothing_, squares_;                // of step(): a loss of 0, and the squares of gradients
-  std::vector<Lifetime::Ref> lifetimes_;    // by parameter
-  std::vector<UpdateArrays> arrays_;        // of one call
-  std::vector<std::size_t> together_;       // of one group, in one call
-  std::vector<std::size_t> with_gradient_;  // of one step()
-  std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
-  std::int64_t step_ = 0;                   // 0 before the first step
+  Backend* backend_ = nullptr;  // nullptr: there are no parameters
+  Tensor nothing_, squares_;    // of step(): a loss of 0, and the squares of gradients
+  bool sliced_ = false;
+  OptimizerShare share_;  // slices of all parameters, also where they are whole
+  bool needs_norms_ = false;
+  std::vector<std::int64_t> first_block_;  // by parameter, among all blocks
+  Tensor square_sums_, norm_sums_, factors_;
+  std::int64_t squares_zeroed_in_ = 0, norms_zeroed_in_ = 0;  // steps
+  std::vector<std::int64_t> prepared_in_;                     // by parameter: the last step
+  std::vector<std::size_t> unprepared_;                       // of one call
+  std::vector<Tensor> parts_;                                 // of one exchange
+  std::vector<Lifetime::Ref> lifetimes_;                      // by parameter
+  std::vector<UpdateArrays> arrays_;                          // of one call
+  std::vector<std::size_t> together_;                         // of one group, in one call
+  std::vector<std::size_t> with_gradient_;                    // of one step()
+  std::vector<std::int64_t> missed_;  // by parameter: calls of step() in which it had no gradient
+  std::int64_t step_ = 0;             // 0 before the first step
 };
 
 struct SgdOptions {
@@ -128,8 +194,8 @@ struct AdamWOptions {
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).
 std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options,
-                                    const std::vector<ParameterGroup>& groups = {});
+                                    const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options,
-                                      const std::vector<ParameterGroup>& groups = {});
+                                      const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 
 }  // namespace lockstep::nn

@@ -33,10 +33,10 @@ const std::vector<const OptimizerFamily*>& optimizer_families();
 /// Throws UsageError for another name, with the nearest right one.
 const OptimizerFamily& optimizer_family(const std::string& name);
 std::vector<std::string> optimizer_names();
-/// Throws UsageError for an unknown name and for settings that it does not have.
+/// Throws UsageError for an unknown name and for settings that it does not have. `share`: Note [Slices].
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay,
-                                          const std::vector<ParameterGroup>& groups = {});
+                                          const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 
 /// What Adam and its kin have in common.
 struct AdamConstants {
@@ -46,6 +46,11 @@ struct AdamConstants {
 std::vector<SettingSpec> adam_settings();
 /// `settings` are complete.
 AdamConstants adam_constants(const Settings& settings);
+
+/// What LAMB and LARS have in common: parameters without weight decay (biases, normalisations) move as without norms,
+/// unless `always-adapt` is set. Throws UsageError where none would: `plain` is what `name` would be then.
+SettingSpec always_adapt_setting();
+void check_adapts(const std::string& name, const std::string& plain, double weight_decay, bool always);
 
 struct ScheduleFamily {
   std::string name;  // "cosine"

@@ -78,6 +78,9 @@ class CachingAllocator {
   /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
   void limit(std::optional<std::size_t> bytes);
 
+  /// Idle blocks go back to the source: for whoever has given up much that nobody will ask for again in such sizes.
+  void trim();
+
   struct Stats {
     std::size_t bytes_in_use = 0;
     std::size_t peak_bytes_in_use = 0;

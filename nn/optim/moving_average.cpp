@@ -1,0 +1,56 @@
+#include "lockstep/nn/optim/moving_average.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "nn/ops/update_rules.h"
+
+namespace lockstep::nn {
+
+MovingAverage::MovingAverage(std::vector<NamedParameter> parameters, double decay) {
+  if (!(decay > 0 && decay < 1))
+    throw UsageError(fmt::format("a moving average with a decay of {}", decay), "give one between 0 and 1: 0.999");
+  rule_ = std::make_unique<UpdateRule>(MovingAverageRule::of(decay));
+  if (parameters.empty()) return;
+  backend_ = &parameters.front().parameter->backend();
+  std::int64_t largest = 0;
+  for (auto& [name, parameter] : parameters) {
+    check_usage(&parameter->backend() == backend_, "a moving average of parameters on several devices",
+                "make one for the parameters of each backend");
+    const Tensor value = backend_->empty(parameter->value().shape());
+    backend_->pointwise().copy(parameter->value(), value);
+    largest = std::max(largest, value.count());
+    values_.push_back({std::move(name), parameter, value});
+  }
+  arrays_.reserve(values_.size());
+  held_ = backend_->empty({largest});
+  control_ = backend_->empty({StepControl::kSize});
+  std::array<float, StepControl::kSize> control{};
+  control[StepControl::kApply] = 1.0f;
+  backend_->write(std::as_bytes(std::span(control)), control_);
+}
+
+MovingAverage::~MovingAverage() = default;
+
+void MovingAverage::update() {
+  if (backend_ == nullptr) return;
+  arrays_.clear();
+  for (const auto& [name, parameter, value] : values_)
+    arrays_.push_back({.count = value.count(), .gradient = parameter->value().f32(), .parameter = value.f32()});
+  backend_->optim().update(*rule_, control_, arrays_, {});
+}
+
+void MovingAverage::exchange() {
+  for (const auto& [name, parameter, value] : values_) {
+    const Tensor held = Tensor::view_of(held_.raw(), value.shape());
+    backend_->pointwise().copy(value, held);
+    backend_->pointwise().copy(parameter->value(), value);
+    backend_->pointwise().copy(held, parameter->value());
+    parameter->changed();
+  }
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,61 @@
+// Parameters whose updates are sharded over the ranks (ddp: Note [Sharded updates]).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/reducer.h"
+#include "lockstep/ddp/sharded_update.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/optimizer.h"
+
+namespace lockstep::parallel {
+
+/// The values of a DistributedDataParallel's parameters, in an arena with the layout of the gradients' buckets, and
+/// what joins the ranks' optimizers of slices. Until close() group, backend and parameters must be there; afterwards
+/// the parameters' values are in memory of their own again, and an optimizer that comes here is a UsageError. One
+/// thread uses it.
+class ShardedParameters final : public nn::SliceExchange {
+ public:
+  /// Collective: takes the values along. The reducer keeps its order of buckets.
+  ShardedParameters(comm::ProcessGroup& group, nn::Backend& backend, std::vector<nn::NamedParameter> parameters,
+                    const ddp::BucketPlan& plan);
+  ~ShardedParameters() override { close(); }
+  void close() noexcept;
+
+  /// A bucket's limits with which no rank cuts a block (nn: Note [Norm blocks]).
+  static ddp::BucketLimits limits(ddp::BucketLimits limits, int ranks);
+
+  /// This rank's, by parameter.
+  const std::vector<nn::ParameterSlice>& slices() const { return slices_[static_cast<std::size_t>(group_.rank())]; }
+
+  void sum(std::span<const nn::Tensor> parts) override;
+  void before_update(std::span<const std::size_t> indices) override;
+  void after_update(std::span<const std::size_t> indices) override;
+  void finish() override;
+
+  /// DistributedDataParallel::gather_moments() and scatter_moments().
+  std::vector<std::vector<std::byte>> gather(const nn::Optimizer& optimizer, int root);
+  void scatter(const nn::Optimizer& optimizer, const std::vector<std::vector<std::byte>>& whole, int root);
+
+ private:
+  void check_open() const;
+  void check_optimizer(const nn::Optimizer& optimizer) const;
+  void mark(std::span<const std::size_t> indices);
+  void wait(std::size_t bucket);
+
+  comm::ProcessGroup& group_;
+  nn::Backend& backend_;
+  std::vector<nn::NamedParameter> parameters_;
+  std::vector<Lifetime::Ref> lifetimes_;  // theirs
+  ddp::BucketPlan plan_;
+  std::vector<std::vector<nn::ParameterSlice>> slices_;  // by rank and parameter
+  std::unique_ptr<comm::Arena> arena_, sums_;            // nullptr: closed
+  std::vector<comm::Work> gathers_;                      // by bucket
+  std::vector<bool> under_way_, touched_;                // by bucket: its gather; parameters of one call
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,239 @@
+// Sharded updates (Note [ZeRO]) on several ranks: the bits of updates that every rank does by itself, what each rank
+// remembers, and what is refused.
+#include <gmock/gmock.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "base/splitmix.h"
+#include "lockstep/ddp/sharded_update.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizers.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "tests/parallel/rank_backend.h"
+#include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using lockstep::testing::group;
+using lockstep::testing::rank_backend;
+using lockstep::testing::refusal_of;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kIn = 41, kHidden = 301, kClasses = 7;  // 12,341 weights: blocks are cut by their end
+
+using Options = DistributedDataParallel::Options;
+using Bytes = std::vector<std::vector<std::byte>>;
+
+std::vector<std::byte> bytes_of(const nn::Tensor& tensor) {
+  std::vector<std::byte> bytes(tensor.bytes());
+  rank_backend().download(tensor, bytes);
+  return bytes;
+}
+
+/// Two branches, of which a pass may leave out one.
+class Branches final : public nn::Module {
+ public:
+  explicit Branches(nn::Context& context)
+      : first_(register_module<nn::Linear>("first", context, kIn, kHidden)),
+        left_(register_module<nn::Linear>("left", context, kHidden, kClasses)),
+        right_(register_module<nn::Linear>("right", context, kHidden, kClasses)) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    const nn::Var hidden = nn::relu(tape, first_.forward(tape, x));
+    if (leaves_out_right) return left_.forward(tape, hidden);
+    return nn::add(tape, left_.forward(tape, hidden), right_.forward(tape, hidden));
+  }
+  bool leaves_out_right = false;
+
+ private:
+  nn::Linear &first_, &left_, &right_;
+};
+
+class Training {
+ public:
+  Training(const std::string& optimizer, Options options) : unused_(options.find_unused_parameters) {
+    ddp_.emplace(model_, group(), options);
+    optimizer_ = nn::make_optimizer(optimizer, ddp_->parameters(), {}, 0.01,
+                                    {{.patterns = {"*.bias"}, .weight_decay = 0.0}}, ddp_->share());
+  }
+
+  void step(std::uint64_t number, double clip_norm = 0, int parts = 1) {
+    optimizer_->zero_grad();
+    // A parameter that no rank has in one step, and that some have not in another one.
+    model_.leaves_out_right = unused_ && (number % 3 == 1 || (number % 3 == 2 && group().rank() > 0));
+    for (int part = 0; part < parts; ++part) {
+      std::optional<DistributedDataParallel::NoSync> no_sync;
+      if (part + 1 < parts) no_sync.emplace(*ddp_);
+      pass(number * 10 + static_cast<std::uint64_t>(part));
+    }
+    optimizer_->step({.lr = 0.1, .clip_norm = clip_norm});
+  }
+
+  void pass(std::uint64_t seed) {
+    constexpr std::int64_t kRows = 3;
+    const auto rank = static_cast<std::uint64_t>(group().rank());
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < kRows * kIn; ++i)
+      values.push_back(
+          static_cast<float>(SplitMix64::word(seed * 100 + rank, static_cast<std::uint64_t>(i)) % 1000) / 500 - 1);
+    const nn::Tensor labels = rank_backend().empty({kRows}, DType::kI32);
+    const std::vector<std::int32_t> classes = {static_cast<std::int32_t>(seed % kClasses), 1, 2};
+    rank_backend().upload(std::as_bytes(std::span(classes)), labels);
+    tape_.reset();
+    const nn::Var y = (*ddp_)(tape_, tape_.input(nn::tensor_of(rank_backend(), {kRows, kIn}, values)));
+    tape_.backward(nn::cross_entropy(tape_, y, labels, 1.0f / static_cast<float>(kRows * group().size())).value);
+    tape_.reset();
+  }
+
+  Bytes parameters() const {
+    Bytes all;
+    for (const auto& [name, parameter] : model_.named_parameters()) all.push_back(bytes_of(parameter->value()));
+    return all;
+  }
+  Bytes moments() const {
+    Bytes all;
+    for (const auto& moment : optimizer_->moments()) all.push_back(bytes_of(moment.value));
+    return all;
+  }
+  nn::Optimizer& optimizer() { return *optimizer_; }
+  DistributedDataParallel& ddp() { return *ddp_; }
+  Branches& model() { return model_; }
+  void end() { ddp_.reset(); }
+
+ private:
+  bool unused_;
+  nn::Generator generator_{1};
+  nn::Context context_{rank_backend(), generator_};
+  Branches model_{context_};
+  nn::Tape tape_{rank_backend()};
+  std::optional<DistributedDataParallel> ddp_;
+  std::unique_ptr<nn::Optimizer> optimizer_;
+};
+
+// NCCL sums a bucket's allreduce and its reduce-scatter in orders of its own.
+bool sums_in_rank_order() { return group().device().kind == DeviceKind::kCpu || group().size() <= 2; }
+
+const char* const kOptimizers[] = {"sgd", "adam", "adamw", "lamb", "lars"};
+
+TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
+  if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
+  struct Case {
+    Options options;
+    double clip_norm = 0;
+    int parts = 1;
+  };
+  Case cases[5];
+  cases[1] = {.options = {.bucket_cap_mb = 0.001, .first_bucket_mb = 0.001}};
+  cases[2] = {.options = {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001}, .clip_norm = 0.3};
+  cases[3] = {.options = {.find_unused_parameters = true, .bucket_cap_mb = 0.001, .first_bucket_mb = 0.001},
+              .clip_norm = 0.3};
+  cases[4] = {.options = {.first_bucket_mb = 0.03}, .parts = 3};
+  for (const char* name : kOptimizers)
+    for (std::size_t i = 0; i < std::size(cases); ++i) {
+      SCOPED_TRACE(std::string(name) + ", case " + std::to_string(i));
+      Training without(name, cases[i].options);
+      Options options = cases[i].options;
+      options.zero = 1;
+      Training with(name, options);
+      for (std::uint64_t step = 1; step <= 4; ++step) {
+        without.step(step, cases[i].clip_norm, cases[i].parts);
+        with.step(step, cases[i].clip_norm, cases[i].parts);
+        ASSERT_TRUE(with.parameters() == without.parameters()) << "step " << step;
+      }
+      with.ddp().check();
+    }
+}
+
+// On GPUs with NCCL too: all ranks have the same.
+TEST(Zero, AllRanksHaveTheSameParameters) {
+  for (const char* name : kOptimizers) {
+    Training training(name, {.first_bucket_mb = 0.03, .zero = 1});
+    const Bytes before = training.parameters();
+    for (std::uint64_t step = 1; step <= 3; ++step) training.step(step, 0.5);
+    EXPECT_FALSE(training.parameters() == before);
+    EXPECT_NO_THROW(training.ddp().check()) << name;
+  }
+}
+
+TEST(Zero, EachRankRemembersItsShare) {
+  Training without("adamw", {}), with("adamw", {.zero = 1});
+  std::int64_t mine = 0, most = 0, whole = 0;
+  for (const auto& moment : with.optimizer().moments()) mine += moment.value.count();
+  for (const auto& moment : without.optimizer().moments()) whole += moment.value.count();
+  std::int64_t all = 0;
+  for (const std::int64_t theirs : group().all_gather_numbers(mine)) {
+    all += theirs;
+    most = std::max(most, theirs);
+  }
+  EXPECT_EQ(all, whole) << "nothing twice, nothing not at all";
+  const std::int64_t blocks =
+      2 * 2 * nn::kNormBlock;  // of both moments: what a slot's and a bucket's padding can shift
+  EXPECT_LE(most, whole / group().size() + 6 * blocks);
+}
+
+TEST(Zero, MomentsAreGatheredAndScattered) {
+  if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
+  Training without("adamw", {}), with("adamw", {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001, .zero = 1});
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    without.step(step);
+    with.step(step);
+  }
+  const Bytes mine = with.moments();
+  for (int root = 0; root < group().size(); ++root) {
+    const Bytes whole = with.ddp().gather_moments(with.optimizer(), root);
+    if (group().rank() == root)
+      EXPECT_TRUE(whole == without.moments());
+    else
+      EXPECT_TRUE(whole.empty());
+    // In other buckets, other ranks have other slices.
+    Training other("adamw", {.zero = 1});
+    other.ddp().scatter_moments(other.optimizer(), whole, root);
+    const Bytes again = other.ddp().gather_moments(other.optimizer(), root);
+    EXPECT_TRUE(again == whole);
+  }
+  EXPECT_TRUE(with.moments() == mine);
+}
+
+TEST(Zero, ParametersStayWhenItEnds) {
+  Training training("sgd", {.zero = 1});
+  training.step(1);
+  const Bytes before = training.parameters();
+  const auto version = training.model().named_parameters().front().parameter->version();
+  training.end();
+  EXPECT_TRUE(training.parameters() == before);
+  EXPECT_NE(training.model().named_parameters().front().parameter->version(), version);
+  EXPECT_THAT(refusal_of([&] { training.optimizer().step(0.1); }),
+              HasSubstr("an optimizer of slices whose DistributedDataParallel is gone"));
+}
+
+TEST(Zero, IsRefusedWhereItCannotBe) {
+  Training training("sgd", {.zero = 1});
+  {
+    const auto whole = nn::make_sgd(training.ddp().parameters(), {});
+    training.pass(1);
+    EXPECT_THAT(refusal_of([&] { whole->step(0.1); }),
+                HasSubstr("make the optimizer with the DistributedDataParallel's share()"));
+  }
+  EXPECT_THAT(refusal_of([&] { training.pass(2); }), HasSubstr("call zero_grad() before each step"));
+}
+
+TEST(Zero, OptionsThatContradictAreRefused) {
+  nn::Generator generator(1);
+  nn::Context context{rank_backend(), generator};
+  Branches model(context);
+  for (const int zero : {-1, 2, 3})
+    EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(model, group(), {.zero = zero}); }),
+                HasSubstr("give 1, with which updates and what optimizers remember are sharded"));
+  DistributedDataParallel ddp(model, group(), {.zero = 1});
+  EXPECT_THAT(refusal_of([&] { ddp.register_comm_hook(std::make_shared<ddp::ReduceScatterHook>()); }),
+              HasSubstr("a communication hook with zero"));
+  EXPECT_TRUE(ddp.bucket_order().empty());
+  const auto other = nn::make_sgd(ddp.parameters(), {.momentum = 0.9});
+  EXPECT_THAT(refusal_of([&] { ddp.gather_moments(*other, 0); }), HasSubstr("make it of parameters() and share()"));
+}
+
+}  // namespace
+}  // namespace lockstep::parallel

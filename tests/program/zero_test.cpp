@@ -1,0 +1,155 @@
+// --zero 1: the same bits as without, over every carrier, in shards and across resumes; and what it goes with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/program/command.h"
+#include "tests/program/events.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+struct ZeroResult {
+  std::string params, ema;
+  std::vector<double> losses, norms;
+
+  friend bool operator==(const ZeroResult&, const ZeroResult&) = default;
+};
+
+ZeroResult zero_result_in(const fs::path& directory, const std::string& line) {
+  const auto outcome = run(line + " --quiet --check-replicas 1 --metrics m.jsonl", directory);
+  EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.err;
+  if (outcome.code != 0) return {};
+  const Metrics metrics = read_metrics(directory / "m.jsonl");
+  ZeroResult result = {.params = metrics.final["params_sha256"], .ema = {}, .losses = metrics.losses, .norms = {}};
+  if (metrics.final.contains("ema_params_sha256")) result.ema = metrics.final["ema_params_sha256"];
+  for (const auto& event : events_of(directory / "m.jsonl", "step")) result.norms.push_back(event["grad_norm"]);
+  return result;
+}
+
+ZeroResult zero_result_of(const std::string& line) {
+  const TemporaryDirectory directory;
+  return zero_result_in(directory.path(), line);
+}
+
+std::string on_zero_hosts(const std::string& kind, int ranks) {
+  return "LOCKSTEP_TEST_GROUP=" + kind + " " LOCKSTEP_SOURCE_DIR "/tests/support/run_ranks " + std::to_string(ranks) +
+         " ";
+}
+
+TEST(Zero, TheSameBitsAsWithout) {
+  for (const int ranks : {1, 2, 3, 4})
+    for (const std::string options :
+         {"cnn --data digits --steps 8 --batch 10 --threads 1",
+          "mlp --data digits --steps 8 --batch 10 --threads 1 --optimizer lamb --clip-norm 0.5 --bucket-mb 0.01 "
+          "--first-bucket-mb 0.001 --ema 0.9",
+          "cnn --data digits --steps 8 --global-batch 64 --threads 1 --optimizer lars --accumulate 2 --no-decay *.bias",
+          "resnet18-cifar --data random:3x16x16,90 --classes 10 --steps 3 --batch 7 --threads 1 --find-unused"}) {
+      const std::string line = on_ranks(ranks) + "lockstep train " + options;
+      const ZeroResult without = zero_result_of(line);
+      ASSERT_EQ(without.params.size(), 64u);
+      EXPECT_TRUE(zero_result_of(line + " --zero 1") == without) << ranks << " ranks: " << options;
+    }
+}
+
+TEST(Zero, TheSameBitsOverEveryCarrier) {
+  const std::string options =
+      "lockstep train cnn --data digits --steps 6 --batch 10 --threads 1 --bucket-mb 0.05 --clip-norm 1 ";
+  const std::string mpi = "lockstep launch -n 3 --mpi -- " + options + "--backend mpi ";
+  EXPECT_TRUE(zero_result_of(mpi + "--zero 1") == zero_result_of(mpi));
+  for (const auto& [kind, ranks] : {std::pair{"hosts2", 4}, {"hosts2", 3}, {"hosts1", 3}})
+    EXPECT_TRUE(zero_result_of(on_zero_hosts(kind, ranks) + options + "--zero 1") ==
+                zero_result_of(on_zero_hosts(kind, ranks) + options))
+        << kind << " " << ranks;
+}
+
+TEST(Zero, ShardsKeepTheirBits) {
+  for (const std::string options : {"--optimizer adamw", "--optimizer lamb --clip-norm 0.5"}) {
+    const std::string line = "lockstep train cnn --data digits --steps 6 --global-batch 64 --shards 5 " + options;
+    const ZeroResult one = zero_result_of(line);
+    for (const int ranks : {1, 2, 3, 5})
+      EXPECT_TRUE(zero_result_of(on_ranks(ranks) + line + " --zero 1") == one) << ranks << " ranks " << options;
+  }
+}
+
+// A checkpoint is the same file with and without, of any number of ranks.
+TEST(Zero, ResumesFromAndToAnything) {
+  const std::string train =
+      "lockstep train cnn --data digits --steps 12 --global-batch 60 --shards 4 --checkpoint-dir c --keep 0 "
+      "--checkpoint-every 5 ";
+  const TemporaryDirectory directory;
+  const ZeroResult whole = zero_result_in(directory.path(), on_ranks(2) + train + "--zero 1");
+  const auto checkpoint = [&](int step) {
+    return directory.path() / "c" /
+           ("step-" + std::string(step < 10 ? "000000000" : "00000000") + std::to_string(step));
+  };
+  const std::string moments = read_file(checkpoint(5) / "optimizer.safetensors");
+  EXPECT_EQ(run("lockstep checkpoint verify c", directory.path()).code, 0);
+  for (const std::string how : {"1", "3 --zero 1", "2", "4 --zero 1"}) {
+    for (const int step : {10, 12}) fs::remove_all(checkpoint(step));
+    const std::string again = on_ranks(how[0] - '0') + train + how.substr(1) + " --resume auto";
+    EXPECT_TRUE(zero_result_in(directory.path(), again).params == whole.params) << how;
+  }
+  const TemporaryDirectory other;
+  EXPECT_EQ(zero_result_in(other.path(), on_ranks(3) + train).params, whole.params);
+  EXPECT_EQ(read_file(other.path() / "c" / "step-0000000005" / "optimizer.safetensors"), moments);
+  // One that is cut, and one of another optimizer.
+  fs::resize_file(checkpoint(12) / "optimizer.safetensors", 1000);
+  const auto cut = run(on_ranks(2) + train + "--zero 1 --quiet --resume c/step-0000000012", directory.path());
+  EXPECT_EQ(cut.code, 6) << cut.err;
+  EXPECT_THAT(cut.err, HasSubstr("optimizer.safetensors"));
+}
+
+TEST(Zero, TheMirrorHasTheSameCheckpoint) {
+  const TemporaryDirectory directory;
+  const std::string line =
+      "lockstep train cnn --data digits --global-batch 60 --threads 1 --checkpoint-dir $PWD/c --checkpoint-mirror "
+      "$PWD/m "
+      "--zero 1 --quiet --resume auto --steps ";
+  const auto outcome = run(on_zero_hosts("hosts2", 4) + line + "6", directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* file : {"weights.safetensors", "optimizer.safetensors"}) {
+    const std::string one = read_file(directory.path() / "c" / "step-0000000006" / file);
+    EXPECT_FALSE(one.empty());
+    EXPECT_EQ(read_file(directory.path() / "m" / "step-0000000006" / file), one) << file;
+  }
+  fs::remove_all(directory.path() / "c");
+  const auto again = run(on_zero_hosts("hosts2", 4) + line + "8", directory.path());
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_TRUE(fs::exists(directory.path() / "c" / "step-0000000008"));
+}
+
+// 5.8 million parameters, of which AdamW remembers 46 MB. What a rank has is counted by parallel_zero_test.
+TEST(Zero, TheEstimateOfMemoryDividesMoments) {
+  const TemporaryDirectory directory;
+  const std::string line =
+      "lockstep train mlp --hidden 2048,2048 --data random:1x28x28,64 --steps 1 --batch 8 --threads 1 --log-level "
+      "debug ";
+  EXPECT_THAT(run(on_ranks(2) + line, directory.path()).err, HasSubstr("moments 46.6 MB"));
+  EXPECT_THAT(run(on_ranks(2) + line + "--zero 1", directory.path()).err, HasSubstr("moments 23.3 MB"));
+}
+
+TEST(Zero, IsRefusedWhereItDoesNothing) {
+  const TemporaryDirectory directory;
+  const auto refusal = [&](const std::string& options) {
+    const auto outcome = run("lockstep " + options, directory.path());
+    EXPECT_EQ(outcome.code, 2) << options << "\n" << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_THAT(refusal("train cnn --data digits --zero 2"), HasSubstr("--zero 2: backward writes gradients into"));
+  EXPECT_THAT(refusal("train cnn --data digits --zero 3"), HasSubstr("use --zero 1"));
+  EXPECT_THAT(refusal("train cnn --data digits --zero -1"), HasSubstr("--zero"));
+  EXPECT_THAT(refusal("train cnn --data digits --zero yes"), HasSubstr("--zero"));
+  EXPECT_THAT(refusal("train cnn --data digits --zero 1 --parallel dp --device cpu:0,1"),
+              HasSubstr("--parallel dp has one rank"));
+  EXPECT_THAT(refusal("eval cnn --data digits --weights w --zero 1"), HasSubstr("--zero"));
+  const auto differing =
+      run(on_ranks(2) + "sh -c \"lockstep train cnn --data digits --steps 2 --zero \\$RANK\"", directory.path());
+  EXPECT_EQ(differing.code, 5) << differing.err;
+  EXPECT_THAT(differing.err, HasSubstr("zero"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
