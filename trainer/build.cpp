@@ -397,7 +397,14 @@ bool wants_graphs(const TrainConfig& config) {
 }
 
 void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp) {
-  if (auto hook = ddp::make_comm_hook(config.comm_hook)) ddp.register_comm_hook(std::move(hook));
+  auto hook = ddp::make_comm_hook(config.comm_hook);
+  if (hook == nullptr) return;
+  ddp.register_comm_hook(std::move(hook));
+  const auto bytes = ddp.reducer().bytes_sent();
+  if (bytes && bytes->sent >= bytes->without_hook && bytes->sent > 0 && ddp.group().rank() == 0)
+    log_warn("--comm-hook {} saves nothing here: of {} on {} ranks it sends {} in a step in place of {}",
+             config.comm_hook, config.model.name, ddp.group().size(), human_bytes(bytes->sent),
+             human_bytes(bytes->without_hook));
 }
 
 std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer) {

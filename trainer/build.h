@@ -66,7 +66,7 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
 /// Buckets and buffers as the flags want them. The step checks for unused parameters (TrainingStep).
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config);
 
-/// Collective: the hook that the flags name carries the gradients.
+/// Collective: the hook that the flags name carries the gradients. One rank warns where that saves no bytes.
 void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp);
 /// What a step's gradients take on the wire; nothing without a hook, in a world of one, and where the hook does not
 /// say.

@@ -99,6 +99,16 @@ TEST(CommHook, ResumesOnOtherRanks) {
   EXPECT_THAT(outcome.err, HasSubstr("hook.safetensors"));
 }
 
+// No matrix is large enough, or ranks together send more than all.
+TEST(CommHook, ThatSavesNothingIsSaid) {
+  const TemporaryDirectory directory;
+  for (const std::string hook : {"powersgd:1000", "topk:50"}) {
+    std::string output;
+    trained(2, "cnn --data digits --steps 2 --comm-hook " + hook, directory.path(), &output);
+    EXPECT_THAT(output, HasSubstr("--comm-hook " + hook + " saves nothing here: of cnn on 2 ranks it sends"));
+  }
+}
+
 TEST(CommHook, IsMeasured) {
   const TemporaryDirectory directory;
   for (const std::string hook : {"bf16", "topk:1"}) {
