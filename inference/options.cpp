@@ -216,7 +216,7 @@ void add_streams(OptionTable& table, InferConfig& config) {
                      "and share the streams",
              .default_text = config.device,
              .value = text(config.device)});
-  table.add(session::precision_option(config.precision, "what GPUs compute in"));
+  table.add(session::precision_option(config.precision, "what activations and products are computed in"));
   table.add(session::tf32_option(config.tf32, config.device));
 }
 
