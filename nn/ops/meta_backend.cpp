@@ -33,6 +33,9 @@ class MetaLinear final : public LinearKernels {
   }
   void forward_saved_preactivation(T, T, T, Epilogue, T, T) override {}
   void backward_input_through(T, T, Epilogue, T, T) override {}
+  bool multiplies_int8_rows() const override { return like_.linear().multiplies_int8_rows(); }
+  void to_int8_rows(T, const Int8Rows&) override {}
+  void forward_int8_rows(T, const Int8Rows&, T, Epilogue, T) override {}
 
  private:
   Backend& like_;

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "lockstep/base/dtype.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "nn/ops/update_rules.h"
 #include "tests/nn/values.h"
 #include "tests/support/refusal.h"
@@ -450,6 +451,59 @@ TEST_P(Bf16Test, OptimizersWriteTheRoundedCopy) {
     ASSERT_EQ(p.f32()[i], alone.f32()[i]);
     ASSERT_EQ(copy.data<BFloat16>()[i].bits, BFloat16::from_float(p.f32()[i]).bits);
   }
+}
+
+// A byte each: an error of half a step of the row's scale, in all rows, for one sample and for several.
+TEST(Int8Rows, AreNearTheWeights) {
+  for (const int threads : {1, 2}) {
+    const auto backend = make_cpu_backend(threads);
+    ASSERT_TRUE(backend->linear().multiplies_int8_rows());
+    for (const auto& [in, out] : {std::pair{1, 1}, {7, 5}, {16, 4}, {67, 9}, {768, 130}}) {
+      const Tensor w = random_tensor(*backend, {out, in}, 1), b = random_tensor(*backend, {out}, 2);
+      for (std::int64_t i = 0; i < in; ++i) w.f32()[i] = 0.0f;  // a row without a scale
+      const Int8Rows rows = {.values = backend->empty(w.shape(), DType::kU8), .scales = backend->empty({out})};
+      backend->linear().to_int8_rows(w, rows);
+      const auto* const values = reinterpret_cast<const std::int8_t*>(rows.values.data<std::uint8_t>());
+      for (std::int64_t i = 0; i < w.count(); ++i) {
+        const float scale = rows.scales.f32()[i / in];
+        ASSERT_NEAR(static_cast<float>(values[i]) * scale, w.f32()[i], 0.5001f * scale);
+      }
+      for (const std::int64_t n : {0, 1, 3}) {
+        const Tensor x = random_tensor(*backend, {n, in}, 3), y = backend->empty({n, out});
+        backend->linear().forward_int8_rows(x, rows, b, Epilogue::kRelu, y);
+        for (std::int64_t r = 0; r < n; ++r)
+          for (std::int64_t o = 0; o < out; ++o) {
+            double sum = b.f32()[o], terms = std::abs(sum);
+            for (std::int64_t i = 0; i < in; ++i) {
+              const double term = double{x.f32()[r * in + i]} * values[o * in + i] * double{rows.scales.f32()[o]};
+              sum += term;
+              terms += std::abs(term);
+            }
+            ASSERT_NEAR(y.f32()[r * out + o], std::max(sum, 0.0), (in + 4.0) * kF32Roundoff * terms);
+          }
+      }
+    }
+  }
+}
+
+// Of a parameter until its value changes, and where nothing is recorded.
+TEST(Int8Rows, OfAParameter) {
+  const auto backend = make_cpu_backend(1);
+  Parameter w(*backend, {3, 8});
+  backend->pointwise().copy(random_tensor(*backend, {3, 8}, 1), w.value());
+  const auto result = [&](bool recording) {
+    Tape tape(*backend);
+    tape.set_recording(recording);
+    return testing::values_of(linear(tape, tape.input(random_tensor(*backend, {1, 8}, 2)), w, nullptr).value());
+  };
+  const auto exact = result(false);
+  w.quantize_rows();
+  ASSERT_NE(w.int8_rows(), nullptr);
+  EXPECT_NE(result(false), exact);
+  EXPECT_EQ(result(true), exact);
+  w.changed();
+  EXPECT_EQ(w.int8_rows(), nullptr);
+  EXPECT_EQ(result(false), exact);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Bf16Test, ::testing::Values(1, 2));

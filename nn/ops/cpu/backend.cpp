@@ -96,7 +96,7 @@ class CpuBackend final : public Backend {
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
   std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
-  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, *pointwise_);
+  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, allocator_, *pointwise_);
   std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_, shared_.get());
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
   std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels();

@@ -2,6 +2,7 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/elements.h"
+#include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/one_row.h"
 #include "nn/ops/cpu/onednn_versions.h"
@@ -27,10 +28,25 @@ LOCKSTEP_SIMD_CLONES void sum_rows(const T* dy, std::int64_t rows, std::int64_t 
   }
 }
 
+// Returns the scale; a row of zeros has 1.
+LOCKSTEP_SIMD_CLONES
+float quantize_row(const float* w, std::int64_t in, std::int8_t* to) {
+  const float largest = lane_max(in, [&](std::int64_t i) { return w[i] < 0.0f ? -w[i] : w[i]; });
+  const float scale = largest > 0.0f ? largest / 127.0f : 1.0f;
+  for (std::int64_t i = 0; i < in; ++i) to[i] = static_cast<std::int8_t>(__builtin_rintf(w[i] / scale));
+  return scale;
+}
+
+LOCKSTEP_SIMD_CLONES
+void widen_row(const std::int8_t* from, float scale, std::int64_t in, float* to) {
+  for (std::int64_t i = 0; i < in; ++i) to[i] = static_cast<float>(from[i]) * scale;
+}
+
 // Where x is bf16, y may be f32, and then b is, too: what recurrent layers ask for.
 class CpuLinear final : public LinearKernels {
  public:
-  CpuLinear(OneDnn& onednn, PointwiseKernels& pointwise) : onednn_(onednn), pointwise_(pointwise) {}
+  CpuLinear(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
@@ -88,6 +104,34 @@ class CpuLinear final : public LinearKernels {
     });
   }
 
+  bool multiplies_int8_rows() const override { return true; }
+
+  void to_int8_rows(const Tensor& w, const Int8Rows& rows) override {
+    const std::int64_t in = w.size(1);
+    auto* const to = reinterpret_cast<std::int8_t*>(rows.values.data<std::uint8_t>());
+    parallel_for(w.size(0), 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) rows.scales.f32()[o] = quantize_row(w.f32() + o * in, in, to + o * in);
+    });
+  }
+
+  // One row is as fast as memory is. For several, weights become f32 again, some rows at a time, for oneDNN.
+  void forward_int8_rows(const Tensor& x, const Int8Rows& w, const Tensor& b, Epilogue epilogue,
+                         const Tensor& y) override {
+    const std::int64_t n = x.size(0), in = x.size(1), out = w.values.size(0);
+    if (n == 0) return;
+    const auto* const values = reinterpret_cast<const std::int8_t*>(w.values.data<std::uint8_t>());
+    if (n == 1) {
+      multiply_int8_row(x.f32(), values, w.scales.f32(), b.defined() ? b.f32() : nullptr, in, out, y.f32());
+      return activate(epilogue, y);
+    }
+    const Tensor wide_w = Tensor::empty(allocator_, w.values.shape());
+    parallel_for(out, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o)
+        widen_row(values + o * in, w.scales.f32()[o], in, wide_w.f32() + o * in);
+    });
+    forward(x, wide_w, b, epilogue, y);
+  }
+
  private:
   void forward_row(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) {
     const auto multiply = [&](auto of_x, auto of_y) {
@@ -141,14 +185,16 @@ class CpuLinear final : public LinearKernels {
   }
 
   OneDnn& onednn_;
+  CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
   PrimitiveMap<HeldPrimitive> products_;
 };
 
 }  // namespace
 
-std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise) {
-  return std::make_unique<CpuLinear>(onednn, pointwise);
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, CachingAllocator& allocator,
+                                                   PointwiseKernels& pointwise) {
+  return std::make_unique<CpuLinear>(onednn, allocator, pointwise);
 }
 
 }  // namespace lockstep::nn::cpu

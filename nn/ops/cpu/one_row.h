@@ -13,4 +13,8 @@ namespace lockstep::nn::cpu {
 template <class X, class Y>
 void multiply_row(const X* x, const X* w, const Y* b, std::int64_t in, std::int64_t out, Y* y);
 
+/// y (out) = (w (out, in) · x (in)) · scales (out) + b (out), sums in f32: Int8Rows. b may be nullptr.
+void multiply_int8_row(const float* x, const std::int8_t* w, const float* scales, const float* b, std::int64_t in,
+                       std::int64_t out, float* y);
+
 }  // namespace lockstep::nn::cpu
