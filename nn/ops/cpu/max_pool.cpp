@@ -52,31 +52,58 @@ LOCKSTEP_IN_CLONE bool wins(float value, float best) { return (value > best) | (
 
 LOCKSTEP_IN_CLONE float relu_of(bool relu, float value) { return relu && value < 0.0f ? 0.0f : value; }
 
+// `n` elements as f32: in `memory`, or where they are. Compilers do not vectorise a loop that mixes f32, bf16 and
+// bytes.
+LOCKSTEP_IN_CLONE const float* widened(const float* from, std::int64_t, float*) { return from; }
+LOCKSTEP_IN_CLONE const float* widened(const BFloat16* from, std::int64_t n, float* memory) {
+  for (std::int64_t k = 0; k < n; ++k) memory[k] = wide(from[k]);
+  return memory;
+}
+LOCKSTEP_IN_CLONE float* place_for(float* to, float*) { return to; }
+LOCKSTEP_IN_CLONE float* place_for(BFloat16*, float* memory) { return memory; }
+LOCKSTEP_IN_CLONE void put(const float*, std::int64_t, float*) {}
+LOCKSTEP_IN_CLONE void put(const float* from, std::int64_t n, BFloat16* to) {
+  for (std::int64_t k = 0; k < n; ++k) to[k] = narrow<BFloat16>(from[k]);
+}
+
+LOCKSTEP_IN_CLONE void largest_of_four(const float* __restrict a, const float* __restrict b, const float* __restrict c,
+                                       const float* __restrict d, std::int64_t n, bool relu, float* __restrict y,
+                                       std::uint8_t* __restrict choices) {
+  for (std::int64_t k = 0; k < n; ++k) {
+    float best = a[k];
+    int at = 0;
+    bool taken = wins(b[k], best);
+    best = taken ? b[k] : best;
+    at = taken ? 1 : at;
+    taken = wins(c[k], best);
+    best = taken ? c[k] : best;
+    at = taken ? 2 : at;
+    taken = wins(d[k], best);
+    best = taken ? d[k] : best;
+    at = taken ? 3 : at;
+    const int none = kNone<std::uint8_t>;
+    at = relu && !(best > 0.0f) ? none : at;
+    y[k] = relu_of(relu, best);
+    choices[k] = static_cast<std::uint8_t>(at);
+  }
+}
+
 // Row `i` of a sample's result; x is the sample, y and choices the row.
 template <class T>
 LOCKSTEP_IN_CLONE void row_of_two_by_two(const Geometry& g, const T* x, std::int64_t i, bool relu, T* __restrict y,
                                          std::uint8_t* __restrict choices) {
   const std::int64_t c = g.c, down = g.w * g.c;
-  for (std::int64_t j = 0; j < g.out_w; ++j, y += c, choices += c) {
-    const T* const a = x + 2 * (i * down + j * c);
-    for (std::int64_t k = 0; k < c; ++k) {
-      float best = wide(a[k]);
-      int at = 0;
-      bool taken = wins(wide(a[c + k]), best);
-      best = taken ? wide(a[c + k]) : best;
-      at = taken ? 1 : at;
-      taken = wins(wide(a[down + k]), best);
-      best = taken ? wide(a[down + k]) : best;
-      at = taken ? 2 : at;
-      taken = wins(wide(a[down + c + k]), best);
-      best = taken ? wide(a[down + c + k]) : best;
-      at = taken ? 3 : at;
-      const int none = kNone<std::uint8_t>;
-      at = relu && !(best > 0.0f) ? none : at;
-      y[k] = narrow<T>(relu_of(relu, best));
-      choices[k] = static_cast<std::uint8_t>(at);
+  float memory[sizeof(T) < sizeof(float) ? 5 : 1][sizeof(T) < sizeof(float) ? kChannels : 1];
+  constexpr int kLast = sizeof(T) < sizeof(float) ? 4 : 0, kOne = kLast / 4;  // of what f32 does not use
+  for (std::int64_t j = 0; j < g.out_w; ++j, y += c, choices += c)
+    for (std::int64_t first = 0; first < c; first += kChannels) {
+      const std::int64_t n = std::min(kChannels, c - first);
+      const T* const a = x + 2 * (i * down + j * c) + first;
+      float* const to = place_for(y + first, memory[kLast]);
+      largest_of_four(widened(a, n, memory[0]), widened(a + c, n, memory[kOne]), widened(a + down, n, memory[2 * kOne]),
+                      widened(a + down + c, n, memory[3 * kOne]), n, relu, to, choices + first);
+      put(to, n, y + first);
     }
-  }
 }
 
 template <class T, class Choice>
