@@ -14,6 +14,14 @@ inline constexpr std::int64_t kDefaultTokens = 256;
 inline constexpr int kDefaultTop = 5;
 inline constexpr std::uint64_t kDefaultSeed = 1;
 
+/// bf16: weights and activations; int8w: weights as Int8Rows, activations f32. Sums are f32.
+enum class InferPrecision : std::uint8_t { kF32, kBF16, kInt8W };
+/// What activations are.
+constexpr Precision activations_of(InferPrecision precision) {
+  return precision == InferPrecision::kBF16 ? Precision::kBF16 : Precision::kF32;
+}
+constexpr DType dtype_of(InferPrecision precision) { return lockstep::dtype_of(activations_of(precision)); }
+
 struct InferConfig {
   nn::ModelConfig model;  // sizes that are not given are those of the weights
   std::string weights;
@@ -41,7 +49,7 @@ struct InferConfig {
   // Streams.
   std::string device = "auto";        // session/device_request.h; of a list all, with a copy of the weights each
   std::optional<std::int64_t> batch;  // images or synthetic inputs of a forward pass (default 1)
-  Precision precision = Precision::kF32;
+  InferPrecision precision = InferPrecision::kF32;
   bool tf32 = false;
   // Streams, of all devices together; 0: on the CPU one for each core, on GPUs one each, but no more than there are
   // batches of inputs.

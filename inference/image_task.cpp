@@ -87,7 +87,7 @@ class ImageWorker final : public InferWorker {
   void compute(std::int64_t count) {
     nn::Tensor x = x_.slice(0, count);
     backend_.upload(std::as_bytes(std::span(values_).first(static_cast<std::size_t>(x.count()))), x);
-    if (config_.precision == Precision::kBF16) {
+    if (config_.precision == InferPrecision::kBF16) {
       const nn::Tensor wide = x;
       x = backend_.empty(wide.shape(), DType::kBF16);
       backend_.pointwise().cast(wide, x);

@@ -35,7 +35,7 @@ session::SessionOptions session_options(const InferConfig& config) {
   session::SessionOptions options;
   options.device = config.device;
   options.all_devices = !session::parse_device(config.device).indices.empty();
-  options.precision = config.precision;
+  options.precision = activations_of(config.precision);
   options.tf32 = config.tf32;
   options.threads = 1;  // streams have their own
   options.quiet = config.quiet;

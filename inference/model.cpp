@@ -31,9 +31,27 @@ std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& 
     if (log) checkpoint::log_report(report, config.weights, "have new values");
   }
   module->fuse();
-  if (config.precision == Precision::kBF16)
+  if (config.precision == InferPrecision::kBF16)
     for (const auto& named : module->named_parameters()) named.parameter->as(DType::kBF16);
+  if (config.precision == InferPrecision::kInt8W)
+    for (const auto& named : module->named_parameters())
+      if (named.parameter->value().shape().size() == 2) named.parameter->quantize_rows();
   return module;
+}
+
+// Models of text that have attention are fully connected layers throughout: those have Int8Rows.
+void check_int8(const InferConfig& config, const nn::ModelSpec& spec, const InferDevices& devices) {
+  if (config.precision != InferPrecision::kInt8W) return;
+  const auto fits = [](const nn::ModelFamily& family) { return family.takes_tokens && family.attention; };
+  if (!fits(nn::model_family(spec.name)))
+    throw UsageError(
+        fmt::format("--precision int8w for {}: weights of int8 are for {}", spec.name, nn::models_that(fits)),
+        "use --precision f32 or bf16");
+  for (std::size_t i = 0; i < devices.size(); ++i)
+    if (!devices[i].linear().multiplies_int8_rows())
+      throw UsageError(
+          fmt::format("--precision int8w on {}: weights of int8 are for the CPU", to_string(devices[i].device())),
+          "use --precision bf16, or --device cpu");
 }
 
 }  // namespace
@@ -61,6 +79,7 @@ InferModel open_model(const InferConfig& config, const InferDevices& devices,
   }
   if (sample_shape) spec.sample_shape = *sample_shape;
   check(spec);
+  check_int8(config, spec, devices);
   for (std::size_t i = 0; i < devices.size(); ++i)
     model.modules.push_back(open_module(config, devices[i], model, tensors, /*log=*/i == 0));
   return model;

@@ -216,7 +216,15 @@ void add_streams(OptionTable& table, InferConfig& config) {
                      "and share the streams",
              .default_text = config.device,
              .value = text(config.device)});
-  table.add(session::precision_option(config.precision, "what GPUs compute in"));
+  table.add({.name = "precision",
+             .placeholder = "f32|bf16|int8w",
+             .help =
+                 "what is computed in: bf16 weights and activations (on the CPU with AVX-512), or on the CPU weights "
+                 "of int8, of models of text with attention; sums stay f32",
+             .default_text = "f32",
+             .value = options::choice(
+                 config.precision,
+                 {{"f32", InferPrecision::kF32}, {"bf16", InferPrecision::kBF16}, {"int8w", InferPrecision::kInt8W}})});
   table.add(session::tf32_option(config.tf32, config.device));
 }
 

@@ -32,7 +32,7 @@ class RandomWorker final : public InferWorker {
         tape_(backend),
         takes_tokens_(dynamic_cast<const nn::LanguageModel*>(&module) != nullptr ||
                       nn::model_family(spec.name).word_pieces),
-        bf16_(config.precision == Precision::kBF16) {
+        bf16_(config.precision == InferPrecision::kBF16) {
     tape_.set_recording(false);
     if (bf16_) tape_.set_activations(DType::kBF16);
     if (!takes_tokens_)

@@ -35,7 +35,7 @@ class TextWorker final : public InferWorker {
              nn::Backend& backend)
       : json_(config.json),
         shared_(std::move(shared)),
-        text_(backend, model, config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32),
+        text_(backend, model, dtype_of(config.precision)),
         chooser_(shared_->choice) {}
 
   void run(std::uint64_t job, const Put& put, Tally& tally) override {

@@ -126,7 +126,10 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
              .applies = {.to = "GPUs, and CPU devices that are listed",
                          .unless = [&config] { return when(config.device == "cpu", device_text(config.device)); }}});
   table.add(backend_option(config.backend, "gradients", [](const comm::BackendFamily&) { return true; }));
-  table.add(precision_option(config.precision, "what GPUs compute in; parameters, gradients and sums stay f32"));
+  table.add(precision_option(
+      config.precision,
+      "what activations and products are computed in; parameters, gradients and sums stay f32. bf16 on the CPU "
+      "needs AVX-512, and is faster than f32 with AVX512-BF16 or AMX"));
   table.add(tf32_option(config.tf32, config.device));
   table.add({.name = "threads",
              .placeholder = "N",

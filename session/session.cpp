@@ -75,6 +75,15 @@ void mention_encryption(bool wanted, const Session& session) {
              session.group->size() == 1 ? "there is one rank" : "all ranks are on this host");
 }
 
+void mention_emulation(const SessionOptions& options, const Session& session) {
+  if (options.precision == Precision::kBF16 && session.device.kind == DeviceKind::kCpu && session.group->rank() == 0 &&
+      nn::cpu_bf16() == nn::CpuBf16::kEmulated)
+    log_warn(
+        "this CPU has no instructions for bf16 ({}): oneDNN emulates them, which is slower than f32 → --precision f32, "
+        "unless the results of bf16 are what you want",
+        nn::cpu_kernel_isa());
+}
+
 /// Collective. Every rank knows what all of them see, and comes to the same conclusions.
 DeviceChoice choose_together(const SessionOptions& options, const SessionChecks& checks, const Session& session) {
   comm::ProcessGroup& group = *session.group;
@@ -205,6 +214,7 @@ Session open_session(const std::string& device) {
 // The same command shall run on other machines and with other numbers of ranks.
 void warn_of_unused(const SessionOptions& options, const Session& session) {
   if (!options.quiet) mention_encryption(options.encrypt, session);
+  if (!options.quiet) mention_emulation(options, session);
   if (options.threads > 0 && session.device.kind == DeviceKind::kCuda)
     log_warn("--threads {} changes nothing: this run computes on GPUs", options.threads);
   const std::size_t listed = parse_device(options.device).indices.size();
@@ -226,8 +236,9 @@ void check_kind(const SessionOptions& options, DeviceKind kind, const std::strin
     require(family == nullptr || family->memory == DeviceKind::kCpu,
             fmt::format("--backend {} adds up what is on GPUs, and this run is on the CPU{}", options.backend, because),
             "leave --backend out, or use --device cuda");
-    require(options.precision == Precision::kF32,
-            fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
+    require(options.precision == Precision::kF32 || nn::cpu_bf16() != nn::CpuBf16::kNone,
+            fmt::format("--precision bf16 on this CPU, which computes with {}: bf16 needs AVX-512 at least{}",
+                        nn::cpu_kernel_isa(), because),
             "use --precision f32, or --device cuda");
     require(!options.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
             "leave --tf32 out, or use --device cuda");

@@ -551,7 +551,7 @@ void add_scripts_flags(OptionTable& table) {
                                        .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"fp16", "amp", "bf16", "mixed-precision"},
                                        .why = "the precision has a flag of its own",
-                                       .remedy = "--precision bf16, on GPUs",
+                                       .remedy = "--precision bf16",
                                        .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"pretrained"},
                                        .why = "weights come from a file",

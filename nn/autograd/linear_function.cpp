@@ -83,7 +83,10 @@ Var compute(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue, Ro
   const std::int64_t pitch = lie == Rows::kApart ? tape.backend().pitch_of(shape[last], dtype) : shape[last];
   Tensor y = Tensor::empty(tape.backend().allocator(), shape, dtype, pitch), saved_preactivation;
   const Tensor results = as_rows(y), bias = b != nullptr ? b->as(dtype) : Tensor();
-  if (kept.shape.count() > 0) {
+  const Int8Rows* const int8 = tape.recording() ? nullptr : w.int8_rows();
+  if (int8 != nullptr && dtype == DType::kF32) {
+    kernels.forward_int8_rows(rows, *int8, bias, epilogue, results);
+  } else if (kept.shape.count() > 0) {
     saved_preactivation = tape.backend().empty(kept.shape, kept.dtype);
     kernels.forward_saved_preactivation(rows, w.as(dtype), bias, epilogue, results, saved_preactivation);
   } else {

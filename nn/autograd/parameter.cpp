@@ -25,6 +25,14 @@ const Tensor& Parameter::as(DType dtype) {
   return copy_;
 }
 
+void Parameter::quantize_rows() {
+  LOCKSTEP_ASSERT(value_.shape().size() == 2, "rows of {}", to_string(value_.shape()));
+  if (!int8_rows_.values.defined())
+    int8_rows_ = {.values = backend_->empty(value_.shape(), DType::kU8), .scales = backend_->empty({value_.size(0)})};
+  backend_->linear().to_int8_rows(value_, int8_rows_);
+  int8_version_ = version_;
+}
+
 void Parameter::share_value(const Parameter& other) {
   if (other.value_.shape() != value_.shape() || other.value_.dtype() != value_.dtype())
     throw UsageError(

@@ -33,6 +33,9 @@ class MetaLinear final : public LinearKernels {
   }
   void forward_saved_preactivation(T, T, T, Epilogue, T, T) override {}
   void backward_input_through(T, T, Epilogue, T, T) override {}
+  bool multiplies_int8_rows() const override { return like_.linear().multiplies_int8_rows(); }
+  void to_int8_rows(T, const Int8Rows&) override {}
+  void forward_int8_rows(T, const Int8Rows&, T, Epilogue, T) override {}
 
  private:
   Backend& like_;
@@ -118,11 +121,12 @@ class MetaAttention final : public AttentionKernels {
 
 class MetaRnn final : public RnnKernels {
  public:
-  explicit MetaRnn(CachingAllocator& allocator) : allocator_(allocator) {}
-  // The gates of all steps, which every implementation keeps.
+  MetaRnn(CachingAllocator& allocator, DeviceKind kind) : allocator_(allocator), kind_(kind) {}
+  // The gates of all steps, which every implementation keeps; the CPU as f32.
   Tensor forward(const RnnOptions&, T x, const RnnWeights& weights, const RnnState&, T, const RnnState&,
                  bool keep) override {
-    Tensor gates = Tensor::empty(allocator_, {x.size(0), x.size(1), weights.w_hh.size(0)}, x.dtype());
+    Tensor gates = Tensor::empty(allocator_, {x.size(0), x.size(1), weights.w_hh.size(0)},
+                                 kind_ == DeviceKind::kCpu ? DType::kF32 : x.dtype());
     return keep ? gates : Tensor();
   }
   void backward(const RnnOptions&, T, const RnnWeights&, const RnnState&, T, T, T, const RnnGradients&, T,
@@ -132,6 +136,7 @@ class MetaRnn final : public RnnKernels {
 
  private:
   CachingAllocator& allocator_;
+  DeviceKind kind_;
 };
 
 class MetaPointwise final : public PointwiseKernels {
@@ -226,7 +231,7 @@ class MetaBackend final : public Backend {
   MetaLayerNorm layer_norm_;
   MetaEmbedding embedding_;
   MetaAttention attention_;
-  MetaRnn rnn_{allocator_};
+  MetaRnn rnn_{allocator_, device().kind};
   MetaPointwise pointwise_;
   MetaElementwise elementwise_;
   MetaLoss loss_;

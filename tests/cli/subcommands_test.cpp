@@ -119,10 +119,11 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.seed, 12u);
   EXPECT_EQ(config.threads, 3);
   EXPECT_EQ(config.device, "cuda:1");
-  EXPECT_EQ(config.precision, Precision::kBF16);
+  EXPECT_EQ(config.precision, inference::InferPrecision::kBF16);
   EXPECT_EQ(config.warmup, 13);
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(infer_config({"gpt", "--prompt=to be"}).prompt, "to be");
+  EXPECT_EQ(infer_config({"gpt", "--precision=int8w"}).precision, inference::InferPrecision::kInt8W);
   config =
       infer_config({"cnn", "--input", "a.png,b.png", "--top=2", "--class-names=c.txt", "--image-size=96", "--batch=8"});
   EXPECT_EQ(config.batch, 8);

@@ -111,9 +111,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --device cuda --backend mpi", 2, "travel over NCCL"},
         BadInput{"lockstep train cnn --data digits --device cpu --backend nccl", 2, "--backend nccl"},
         BadInput{"lockstep train cnn --data digits --backend nccl", 2, "on the CPU ("},
-        BadInput{"lockstep train cnn --data digits --device cpu --precision bf16", 2,
-                 "bf16 is computed on GPUs only, in this version"},
-        BadInput{"lockstep train cnn --data digits --precision bf16", 2, "on the CPU ("},
+        // As a processor without AVX-512.
+        BadInput{"ONEDNN_MAX_CPU_ISA=AVX2 lockstep train cnn --data digits --device cpu --precision bf16", 2,
+                 "--precision bf16 on this CPU, which computes with avx2: bf16 needs AVX-512 at least"},
+        BadInput{"ONEDNN_MAX_CPU_ISA=AVX2 lockstep eval cnn --data digits --device cpu --precision bf16 --weights w", 2,
+                 "bf16 needs AVX-512 at least"},
+        BadInput{"ONEDNN_MAX_CPU_ISA=SSE41 lockstep bench step cnn --precision bf16", 2, "which computes with sse41"},
         BadInput{"lockstep train cnn --data digits --tf32", 2, "--tf32 is for GPUs"},
         BadInput{"lockstep train cnn --data digits --precision fp16", 2, "did you mean bf16"},
         BadInput{"lockstep bench allreduce --backend nccl", 2, "--backend nccl"},
@@ -319,8 +322,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda:0,9", 4,
                  "--device cuda:0,9: "},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --backend nccl", 2, "--backend nccl"},
-        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --precision bf16", 2,
-                 "bf16 is computed on GPUs only, in this version"},
+        BadInput{"ONEDNN_MAX_CPU_ISA=AVX2 lockstep launch -n 2 -- lockstep train cnn --data digits --precision bf16", 2,
+                 "bf16 needs AVX-512 at least"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda:0,0", 2, "twice"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --global-batch 3 --tail pad", 2, "pad"},
         BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr "
@@ -333,7 +336,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DeviceTest, WhatOneRankAsksForInVainEndsAll) {
   const TemporaryDirectory directory;
   const auto outcome =
-      run("lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --precision "
+      run("ONEDNN_MAX_CPU_ISA=AVX2 lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --precision "
           "\\$([ \\$OMPI_COMM_WORLD_RANK = 0 ] && echo f32 || echo bf16)\"",
           directory.path());
   EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;

@@ -42,4 +42,12 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::string bf16_of_cpu() {
+  const TemporaryDirectory directory;
+  const std::string all = run("lockstep version", directory.path()).out, before = "bf16: ";
+  const auto begin = all.find(before);
+  if (begin == std::string::npos) return "";
+  return all.substr(begin + before.size(), all.find(')', begin) - begin - before.size());
+}
+
 }  // namespace lockstep::testing

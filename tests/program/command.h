@@ -30,4 +30,7 @@ std::string big_endian(std::uint32_t value);
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
 
+/// How the CPU computes bf16, as `lockstep version` has it: "AVX512-BF16", "not on this CPU".
+std::string bf16_of_cpu();
+
 }  // namespace lockstep::testing

@@ -113,6 +113,21 @@ TEST_F(Infer, GoesOnWithAPrompt) {
   EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --top-k 1"));
 }
 
+// What it has learnt by heart it knows with weights of 16 and 8 bits, too.
+TEST_F(Infer, GoesOnWithAPromptInBf16AndInt8) {
+  const std::string flags = "--prompt \"the quick b\" --tokens 80 --temperature 0 --precision ";
+  EXPECT_EQ(text(flags + "int8w"), text(flags + "f32"));
+  EXPECT_EQ(text(flags + "int8w --device cpu:0,1 --threads 2"), text(flags + "f32"));
+  if (bf16_of_cpu() == "not on this CPU")
+    expect_refusal("gpt --weights text.safetensors " + flags + "bf16", 2, "bf16 needs AVX-512 at least");
+  else
+    EXPECT_EQ(text(flags + "bf16 2>/dev/null"), text(flags + "f32"));
+  // Drawn from probabilities that are f32's to within the weights' rounding, which is not nothing.
+  const std::string drawn = "--prompt t --tokens 200 --temperature 3 --seed 2 --precision ";
+  EXPECT_NE(text(drawn + "int8w"), text(drawn + "f32"));
+  expect_refusal("lstm --weights lstm.safetensors --prompt a --precision int8w", 2, "--precision int8w for lstm");
+}
+
 // A state continues as far as one likes, and is the same for any number of streams.
 TEST_F(Infer, RecurrentModelsGoOnWithAPrompt) {
   for (const std::string name : {"rnn", "lstm", "gru"}) {
@@ -221,7 +236,7 @@ TEST_F(Infer, WhatIsWrongWithAText) {
   expect_refusal(gpt + "--prompt t --temperature nan", 2, "--temperature");
   expect_refusal(gpt + "--input random:1x17", 2, "16 positions");
   expect_refusal(gpt + "--prompt t --device cuda", 4, "--device cuda");
-  expect_refusal(gpt + "--prompt t --precision bf16", 2, "bf16");
+  expect_refusal(gpt + "--prompt t --precision int8", 2, "did you mean int8w");
   expect_refusal("gpt2 --weights text.safetensors --prompt t", 2, "holds a gpt, not a gpt2");
   expect_refusal("cnn --weights text.safetensors --input pictures", 2, "holds a gpt, not a cnn");
   expect_refusal("gtp --weights text.safetensors --prompt t", 2, "gpt");
@@ -425,7 +440,8 @@ TEST_F(Infer, SeveralDevicesOnTheCpu) {
   expect_refusal(images + "--device cpu:0,1,0", 2, "names CPU device 0 twice");
   expect_refusal(images + "--device cpu:0,x", 2, "'x' is no number of a CPU device");
   expect_refusal(images + "--device cuda:0,1", 4, "--device cuda:0,1");
-  expect_refusal(images + "--device cpu:0,1 --precision bf16", 2, "bf16");
+  expect_refusal(images + "--device cpu:0,1 --precision int8w", 2,
+                 "--precision int8w for resnet18: weights of int8 are for gpt, gpt2 and BERTs");
 }
 
 TEST_F(Infer, WhatIsWrongWithImages) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoints.h"
+#include "lockstep/nn/ops/backend.h"
 #include "session/opening.h"
 #include "trainer/options.h"
 
@@ -77,7 +78,6 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.device = "cuda:0,0", c.parallel = Parallel::kDp; },
       [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
       [](auto& c) { c.device = "cpu", c.backend = "nccl"; },
-      [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
       [](auto& c) { c.device = "cpu", c.tf32 = true; },
       [](auto& c) { c.device = "cuda", c.backend = "mpi"; },
       [](auto& c) { c.device = "cuda:0", c.backend = "shm"; },
@@ -324,7 +324,10 @@ TEST(TrainConfig, WhatADeviceDoesNotDo) {
   config.precision = Precision::kBF16;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu),
-            "bf16 is computed on GPUs only, in this version, and this run is on the CPU");
+            nn::cpu_bf16() != nn::CpuBf16::kNone ? ""
+                                                 : fmt::format("--precision bf16 on this CPU, which computes with {}: "
+                                                               "bf16 needs AVX-512 at least",
+                                                               nn::cpu_kernel_isa()));
   config = good();
   config.tf32 = true;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
@@ -20,13 +20,15 @@ namespace {
 constexpr std::int64_t kBlock = 64;
 
 /// Rows of one head within a tensor whose rows hold more than that.
-struct Rows {
-  float* first;
+template <class T>
+struct RowsOf {
+  T* first;
   std::int64_t stride;
 
-  float* row(std::int64_t i) const { return first + i * stride; }
-  Rows from(std::int64_t i) const { return {row(i), stride}; }
+  T* row(std::int64_t i) const { return first + i * stride; }
+  RowsOf from(std::int64_t i) const { return {row(i), stride}; }
 };
+using Rows = RowsOf<float>;
 
 enum class Transposed : std::uint8_t { kNo, kYes };
 
@@ -100,30 +102,41 @@ void score_gradients(const float* p, float* dp, float mean, std::int64_t width) 
   for (std::int64_t i = 0; i < width; ++i) dp[i] = p[i] * (dp[i] - mean);
 }
 
+template <class From, class To>
+LOCKSTEP_SIMD_CLONES void convert_row(const From* from, To* to, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) to[i] = narrow<To>(wide(from[i]));
+}
+
 // The result of one query over `seen` keys and values; `weights` is memory for as many.
-LOCKSTEP_SIMD_CLONES
-void attend_row(const float* q, Rows k, Rows v, std::int64_t seen, std::int64_t width, float scale, float* weights,
-                float* out) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void attend_row(const T* q, RowsOf<T> k, RowsOf<T> v, std::int64_t seen, std::int64_t width,
+                                     float scale, float* weights, T* out) {
   float largest = -__builtin_inff();
   for (std::int64_t s = 0; s < seen; ++s) {
-    const float* const key = k.first + s * k.stride;
-    weights[s] = scale * lane_sum(width, [&](std::int64_t i) { return q[i] * key[i]; });
+    const T* const key = k.first + s * k.stride;
+    weights[s] = scale * lane_sum(width, [&](std::int64_t i) { return wide(q[i]) * wide(key[i]); });
     largest = weights[s] > largest ? weights[s] : largest;
   }
   for (std::int64_t s = 0; s < seen; ++s) weights[s] = exp_of(weights[s] - largest);
   const float inverse = 1.0f / lane_sum(seen, [&](std::int64_t s) { return weights[s]; });
-  for (std::int64_t i = 0; i < width; ++i) out[i] = 0.0f;
-  constexpr std::int64_t kTogether = 4;  // rows of values: the result is read and written once for them
-  std::int64_t s = 0;
-  for (; s + kTogether <= seen; s += kTogether) {
-    const float* const a = v.first + s * v.stride;
-    const float *const b = a + v.stride, *const c = b + v.stride, *const d = c + v.stride;
-    for (std::int64_t i = 0; i < width; ++i)
-      out[i] += weights[s] * a[i] + weights[s + 1] * b[i] + weights[s + 2] * c[i] + weights[s + 3] * d[i];
+  // Some features at a time, whose sums stay at hand.
+  constexpr std::int64_t kFeatures = 128;
+  for (std::int64_t first = 0; first < width; first += kFeatures) {
+    const std::int64_t count = width - first < kFeatures ? width - first : kFeatures;
+    float sums[kFeatures] = {};
+    constexpr std::int64_t kTogether = 4;  // rows of values: the result is read and written once for them
+    std::int64_t s = 0;
+    for (; s + kTogether <= seen; s += kTogether) {
+      const T* const a = v.first + s * v.stride + first;
+      const T *const b = a + v.stride, *const c = b + v.stride, *const d = c + v.stride;
+      for (std::int64_t i = 0; i < count; ++i)
+        sums[i] += weights[s] * wide(a[i]) + weights[s + 1] * wide(b[i]) + weights[s + 2] * wide(c[i]) +
+                   weights[s + 3] * wide(d[i]);
+    }
+    for (; s < seen; ++s)
+      for (std::int64_t i = 0; i < count; ++i) sums[i] += weights[s] * wide(v.first[s * v.stride + first + i]);
+    for (std::int64_t i = 0; i < count; ++i) out[first + i] = narrow<T>(sums[i] * inverse);
   }
-  for (; s < seen; ++s)
-    for (std::int64_t i = 0; i < width; ++i) out[i] += weights[s] * v.first[s * v.stride + i];
-  for (std::int64_t i = 0; i < width; ++i) out[i] *= inverse;
 }
 
 class CpuAttention final : public AttentionKernels {
@@ -134,8 +147,9 @@ class CpuAttention final : public AttentionKernels {
                const Tensor& log_sums) override {
     const Layout at(x.q, heads);
     const Mask all = mask_of(options, at);
-    each_head(at, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.head(x.q, b, h), k = at.head(x.k, b, h), v = at.head(x.v, b, h), out = at.head(y, b, h);
+    each_head(at, 1, staged_rows(y, 4, at.tokens), [&](std::int64_t b, std::int64_t h, float* scratch, float* stage) {
+      const auto in = [&](const Tensor& from) { return read(from, at, b, h, at.tokens, stage); };
+      const Rows q = in(x.q), k = in(x.k), v = in(x.v), out = place(y, at, b, h, stage);
       float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
       const Mask mask = of_head(all, b, h);
       const std::int64_t tokens = tokens_of(options, at, b);
@@ -145,6 +159,7 @@ class CpuAttention final : public AttentionKernels {
                scratch, out.from(begin), log_sum + begin);
       }
       clear(out, tokens, at);
+      write(out, y, at, b, h);
     });
   }
 
@@ -153,10 +168,11 @@ class CpuAttention final : public AttentionKernels {
     const Layout at(x.q, heads);
     const Mask all = mask_of(options, at);
     const bool drops = options.dropout > 0;
-    each_head(at, drops ? 3 : 2, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.head(x.q, b, h), k = at.head(x.k, b, h), v = at.head(x.v, b, h);
-      const Rows dq = at.head(dx.q, b, h), dk = at.head(dx.k, b, h), dv = at.head(dx.v, b, h);
-      const Rows out = at.head(y, b, h), dout = at.head(dy, b, h);
+    const auto body = [&](std::int64_t b, std::int64_t h, float* scratch, float* stage) {
+      const auto in = [&](const Tensor& from) { return read(from, at, b, h, at.tokens, stage); };
+      const Rows q = in(x.q), k = in(x.k), v = in(x.v), out = in(y), dout = in(dy);
+      const Rows dq = place(dx.q, at, b, h, stage), dk = place(dx.k, at, b, h, stage),
+                 dv = place(dx.v, at, b, h, stage);
       const float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
       const Mask mask = of_head(all, b, h);
       const std::int64_t tokens = tokens_of(options, at, b);
@@ -185,34 +201,15 @@ class CpuAttention final : public AttentionKernels {
         product(Transposed::kYes, Transposed::kNo, keys, at.width, rows, at.scale, dp, q_block, beta, dk);
       }
       for (const Rows& gradient : {dq, dk, dv}) clear(gradient, tokens, at);
-    });
+      write(dq, dx.q, at, b, h);
+      write(dk, dx.k, at, b, h);
+      write(dv, dx.v, at, b, h);
+    };
+    each_head(at, drops ? 3 : 2, staged_rows(dy, 8, at.tokens), body);
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
-    const AttentionInputs x(qkv);
-    const Layout at(x.q, heads);
-    const std::int64_t model = heads * at.width, most = cache.size(1);
-    LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens after {} in a cache for {}", at.tokens, past, most);
-    for (std::int64_t b = 0; b < at.batch; ++b)
-      for (std::int64_t t = 0; t < at.tokens; ++t)
-        std::memcpy(cache.f32() + (b * most + past + t) * 2 * model,
-                    qkv.f32() + (b * at.tokens + t) * 3 * model + model,
-                    static_cast<std::size_t>(2 * model) * sizeof(float));
-    Layout seen = at;
-    seen.tokens = past + at.tokens;  // how many weights a row of the scratch memory needs
-    each_head(seen, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.head(x.q, b, h), out = at.head(y, b, h);
-      const Rows k = {cache.f32() + b * most * 2 * model + h * at.width, 2 * model};
-      const Rows v = {k.first + model, 2 * model};
-      if (at.tokens == 1) {
-        attend_row(q.first, k, v, seen.tokens, at.width, at.scale, scratch, out.first);
-        return;
-      }
-      float log_sum[kBlock];
-      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock)
-        attend(at, q.from(begin), std::min(at.tokens - begin, kBlock), {.causal = true, .before = past + begin}, k, v,
-               nullptr, scratch, out.from(begin), log_sum);
-    });
+    with_type(y.dtype(), [&](auto type) { extend_as<decltype(type)>(qkv, heads, past, cache, y); });
   }
 
  private:
@@ -225,13 +222,78 @@ class CpuAttention final : public AttentionKernels {
           scale(1.0f / std::sqrt(static_cast<float>(width))) {}
 
     /// Head h of sample b.
-    Rows head(const Tensor& all, std::int64_t b, std::int64_t h) const {
-      return {all.rows<float>() + b * tokens * all.pitch() + h * width, all.pitch()};
+    template <class T>
+    RowsOf<T> head(const Tensor& all, std::int64_t b, std::int64_t h) const {
+      return {all.rows<T>() + b * tokens * all.pitch() + h * width, all.pitch()};
     }
 
     std::int64_t batch, tokens, heads, width;
     float scale;
   };
+
+  // Note [Attention in bf16]
+  // What a head has of queries, keys, values and gradients is widened once, into scratch memory that stays in the
+  // cache: the weights of attention are f32 throughout, and all sums, so nothing is rounded but results.
+  static std::int64_t staged_rows(const Tensor& like, std::int64_t tensors, std::int64_t rows) {
+    return like.dtype() == DType::kF32 ? 0 : tensors * rows;
+  }
+  // A head's first rows as f32: where they are, or at `stage`, which moves on.
+  static Rows read(const Tensor& all, const Layout& at, std::int64_t b, std::int64_t h, std::int64_t rows,
+                   float*& stage) {
+    if (all.dtype() == DType::kF32) return at.head<float>(all, b, h);
+    return widened(at.head<BFloat16>(all, b, h), rows, at.width, stage);
+  }
+  static Rows widened(const RowsOf<BFloat16>& from, std::int64_t rows, std::int64_t width, float*& stage) {
+    const Rows made = {stage, width};
+    for (std::int64_t i = 0; i < rows; ++i) convert_row(from.row(i), made.row(i), width);
+    stage += rows * width;
+    return made;
+  }
+  static Rows widened(const Rows& from, std::int64_t, std::int64_t, float*&) { return from; }
+  static Rows place(const Tensor& all, const Layout& at, std::int64_t b, std::int64_t h, float*& stage) {
+    if (all.dtype() == DType::kF32) return at.head<float>(all, b, h);
+    const Rows made = {stage, at.width};
+    stage += at.tokens * at.width;
+    return made;
+  }
+  // What place() has made, to where it belongs.
+  static void write(const Rows& from, const Tensor& all, const Layout& at, std::int64_t b, std::int64_t h) {
+    if (all.dtype() == DType::kF32) return;
+    const RowsOf<BFloat16> to = at.head<BFloat16>(all, b, h);
+    for (std::int64_t i = 0; i < at.tokens; ++i) convert_row(from.row(i), to.row(i), at.width);
+  }
+
+  template <class T>
+  void extend_as(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) {
+    const AttentionInputs x(qkv);
+    const Layout at(x.q, heads);
+    const std::int64_t model = heads * at.width, most = cache.size(1);
+    LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens after {} in a cache for {}", at.tokens, past, most);
+    T* const cached = cache.data<T>();
+    for (std::int64_t b = 0; b < at.batch; ++b)
+      for (std::int64_t t = 0; t < at.tokens; ++t)
+        std::copy_n(qkv.data<T>() + (b * at.tokens + t) * 3 * model + model, 2 * model,
+                    cached + (b * most + past + t) * 2 * model);
+    Layout seen = at;
+    seen.tokens = past + at.tokens;  // how many weights a row of the scratch memory needs
+    const std::int64_t staged = at.tokens == 1 ? 0 : staged_rows(y, 2, seen.tokens) + staged_rows(y, 2, at.tokens);
+    each_head(seen, 1, staged, [&](std::int64_t b, std::int64_t h, float* scratch, float* stage) {
+      const RowsOf<T> keys = {cached + b * most * 2 * model + h * at.width, 2 * model};
+      const RowsOf<T> values = {keys.first + model, 2 * model};
+      if (at.tokens == 1) {
+        attend_row(at.head<T>(x.q, b, h).first, keys, values, seen.tokens, at.width, at.scale, scratch,
+                   at.head<T>(y, b, h).first);
+        return;
+      }
+      const Rows q = read(x.q, at, b, h, at.tokens, stage), out = place(y, at, b, h, stage);
+      const Rows k = widened(keys, seen.tokens, at.width, stage), v = widened(values, seen.tokens, at.width, stage);
+      float log_sum[kBlock];
+      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock)
+        attend(at, q.from(begin), std::min(at.tokens - begin, kBlock), {.causal = true, .before = past + begin}, k, v,
+               nullptr, scratch, out.from(begin), log_sum);
+      write(out, y, at, b, h);
+    });
+  }
 
   // How many keys the queries of a block see.
   struct Seen {
@@ -283,16 +345,17 @@ class CpuAttention final : public AttentionKernels {
     for (std::int64_t i = 0; i < rows; ++i) scale_row(out.row(i), inverse[i], at.width);
   }
 
-  // Calls body(b, h, scratch) for all heads of all samples, with memory for `blocks` blocks of weights.
+  // Calls body(b, h, scratch, stage) for all heads of all samples, with memory for `blocks` blocks of weights and for
+  // `staged` rows of a head.
   template <class Body>
-  void each_head(const Layout& at, std::int64_t blocks, const Body& body) {
+  void each_head(const Layout& at, std::int64_t blocks, std::int64_t staged, const Body& body) {
     const std::int64_t threads =
         std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(1, at.batch * at.heads));
-    const std::int64_t elements = blocks * kBlock * at.tokens;
+    const std::int64_t weights = blocks * kBlock * at.tokens, elements = weights + staged * at.width;
     const Tensor scratch = Tensor::empty(allocator_, {threads, elements});
     parallel_for(at.batch * at.heads, 1, [&](std::int64_t begin, std::int64_t end) {
       float* const mine = scratch.f32() + omp_get_thread_num() * elements;
-      for (std::int64_t i = begin; i < end; ++i) body(i / at.heads, i % at.heads, mine);
+      for (std::int64_t i = begin; i < end; ++i) body(i / at.heads, i % at.heads, mine, mine + weights);
     });
   }
 

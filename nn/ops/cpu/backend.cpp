@@ -45,7 +45,7 @@ class CpuBackend final : public Backend {
   CachingAllocator& allocator() override { return allocator_; }
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
-  bool computes_in_bf16() const override { return false; }
+  bool computes_in_bf16() const override { return computes_in_bf16_; }
   using Backend::from_host;
   Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
     return Tensor::view_of(data, shape, dtype);
@@ -89,13 +89,14 @@ class CpuBackend final : public Backend {
 
  private:
   int threads_;
+  const bool computes_in_bf16_ = cpu_bf16() != CpuBf16::kNone;
   cpu::ThreadSpreader spreader_;
   std::shared_ptr<cpu::PackedWeights> for_streams_ = std::make_shared<cpu::PackedWeights>();
   std::shared_ptr<cpu::PackedWeights> shared_;  // with the other streams; nullptr: this one packs for itself
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
   std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
-  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, *pointwise_);
+  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, allocator_, *pointwise_);
   std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_, shared_.get());
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
   std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels();
@@ -124,6 +125,13 @@ std::string cpu_kernel_isa() {
     case dnnl::cpu_isa::avx512_core_amx: return "avx512_core_amx";
     default: return cpu_instruction_set();  // newer than the names above
   }
+}
+
+CpuBf16 cpu_bf16() {
+  const std::string isa = cpu_kernel_isa();
+  if (isa.find("amx") != std::string::npos) return CpuBf16::kAmx;
+  if (isa.find("bf16") != std::string::npos) return CpuBf16::kAvx512;
+  return isa.starts_with("avx512") ? CpuBf16::kEmulated : CpuBf16::kNone;
 }
 
 std::string onednn_version() {

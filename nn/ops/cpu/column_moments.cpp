@@ -5,6 +5,7 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/parallel.h"
 
 namespace lockstep::nn::cpu {
@@ -18,102 +19,108 @@ using Tile = std::array<float, kTile>;
 using WideTile = std::array<double, kTile>;
 
 // sum[c] += Σ x[r][c], four rows at a time.
-LOCKSTEP_SIMD_CLONES
-void add_block(const float* __restrict x, std::int64_t rows, std::int64_t stride, std::int64_t width,
-               float* __restrict sum) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_block(const T* __restrict x, std::int64_t rows, std::int64_t stride, std::int64_t width,
+                                    float* __restrict sum) {
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    const float *const a = x + r * stride, *const b = a + stride, *const d = b + stride, *const e = d + stride;
-    for (std::int64_t c = 0; c < width; ++c) sum[c] += (a[c] + b[c]) + (d[c] + e[c]);
+    const T *const a = x + r * stride, *const b = a + stride, *const d = b + stride, *const e = d + stride;
+    for (std::int64_t c = 0; c < width; ++c) sum[c] += (wide(a[c]) + wide(b[c])) + (wide(d[c]) + wide(e[c]));
   }
   for (; r < rows; ++r)
-    for (std::int64_t c = 0; c < width; ++c) sum[c] += x[r * stride + c];
+    for (std::int64_t c = 0; c < width; ++c) sum[c] += wide(x[r * stride + c]);
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_squares_of_block(const float* __restrict x, const float* __restrict mean, std::int64_t rows,
-                          std::int64_t stride, std::int64_t width, float* __restrict sum) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_squares_of_block(const T* __restrict x, const float* __restrict mean, std::int64_t rows,
+                                               std::int64_t stride, std::int64_t width, float* __restrict sum) {
   std::int64_t r = 0;
   for (; r + 2 <= rows; r += 2) {
-    const float *const a = x + r * stride, *const b = a + stride;
+    const T *const a = x + r * stride, *const b = a + stride;
     for (std::int64_t c = 0; c < width; ++c) {
-      const float first = a[c] - mean[c], second = b[c] - mean[c];
+      const float first = wide(a[c]) - mean[c], second = wide(b[c]) - mean[c];
       sum[c] += first * first + second * second;
     }
   }
   for (; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
-      const float apart = x[r * stride + c] - mean[c];
+      const float apart = wide(x[r * stride + c]) - mean[c];
       sum[c] += apart * apart;
     }
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_products_of_block(const float* __restrict x, const float* __restrict dy, const float* __restrict mean,
-                           std::int64_t rows, std::int64_t stride, std::int64_t width, float* __restrict products,
-                           float* __restrict sums) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_products_of_block(const T* __restrict x, const T* __restrict dy,
+                                                const float* __restrict mean, std::int64_t rows, std::int64_t stride,
+                                                std::int64_t width, float* __restrict products,
+                                                float* __restrict sums) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
-      const float gradient = dy[r * stride + c];
-      products[c] += gradient * (x[r * stride + c] - mean[c]);
+      const float gradient = wide(dy[r * stride + c]);
+      products[c] += gradient * (wide(x[r * stride + c]) - mean[c]);
       sums[c] += gradient;
     }
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_masked_products_of_block(const float* __restrict x, const float* __restrict y, float* __restrict dy,
-                                  const float* __restrict mean, std::int64_t rows, std::int64_t stride,
-                                  std::int64_t width, float* __restrict products, float* __restrict sums) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_masked_products_of_block(const T* __restrict x, const T* __restrict y, T* __restrict dy,
+                                                       const float* __restrict mean, std::int64_t rows,
+                                                       std::int64_t stride, std::int64_t width,
+                                                       float* __restrict products, float* __restrict sums) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t i = r * stride + c;
-      const float gradient = y[i] > 0.0f ? dy[i] : 0.0f;
-      dy[i] = gradient;
-      products[c] += gradient * (x[i] - mean[c]);
+      const bool open = wide(y[i]) > 0.0f;
+      const float gradient = open ? wide(dy[i]) : 0.0f;
+      dy[i] = keep_if(open, dy[i]);
+      products[c] += gradient * (wide(x[i]) - mean[c]);
       sums[c] += gradient;
     }
 }
 
-LOCKSTEP_SIMD_CLONES
-void normalise_rows(const float* __restrict x, const float* __restrict mean, const float* __restrict scale,
-                    const float* __restrict shift, std::int64_t rows, std::int64_t columns, float* __restrict y) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void normalise_rows(const T* __restrict x, const float* __restrict mean,
+                                         const float* __restrict scale, const float* __restrict shift,
+                                         std::int64_t rows, std::int64_t columns, T* __restrict y) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c)
-      y[r * columns + c] = (x[r * columns + c] - mean[c]) * scale[c] + shift[c];
+      y[r * columns + c] = narrow<T>((wide(x[r * columns + c]) - mean[c]) * scale[c] + shift[c]);
 }
 
-LOCKSTEP_SIMD_CLONES
-void normalise_rows_relu(const float* __restrict x, const float* __restrict mean, const float* __restrict scale,
-                         const float* __restrict shift, std::int64_t rows, std::int64_t columns, float* __restrict y) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void normalise_rows_relu(const T* __restrict x, const float* __restrict mean,
+                                              const float* __restrict scale, const float* __restrict shift,
+                                              std::int64_t rows, std::int64_t columns, T* __restrict y) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) {
-      const float v = (x[r * columns + c] - mean[c]) * scale[c] + shift[c];
-      y[r * columns + c] = v < 0.0f ? 0.0f : v;  // this way round NaN passes
+      const float v = (wide(x[r * columns + c]) - mean[c]) * scale[c] + shift[c];
+      y[r * columns + c] = narrow<T>(v < 0.0f ? 0.0f : v);  // this way round NaN passes
     }
 }
 
-LOCKSTEP_SIMD_CLONES
-void normalise_rows_add_relu(const float* __restrict x, const float* __restrict residual, const float* __restrict mean,
-                             const float* __restrict scale, const float* __restrict shift, std::int64_t rows,
-                             std::int64_t columns, float* __restrict y) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void normalise_rows_add_relu(const T* __restrict x, const T* __restrict residual,
+                                                  const float* __restrict mean, const float* __restrict scale,
+                                                  const float* __restrict shift, std::int64_t rows,
+                                                  std::int64_t columns, T* __restrict y) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::int64_t i = r * columns + c;
-      const float v = (x[i] - mean[c]) * scale[c] + shift[c] + residual[i];
-      y[i] = v < 0.0f ? 0.0f : v;
+      const float v = (wide(x[i]) - mean[c]) * scale[c] + shift[c] + wide(residual[i]);
+      y[i] = narrow<T>(v < 0.0f ? 0.0f : v);
     }
 }
 
-LOCKSTEP_SIMD_CLONES
-void spread_rows(const float* x, const float* dy, const float* __restrict mean, const float* __restrict scale,
-                 const float* __restrict offset, const float* __restrict slope, std::int64_t rows, std::int64_t columns,
-                 float* dx) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void spread_rows(const T* x, const T* dy, const float* __restrict mean,
+                                      const float* __restrict scale, const float* __restrict offset,
+                                      const float* __restrict slope, std::int64_t rows, std::int64_t columns, T* dx) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float *const from = x + r * columns, *const gradient = dy + r * columns;
-    float* const to = dx + r * columns;
+    const T *const from = x + r * columns, *const gradient = dy + r * columns;
+    T* const to = dx + r * columns;
 #pragma GCC ivdep  // dx is dy, or apart from it
     for (std::int64_t c = 0; c < columns; ++c)
-      to[c] = scale[c] * (gradient[c] - offset[c] - (from[c] - mean[c]) * slope[c]);
+      to[c] = narrow<T>(scale[c] * (wide(gradient[c]) - offset[c] - (wide(from[c]) - mean[c]) * slope[c]));
   }
 }
 
@@ -148,7 +155,8 @@ void join_columns(double count, double more, double part_mean, double part_squar
   squares += part_squares + apart * apart * count * share;
 }
 
-void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares) {
+template <class T>
+void ColumnSums::moments(const T* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares) {
   const std::int64_t chunks = chunks_of(rows, columns);
   parts_.resize(static_cast<std::size_t>(2 * chunks * columns));
   for_pieces(rows, columns,
@@ -160,7 +168,7 @@ void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns
                  Tile block_mean, block_squares;
                  std::fill_n(block_mean.begin(), width, 0.0f);
                  std::fill_n(block_squares.begin(), width, 0.0f);
-                 const float* const from = x + r * columns + first;
+                 const T* const from = x + r * columns + first;
                  add_block(from, count, columns, width, block_mean.data());
                  const float one_of = 1.0f / static_cast<float>(count);
                  for (std::int64_t c = 0; c < width; ++c) block_mean[static_cast<std::size_t>(c)] *= one_of;
@@ -183,8 +191,9 @@ void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns
   }
 }
 
-void ColumnSums::products(const float* x, const float* y, float* dy, const float* mean, std::int64_t rows,
-                          std::int64_t columns, float* products, float* sums) {
+template <class T>
+void ColumnSums::products(const T* x, const T* y, T* dy, const float* mean, std::int64_t rows, std::int64_t columns,
+                          float* products, float* sums) {
   const std::int64_t chunks = chunks_of(rows, columns);
   parts_.resize(static_cast<std::size_t>(2 * chunks * columns));
   for_pieces(rows, columns,
@@ -221,8 +230,9 @@ void ColumnSums::products(const float* x, const float* y, float* dy, const float
   }
 }
 
-void normalise_columns(const float* x, const float* residual, const float* mean, const float* scale, const float* shift,
-                       bool relu, std::int64_t rows, std::int64_t columns, float* y) {
+template <class T>
+void normalise_columns(const T* x, const T* residual, const float* mean, const float* scale, const float* shift,
+                       bool relu, std::int64_t rows, std::int64_t columns, T* y) {
   LOCKSTEP_ASSERT(residual == nullptr || relu);
   parallel_for(rows, std::max<std::int64_t>(1, kChunk / std::max<std::int64_t>(1, columns)),
                [&](std::int64_t begin, std::int64_t end) {
@@ -236,13 +246,26 @@ void normalise_columns(const float* x, const float* residual, const float* mean,
                });
 }
 
-void spread_columns(const float* x, const float* dy, const float* mean, const float* scale, const float* offset,
-                    const float* slope, std::int64_t rows, std::int64_t columns, float* dx) {
+template <class T>
+void spread_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
+                    const float* slope, std::int64_t rows, std::int64_t columns, T* dx) {
   parallel_for(rows, std::max<std::int64_t>(1, kChunk / std::max<std::int64_t>(1, columns)),
                [&](std::int64_t begin, std::int64_t end) {
                  const std::int64_t at = begin * columns;
                  spread_rows(x + at, dy + at, mean, scale, offset, slope, end - begin, columns, dx + at);
                });
 }
+
+#define LOCKSTEP_COLUMNS_OF(T)                                                                                      \
+  template void ColumnSums::moments(const T*, std::int64_t, std::int64_t, float*, float*);                          \
+  template void ColumnSums::products(const T*, const T*, T*, const float*, std::int64_t, std::int64_t, float*,      \
+                                     float*);                                                                       \
+  template void normalise_columns(const T*, const T*, const float*, const float*, const float*, bool, std::int64_t, \
+                                  std::int64_t, T*);                                                                \
+  template void spread_columns(const T*, const T*, const float*, const float*, const float*, const float*,          \
+                               std::int64_t, std::int64_t, T*);
+LOCKSTEP_COLUMNS_OF(float)
+LOCKSTEP_COLUMNS_OF(BFloat16)
+#undef LOCKSTEP_COLUMNS_OF
 
 }  // namespace lockstep::nn::cpu

@@ -6,16 +6,18 @@
 
 namespace lockstep::nn::cpu {
 
-/// x, y, dy and dx are (rows, columns) f32, rows ≥ 0; all else is (columns) f32. Rows are summed in chunks, each in
-/// blocks that stay in the cache, and these in f64; how they are cut depends on the shape alone, so results do not
-/// depend on the number of threads. Every function reads each matrix from memory once.
+/// x, y, dy and dx are (rows, columns) of T, which is float or BFloat16, rows ≥ 0; all else is (columns) f32. Rows are
+/// summed in chunks, each in blocks that stay in the cache, and these in f64; how they are cut depends on the shape
+/// alone, so results do not depend on the number of threads. Every function reads each matrix from memory once.
 class ColumnSums {
  public:
   /// squares: Σ (x − mean)².
-  void moments(const float* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares);
+  template <class T>
+  void moments(const T* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares);
 
   /// products: Σ dy · (x − mean), sums: Σ dy. Where y is not nullptr, dy is first set to 0 wherever y is not above 0.
-  void products(const float* x, const float* y, float* dy, const float* mean, std::int64_t rows, std::int64_t columns,
+  template <class T>
+  void products(const T* x, const T* y, T* dy, const float* mean, std::int64_t rows, std::int64_t columns,
                 float* products, float* sums);
 
  private:
@@ -29,11 +31,13 @@ void join_columns(double count, double more, double part_mean, double part_squar
 
 /// y = (x − mean) · scale + shift, then y + residual where that is not nullptr, then max(y, 0) where `relu` (NaN
 /// stays).
-void normalise_columns(const float* x, const float* residual, const float* mean, const float* scale, const float* shift,
-                       bool relu, std::int64_t rows, std::int64_t columns, float* y);
+template <class T>
+void normalise_columns(const T* x, const T* residual, const float* mean, const float* scale, const float* shift,
+                       bool relu, std::int64_t rows, std::int64_t columns, T* y);
 
 /// dx = scale · (dy − offset − (x − mean) · slope). dx may be dy.
-void spread_columns(const float* x, const float* dy, const float* mean, const float* scale, const float* offset,
-                    const float* slope, std::int64_t rows, std::int64_t columns, float* dx);
+template <class T>
+void spread_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
+                    const float* slope, std::int64_t rows, std::int64_t columns, T* dx);
 
 }  // namespace lockstep::nn::cpu

@@ -48,7 +48,8 @@ struct Forward {
 // Note [Backward as forward]
 // With stride 1 the input's gradient is itself a convolution: of dy, padded by kernel − 1 − padding, with the weights'
 // two channel axes exchanged and their windows turned by 180°. oneDNN 2 has its fastest kernels (brgemm) for forward
-// alone, and they take two thirds of the time of its backward, the turning included. So we ask what it would use.
+// alone, and they take two thirds of the time of its backward, the turning included. So we ask what it would use. In
+// bf16 its backward is as fast.
 struct BackwardInput {
   HeldPrimitive conv;
   Packed weights;
@@ -75,12 +76,12 @@ class CpuConv final : public ConvKernels {
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
-    auto key = key_of(x.shape(), w.shape(), y.shape(), window, b.defined());
+    auto key = key_of(x, w.shape(), y.shape(), window, b.defined());
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
       const Purpose purpose = shared_ != nullptr ? Purpose::kEvaluation : Purpose::kTraining;
-      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine(), purpose);
+      const Problem problem(x.dtype(), x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine(), purpose);
       const auto desc = problem.describe_forward(onednn_.engine());
       held.winograd = problem.winograd();
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
@@ -107,10 +108,10 @@ class CpuConv final : public ConvKernels {
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
                       const Tensor& dx) override {
     if (dx.count() == 0) return;
-    auto key = key_of(dx.shape(), w.shape(), dy.shape(), window, false);
+    auto key = key_of(dx, w.shape(), dy.shape(), window, false);
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
-    if (!held.conv) held = make_backward_input(dx.shape(), w.shape(), dy.shape(), window);
+    if (!held.conv) held = make_backward_input(dx.dtype(), dx.shape(), w.shape(), dy.shape(), window);
     if (held.is_forward) {
       held.conv.bind(DNNL_ARG_SRC, dy);
       held.conv.bind(DNNL_ARG_WEIGHTS, pack_turned_weights(held, w, w_version));
@@ -133,9 +134,10 @@ class CpuConv final : public ConvKernels {
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
       return;
     }
-    auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
+    auto& held = backward_weights_[key_of(x, dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv)
-      held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine()});
+      held =
+          make_backward_weight({x.dtype(), x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine()});
 
     const bool in_place = !held.unpack && !held.tiles && !accumulate_w;
     if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
@@ -162,19 +164,22 @@ class CpuConv final : public ConvKernels {
 
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
-    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
+    Problem(DType dtype, const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
             const dnnl::engine& engine, Purpose purpose = Purpose::kTraining)
-        : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
-          y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
-          plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
-          any_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
-          bias(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
+        : x(desc_of(dtype, {xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
+          y(desc_of(dtype, {ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
+          plain_weights(desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
+          any_weights(desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
+          plain_gradient(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
+          any_gradient(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
+          bias(has_bias ? desc_of(dtype, {ws[0]}, Tag::x) : memory::desc()),
+          bias_gradient(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
           strides{window.stride[0], window.stride[1]},
           padding{window.padding[0], window.padding[1]},
           kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
-      choose_algorithm(xs, ws, ys, engine);
+      if (dtype == DType::kF32) choose_algorithm(xs, ws, ys, engine);  // Winograd's rounding is too much for bf16
     }
 
     bool winograd() const { return algorithm == dnnl::algorithm::convolution_winograd; }
@@ -212,12 +217,12 @@ class CpuConv final : public ConvKernels {
     }
     dnnl::convolution_backward_weights::primitive_desc describe_backward_weight(
         const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
-      return describe_backward<dnnl::convolution_backward_weights>(engine, user_scratchpad(), hint, algorithm, x,
-                                                                   any_weights, bias, y, strides, padding, padding);
+      return describe_backward<dnnl::convolution_backward_weights>(
+          engine, user_scratchpad(), hint, algorithm, x, any_gradient, bias_gradient, y, strides, padding, padding);
     }
 
     dnnl::algorithm algorithm = dnnl::algorithm::convolution_direct;
-    memory::desc x, y, plain_weights, any_weights, bias;
+    memory::desc x, y, plain_weights, any_weights, plain_gradient, any_gradient, bias, bias_gradient;
     memory::dims strides, padding;
     dnnl::prop_kind kind;
   };
@@ -225,14 +230,15 @@ class CpuConv final : public ConvKernels {
   // The place of the packed weights' address: after those that key_of fills.
   static constexpr std::size_t kWeightPlace = 17;
 
-  static PrimitiveKey key_of(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias) {
+  static PrimitiveKey key_of(const Tensor& x, const Shape& ws, const Shape& ys, const Window& window, bool has_bias) {
     PrimitiveKey key{};
     std::size_t at = 0;
-    for (const Shape* shape : {&xs, &ws, &ys})
+    for (const Shape* shape : {&x.shape(), &ws, &ys})
       for (int i = 0; i < 4; ++i) key[at++] = (*shape)[i];
     for (const auto d : window.stride) key[at++] = d;
     for (const auto d : window.padding) key[at++] = d;
     key[at] = has_bias ? 1 : 0;
+    key[kWeightPlace + 1] = static_cast<std::int64_t>(x.dtype());
     return key;
   }
 
@@ -248,7 +254,8 @@ class CpuConv final : public ConvKernels {
   }
 
   Tensor bytes_for(const memory::desc& desc) {
-    return Tensor::empty(allocator_, {static_cast<std::int64_t>(desc.get_size() / sizeof(float))});
+    return Tensor::empty(allocator_,
+                         {static_cast<std::int64_t>((desc.get_size() + sizeof(float) - 1) / sizeof(float))});
   }
 
   Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
@@ -321,17 +328,19 @@ class CpuConv final : public ConvKernels {
     return blocked ? Tensor::empty(allocator_, plain.shape()) : plain;
   }
 
-  BackwardInput make_backward_input(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window) {
-    const Problem problem(xs, ws, ys, window, false, onednn_.engine());
+  BackwardInput make_backward_input(DType dtype, const Shape& xs, const Shape& ws, const Shape& ys,
+                                    const Window& window) {
+    const Problem problem(dtype, xs, ws, ys, window, false, onednn_.engine());
     const auto hint = problem.describe_forward(onednn_.engine());
     const auto desc = problem.describe_backward_input(onednn_.engine(), hint);
     BackwardInput made;
     made.winograd = problem.winograd();
-    if (!made.winograd && !is_brgemm(desc) && is_brgemm(hint) && window.stride == std::array<std::int64_t, 2>{1, 1} &&
-        window.padding[0] < window.kernel[0] && window.padding[1] < window.kernel[1]) {
+    if (dtype == DType::kF32 && !made.winograd && !is_brgemm(desc) && is_brgemm(hint) &&
+        window.stride == std::array<std::int64_t, 2>{1, 1} && window.padding[0] < window.kernel[0] &&
+        window.padding[1] < window.kernel[1]) {
       Window full = window;
       for (std::size_t a = 0; a < 2; ++a) full.padding[a] = window.kernel[a] - 1 - window.padding[a];
-      const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false, onednn_.engine());
+      const Problem turned(dtype, ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false, onednn_.engine());
       const auto forward = turned.describe_forward(onednn_.engine());
       if (!turned.winograd() && is_brgemm(forward)) {
         made.is_forward = true;
@@ -373,14 +382,14 @@ class CpuConv final : public ConvKernels {
                               {{DNNL_ARG_SRC, problem.x},
                                {DNNL_ARG_DIFF_DST, problem.y},
                                {DNNL_ARG_DIFF_WEIGHTS, desc.diff_weights_desc()},
-                               {DNNL_ARG_DIFF_BIAS, problem.bias}},
+                               {DNNL_ARG_DIFF_BIAS, problem.bias_gradient}},
                               desc.scratchpad_desc());
-    if (desc.diff_weights_desc() != problem.plain_weights) {
+    if (desc.diff_weights_desc() != problem.plain_gradient) {
       made.tiles = is_tiled(desc.diff_weights_desc());
-      if (!made.tiles) made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
+      if (!made.tiles) made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_gradient, false);
       made.packed = bytes_for(desc.diff_weights_desc());
     }
-    made.add_weight = make_reorder(desc.diff_weights_desc(), problem.plain_weights, true);
+    made.add_weight = make_reorder(desc.diff_weights_desc(), problem.plain_gradient, true);
     return made;
   }
 

@@ -1,10 +1,10 @@
 #include "lockstep/nn/ops/embedding.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
 
@@ -14,14 +14,14 @@ namespace {
 constexpr std::int64_t kGrain = 16384;  // elements
 constexpr std::int64_t kLine = 16;      // columns of a cache line
 
-LOCKSTEP_SIMD_CLONES
-void add_range(const float* x, float* y, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i) y[i] += x[i];
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_range(const T* x, float* y, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) y[i] += wide(x[i]);
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_row(const float* x, const float* row, float* y, std::int64_t width) {
-  for (std::int64_t i = 0; i < width; ++i) y[i] = x[i] + row[i];
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_row(const T* x, const T* row, T* y, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) y[i] = narrow<T>(wide(x[i]) + wide(row[i]));
 }
 
 class CpuEmbedding final : public EmbeddingKernels {
@@ -34,12 +34,16 @@ class CpuEmbedding final : public EmbeddingKernels {
         throw UsageError(
             fmt::format("token {} at place {} of a batch, where the table has {} rows", number[i], i, rows),
             "give the model as many tokens as the data has");
-    parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t i = begin; i < end; ++i)
-                     std::memcpy(y.f32() + i * width, table.f32() + number[i] * width,
-                                 static_cast<std::size_t>(width) * sizeof(float));
-                 });
+    with_type(table.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const T* const from = table.data<T>();
+      T* const to = y.data<T>();
+      parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i)
+                       std::copy_n(from + number[i] * width, width, to + i * width);
+                   });
+    });
   }
 
   // Threads share the columns, not the rows: each sum is taken in the order of the rows, whatever their number.
@@ -47,29 +51,38 @@ class CpuEmbedding final : public EmbeddingKernels {
     const std::int64_t width = dtable.size(1), n = numbers.count();
     if (!accumulate) clear(dtable);
     const auto* const number = numbers.data<std::int32_t>();
-    over_columns(width, n, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = 0; i < n; ++i)
-        add_range(dy.f32() + i * width, dtable.f32() + number[i] * width, begin, end);
+    with_type(dy.dtype(), [&](auto type) {
+      const auto* const from = dy.data<decltype(type)>();
+      over_columns(width, n, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = 0; i < n; ++i) add_range(from + i * width, dtable.f32() + number[i] * width, begin, end);
+      });
     });
   }
 
   void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
     const std::int64_t tokens = x.size(1), width = x.size(2);
-    parallel_for(x.size(0) * tokens, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t i = begin; i < end; ++i)
-                     add_row(x.f32() + i * width, table.f32() + (first + i % tokens) * width, y.f32() + i * width,
-                             width);
-                 });
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const T *const from = x.data<T>(), *const rows = table.data<T>();
+      T* const to = y.data<T>();
+      parallel_for(x.size(0) * tokens, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i)
+                       add_row(from + i * width, rows + (first + i % tokens) * width, to + i * width, width);
+                   });
+    });
   }
 
   void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
     const std::int64_t batch = dy.size(0), tokens = dy.size(1), width = dy.size(2);
     if (!accumulate) clear(dtable);
-    over_columns(width, batch * tokens, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t b = 0; b < batch; ++b)
-        for (std::int64_t t = 0; t < tokens; ++t)
-          add_range(dy.f32() + (b * tokens + t) * width, dtable.f32() + (first + t) * width, begin, end);
+    with_type(dy.dtype(), [&](auto type) {
+      const auto* const from = dy.data<decltype(type)>();
+      over_columns(width, batch * tokens, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t b = 0; b < batch; ++b)
+          for (std::int64_t t = 0; t < tokens; ++t)
+            add_range(from + (b * tokens + t) * width, dtable.f32() + (first + t) * width, begin, end);
+      });
     });
   }
 

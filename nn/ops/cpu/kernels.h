@@ -14,7 +14,8 @@ namespace lockstep::nn::cpu {
 // continue with a finite loss. Ours lets NaN through, at the price of one more pass over the result.
 
 /// The kernels keep references to what they are given, which must outlive them.
-std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise);
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, CachingAllocator& allocator,
+                                                   PointwiseKernels& pointwise);
 /// `shared`: where forward()'s packed weights are, which other kernels read too; nullptr: in memory of their own.
 std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
                                                PackedWeights* shared);

@@ -1,6 +1,8 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/elements.h"
+#include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/one_row.h"
 #include "nn/ops/cpu/onednn_versions.h"
@@ -13,30 +15,46 @@ using dnnl::memory;
 using Tag = memory::format_tag;
 
 // Sums columns [begin, end) of dy (rows, width).
-LOCKSTEP_SIMD_CLONES
-void sum_rows(const float* dy, std::int64_t rows, std::int64_t width, std::int64_t begin, std::int64_t end,
-              bool accumulate, float* sums) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void sum_rows(const T* dy, std::int64_t rows, std::int64_t width, std::int64_t begin,
+                                   std::int64_t end, bool accumulate, float* sums) {
   const std::int64_t columns = end - begin;
   if (!accumulate)
     for (std::int64_t c = 0; c < columns; ++c) sums[begin + c] = 0.0f;
   float* out = sums + begin;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float* row = dy + r * width + begin;
-    for (std::int64_t c = 0; c < columns; ++c) out[c] += row[c];
+    const T* row = dy + r * width + begin;
+    for (std::int64_t c = 0; c < columns; ++c) out[c] += wide(row[c]);
   }
 }
 
+// Returns the scale; a row of zeros has 1.
+LOCKSTEP_SIMD_CLONES
+float quantize_row(const float* w, std::int64_t in, std::int8_t* to) {
+  const float largest = lane_max(in, [&](std::int64_t i) { return w[i] < 0.0f ? -w[i] : w[i]; });
+  const float scale = largest > 0.0f ? largest / 127.0f : 1.0f;
+  for (std::int64_t i = 0; i < in; ++i) to[i] = static_cast<std::int8_t>(__builtin_rintf(w[i] / scale));
+  return scale;
+}
+
+LOCKSTEP_SIMD_CLONES
+void widen_row(const std::int8_t* from, float scale, std::int64_t in, float* to) {
+  for (std::int64_t i = 0; i < in; ++i) to[i] = static_cast<float>(from[i]) * scale;
+}
+
+// Where x is bf16, y may be f32, and then b is, too: what recurrent layers ask for.
 class CpuLinear final : public LinearKernels {
  public:
-  CpuLinear(OneDnn& onednn, PointwiseKernels& pointwise) : onednn_(onednn), pointwise_(pointwise) {}
+  CpuLinear(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
     if (n == 0) return;
     if (n == 1) return forward_row(x, w, b, epilogue, y);
-    auto& matmul = product(kForward, {n, in, out, b.defined()}, [&] {
-      return make(f32_desc({n, in}, Tag::ab), f32_desc({in, out}, Tag::ba), b.defined(), false,
-                  f32_desc({n, out}, Tag::ab));
+    auto& matmul = product(kForward, x, y, {n, in, out, b.defined()}, [&] {
+      return make(desc_of(x.dtype(), {n, in}, Tag::ab), desc_of(w.dtype(), {in, out}, Tag::ba), b, false,
+                  desc_of(y.dtype(), {n, out}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, x);
     matmul.bind(DNNL_ARG_WEIGHTS, w);
@@ -49,8 +67,9 @@ class CpuLinear final : public LinearKernels {
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
     if (n == 0) return;
-    auto& matmul = product(kBackwardInput, {n, in, out, 0}, [&] {
-      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, false, f32_desc({n, in}, Tag::ab));
+    auto& matmul = product(kBackwardInput, dy, dx, {n, in, out, 0}, [&] {
+      return make(desc_of(dy.dtype(), {n, out}, Tag::ab), desc_of(w.dtype(), {out, in}, Tag::ab), {}, false,
+                  desc_of(dx.dtype(), {n, in}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, dy);
     matmul.bind(DNNL_ARG_WEIGHTS, w);
@@ -64,8 +83,8 @@ class CpuLinear final : public LinearKernels {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
     }
-    auto& matmul = product(kBackwardWeight, {n, in, out, accumulate}, [&] {
-      return make(f32_desc({out, n}, Tag::ba), f32_desc({n, in}, Tag::ab), false, accumulate,
+    auto& matmul = product(kBackwardWeight, dy, dw, {n, in, out, accumulate}, [&] {
+      return make(desc_of(dy.dtype(), {out, n}, Tag::ba), desc_of(x.dtype(), {n, in}, Tag::ab), {}, accumulate,
                   f32_desc({out, in}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, dy);
@@ -77,14 +96,54 @@ class CpuLinear final : public LinearKernels {
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
     const std::int64_t rows = dy.size(0), width = dy.size(1);
     constexpr std::int64_t kGrain = 256;  // columns a thread, so that no two threads write one cache line
-    parallel_for((width + 15) / 16, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
-      sum_rows(dy.f32(), rows, width, begin * 16, std::min(end * 16, width), accumulate, db.f32());
+    with_type(dy.dtype(), [&](auto type) {
+      const auto* const from = dy.data<decltype(type)>();
+      parallel_for((width + 15) / 16, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
+        sum_rows(from, rows, width, begin * 16, std::min(end * 16, width), accumulate, db.f32());
+      });
     });
+  }
+
+  bool multiplies_int8_rows() const override { return true; }
+
+  void to_int8_rows(const Tensor& w, const Int8Rows& rows) override {
+    const std::int64_t in = w.size(1);
+    auto* const to = reinterpret_cast<std::int8_t*>(rows.values.data<std::uint8_t>());
+    parallel_for(w.size(0), 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) rows.scales.f32()[o] = quantize_row(w.f32() + o * in, in, to + o * in);
+    });
+  }
+
+  // One row is as fast as memory is. For several, weights become f32 again, some rows at a time, for oneDNN.
+  void forward_int8_rows(const Tensor& x, const Int8Rows& w, const Tensor& b, Epilogue epilogue,
+                         const Tensor& y) override {
+    const std::int64_t n = x.size(0), in = x.size(1), out = w.values.size(0);
+    if (n == 0) return;
+    const auto* const values = reinterpret_cast<const std::int8_t*>(w.values.data<std::uint8_t>());
+    if (n == 1) {
+      multiply_int8_row(x.f32(), values, w.scales.f32(), b.defined() ? b.f32() : nullptr, in, out, y.f32());
+      return activate(epilogue, y);
+    }
+    const Tensor wide_w = Tensor::empty(allocator_, w.values.shape());
+    parallel_for(out, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o)
+        widen_row(values + o * in, w.scales.f32()[o], in, wide_w.f32() + o * in);
+    });
+    forward(x, wide_w, b, epilogue, y);
   }
 
  private:
   void forward_row(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) {
-    multiply_row(x.f32(), w.f32(), b.defined() ? b.f32() : nullptr, w.size(1), w.size(0), y.f32());
+    const auto multiply = [&](auto of_x, auto of_y) {
+      using X = decltype(of_x);
+      using Y = decltype(of_y);
+      multiply_row<X, Y>(x.data<X>(), w.data<X>(), b.defined() ? b.data<Y>() : nullptr, w.size(1), w.size(0),
+                         y.data<Y>());
+    };
+    if (x.dtype() == DType::kF32)
+      multiply(float(), float());
+    else
+      with_type(y.dtype(), [&](auto of_y) { multiply(BFloat16(), of_y); });
     activate(epilogue, y);
   }
 
@@ -96,21 +155,23 @@ class CpuLinear final : public LinearKernels {
   enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };
 
   template <class Make>
-  HeldPrimitive& product(Which which, std::array<std::int64_t, 4> shape, const Make& make_it) {
-    PrimitiveKey key{};
-    key[0] = which;
-    std::copy(shape.begin(), shape.end(), key.begin() + 1);
+  HeldPrimitive& product(Which which, const Tensor& from, const Tensor& to, std::array<std::int64_t, 4> shape,
+                         const Make& make_it) {
+    PrimitiveKey key{which, static_cast<std::int64_t>(from.dtype()), static_cast<std::int64_t>(to.dtype())};
+    std::copy(shape.begin(), shape.end(), key.begin() + 3);
     auto& held = products_[key];
     if (!held) held = make_it();
     return held;
   }
 
-  HeldPrimitive make(const memory::desc& a, const memory::desc& b, bool bias, bool accumulate, const memory::desc& c) {
+  HeldPrimitive make(const memory::desc& a, const memory::desc& b, const Tensor& add, bool accumulate,
+                     const memory::desc& c) {
+    const bool bias = add.defined();
     auto attributes = user_scratchpad();
     dnnl::post_ops post;
     if (accumulate) post.append_sum(1.0f);
     attributes.set_post_ops(post);
-    const auto bias_desc = f32_desc({1, dims_of(c)[1]}, Tag::ab);
+    const auto bias_desc = desc_of(add.dtype(), {1, dims_of(c)[1]}, Tag::ab);
     const auto described = bias ? describe<dnnl::matmul>(onednn_.engine(), attributes, a, b, bias_desc, c)
                                 : describe<dnnl::matmul>(onednn_.engine(), attributes, a, b, c);
     const dnnl::matmul primitive(described);
@@ -124,14 +185,16 @@ class CpuLinear final : public LinearKernels {
   }
 
   OneDnn& onednn_;
+  CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
   PrimitiveMap<HeldPrimitive> products_;
 };
 
 }  // namespace
 
-std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise) {
-  return std::make_unique<CpuLinear>(onednn, pointwise);
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, CachingAllocator& allocator,
+                                                   PointwiseKernels& pointwise) {
+  return std::make_unique<CpuLinear>(onednn, allocator, pointwise);
 }
 
 }  // namespace lockstep::nn::cpu

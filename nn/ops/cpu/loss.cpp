@@ -6,6 +6,7 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
@@ -20,31 +21,34 @@ struct RowLoss {
   bool correct;
 };
 
-// One row of K logits; dlogits may be null.
-LOCKSTEP_SIMD_CLONES
-RowLoss softmax_row(const float* logits, std::int64_t k, std::int64_t label, float scale, float smoothing,
-                    float* dlogits) {
+// One row of K logits; dlogits may be null. `powers` is memory for K numbers: dlogits itself where that is f32.
+template <class T>
+LOCKSTEP_SIMD_CLONES RowLoss softmax_row(const T* logits, std::int64_t k, std::int64_t label, float scale,
+                                         float smoothing, float* powers, T* dlogits) {
   const float kept = 1.0f - smoothing, classes = static_cast<float>(k);
-  const float largest = lane_max(k, [&](std::int64_t j) { return logits[j]; });
+  const float largest = lane_max(k, [&](std::int64_t j) { return wide(logits[j]); });
   float sum;
   if (dlogits == nullptr) {
-    sum = lane_sum(k, [&](std::int64_t j) { return exp_of(logits[j] - largest); });
+    sum = lane_sum(k, [&](std::int64_t j) { return exp_of(wide(logits[j]) - largest); });
   } else {
-    for (std::int64_t j = 0; j < k; ++j) dlogits[j] = exp_of(logits[j] - largest);
-    sum = lane_sum(k, [&](std::int64_t j) { return dlogits[j]; });
+    for (std::int64_t j = 0; j < k; ++j) powers[j] = exp_of(wide(logits[j]) - largest);
+    sum = lane_sum(k, [&](std::int64_t j) { return powers[j]; });
     const float factor = scale / sum;
-    for (std::int64_t j = 0; j < k; ++j) dlogits[j] *= factor;
-    dlogits[label] -= scale * kept;
+    for (std::int64_t j = 0; j < k; ++j) powers[j] *= factor;
+    powers[label] -= scale * kept;
     if (smoothing > 0) {
       const float even = scale * smoothing / classes;
-      for (std::int64_t j = 0; j < k; ++j) dlogits[j] -= even;
+      for (std::int64_t j = 0; j < k; ++j) powers[j] -= even;
     }
+    if constexpr (sizeof(T) < sizeof(float))
+      for (std::int64_t j = 0; j < k; ++j) dlogits[j] = narrow<T>(powers[j]);
   }
-  bool correct = logits[label] == largest;
-  for (std::int64_t j = 0; correct && j < label; ++j) correct = logits[j] != largest;
-  float apart = logits[label] - largest;
+  bool correct = wide(logits[label]) == largest;
+  for (std::int64_t j = 0; correct && j < label; ++j) correct = wide(logits[j]) != largest;
+  float apart = wide(logits[label]) - largest;
   if (smoothing > 0)
-    apart = kept * apart + smoothing * (lane_sum(k, [&](std::int64_t j) { return logits[j] - largest; }) / classes);
+    apart =
+        kept * apart + smoothing * (lane_sum(k, [&](std::int64_t j) { return wide(logits[j]) - largest; }) / classes);
   return {std::log(sum) - apart, correct};
 }
 
@@ -64,10 +68,20 @@ class CpuLoss final : public LossKernels {
         throw UsageError(fmt::format("label {} of sample {} in a batch with {} classes", label[i], i, k),
                          "give the model as many classes as the data has");
     rows_.resize(static_cast<std::size_t>(n));
-    parallel_for(n, std::max<std::int64_t>(1, kGrain / k), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i)
-        rows_[static_cast<std::size_t>(i)] = softmax_row(logits.f32() + i * k, k, label[i], scale, smoothing,
-                                                         dlogits.defined() ? dlogits.f32() + i * k : nullptr);
+    with_type(logits.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const T* const from = logits.data<T>();
+      T* const to = dlogits.defined() ? dlogits.data<T>() : nullptr;
+      if (logits.dtype() != DType::kF32 && to != nullptr)
+        powers_.resize(std::max(powers_.size(), static_cast<std::size_t>(omp_get_max_threads() * k)));
+      parallel_for(n, std::max<std::int64_t>(1, kGrain / k), [&](std::int64_t begin, std::int64_t end) {
+        float* const powers = powers_.data() + omp_get_thread_num() * k;
+        for (std::int64_t i = begin; i < end; ++i) {
+          T* const gradient = to != nullptr ? to + i * k : nullptr;
+          rows_[static_cast<std::size_t>(i)] =
+              softmax_row(from + i * k, k, label[i], scale, smoothing, in_place_of(powers, gradient), gradient);
+        }
+      });
     });
     double loss = 0.0;
     std::int64_t correct = 0;
@@ -82,14 +96,17 @@ class CpuLoss final : public LossKernels {
   void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
     const std::int64_t classes = logits.size(1);
     std::int64_t inside = 0;
-    for (std::int64_t i = 0; i < logits.size(0); ++i) {
-      const float* const row = logits.f32() + i * classes;
-      const std::int64_t label = labels.data<std::int32_t>()[i];
-      std::int64_t before = 0;
-      for (std::int64_t j = 0; j < classes; ++j)
-        before += row[j] > row[label] || (row[j] == row[label] && j < label) ? 1 : 0;
-      inside += before < k && !std::isnan(row[label]) ? 1 : 0;
-    }
+    with_type(logits.dtype(), [&](auto type) {
+      for (std::int64_t i = 0; i < logits.size(0); ++i) {
+        const auto* const row = logits.data<decltype(type)>() + i * classes;
+        const std::int64_t label = labels.data<std::int32_t>()[i];
+        const float of_label = wide(row[label]);
+        std::int64_t before = 0;
+        for (std::int64_t j = 0; j < classes; ++j)
+          before += wide(row[j]) > of_label || (wide(row[j]) == of_label && j < label) ? 1 : 0;
+        inside += before < k && !std::isnan(of_label) ? 1 : 0;
+      }
+    });
     *total.f32() = static_cast<float>(inside);
   }
 
@@ -107,7 +124,11 @@ class CpuLoss final : public LossKernels {
   }
 
  private:
+  static float* in_place_of(float*, float* gradient) { return gradient; }
+  static float* in_place_of(float* powers, const BFloat16*) { return powers; }
+
   std::vector<RowLoss> rows_;  // kept, so that it is allocated once
+  std::vector<float> powers_;  // of bf16 logits: a row for each thread; kept too
 };
 
 }  // namespace

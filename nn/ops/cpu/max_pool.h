@@ -14,6 +14,8 @@ namespace lockstep::nn::cpu {
 
 /// Tensors as in PoolKernels. N is at least 1.
 void max_pool_forward(const Tensor& x, const Window& window, bool relu, const Tensor& y, const Tensor& choices);
-void max_pool_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx);
+/// Takes memory of `allocator` where gradients of bf16 are added up.
+void max_pool_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx,
+                       CachingAllocator& allocator);
 
 }  // namespace lockstep::nn::cpu

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "nn/ops/cpu/column_moments.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 
 namespace lockstep::nn::cpu {
@@ -18,30 +19,30 @@ class CpuNorm final : public NormKernels {
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
     take_moments(x, mean, variance);
-    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
+    normalise(x, {}, gamma, beta, mean, variance, eps, false, y);
   }
 
   void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
                           const Tensor& y, const Tensor& mean, const Tensor& variance) override {
     take_moments(x, mean, variance);
-    normalise(x, residual.defined() ? residual.f32() : nullptr, gamma, beta, mean, variance, eps, true, y);
+    normalise(x, residual, gamma, beta, mean, variance, eps, true, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
+    normalise(x, {}, gamma, beta, mean, variance, eps, false, y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    differentiate(x, nullptr, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+    differentiate(x, {}, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
   void backward_relu(const Tensor& x, const Tensor& y, bool /*residual*/, const Tensor& dy, const Tensor& gamma,
                      const Tensor& /*beta*/, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
                      const Tensor& dgamma, const Tensor& dbeta) override {
-    differentiate(x, y.f32(), dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
+    differentiate(x, y, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -51,7 +52,7 @@ class CpuNorm final : public NormKernels {
 
   void moments(const Tensor& x, const Tensor& part) override {
     const std::int64_t columns = part.count() / 2, rows = columns == 0 ? 0 : x.count() / columns;
-    sums_.moments(x.f32(), rows, columns, part.f32(), part.f32() + columns);
+    sum_moments(x, rows, columns, part.f32(), part.f32() + columns);
     part.f32()[2 * columns] = static_cast<float>(rows);
   }
 
@@ -79,7 +80,7 @@ class CpuNorm final : public NormKernels {
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
     const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
-    sums_.products(x.f32(), nullptr, dy.f32(), mean.f32(), rows, columns, sums.f32(), sums.f32() + columns);
+    sum_products(x, {}, dy, mean, rows, columns, sums.f32(), sums.f32() + columns);
     for (std::int64_t c = 0; c < columns; ++c) sums.f32()[c] *= one_of_deviation(variance, c, eps);
   }
 
@@ -91,31 +92,53 @@ class CpuNorm final : public NormKernels {
   }
 
  private:
+  template <class T>
+  static T* data_of(const Tensor& tensor) {
+    return tensor.defined() ? tensor.data<T>() : nullptr;
+  }
+
+  void sum_moments(const Tensor& x, std::int64_t rows, std::int64_t columns, float* mean, float* squares) {
+    with_type(x.dtype(), [&](auto type) {
+      sums_.moments<decltype(type)>(x.data<decltype(type)>(), rows, columns, mean, squares);
+    });
+  }
+  void sum_products(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, std::int64_t rows,
+                    std::int64_t columns, float* products, float* sums) {
+    with_type(x.dtype(), [&](auto type) {
+      using T = decltype(type);
+      sums_.products<T>(x.data<T>(), data_of<T>(y), dy.data<T>(), mean.f32(), rows, columns, products, sums);
+    });
+  }
+
   void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
     const std::int64_t columns = mean.count();
     if (columns == 0) return;
     const std::int64_t rows = x.count() / columns;
     LOCKSTEP_ASSERT(rows > 0, "batch normalisation of no rows");
-    sums_.moments(x.f32(), rows, columns, mean.f32(), variance.f32());
+    sum_moments(x, rows, columns, mean.f32(), variance.f32());
     for (float& v : variance.span<float>()) v /= static_cast<float>(rows);
   }
 
-  void normalise(const Tensor& x, const float* residual, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+  void normalise(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                  const Tensor& variance, double eps, bool relu, const Tensor& y) {
     if (x.count() == 0) return;
     const std::int64_t columns = mean.count();
     float* const scale = room_for(columns);
     for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
-    normalise_columns(x.f32(), residual, mean.f32(), scale, beta.f32(), relu, x.count() / columns, columns, y.f32());
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      normalise_columns<T>(x.data<T>(), data_of<T>(residual), mean.f32(), scale, beta.f32(), relu, x.count() / columns,
+                           columns, y.data<T>());
+    });
   }
 
   // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
   // where the statistics were given and so do not depend on x. Where y is there, dy is masked first.
-  void differentiate(const Tensor& x, const float* y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                      const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                      const Tensor& dbeta) {
     const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
-    sums_.products(x.f32(), y, dy.f32(), mean.f32(), rows, columns, dgamma.f32(), dbeta.f32());
+    sum_products(x, y, dy, mean, rows, columns, dgamma.f32(), dbeta.f32());
     for (std::int64_t c = 0; c < columns; ++c) dgamma.f32()[c] *= one_of_deviation(variance, c, eps);
     if (rows == 0) return;
     if (!given_statistics)
@@ -123,7 +146,10 @@ class CpuNorm final : public NormKernels {
     float *const scale = room_for(2 * columns), *const zeros = scale + columns;
     for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
     std::fill_n(zeros, columns, 0.0f);
-    normalise_columns(dy.f32(), nullptr, zeros, scale, zeros, false, rows, columns, dx.f32());
+    with_type(dx.dtype(), [&](auto type) {
+      using T = decltype(type);
+      normalise_columns<T>(dy.data<T>(), nullptr, zeros, scale, zeros, false, rows, columns, dx.data<T>());
+    });
   }
 
   // The first line of the above, of sums over all rows, of which these may be some.
@@ -137,7 +163,11 @@ class CpuNorm final : public NormKernels {
       offset[c] = dbeta[c] * one_of_rows;
       slope[c] = dgamma[c] * one_of_rows * inverse;
     }
-    spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, x.count() / columns, columns, dx.f32());
+    with_type(dx.dtype(), [&](auto type) {
+      using T = decltype(type);
+      spread_columns<T>(x.data<T>(), dy.data<T>(), mean.f32(), scale, offset, slope, x.count() / columns, columns,
+                        dx.data<T>());
+    });
   }
 
   static void move_running(const Tensor& mean, const Tensor& variance, double rows, double momentum,

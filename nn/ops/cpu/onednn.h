@@ -84,6 +84,10 @@ using PrimitiveMap = std::unordered_map<PrimitiveKey, Entry, PrimitiveKeyHash>;
 dnnl::primitive_attr user_scratchpad();
 
 inline dnnl::memory::dims to_dims(const Shape& shape) { return {shape.dims().begin(), shape.dims().end()}; }
+/// Of activations and what computes with them: f32 or bf16.
+inline dnnl::memory::desc desc_of(DType dtype, const dnnl::memory::dims& dims, dnnl::memory::format_tag tag) {
+  return {dims, dtype == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32, tag};
+}
 inline dnnl::memory::desc f32_desc(const dnnl::memory::dims& dims, dnnl::memory::format_tag tag) {
   return {dims, dnnl::memory::data_type::f32, tag};
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
 #include "nn/ops/update_rules.h"
@@ -73,10 +74,13 @@ double squares_of(const float* g, std::int64_t n) {
   return ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
 }
 
-void copy_rounded(const UpdateArrays& arrays, std::int64_t begin, std::int64_t end) {
-  if (arrays.copy == nullptr) return;
-  std::transform(arrays.parameter + begin, arrays.parameter + end, arrays.copy + begin, BFloat16::from_float);
+LOCKSTEP_SIMD_CLONES
+void round_to(BFloat16* copy, const float* p, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) copy[i] = narrow<BFloat16>(p[i]);
 }
+
+// A parameter with a copy is updated a piece at a time, which is still in the first cache when it is rounded.
+constexpr std::int64_t kPiece = 1024;
 
 class CpuOptim final : public OptimKernels {
  public:
@@ -87,15 +91,18 @@ class CpuOptim final : public OptimKernels {
     std::visit(
         [&]<class Rule>(const Rule& by) {
           for (std::size_t i = 0; i < all.size(); ++i)
-            for_blocks(all[i].count, [&, &a = all[i]](std::int64_t begin, std::int64_t end) {
-              float* const first = Rule::kMoments > 0 ? a.first + begin : nullptr;
-              float* const second = Rule::kMoments > 1 ? a.second + begin : nullptr;
-              if constexpr (RuleWithNorms<Rule>)
-                update_elements(by, c, factors.f32()[i], a.gradient + begin, a.parameter + begin, first, second,
-                                end - begin);
-              else
-                update_elements(by, c, a.gradient + begin, a.parameter + begin, first, second, end - begin);
-              copy_rounded(a, begin, end);
+            for_blocks(all[i].count, [&, &a = all[i]](std::int64_t begin, std::int64_t last) {
+              for (std::int64_t end = last; begin < last; begin = end) {
+                if (a.copy != nullptr) end = std::min(begin + kPiece, last);
+                float* const first = Rule::kMoments > 0 ? a.first + begin : nullptr;
+                float* const second = Rule::kMoments > 1 ? a.second + begin : nullptr;
+                if constexpr (RuleWithNorms<Rule>)
+                  update_elements(by, c, factors.f32()[i], a.gradient + begin, a.parameter + begin, first, second,
+                                  end - begin);
+                else
+                  update_elements(by, c, a.gradient + begin, a.parameter + begin, first, second, end - begin);
+                if (a.copy != nullptr) round_to(a.copy + begin, a.parameter + begin, end - begin);
+              }
             });
         },
         rule);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
@@ -15,32 +17,33 @@ namespace {
 
 constexpr std::int64_t kGrain = 16384;  // elements; a thread that gets fewer costs more than it brings
 
-LOCKSTEP_SIMD_CLONES
-void add_scaled(const float* x, float alpha, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] += alpha * x[i];
+// x may be of another type than y.
+template <class X, class Y>
+LOCKSTEP_SIMD_CLONES void add_scaled(const X* x, float alpha, Y* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = narrow<Y>(wide(y[i]) + alpha * wide(x[i]));
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_both(const float* x, const float* y, float* z, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) z[i] = x[i] + y[i];
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_both(const T* x, const T* y, T* z, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) z[i] = narrow<T>(wide(x[i]) + wide(y[i]));
 }
 
-LOCKSTEP_SIMD_CLONES
-void relu_of_both(const float* x, const float* y, float* z, std::int64_t n) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void relu_of_both(const T* x, const T* y, T* z, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float sum = x[i] + y[i];
-    z[i] = sum < 0.0f ? 0.0f : sum;
+    const float sum = wide(x[i]) + wide(y[i]);
+    z[i] = narrow<T>(sum < 0.0f ? 0.0f : sum);
   }
 }
 
-LOCKSTEP_SIMD_CLONES
-void relu_of(const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] < 0.0f ? 0.0f : x[i];  // this way round NaN passes
+template <class T>
+LOCKSTEP_SIMD_CLONES void relu_of(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = keep_if(!(wide(x[i]) < 0.0f), x[i]);  // this way round NaN passes
 }
 
-LOCKSTEP_SIMD_CLONES
-void mask_by(const float* y, const float* dy, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+template <class T>
+LOCKSTEP_SIMD_CLONES void mask_by(const T* y, const T* dy, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = keep_if(wide(y[i]) > 0.0f, dy[i]);
 }
 
 constexpr float kTanhScale = 1.59576912f;  // 2 √(2 / π): (1 + tanh(u)) / 2 is the logistic function of 2 u
@@ -48,49 +51,63 @@ constexpr float kTanhCubic = 0.044715f;
 constexpr float kSqrtHalf = 0.707106781f;
 constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
 
-LOCKSTEP_SIMD_CLONES
-void gelu_tanh_of(const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_of(kTanhScale * (x[i] + kTanhCubic * x[i] * x[i] * x[i]));
-}
-
-LOCKSTEP_SIMD_CLONES
-void gelu_tanh_back(const float* x, const float* dy, float* dx, std::int64_t n) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void gelu_tanh_of(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float square = x[i] * x[i];
-    const float s = sigmoid_of(kTanhScale * x[i] * (1.0f + kTanhCubic * square));
-    dx[i] = dy[i] * (s + x[i] * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * square));
+    const float v = wide(x[i]);
+    y[i] = narrow<T>(v * sigmoid_of(kTanhScale * (v + kTanhCubic * v * v * v)));
   }
 }
 
-LOCKSTEP_SIMD_CLONES
-void gelu_erf_of(const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * normal_of(x[i] * kSqrtHalf, exp_of(-0.5f * x[i] * x[i]));
+template <class T>
+LOCKSTEP_SIMD_CLONES void gelu_tanh_back(const T* x, const T* dy, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float v = wide(x[i]), square = v * v;
+    const float s = sigmoid_of(kTanhScale * v * (1.0f + kTanhCubic * square));
+    dx[i] = narrow<T>(wide(dy[i]) * (s + v * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * square)));
+  }
 }
 
-LOCKSTEP_SIMD_CLONES
-void gelu_erf_back(const float* x, const float* dy, float* dx, std::int64_t n) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void gelu_erf_of(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float density = exp_of(-0.5f * x[i] * x[i]);
-    dx[i] = dy[i] * (normal_of(x[i] * kSqrtHalf, density) + x[i] * kDensity * density);
+    const float v = wide(x[i]);
+    y[i] = narrow<T>(v * normal_of(v * kSqrtHalf, exp_of(-0.5f * v * v)));
+  }
+}
+
+template <class T>
+LOCKSTEP_SIMD_CLONES void gelu_erf_back(const T* x, const T* dy, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float v = wide(x[i]), density = exp_of(-0.5f * v * v);
+    dx[i] = narrow<T>(wide(dy[i]) * (normal_of(v * kSqrtHalf, density) + v * kDensity * density));
   }
 }
 
 // Elements 4 · begin to 4 · end of one sample.
-LOCKSTEP_SIMD_CLONES
-void drop(const float* x, float* y, const DropoutState& state, std::int64_t layer, std::int64_t sample,
-          std::uint32_t threshold, float scale, std::int64_t begin, std::int64_t end) {
+template <class T>
+LOCKSTEP_SIMD_CLONES void drop(const T* x, T* y, const DropoutState& state, std::int64_t layer, std::int64_t sample,
+                               std::uint32_t threshold, float scale, std::int64_t begin, std::int64_t end) {
   for (std::int64_t quad = begin; quad < end; ++quad) {
     const RandomBits bits = dropout_bits(state, layer, sample, quad);
-    for (int i = 0; i < 4; ++i) y[4 * quad + i] = bits.word[i] >= threshold ? x[4 * quad + i] * scale : 0.0f;
+    for (int i = 0; i < 4; ++i)
+      y[4 * quad + i] = keep_if(bits.word[i] >= threshold, narrow<T>(wide(x[4 * quad + i]) * scale));
   }
 }
 
-BFloat16 rounded(float value) { return BFloat16::from_float(value); }
-float widened(BFloat16 value) { return value.to_float(); }
+template <class From, class To>
+LOCKSTEP_SIMD_CLONES void convert(const From* x, To* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = narrow<To>(wide(x[i]));
+}
 
 class CpuPointwise final : public PointwiseKernels {
  public:
-  void fill(const Tensor& y, float value) override { std::fill_n(y.f32(), y.count(), value); }
+  void fill(const Tensor& y, float value) override {
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      std::fill_n(y.data<T>(), y.count(), narrow<T>(value));
+    });
+  }
 
   void copy(const Tensor& x, const Tensor& y) override {
     LOCKSTEP_ASSERT(x.bytes() == y.bytes());
@@ -116,86 +133,114 @@ class CpuPointwise final : public PointwiseKernels {
     if (x.dtype() == y.dtype()) return copy(x, y);
     parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       if (y.dtype() == DType::kBF16)
-        std::transform(x.f32() + begin, x.f32() + end, y.data<BFloat16>() + begin, rounded);
+        convert(x.f32() + begin, y.data<BFloat16>() + begin, end - begin);
       else
-        std::transform(x.data<BFloat16>() + begin, x.data<BFloat16>() + end, y.f32() + begin, widened);
+        convert(x.data<BFloat16>() + begin, y.f32() + begin, end - begin);
     });
   }
 
   void increment(const Tensor& counter) override { ++*counter.data<std::int64_t>(); }
 
   void add_to(const Tensor& x, float alpha, const Tensor& y) override {
-    parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      add_scaled(x.f32() + begin, alpha, y.f32() + begin, end - begin);
+    with_type(x.dtype(), [&](auto of_x) {
+      with_type(y.dtype(), [&](auto of_y) {
+        const auto* const from = x.data<decltype(of_x)>();
+        auto* const to = y.data<decltype(of_y)>();
+        parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+          add_scaled(from + begin, alpha, to + begin, end - begin);
+        });
+      });
     });
   }
 
   void add(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    parallel_for(z.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      add_both(x.f32() + begin, y.f32() + begin, z.f32() + begin, end - begin);
-    });
+    each_piece(
+        kGrain, [](auto... at) { add_both(at...); }, x, y, z);
   }
 
   void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    parallel_for(z.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      relu_of_both(x.f32() + begin, y.f32() + begin, z.f32() + begin, end - begin);
-    });
+    each_piece(
+        kGrain, [](auto... at) { relu_of_both(at...); }, x, y, z);
   }
 
   void relu(const Tensor& x, const Tensor& y) override {
-    parallel_for(y.count(), kGrain,
-                 [&](std::int64_t begin, std::int64_t end) { relu_of(x.f32() + begin, y.f32() + begin, end - begin); });
+    each_piece(
+        kGrain, [](auto... at) { relu_of(at...); }, x, y);
   }
 
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    parallel_for(dx.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      mask_by(y.f32() + begin, dy.f32() + begin, dx.f32() + begin, end - begin);
-    });
+    each_piece(
+        kGrain, [](auto... at) { mask_by(at...); }, y, dy, dx);
   }
 
   void gelu(const Tensor& x, GeluKind kind, const Tensor& y) override {
-    const auto body = kind == GeluKind::kTanh ? gelu_tanh_of : gelu_erf_of;
-    parallel_for(y.count(), kGrain / 4,
-                 [&](std::int64_t begin, std::int64_t end) { body(x.f32() + begin, y.f32() + begin, end - begin); });
+    if (kind == GeluKind::kTanh)
+      each_piece(
+          kGrain / 4, [](auto... at) { gelu_tanh_of(at...); }, x, y);
+    else
+      each_piece(
+          kGrain / 4, [](auto... at) { gelu_erf_of(at...); }, x, y);
   }
 
   void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) override {
-    const auto body = kind == GeluKind::kTanh ? gelu_tanh_back : gelu_erf_back;
-    parallel_for(dx.count(), kGrain / 4, [&](std::int64_t begin, std::int64_t end) {
-      body(x.f32() + begin, dy.f32() + begin, dx.f32() + begin, end - begin);
-    });
+    if (kind == GeluKind::kTanh)
+      each_piece(
+          kGrain / 4, [](auto... at) { gelu_tanh_back(at...); }, x, dy, dx);
+    else
+      each_piece(
+          kGrain / 4, [](auto... at) { gelu_erf_back(at...); }, x, dy, dx);
   }
 
   void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) override {
-    const std::int64_t samples = x.size(0);
-    if (x.count() == 0) return;
-    const std::int64_t width = x.count() / samples, quads = width / 4;
+    if (x.count() > 0) with_type(y.dtype(), [&](auto type) { drop_some<decltype(type)>(x, p, state, layer, y); });
+  }
+
+  void swap_last_axes(const Tensor& x, const Tensor& y) override {
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const std::int64_t n = x.size(0), rows = x.size(1), columns = x.size(2), each = rows * columns;
+      parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, each)),
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i)
+                       transpose(x.data<T>() + i * each, columns, rows, columns, y.data<T>() + i * each, rows);
+                   });
+    });
+  }
+
+ private:
+  // Calls body(places in each of `tensors`…, number of elements) on several threads; the last of them is written.
+  template <class Body, class... Tensors>
+  static void each_piece(std::int64_t grain, const Body& body, const Tensors&... tensors) {
+    const auto& written = std::get<sizeof...(tensors) - 1>(std::tie(tensors...));
+    with_type(written.dtype(), [&](auto type) {
+      using T = decltype(type);
+      parallel_for(written.count(), grain, [&](std::int64_t begin, std::int64_t end) {
+        body((tensors.template data<T>() + begin)..., end - begin);
+      });
+    });
+  }
+
+  template <class T>
+  static void drop_some(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) {
+    const std::int64_t samples = x.size(0), width = x.count() / samples, quads = width / 4;
     const auto* const numbers = state.data<std::int64_t>();
     const DropoutState at = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
     const std::uint32_t threshold = dropout_threshold(p);
     const auto scale = static_cast<float>(1.0 / (1.0 - p));
+    const T* const from = x.data<T>();
+    T* const to = y.data<T>();
     parallel_for(samples * quads, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
       while (begin < end) {
         const std::int64_t n = begin / quads, first = begin % quads, last = std::min(quads, first + end - begin);
-        drop(x.f32() + n * width, y.f32() + n * width, at, layer, at.first_sample + n, threshold, scale, first, last);
+        drop(from + n * width, to + n * width, at, layer, at.first_sample + n, threshold, scale, first, last);
         begin += last - first;
       }
     });
     for (std::int64_t n = 0; n < samples && width % 4 != 0; ++n) {
       const RandomBits bits = dropout_bits(at, layer, at.first_sample + n, quads);
-      for (std::int64_t e = 4 * quads; e < width; ++e)
-        y.f32()[n * width + e] = bits.word[e % 4] >= threshold ? x.f32()[n * width + e] * scale : 0.0f;
+      for (std::int64_t e = n * width + 4 * quads; e < (n + 1) * width; ++e)
+        to[e] = bits.word[e - n * width - 4 * quads] >= threshold ? narrow<T>(wide(from[e]) * scale) : T();
     }
-  }
-
-  void swap_last_axes(const Tensor& x, const Tensor& y) override {
-    const std::int64_t n = x.size(0), rows = x.size(1), columns = x.size(2);
-    parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, rows * columns)),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t i = begin; i < end; ++i)
-                     transpose(x.f32() + i * rows * columns, columns, rows, columns, y.f32() + i * rows * columns,
-                               rows);
-                 });
   }
 };
 

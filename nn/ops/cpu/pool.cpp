@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/max_pool.h"
 #include "nn/ops/cpu/onednn_versions.h"
@@ -16,20 +17,27 @@ using Tag = memory::format_tag;
 
 constexpr std::int64_t kGrain = 16384;  // elements
 
-LOCKSTEP_SIMD_CLONES
-void add_to(const float* from, float* to, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) to[i] += from[i];
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_to(const T* from, float* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] += wide(from[i]);
 }
 
-LOCKSTEP_SIMD_CLONES
-void add_divided(const float* from, float divisor, float* to, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) to[i] += from[i] / divisor;
+template <class T>
+LOCKSTEP_SIMD_CLONES void add_divided(const T* from, float divisor, float* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] += wide(from[i]) / divisor;
 }
 
-LOCKSTEP_SIMD_CLONES
-void divide(float divisor, float* values, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) values[i] /= divisor;
+template <class T>
+LOCKSTEP_SIMD_CLONES void divide(const float* from, float divisor, T* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = narrow<T>(from[i] / divisor);
 }
+
+template <class From, class To>
+LOCKSTEP_SIMD_CLONES void convert_all(const From* from, To* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = narrow<To>(wide(from[i]));
+}
+
+constexpr std::int64_t kChannels = 256;  // whose sums are held at a time
 
 std::int64_t length_of(const AdaptiveStretch& stretch) { return stretch.end - stretch.begin; }
 
@@ -42,6 +50,15 @@ void for_pixels(const Tensor& over, const Body& body) {
                  for (std::int64_t i = begin; i < end; ++i)
                    body(i / (height * width), i / width % height, i % width, i);
                });
+}
+
+// Calls body(first, count, sums) for some channels at a time, the sums being 0.
+template <class Body>
+void for_channels(std::int64_t channels, const Body& body) {
+  for (std::int64_t first = 0; first < channels; first += kChannels) {
+    float sums[kChannels] = {};
+    body(first, std::min(kChannels, channels - first), sums);
+  }
 }
 
 struct Average {
@@ -60,58 +77,76 @@ class CpuPool final : public PoolKernels {
   }
 
   void max_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx) override {
-    if (dx.count() > 0) max_pool_backward(dy, choices, window, dx);
+    if (dx.count() > 0) max_pool_backward(dy, choices, window, dx, allocator_);
   }
 
   void average_forward(const Tensor& x, const Window& window, const Tensor& y) override {
     if (y.count() == 0) return;
     auto& held = average(x.shape(), y.shape(), window);
-    held.forward.bind(DNNL_ARG_SRC, x);
-    held.forward.bind(DNNL_ARG_DST, y);
-    held.forward.run();
+    run(held.forward, DNNL_ARG_SRC, x, DNNL_ARG_DST, y);
   }
 
   void adaptive_average_forward(const Tensor& x, const Tensor& y) override {
     if (y.count() == 0) return;
     const std::int64_t height = x.size(1), width = x.size(2), channels = x.size(3);
-    for_pixels(y, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
-      const AdaptiveStretch rows = adaptive_stretch(row, y.size(1), height);
-      const AdaptiveStretch columns = adaptive_stretch(column, y.size(2), width);
-      float* const to = y.f32() + at * channels;
-      std::fill_n(to, channels, 0.0f);
-      for (std::int64_t r = rows.begin; r < rows.end; ++r)
-        for (std::int64_t c = columns.begin; c < columns.end; ++c)
-          add_to(x.f32() + ((n * height + r) * width + c) * channels, to, channels);
-      divide(static_cast<float>(length_of(rows) * length_of(columns)), to, channels);
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      for_pixels(y, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
+        const AdaptiveStretch rows = adaptive_stretch(row, y.size(1), height);
+        const AdaptiveStretch columns = adaptive_stretch(column, y.size(2), width);
+        for_channels(channels, [&](std::int64_t first, std::int64_t count, float* sums) {
+          for (std::int64_t r = rows.begin; r < rows.end; ++r)
+            for (std::int64_t c = columns.begin; c < columns.end; ++c)
+              add_to(x.data<T>() + ((n * height + r) * width + c) * channels + first, sums, count);
+          divide(sums, static_cast<float>(length_of(rows) * length_of(columns)), y.data<T>() + at * channels + first,
+                 count);
+        });
+      });
     });
   }
 
   void adaptive_average_backward(const Tensor& dy, const Tensor& dx) override {
     if (dx.count() == 0) return;
     const std::int64_t height = dy.size(1), width = dy.size(2), channels = dx.size(3);
-    for_pixels(dx, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
-      const AdaptiveStretch rows = adaptive_stretch(row, dx.size(1), height);
-      const AdaptiveStretch columns = adaptive_stretch(column, dx.size(2), width);
-      float* const to = dx.f32() + at * channels;
-      std::fill_n(to, channels, 0.0f);
-      for (std::int64_t r = rows.begin; r < rows.end; ++r)
-        for (std::int64_t c = columns.begin; c < columns.end; ++c) {
-          const std::int64_t elements =
-              length_of(adaptive_stretch(r, height, dx.size(1))) * length_of(adaptive_stretch(c, width, dx.size(2)));
-          add_divided(dy.f32() + ((n * height + r) * width + c) * channels, static_cast<float>(elements), to, channels);
-        }
+    with_type(dx.dtype(), [&](auto type) {
+      using T = decltype(type);
+      for_pixels(dx, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
+        const AdaptiveStretch rows = adaptive_stretch(row, dx.size(1), height);
+        const AdaptiveStretch columns = adaptive_stretch(column, dx.size(2), width);
+        for_channels(channels, [&](std::int64_t first, std::int64_t count, float* sums) {
+          for (std::int64_t r = rows.begin; r < rows.end; ++r)
+            for (std::int64_t c = columns.begin; c < columns.end; ++c) {
+              const std::int64_t elements = length_of(adaptive_stretch(r, height, dx.size(1))) *
+                                            length_of(adaptive_stretch(c, width, dx.size(2)));
+              add_divided(dy.data<T>() + ((n * height + r) * width + c) * channels + first,
+                          static_cast<float>(elements), sums, count);
+            }
+          divide(sums, 1.0f, dx.data<T>() + at * channels + first, count);
+        });
+      });
     });
   }
 
   void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) override {
     if (dx.count() == 0) return;
     auto& held = average(dx.shape(), dy.shape(), window);
-    held.backward.bind(DNNL_ARG_DIFF_DST, dy);
-    held.backward.bind(DNNL_ARG_DIFF_SRC, dx);
-    held.backward.run();
+    run(held.backward, DNNL_ARG_DIFF_DST, dy, DNNL_ARG_DIFF_SRC, dx);
   }
 
  private:
+  // In bf16 oneDNN rounds gradients once for each window that an element is in: it gets f32.
+  void run(HeldPrimitive& primitive, int from_argument, const Tensor& from, int to_argument, const Tensor& to) {
+    const auto as_f32 = [&](const Tensor& x) {
+      return x.dtype() == DType::kF32 ? x : Tensor::empty(allocator_, x.shape());
+    };
+    const Tensor wide_from = as_f32(from), wide_to = as_f32(to);
+    if (from.dtype() == DType::kBF16) convert_all(from.data<BFloat16>(), wide_from.f32(), from.count());
+    primitive.bind(from_argument, wide_from);
+    primitive.bind(to_argument, wide_to);
+    primitive.run();
+    if (to.dtype() == DType::kBF16) convert_all(wide_to.f32(), to.data<BFloat16>(), to.count());
+  }
+
   Average& average(const Shape& xs, const Shape& ys, const Window& window) {
     PrimitiveKey key{};
     std::size_t at = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/cpu.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/panels.h"
 #include "nn/ops/cpu/parallel.h"
@@ -21,6 +23,9 @@ namespace {
 //
 // Sequences of different lengths take all steps: at a sequence's padding its state stays as it is, and no gradient
 // comes from there. Nothing else distinguishes them.
+//
+// In bf16 the products over all steps are bf16's. Gates, c and sums are f32 within the layer, and w_hh is widened when
+// it is packed; h is rounded at each step, as y is, so that a sequence may be cut anywhere.
 
 constexpr std::int64_t kGrain = std::int64_t{1} << 18;  // multiplications of a step that are worth a thread
 
@@ -63,6 +68,17 @@ std::size_t bytes_of(std::int64_t floats) { return static_cast<std::size_t>(floa
 
 void copy_floats(float* to, const float* from, std::int64_t count) { std::memcpy(to, from, bytes_of(count)); }
 
+// y = h, which is rounded as y is.
+void put_state(float* h, float* y, std::int64_t count) { copy_floats(y, h, count); }
+LOCKSTEP_SIMD_CLONES
+void put_state(float* h, BFloat16* y, std::int64_t count) {
+  for (std::int64_t u = 0; u < count; ++u) {
+    const auto rounded = narrow<BFloat16>(h[u]);
+    y[u] = rounded;
+    h[u] = wide(rounded);
+  }
+}
+
 // w_hh as the products of each step want it.
 struct Packed {
   Tensor panels;
@@ -79,7 +95,6 @@ struct ForwardArrays {
   std::int64_t memory_stride = 0;  // of a GRU: from one sequence to the next
   std::int64_t memory_step = 0;    // of a GRU: from one step to the next
   const float* b_n = nullptr;      // of a GRU: the bias of what its state contributes to n; nullptr: zeros
-  float* y = nullptr;
 };
 
 struct BackwardArrays {
@@ -108,10 +123,10 @@ class CpuRnn final : public RnnKernels {
     if (at.batch > 0) {
       linear_.forward(x.reshaped({at.rows(), at.inputs}), weights.w_ih, bias_of(at, weights), Epilogue::kNone, gates);
       const Tensor h = empty({2, at.batch, at.width});
-      Tensor memory;
-      ForwardArrays arrays = {.gates = gates.f32(), .h = h.f32(), .y = y.f32()};
+      Tensor memory, b_hh;
+      ForwardArrays arrays = {.gates = gates.f32(), .h = h.f32()};
       if (from.h.defined())
-        pointwise_.copy(from.h, h.slice(0, 1));
+        pointwise_.cast(from.h, h.slice(0, 1));
       else if (at.lengths != nullptr || at.cell == RnnCell::kGru)  // else nobody reads it
         pointwise_.fill(h.slice(0, 1), 0.0f);
       float* const behind_gates = keeps_memory ? gates.f32() + gates.count() : nullptr;
@@ -125,14 +140,17 @@ class CpuRnn final : public RnnKernels {
         arrays.memory = keep ? behind_gates : memory.f32();
         arrays.memory_stride = (keep ? at.steps : 1) * at.width;
         arrays.memory_step = keep ? at.width : 0;
-        arrays.b_n = weights.b_hh.defined() ? weights.b_hh.f32() + 2 * at.width : nullptr;
+        if (weights.b_hh.defined()) {
+          b_hh = as_f32(weights.b_hh);
+          arrays.b_n = b_hh.f32() + 2 * at.width;
+        }
       }
       for (std::int64_t turn = 0; turn < at.steps; ++turn) {
         if (turn > 0 || from.h.defined()) arrays.panels = forward_panels(at, weights);
-        step(at, turn, arrays);
+        with_type(y.dtype(), [&](auto type) { step(at, turn, arrays, y.data<decltype(type)>()); });
       }
-      if (to.h.defined()) pointwise_.copy(h.slice(at.steps % 2, at.steps % 2 + 1), to.h);
-      if (to.c.defined() && at.cell == RnnCell::kLstm) pointwise_.copy(memory, to.c);
+      if (to.h.defined()) pointwise_.cast(h.slice(at.steps % 2, at.steps % 2 + 1), to.h);
+      if (to.c.defined() && at.cell == RnnCell::kLstm) pointwise_.cast(memory, to.c);
     }
     return keep ? kept : Tensor();
   }
@@ -147,11 +165,11 @@ class CpuRnn final : public RnnKernels {
       memory = kept.slice(gates.count(), gates.count() + at.rows() * at.width).reshaped({at.rows(), at.width});
     if (at.batch > 0) {
       const Tensor dh = empty({at.batch, at.width});
-      const Tensor dgates = empty({2, at.batch, at.gates});
+      const Tensor dgates = empty({2, at.batch, at.gates}), y_f32 = as_f32(y), dy_f32 = as_f32(dy);
       BackwardArrays arrays = {.panels = at.steps > 1 ? backward_panels(at, weights) : nullptr,
                                .gates = gates.f32(),
-                               .y = y.f32(),
-                               .dy = dy.f32(),
+                               .y = y_f32.f32(),
+                               .dy = dy_f32.f32(),
                                .dgates = dgates.f32(),
                                .dh = dh.f32()};
       Tensor dstate, first;
@@ -168,32 +186,45 @@ class CpuRnn final : public RnnKernels {
     }
     // The gates' gradients have taken their place.
     if (gradients.b_ih.defined() || gradients.b_hh.defined()) bias_gradients(at, gates, memory, gradients);
+    Tensor dgates = as(x.dtype(), gates);
     if (gradients.w_hh.defined())
-      linear_.backward_weight(h_before(at, from.h, y), gates, gradients.accumulate[1], gradients.w_hh);
-    if (at.cell == RnnCell::kGru && (gradients.w_ih.defined() || dx.defined())) turn_to_inputs(at, gates, memory);
+      linear_.backward_weight(h_before(at, from.h, y), dgates, gradients.accumulate[1], gradients.w_hh);
+    if (at.cell == RnnCell::kGru && (gradients.w_ih.defined() || dx.defined())) {
+      turn_to_inputs(at, gates, memory);
+      dgates = as(x.dtype(), gates);
+    }
     if (gradients.w_ih.defined())
-      linear_.backward_weight(without_padding(at, x), gates, gradients.accumulate[0], gradients.w_ih);
+      linear_.backward_weight(without_padding(at, x), dgates, gradients.accumulate[0], gradients.w_ih);
     gradients_done();
-    if (dx.defined()) linear_.backward_input(gates, weights.w_ih, dx.reshaped({at.rows(), at.inputs}));
+    if (dx.defined()) linear_.backward_input(dgates, weights.w_ih, dx.reshaped({at.rows(), at.inputs}));
   }
 
  private:
   Tensor empty(const Shape& shape) { return Tensor::empty(allocator_, shape); }
 
+  // The tensor itself, or a copy of the type that is wanted.
+  Tensor as(DType dtype, const Tensor& tensor) {
+    if (tensor.dtype() == dtype) return tensor;
+    const Tensor made = Tensor::empty(allocator_, tensor.shape(), dtype);
+    pointwise_.cast(tensor, made);
+    return made;
+  }
+  Tensor as_f32(const Tensor& tensor) { return as(DType::kF32, tensor); }
+
   void start(const Tensor& from, const Tensor& state) {
     if (from.defined())
-      pointwise_.copy(from, state);
+      pointwise_.cast(from, state);
     else
       pointwise_.fill(state, 0.0f);
   }
 
-  // What the product of the inputs begins with: both biases, but of a GRU's n that of the inputs alone.
+  // What the product of the inputs begins with, f32: both biases, but of a GRU's n that of the inputs alone.
   Tensor bias_of(const Layer& at, const RnnWeights& weights) {
     if (!weights.b_ih.defined()) return {};
     const Tensor bias = empty({at.gates});
     const std::int64_t joined = at.cell == RnnCell::kGru ? 2 * at.width : at.gates;
-    pointwise_.add(weights.b_ih.slice(0, joined), weights.b_hh.slice(0, joined), bias.slice(0, joined));
-    if (joined < at.gates) pointwise_.copy(weights.b_ih.slice(joined, at.gates), bias.slice(joined, at.gates));
+    pointwise_.cast(weights.b_ih, bias);
+    pointwise_.add_to(weights.b_hh.slice(0, joined), 1.0f, bias.slice(0, joined));
     return bias;
   }
 
@@ -201,10 +232,11 @@ class CpuRnn final : public RnnKernels {
   const float* forward_panels(const Layer& at, const RnnWeights& weights) {
     const std::int64_t panels = panels_of(at.width) * at.gate_count, width = at.width;
     return packed(forward_, weights, {panels, width, kPanel}, [&](const Tensor& to) {
+      const Tensor w = as_f32(weights.w_hh);
       parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t first = i / at.gate_count * kPanel, gate = i % at.gate_count;
-          pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
+          pack_rows(w.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
                     to.f32() + i * width * kPanel);
         }
       });
@@ -215,9 +247,10 @@ class CpuRnn final : public RnnKernels {
   const float* backward_panels(const Layer& at, const RnnWeights& weights) {
     const std::int64_t panels = panels_of(at.width), width = at.width, depth = at.gates;
     return packed(backward_, weights, {panels, depth, kPanel}, [&](const Tensor& to) {
+      const Tensor w = as_f32(weights.w_hh);
       parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t p = begin; p < end; ++p)
-          pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
+          pack_columns(w.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
                        to.f32() + p * depth * kPanel);
       });
     });
@@ -251,7 +284,8 @@ class CpuRnn final : public RnnKernels {
                  [&](std::int64_t begin, std::int64_t end) { body(begin * kPanel, std::min(end * kPanel, at.width)); });
   }
 
-  static void step(const Layer& at, std::int64_t turn, const ForwardArrays& a) {
+  template <class T>
+  static void step(const Layer& at, std::int64_t turn, const ForwardArrays& a, T* all_y) {
     const float* const before = a.h + (turn % 2) * at.batch * at.width;
     float* const after = a.h + (1 - turn % 2) * at.batch * at.width;
     const std::int64_t t = at.step_of(turn);
@@ -276,10 +310,10 @@ class CpuRnn final : public RnnKernels {
         }
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
-        float* const y = a.y + row * at.width + first;
+        T* const y = all_y + row * at.width + first;
         if (at.is_padding(b, t)) {
           copy_floats(after + place, before + place, count);
-          std::fill_n(y, count, 0.0f);
+          std::fill_n(y, count, T());
           continue;
         }
         float* const gates = a.gates + row * at.gates + first;
@@ -293,7 +327,7 @@ class CpuRnn final : public RnnKernels {
             break;
           default: plain_cell(at.cell, gates, count, after + place);
         }
-        copy_floats(y, after + place, count);
+        put_state(after + place, y, count);
       }
     });
   }
@@ -348,20 +382,23 @@ class CpuRnn final : public RnnKernels {
 
   // What each step's h was before it, as rows beside those of the gates.
   Tensor h_before(const Layer& at, const Tensor& first, const Tensor& y) {
-    const Tensor rows = empty({at.rows(), at.width});
-    parallel_for(at.batch, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t b = begin; b < end; ++b)
-        for (std::int64_t t = 0; t < at.steps; ++t) {
-          float* const to = rows.f32() + (b * at.steps + t) * at.width;
-          const bool padding = at.is_padding(b, t);
-          const std::int64_t row = padding ? -1 : at.row_before(b, t);
-          if (row >= 0)
-            copy_floats(to, y.f32() + row * at.width, at.width);
-          else if (first.defined() && !padding)
-            copy_floats(to, first.f32() + b * at.width, at.width);
-          else
-            std::fill_n(to, at.width, 0.0f);
-        }
+    const Tensor rows = Tensor::empty(allocator_, {at.rows(), at.width}, y.dtype());
+    with_type(y.dtype(), [&](auto type) {
+      using T = decltype(type);
+      parallel_for(at.batch, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t b = begin; b < end; ++b)
+          for (std::int64_t t = 0; t < at.steps; ++t) {
+            T* const to = rows.data<T>() + (b * at.steps + t) * at.width;
+            const bool padding = at.is_padding(b, t);
+            const std::int64_t row = padding ? -1 : at.row_before(b, t);
+            if (row >= 0)
+              std::copy_n(y.data<T>() + row * at.width, at.width, to);
+            else if (first.defined() && !padding)
+              std::copy_n(first.data<T>() + b * at.width, at.width, to);
+            else
+              std::fill_n(to, at.width, T());
+          }
+      });
     });
     return rows;
   }
@@ -370,12 +407,15 @@ class CpuRnn final : public RnnKernels {
   Tensor without_padding(const Layer& at, const Tensor& x) {
     const Tensor given = x.reshaped({at.rows(), at.inputs});
     if (at.lengths == nullptr) return given;
-    const Tensor rows = empty(given.shape());
-    for (std::int64_t b = 0; b < at.batch; ++b) {
-      const std::int64_t begin = b * at.steps * at.inputs, count = at.length_of(b) * at.inputs;
-      copy_floats(rows.f32() + begin, given.f32() + begin, count);
-      std::fill_n(rows.f32() + begin + count, at.steps * at.inputs - count, 0.0f);
-    }
+    const Tensor rows = Tensor::empty(allocator_, given.shape(), x.dtype());
+    with_type(x.dtype(), [&](auto type) {
+      using T = decltype(type);
+      for (std::int64_t b = 0; b < at.batch; ++b) {
+        const std::int64_t begin = b * at.steps * at.inputs, count = at.length_of(b) * at.inputs;
+        std::copy_n(given.data<T>() + begin, count, rows.data<T>() + begin);
+        std::fill_n(rows.data<T>() + begin + count, at.steps * at.inputs - count, T());
+      }
+    });
     return rows;
   }
 

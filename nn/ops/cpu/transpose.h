@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lockstep/base/dtype.h"
+
 namespace lockstep::nn::cpu {
 
 /// y[c][r] = x[r][c] for r < rows, c < columns. Strides are from one row of x (of y) to the next, in elements.
@@ -31,6 +33,15 @@ inline void transpose(const float* x, std::int64_t x_stride, std::int64_t rows, 
     for (std::int64_t r = 0; r < whole_rows; ++r) y[c * y_stride + r] = x[r * x_stride + c];
   for (std::int64_t r = whole_rows; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) y[c * y_stride + r] = x[r * x_stride + c];
+}
+
+/// The same of 16 bits each: in blocks that stay in the first cache.
+inline void transpose(const BFloat16* x, std::int64_t x_stride, std::int64_t rows, std::int64_t columns, BFloat16* y,
+                      std::int64_t y_stride) {
+  constexpr std::int64_t kBlock = 32;
+  for (std::int64_t first = 0; first < rows; first += kBlock)
+    for (std::int64_t c = 0; c < columns; ++c)
+      for (std::int64_t r = first; r < std::min(first + kBlock, rows); ++r) y[c * y_stride + r] = x[r * x_stride + c];
 }
 
 }  // namespace lockstep::nn::cpu

@@ -50,6 +50,12 @@ class Parameter {
     copy_version_ = version_;
   }
 
+  /// For inference: makes the value's Int8Rows, which linear() and logits() multiply with from now on where nothing is
+  /// recorded, until the value changes. (out, in) f32, of a device that has them (LinearKernels::multiplies_int8_rows).
+  void quantize_rows();
+  /// nullptr: there are none of this value.
+  const Int8Rows* int8_rows() const { return int8_version_ == version_ ? &int8_rows_ : nullptr; }
+
   /// From now on this one's value is the other's, in the same memory: for a copy of a module that several threads
   /// compute with while nobody changes it. Whoever changes it calls changed() of both. Throws UsageError for another
   /// shape or type.
@@ -112,8 +118,10 @@ class Parameter {
   Tensor copy_;  // bf16; undefined until it is asked for
   static constexpr std::uint64_t kNoVersion = 0;
   std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
-  int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
-  ThreadId owner_thread_ = nullptr;          // whose tapes those are
+  Int8Rows int8_rows_;
+  std::uint64_t int8_version_ = kNoVersion;
+  int pending_uses_ = 0;             // recorded on a tape and not yet walked by backward
+  ThreadId owner_thread_ = nullptr;  // whose tapes those are
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool is_partial_ = false;

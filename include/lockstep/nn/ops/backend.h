@@ -205,6 +205,10 @@ std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 /// The instruction set that oneDNN uses here: "avx512_core_amx", "avx2"…; honours ONEDNN_MAX_CPU_ISA.
 std::string cpu_kernel_isa();
+/// How oneDNN multiplies bf16 in that instruction set: in tiles (AMX), with AVX512-BF16, with f32 instructions that
+/// take longer than f32 itself (AVX-512 alone), or not at all.
+enum class CpuBf16 : std::uint8_t { kNone, kEmulated, kAvx512, kAmx };
+CpuBf16 cpu_bf16();
 /// "2.6.3"
 std::string onednn_version();
 

@@ -18,6 +18,13 @@ struct SavedPreactivation {
   DType dtype = DType::kU8;
 };
 
+/// Weights (O, I) for inference, a byte each: w[o][i] is about values[o][i] · scales[o], where a row's largest
+/// magnitude is 127 · its scale. The error of a weight is at most half of its row's scale.
+struct Int8Rows {
+  Tensor values = {};  // (O, I), u8 that hold signed numbers from -127 to 127
+  Tensor scales = {};  // (O) f32
+};
+
 /// N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias). Activations, w and b
 /// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32. y of
 /// forward() without epilogue and dy of backward_…() may have a pitch, of a device whose Backend::pitch_of() asks for
@@ -33,6 +40,21 @@ class LinearKernels {
   virtual void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) = 0;
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
   virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
+
+  /// Whether the next two may be called.
+  virtual bool multiplies_int8_rows() const { return false; }
+  /// Fills `rows` with w (O, I) f32.
+  virtual void to_int8_rows(const Tensor& w, const Int8Rows& rows) {
+    static_cast<void>(w), static_cast<void>(rows);
+    throw InternalError("this device has no weights of int8");
+  }
+  /// forward() with these weights; x, b and y are f32, and so are products and sums.
+  virtual void forward_int8_rows(const Tensor& x, const Int8Rows& w, const Tensor& b, Epilogue epilogue,
+                                 const Tensor& y) {
+    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
+    static_cast<void>(y);
+    throw InternalError("this device has no weights of int8");
+  }
 
   /// Both of the same dy, which a device may read once.
   virtual void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
