@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --lr fast", 2, "--lr"}, BadInput{"lockstep train cnn", 2, "data"},
         BadInput{"lockstep train cnn --config typo.toml", 2, "typo.toml"},
         BadInput{"LOCKSTEP_EPOCS=3 lockstep train cnn --data digits", 2, "LOCKSTEP_EPOCS"},
-        BadInput{"lockstep train cnn --data digits --zero 1", 2, "--zero"},
+        BadInput{"lockstep train cnn --data digits --zero 2", 2, "use --zero 1"},
         BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
         BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
         BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
