@@ -445,8 +445,8 @@ TEST_P(Bf16Test, OptimizersWriteTheRoundedCopy) {
   control.f32()[StepControl::kGradientScale] = control.f32()[StepControl::kApply] = 1.0f;
   UpdateArrays with = {.count = kCount, .gradient = g.f32(), .parameter = p.f32(), .copy = copy.data<BFloat16>()};
   UpdateArrays without = {.count = kCount, .gradient = g.f32(), .parameter = alone.f32()};
-  backend->optim().update(SgdRule{}, control, std::span(&with, 1));
-  backend->optim().update(SgdRule{}, control, std::span(&without, 1));
+  backend->optim().update(SgdRule{}, control, std::span(&with, 1), {});
+  backend->optim().update(SgdRule{}, control, std::span(&without, 1), {});
   for (std::int64_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(p.f32()[i], alone.f32()[i]);
     ASSERT_EQ(copy.data<BFloat16>()[i].bits, BFloat16::from_float(p.f32()[i]).bits);

@@ -52,9 +52,9 @@ class Branches final : public nn::Module {
   nn::Linear &first_, &left_, &right_;
 };
 
-class Training {
+class ZeroTraining {
  public:
-  Training(const std::string& optimizer, Options options) : unused_(options.find_unused_parameters) {
+  ZeroTraining(const std::string& optimizer, Options options) : unused_(options.find_unused_parameters) {
     ddp_.emplace(model_, group(), options);
     optimizer_ = nn::make_optimizer(optimizer, ddp_->parameters(), {}, 0.01,
                                     {{.patterns = {"*.bias"}, .weight_decay = 0.0}}, ddp_->share());
@@ -134,10 +134,10 @@ TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
   for (const char* name : kOptimizers)
     for (std::size_t i = 0; i < std::size(cases); ++i) {
       SCOPED_TRACE(std::string(name) + ", case " + std::to_string(i));
-      Training without(name, cases[i].options);
+      ZeroTraining without(name, cases[i].options);
       Options options = cases[i].options;
       options.zero = 1;
-      Training with(name, options);
+      ZeroTraining with(name, options);
       for (std::uint64_t step = 1; step <= 4; ++step) {
         without.step(step, cases[i].clip_norm, cases[i].parts);
         with.step(step, cases[i].clip_norm, cases[i].parts);
@@ -150,7 +150,7 @@ TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
 // On GPUs with NCCL too: all ranks have the same.
 TEST(Zero, AllRanksHaveTheSameParameters) {
   for (const char* name : kOptimizers) {
-    Training training(name, {.first_bucket_mb = 0.03, .zero = 1});
+    ZeroTraining training(name, {.first_bucket_mb = 0.03, .zero = 1});
     const Bytes before = training.parameters();
     for (std::uint64_t step = 1; step <= 3; ++step) training.step(step, 0.5);
     EXPECT_FALSE(training.parameters() == before);
@@ -159,7 +159,7 @@ TEST(Zero, AllRanksHaveTheSameParameters) {
 }
 
 TEST(Zero, EachRankRemembersItsShare) {
-  Training without("adamw", {}), with("adamw", {.zero = 1});
+  ZeroTraining without("adamw", {}), with("adamw", {.zero = 1});
   std::int64_t mine = 0, most = 0, whole = 0;
   for (const auto& moment : with.optimizer().moments()) mine += moment.value.count();
   for (const auto& moment : without.optimizer().moments()) whole += moment.value.count();
@@ -176,7 +176,7 @@ TEST(Zero, EachRankRemembersItsShare) {
 
 TEST(Zero, MomentsAreGatheredAndScattered) {
   if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
-  Training without("adamw", {}), with("adamw", {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001, .zero = 1});
+  ZeroTraining without("adamw", {}), with("adamw", {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001, .zero = 1});
   for (std::uint64_t step = 1; step <= 3; ++step) {
     without.step(step);
     with.step(step);
@@ -189,7 +189,7 @@ TEST(Zero, MomentsAreGatheredAndScattered) {
     else
       EXPECT_TRUE(whole.empty());
     // In other buckets, other ranks have other slices.
-    Training other("adamw", {.zero = 1});
+    ZeroTraining other("adamw", {.zero = 1});
     other.ddp().scatter_moments(other.optimizer(), whole, root);
     const Bytes again = other.ddp().gather_moments(other.optimizer(), root);
     EXPECT_TRUE(again == whole);
@@ -198,7 +198,7 @@ TEST(Zero, MomentsAreGatheredAndScattered) {
 }
 
 TEST(Zero, ParametersStayWhenItEnds) {
-  Training training("sgd", {.zero = 1});
+  ZeroTraining training("sgd", {.zero = 1});
   training.step(1);
   const Bytes before = training.parameters();
   const auto version = training.model().named_parameters().front().parameter->version();
@@ -210,7 +210,7 @@ TEST(Zero, ParametersStayWhenItEnds) {
 }
 
 TEST(Zero, IsRefusedWhereItCannotBe) {
-  Training training("sgd", {.zero = 1});
+  ZeroTraining training("sgd", {.zero = 1});
   {
     const auto whole = nn::make_sgd(training.ddp().parameters(), {});
     training.pass(1);
