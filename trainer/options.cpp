@@ -6,9 +6,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/data/families.h"
-#include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/models/models.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/sources.h"
 #include "options/values.h"
 #include "session/options.h"
@@ -29,15 +27,6 @@ using options::text;
 using options::when;
 
 constexpr Range kDecay = {.low = 0, .high = 1, .open_low = true, .open_high = true};
-constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
-
-/// For settings of models of which `does` is true.
-Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFamily& family), const char* kind) {
-  return {.to = fmt::format("{}: {}", kind, nn::models_that(does)), .unless = [&model, does] {
-            return when(nn::find_model_family(model.name) != nullptr && !does(nn::model_family(model.name)),
-                        "the model is " + model.name);
-          }};
-}
 
 Applies to_checkpoints(const std::string& directory) {
   return {.to = "a directory of checkpoints",
@@ -304,152 +293,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
-void add_bucket_options(OptionTable& table, TrainConfig& config) {
-  table.add({.name = "bucket-mb",
-             .placeholder = "X",
-             .help = "size of a gradient bucket, in MiB",
-             .default_text = "25, between hosts on the CPU 4",
-             .value = number(config.bucket_mb, kBucketMib),
-             .agree = Agree::kValue,
-             .may_change = true});
-  table.add({.name = "first-bucket-mb",
-             .placeholder = "X",
-             .help = "size of the bucket that is ready first, in MiB",
-             .default_text = fmt::to_string(config.first_bucket_mb),
-             .value = number(config.first_bucket_mb, kBucketMib),
-             .agree = Agree::kValue,
-             .may_change = true});
-}
-
-void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
-  const auto complaint_of = [](const std::string& spec) -> std::optional<Complaint> {
-    try {
-      ddp::make_comm_hook(spec);
-      return std::nullopt;
-    } catch (const UsageError& error) {
-      return Complaint{error.what(), error.remedy()};
-    }
-  };
-  table.add({.name = "comm-hook",
-             .placeholder = ddp::comm_hook_placeholder(),
-             .help = "how gradients travel: as f32, as bf16 or fp16, as products of R columns of each matrix, or the P "
-                     "percent of a bucket that are largest",
-             .default_text = config.comm_hook,
-             .value = {[&config, complaint_of](const std::string& spec) {
-                         auto complaint = complaint_of(spec);
-                         if (!complaint) config.comm_hook = spec;
-                         return complaint;
-                       },
-                       [&config] { return config.comm_hook; },
-                       [&config, complaint_of] { return complaint_of(config.comm_hook); },
-                       [&config] { return config.comm_hook != "none"; }},
-             .applies = {.to = "training without --shards, --zero and --parallel dp",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           if (config.zero > 0) return "--zero reduce-scatters gradients";
-                           if (config.shards > 0)
-                             return "--shards promises the same bits at any number of ranks, which a hook cannot";
-                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
-                           return std::nullopt;
-                         }},
-             .agree = Agree::kValue,
-             .may_change = true});
-}
-
-void add_zero_option(OptionTable& table, TrainConfig& config) {
-  table.add({.name = "zero",
-             .placeholder = "0|1",
-             .help =
-                 "1: each rank updates a share of the parameters and remembers nothing of the rest: the optimizer's "
-                 "state is divided by the number of ranks (ZeRO, stage 1)",
-             .default_text = fmt::to_string(config.zero),
-             .value = integer(config.zero, 0, 3),
-             .applies = {.to = "training without --parallel dp",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
-                         }},
-             .agree = Agree::kValue,
-             .may_change = true});
-}
-
 namespace {
-
-/// One process for each device, or one for all; what ranks do with gradients and statistics.
-void add_ddp_options(OptionTable& table, TrainConfig& config) {
-  const auto normalises = [](const nn::ModelFamily& family) { return family.batch_norm; };
-  const Applies to_batch_norm = to_models_that(config.model, normalises, "models with batch normalisation");
-  table.add({.name = "find-unused",
-             .synonyms = {"find-unused-parameters"},
-             .kind = OptionKind::kFlag,
-             .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
-             .value = boolean(config.find_unused),
-             .agree = Agree::kValue,
-             .may_change = true});
-  table.add({.name = "static-graph",
-             .kind = OptionKind::kFlag,
-             .help =
-                 "the parameters without a gradient are the same ones in each step, found in the first; a step that "
-                 "differs is an error",
-             .value = boolean(config.static_graph),
-             .applies = {.to = "steps over ranks, without --find-unused and --shards",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           if (config.find_unused) return "this run has --find-unused";
-                           return when(config.shards > 0, "this run has --shards");
-                         }},
-             .agree = Agree::kValue,
-             .may_change = true});
-  table.add({.name = "no-broadcast-buffers",
-             .kind = OptionKind::kFlag,
-             .help = "running statistics stay each rank's own, else they are rank 0's",
-             .value = boolean(config.no_broadcast_buffers),
-             .applies = to_batch_norm,
-             .agree = Agree::kValue,
-             .may_change = true});
-  table.add(
-      {.name = "local-sgd",
-       .placeholder = "K",
-       .help =
-           "each rank takes K steps by its own gradients; then parameters and moments become the ranks' mean, at the "
-           "end of an epoch too",
-       .default_text = "gradients are summed in each step",
-       .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
-       .applies = {.to = "training without --shards, --comm-hook, --zero, --ema, --sync-batchnorm, "
-                         "--no-broadcast-buffers and --parallel dp, whose "
-                         "--checkpoint-every and --check-replicas are multiples of K",
-                   .unless = [&config]() -> std::optional<std::string> {
-                     const auto apart = [&](std::int64_t steps) {
-                       return steps % std::max<std::int64_t>(config.local_sgd, 1) != 0;
-                     };
-                     if (config.shards > 0) return "--shards sums each step along a tree";
-                     if (config.comm_hook != "none") return "--comm-hook carries the gradients of each step";
-                     if (config.zero > 0) return "--zero sums the gradients of each step";
-                     if (config.ema) return "--ema follows parameters that all ranks have";
-                     if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
-                     if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
-                     if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
-                     if (apart(config.checkpoint_every.value_or(0)))
-                       return fmt::format("--checkpoint-every {} falls between two averagings",
-                                          *config.checkpoint_every);
-                     return when(
-                         apart(config.check_replicas),
-                         fmt::format("--check-replicas {} falls between two averagings", config.check_replicas));
-                   }},
-       .agree = Agree::kValue,
-       .may_change = true});
-  table.add({.name = "sync-batchnorm",
-             .kind = OptionKind::kFlag,
-             .help = "batch normalisation over the samples of all ranks",
-             .value = boolean(config.sync_batchnorm),
-             .applies = to_batch_norm,
-             .agree = Agree::kValue,
-             .may_change = true});
-  table.add({.name = "check-replicas",
-             .placeholder = "STEPS",
-             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: only at checkpoints "
-                     "and the end",
-             .default_text = fmt::to_string(config.check_replicas),
-             .value = integer(config.check_replicas, 0, kMost),
-             .agree = Agree::kValue});
-}
 
 /// Where and how often training is saved, and whether it resumes; opens a group.
 void add_checkpoint_options(OptionTable& table, TrainConfig& config) {

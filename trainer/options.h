@@ -44,5 +44,11 @@ void add_bucket_options(OptionTable& table, TrainConfig& config);
 void add_comm_hook_option(OptionTable& table, TrainConfig& config);
 /// --zero.
 void add_zero_option(OptionTable& table, TrainConfig& config);
+/// One process for each device, or one for all; what ranks do with gradients and statistics.
+void add_ddp_options(OptionTable& table, TrainConfig& config);
+
+/// For settings of models of which `does` is true.
+options::Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFamily& family),
+                                const char* kind);
 
 }  // namespace lockstep::trainer

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "comm/shm/slot_board.h"
 #include "devices/cpus.h"
 #include "lockstep/base/env.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/op.h"
 
 namespace lockstep::comm {

@@ -169,7 +169,6 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--warmup=5",
                               "--clip-norm=1",
                               "--ema=0.99",
-                              "--zero=1",
                               "--seed=42",
                               "--device=cuda:0,3",
                               "--share-devices",
@@ -230,7 +229,6 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
   EXPECT_EQ(config.ema, 0.99);
-  EXPECT_EQ(config.zero, 1);
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);
@@ -275,6 +273,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(train_config({"linear", "--local-sgd=4"}).local_sgd, 4);
   EXPECT_EQ(train_config({"gpt", "--recompute=blocks"}).recompute, "blocks");
   EXPECT_EQ(train_config({"gpt", "--recompute=3"}).recompute, "3");
+  EXPECT_EQ(train_config({"mlp", "--zero=1"}).zero, 1);
   EXPECT_THAT(complaint({"train", "gpt", "--recompute=some"}), HasSubstr("neither the word blocks nor"));
   EXPECT_TRUE(config.quiet);
   EXPECT_TRUE(config.encrypt);
