@@ -169,7 +169,8 @@ TEST(ShardsSteadyState, NothingIsAllocatedInShards) {
 // With sharded updates; those of LAMB sum norms over the ranks for each bucket.
 TEST(ZeroSteadyState, NothingIsAllocatedInShardedUpdates) {
   for (const char* optimizer : {"adamw", "lamb"}) {
-    Training run("cnn", "digits", 60, /*adam=*/false, /*stateful=*/false, /*shards=*/0, /*at_once=*/1, optimizer);
+    Training run("cnn", "digits", 60, /*adam=*/false, /*stateful=*/false, /*shards=*/0, /*at_once=*/1, /*hook=*/"none",
+                 optimizer);
     for (std::int64_t i = 0; i < 2 * run.steps_per_epoch() + 5; ++i) run.step();
     expect_steady(run, run.steps_per_epoch(), std::string("cnn with sharded updates of ") + optimizer);
   }
