@@ -1,4 +1,4 @@
-// A training loop of one's own whose result has the same bits on any number of ranks: a step in shards.
+// A custom training loop whose result has the same bits on any number of ranks: a step in shards.
 //
 //   in_shards; lockstep launch -n 3 -- in_shards      the same params_sha256, on 1 to 8 ranks
 #include <cstdio>

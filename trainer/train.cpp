@@ -124,7 +124,6 @@ class Run {
     else
       register_hook(config_, *ddp_);
     auto optimizer = make_optimizer(config_, ddp_->parameters(), ddp_->share());
-    optimizer_ = optimizer.get();
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     if (resumed_) resume_hook_state(*resumed_, ddp_->reducer().comm_hook(), group_);
     if (config_.ema) {
@@ -140,7 +139,6 @@ class Run {
       carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
       if (resumed_) resume_carried(*resumed_, group_, *carried_);
     }
-    if (resumed_ && mirror_) write_missing_copies();
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
     options.average = average_ ? &*average_ : nullptr;
@@ -151,6 +149,7 @@ class Run {
     options.trace = trace();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
+    if (resumed_ && mirror_) write_missing_copies();
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
     stragglers_.emplace(group_, backend_.steps_ahead() > 0);
     rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
@@ -282,7 +281,7 @@ class Run {
     checkpoint::MoreState more;
     if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
     more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
-    if (config_.zero > 0) more.moments = ddp_->gather_moments(*optimizer_, root);
+    if (config_.zero > 0) more.moments = ddp_->gather_moments(step_->optimizer(), root);
     return more;
   }
 
@@ -555,7 +554,6 @@ class Run {
   std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<parallel::ModelAverager> averager_;  // nothing: gradients are summed
-  nn::Optimizer* optimizer_ = nullptr;               // the step's
   std::optional<nn::MovingAverage> average_;
   std::optional<CarriedState> carried_;
   std::optional<StepGraphs> graphs_;

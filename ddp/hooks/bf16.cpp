@@ -34,11 +34,7 @@ class Bf16Hook final : public CommHook {
       narrow(from.data(), 1.0f, halves_of(bucket), from.size());
     else
       narrow_on_device(from.data(), halves_of(bucket), from.size(), group.producer_stream());
-    return group.all_reduce({.arena = arena_.get(),
-                             .offset_bytes = layout_.begin_of_bucket(bucket.index) * sizeof(BFloat16),
-                             .count = from.size(),
-                             .dtype = DType::kBF16},
-                            comm::ReduceOp::kSum, static_cast<std::int32_t>(bucket.index),
+    return group.all_reduce(region_of(bucket), comm::ReduceOp::kSum, static_cast<std::int32_t>(bucket.index),
                             exact_ ? comm::Rounding::kOnce : comm::Rounding::kPerHost);
   }
 
@@ -57,10 +53,8 @@ class Bf16Hook final : public CommHook {
   }
 
  private:
-  BFloat16* halves_of(const GradBucket& bucket) const {
-    return arena_->view<BFloat16>(layout_.begin_of_bucket(bucket.index) * sizeof(BFloat16), bucket.gradients.count)
-        .data();
-  }
+  comm::Region region_of(const GradBucket& bucket) const { return layout_.region_in(*arena_, bucket, DType::kBF16); }
+  BFloat16* halves_of(const GradBucket& bucket) const { return reinterpret_cast<BFloat16*>(region_of(bucket).data()); }
 
   bool exact_;
   int ranks_ = 1;

@@ -48,11 +48,8 @@ class Fp16HostHook final : public CommHook {
       const auto from = layout_.values_of(bucket, slot);
       narrow(from.data(), scales_[slot], halves_of(bucket, slot), from.size());
     }
-    return group.all_reduce({.arena = arena_.get(),
-                             .offset_bytes = layout_.begin_of_bucket(bucket.index) * sizeof(Float16),
-                             .count = bucket.gradients.count,
-                             .dtype = DType::kF16},
-                            comm::ReduceOp::kSum, static_cast<std::int32_t>(bucket.index), comm::Rounding::kPerHost);
+    return group.all_reduce(layout_.region_in(*arena_, bucket, DType::kF16), comm::ReduceOp::kSum,
+                            static_cast<std::int32_t>(bucket.index), comm::Rounding::kPerHost);
   }
 
   void finish(const GradBucket& bucket, StreamView stream) override {
@@ -125,8 +122,7 @@ class Fp16HostHook final : public CommHook {
   }
 
   Float16* halves_of(const GradBucket& bucket, std::size_t slot) const {
-    const std::size_t at = layout_.begin_of_bucket(bucket.index) + layout_.begin_of(slot);
-    return arena_->view<Float16>(at * sizeof(Float16), layout_.slots()[slot].count).data();
+    return reinterpret_cast<Float16*>(layout_.region_in(*arena_, bucket, DType::kF16).data()) + layout_.begin_of(slot);
   }
 
   HookLayout layout_;
@@ -171,11 +167,7 @@ class Fp16DeviceHook final : public CommHook {
     largest_on_device(from.data(), largest_of(bucket), from.size(), stream_);
     group.all_reduce(largest, comm::ReduceOp::kMax, number).wait(stream_);
     narrow_on_device(from.data(), largest_of(bucket), log2_ranks_, halves_of(bucket), from.size(), stream_);
-    return group.all_reduce({.arena = arena_.get(),
-                             .offset_bytes = layout_.begin_of_bucket(bucket.index) * sizeof(Float16),
-                             .count = from.size(),
-                             .dtype = DType::kF16},
-                            comm::ReduceOp::kSum, number);
+    return group.all_reduce(layout_.region_in(*arena_, bucket, DType::kF16), comm::ReduceOp::kSum, number);
   }
 
   void finish(const GradBucket& bucket, StreamView stream) override {
@@ -191,8 +183,7 @@ class Fp16DeviceHook final : public CommHook {
 
  private:
   Float16* halves_of(const GradBucket& bucket) const {
-    return arena_->view<Float16>(layout_.begin_of_bucket(bucket.index) * sizeof(Float16), bucket.gradients.count)
-        .data();
+    return reinterpret_cast<Float16*>(layout_.region_in(*arena_, bucket, DType::kF16).data());
   }
   std::int32_t* largest_of(const GradBucket& bucket) const {
     return largest_->view<std::int32_t>(bucket.index * comm::kArenaAlignment, 1).data();

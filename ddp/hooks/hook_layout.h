@@ -30,8 +30,14 @@ class HookLayout {
   static std::span<float> floats_of(const GradBucket& bucket) {
     return bucket.gradients.arena->view<float>(bucket.gradients.offset_bytes, bucket.gradients.count);
   }
-  /// Of all buckets' elements before this one's.
-  std::size_t begin_of_bucket(std::size_t index) const { return plan_->buckets[index].offset_bytes / sizeof(float); }
+  /// Where the bucket is in `arena`, which has an element of `dtype` for each of the buckets' elements, in their
+  /// places.
+  comm::Region region_in(const comm::Arena& arena, const GradBucket& bucket, DType dtype) const {
+    return {.arena = &arena,
+            .offset_bytes = plan_->buckets[bucket.index].offset_bytes / sizeof(float) * size_of(dtype),
+            .count = bucket.gradients.count,
+            .dtype = dtype};
+  }
 
  private:
   std::span<const SlotSpec> slots_;

@@ -145,6 +145,18 @@ Bytes round(const Bytes& wide) {
   return narrow;
 }
 
+/// Each host's ranks in their order, then the hosts; a host's result has the type of its ranks'.
+inline Bytes reduce_rounding_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
+                                   const std::vector<std::vector<int>>& hosts) {
+  std::vector<Bytes> partials;
+  for (const auto& ranks : hosts) {
+    std::vector<Bytes> theirs;
+    for (const int rank : ranks) theirs.push_back(parts[static_cast<std::size_t>(rank)]);
+    partials.push_back(reduce(dtype, op, theirs));
+  }
+  return reduce(dtype, op, partials);
+}
+
 /// The same in two levels: the parts of each host first, hosts in the order in which they are given; bf16 and f16 are
 /// rounded once, at the end.
 inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
@@ -156,25 +168,7 @@ inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>&
     const Bytes result = reduce_on_hosts(DType::kF32, op, wide, hosts);
     return is_bf16 ? round<BFloat16>(result) : round<Float16>(result);
   }
-  std::vector<Bytes> partials;
-  for (const auto& ranks : hosts) {
-    std::vector<Bytes> theirs;
-    for (const int rank : ranks) theirs.push_back(parts[static_cast<std::size_t>(rank)]);
-    partials.push_back(reduce(dtype, op, theirs));
-  }
-  return reduce(dtype, op, partials);
-}
-
-/// The same with the result of each host's ranks rounded too.
-inline Bytes reduce_rounding_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
-                                   const std::vector<std::vector<int>>& hosts) {
-  std::vector<Bytes> partials;
-  for (const auto& ranks : hosts) {
-    std::vector<Bytes> theirs;
-    for (const int rank : ranks) theirs.push_back(parts[static_cast<std::size_t>(rank)]);
-    partials.push_back(reduce(dtype, op, theirs));
-  }
-  return reduce(dtype, op, partials);
+  return reduce_rounding_hosts(dtype, op, parts, hosts);
 }
 
 /// The contributions of ranks 0 to world_size - 1.

@@ -32,20 +32,9 @@ std::unique_ptr<ProcessGroup> make(const std::string& sockets) {
 
 /// Of ranks that are on `sockets` sockets, equal parts of them.
 Bytes expected(DType dtype, ReduceOp op, std::size_t count, std::uint64_t seed, int ranks, int sockets) {
-  std::vector<Bytes> sums;
-  int socket = -1;
-  std::vector<Bytes> inside;
-  const auto close = [&] {
-    if (!inside.empty()) sums.push_back(reference::reduce(dtype, op, inside));
-    inside.clear();
-  };
-  for (int r = 0; r < ranks; ++r) {
-    if (r * sockets / ranks != socket) close();
-    socket = r * sockets / ranks;
-    inside.push_back(reference::contribution(dtype, count, seed, r));
-  }
-  close();
-  return reference::reduce(dtype, op, sums);
+  std::vector<std::vector<int>> ranks_of(static_cast<std::size_t>(sockets));
+  for (int r = 0; r < ranks; ++r) ranks_of[static_cast<std::size_t>(r * sockets / ranks)].push_back(r);
+  return reference::reduce_rounding_hosts(dtype, op, reference::contributions(dtype, count, seed, ranks), ranks_of);
 }
 
 struct Reduction {

@@ -30,14 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Options = DistributedDataParallel::Options;
 
-class DistributedSteps : public ::testing::TestWithParam<std::optional<double>> {
- protected:
-  static Options options(Options base = {}) {
-    base.bucket_cap_mb = GetParam();
-    base.first_bucket_mb = GetParam().value_or(1.0);
-    return base;
-  }
-};
+class DistributedSteps : public fixture::BucketSizes {};
 
 /// This rank's pass over `batch` and one process's over those of all ranks, then both optimizers' steps.
 class Pair {

@@ -51,14 +51,7 @@ std::unique_ptr<nn::Module> normed_model(nn::Context& context) {
   return model;
 }
 
-class Distributed : public ::testing::TestWithParam<std::optional<double>> {
- protected:
-  Options options(Options base = {}) const {
-    base.bucket_cap_mb = GetParam();
-    base.first_bucket_mb = GetParam().value_or(1.0);
-    return base;
-  }
-};
+class Distributed : public fixture::BucketSizes {};
 
 // Which layers rank `rank` takes in step `step`: all; another on each rank; none of them the right one; one alone on
 // the last rank; all again.

@@ -14,6 +14,7 @@
 #include "base/splitmix.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/losses/losses.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 
@@ -126,5 +127,15 @@ inline void expect_same_parameters(const nn::Module& got, const nn::Module& want
   for (std::size_t i = 0; i < a.size(); ++i)
     expect_near(a[i].parameter->value(), b[i].parameter->value(), a[i].name + when, 1e-5f);
 }
+
+/// Tests with the default sizes of buckets, and with the parameter's, in MiB, where it has one.
+class BucketSizes : public ::testing::TestWithParam<std::optional<double>> {
+ protected:
+  static DistributedDataParallel::Options options(DistributedDataParallel::Options base = {}) {
+    base.bucket_cap_mb = GetParam();
+    base.first_bucket_mb = GetParam().value_or(1.0);
+    return base;
+  }
+};
 
 }  // namespace lockstep::parallel::fixture

@@ -89,7 +89,6 @@ class BoundGradients {
  private:
   void bind();
   void bind(std::size_t slot);
-  void listen(std::size_t slot, std::size_t module);
   nn::Tensor in_arena(std::size_t slot) const;
   void hand_over(std::size_t slot);
   void pass_has(std::size_t slot, std::size_t module);
