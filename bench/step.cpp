@@ -107,6 +107,7 @@ class StepBenchmark {
     time_ms(kWith, 1);
     const std::vector<double> startup = {1e3 * process_age_s()};
     result.startup_ms = slowest(group_, startup)[0];
+    while (ddp_->choosing_buckets()) time_ms(kWith, 1);
     for (std::int64_t i = 1; i < warm_up(); ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
     measure(result);
     if (options_.timeline) result.timeline = take_timeline();
@@ -164,6 +165,9 @@ class StepBenchmark {
     result.backend = session_.gradients().name();
     result.threads = session_.threads;
     result.hook = trainer::hook_report_of(ddp_->reducer());
+    result.buckets = ddp_->reducer().plan().buckets.size();
+    result.bucket_bytes = ddp_->reducer().limits().bytes;
+    result.bucket_choice = ddp_->bucket_choice();
   }
 
   /// Of one of `steps` steps that are given to the device one after the other, from its being idle to its being idle.

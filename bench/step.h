@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "bench/timeline.h"
 #include "bench/timings.h"
+#include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
@@ -66,6 +67,8 @@ struct StepResult {
   std::int64_t kernels_per_step = 0;  // that a graph of a step starts; 0: no graph
   std::optional<Profile> profile;     // rank 0's
   std::optional<trainer::HookReport> hook;
+  std::size_t buckets = 0, bucket_bytes = 0;
+  std::optional<ddp::BucketChoice> bucket_choice;
 };
 
 /// JSON, CSV with its heading (and without timeline), or a table of one.

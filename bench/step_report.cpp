@@ -98,6 +98,13 @@ JsonObject json_of(const StepResult& r) {
         .add("comm_bytes", std::round(r.hook->bytes_sent))
         .add("comm_bytes_without_hook", std::round(r.hook->bytes_without_hook))
         .add("comm_fallbacks", r.hook->fallbacks);
+  json.add("buckets", r.buckets).add("bucket_bytes", r.bucket_bytes);
+  if (r.bucket_choice) {
+    std::vector<JsonText> trials;
+    for (const auto& trial : r.bucket_choice->trials)
+      trials.emplace_back(JsonObject{{"bucket_bytes", trial.bytes}, {"step_ms", rounded(1e3 * trial.step_seconds)}});
+    json.add("bucket_trials", trials).add("bucket_trial_steps", r.bucket_choice->steps);
+  }
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
   if (r.profile) json.add("profile", json_of(*r.profile));
   return json;
@@ -136,6 +143,7 @@ std::string table_of(const StepResult& r) {
   for (const auto& [operation, choice] : r.engines) text += fmt::format("  {} by {}\n", operation, choice.engine);
   if (r.kernels_per_step > 0) text += fmt::format("  kernels of a step      {:>10}\n", r.kernels_per_step);
   if (r.hook) text += fmt::format("  {}\n", trainer::describe(*r.hook));
+  if (r.bucket_choice) text += fmt::format("  {}\n", ddp::describe(*r.bucket_choice));
   if (r.timeline) text += describe(*r.timeline);
   return r.profile ? text + table_of(*r.profile) : text;
 }

@@ -80,13 +80,13 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, MoreSt
   manifest.step = resumed.step;
   manifest.position = resumed.position;
   manifest.optimizer_steps = resumed.optimizer_steps;
-  manifest.bucket_order = resumed.bucket_order;
+  manifest.buckets = resumed.buckets;
   for (Place& place : places_)
     if (place.older != older_) place.writer->start(manifest);
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-                       std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more) {
+                       std::int64_t optimizer_steps, const BucketLayout& buckets, MoreState more) {
   if (!is_new(step)) return;
   if (places_.empty()) {
     taken_ = step;
@@ -103,7 +103,7 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   manifest.step = step;
   manifest.position = position;
   manifest.optimizer_steps = optimizer_steps;
-  manifest.bucket_order = bucket_order;
+  manifest.buckets = buckets;
   for (Place& place : places_) place.writer->start(manifest);
   const auto end = Clock::now();
   held_seconds_ = seconds_between(since, end);

@@ -52,7 +52,7 @@ class Checkpoints {
   /// is still being written. Nothing if this step's has been taken. `more`, of the rank that writes: what it does not
   /// have by itself. `since`: when training stopped for it.
   void take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-            std::int64_t optimizer_steps, const std::vector<std::string>& bucket_order, MoreState more = {});
+            std::int64_t optimizer_steps, const BucketLayout& buckets, MoreState more = {});
   /// Whether take() would take one.
   bool is_new(std::int64_t step) const { return step != taken_; }
   /// Waits for the last one. Whether it was written to the run's directory, as far as this rank does that.

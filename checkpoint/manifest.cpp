@@ -86,7 +86,9 @@ class ManifestReader {
         .world_size = static_cast<int>(std::min<std::int64_t>(count(json, "world_size"), 1 << 30)),
         .identity = facts_from(json.at("run")),
         .settings = facts_from(json.at("settings")),
-        .bucket_order = json.at("bucket_order").get<std::vector<std::string>>(),
+        .buckets = {.order = json.at("bucket_order").get<std::vector<std::string>>(),
+                    .bytes =
+                        json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
         .files = {},
     };
     for (const auto& [name, value] : json.at("files").items())
@@ -111,8 +113,9 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"world_size", manifest.world_size},
                       {"run", json_of(manifest.identity)},
                       {"settings", json_of(manifest.settings)},
-                      {"bucket_order", manifest.bucket_order},
+                      {"bucket_order", manifest.buckets.order},
                       {"files", OrderedJson::object()}};
+  if (manifest.buckets.bytes > 0) json["bucket_bytes"] = manifest.buckets.bytes;
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
   json[kDigest] = digest_of(json);

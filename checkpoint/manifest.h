@@ -14,15 +14,23 @@ namespace lockstep::checkpoint {
 /// Names and values of what a run is, for people and for comparing, in a fixed order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
+/// What DistributedDataParallel has come to.
+struct BucketLayout {
+  std::vector<std::string> order;  // parameters, as their gradients became ready; may be empty
+  std::uint64_t bytes = 0;         // that were chosen for so many ranks; 0: none were
+
+  friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
+};
+
 struct CheckpointManifest {
   std::int64_t step = 0;           // the last one done, from 1
   sampler::SamplerState position;  // of the sampler after it
   std::int64_t optimizer_steps = 0;
   std::int64_t total_steps = 0;  // of the run, as it was planned then; 0: nobody has planned
   int world_size = 1;
-  Facts identity;                         // must be the same in a run that resumes
-  Facts settings;                         // may be others
-  std::vector<std::string> bucket_order;  // parameters, as their gradients became ready; may be empty
+  Facts identity;  // must be the same in a run that resumes
+  Facts settings;  // may be others
+  BucketLayout buckets;
 
   struct File {
     std::uint64_t bytes = 0;

@@ -481,8 +481,9 @@ std::vector<std::size_t> Reducer::observed_order() {
   return {order.begin(), order.end()};
 }
 
-bool Reducer::rebuild_buckets(std::vector<std::size_t> order) {
-  if (order == order_) return false;
+bool Reducer::rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes) {
+  if (order == order_ && bytes == limits_.bytes) return false;
+  limits_.bytes = bytes;
   lay_out(std::move(order));
   if (hook_ != nullptr) hook_->lay_out(slots_, plan_, group_);
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.

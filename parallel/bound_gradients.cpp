@@ -1,10 +1,12 @@
 #include "lockstep/parallel/bound_gradients.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
+#include "ddp/bucket_tuner.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -90,11 +92,14 @@ void BoundGradients::refuse_stray(std::size_t slot) const {
       "gradients of this rank alone, do so while no_sync() is there");
 }
 
-void BoundGradients::apply_order() {
-  if (settled_ || !agreed_) return;
+void BoundGradients::apply_layout() {
+  const bool reorders = agreed_ && !settled_;
+  if (!reorders && !next_bytes_) return;
+  const std::size_t bytes = std::exchange(next_bytes_, std::nullopt).value_or(reducer_.limits().bytes);
+  auto order = reorders ? std::exchange(next_order_, {}) : reducer_.order();
   settled_ = true;
   if (!own_.empty()) {
-    reducer_.rebuild_buckets(std::exchange(next_order_, {}));
+    reducer_.rebuild_buckets(std::move(order), bytes);
     return;
   }
   std::vector<nn::Tensor> held(parameters_.size());
@@ -104,13 +109,53 @@ void BoundGradients::apply_order() {
     held[slot] = backend_.empty(parameter.value().shape());
     backend_.pointwise().copy(parameter.gradient(), held[slot]);
   }
-  if (!reducer_.rebuild_buckets(std::exchange(next_order_, {}))) return;
+  if (!reducer_.rebuild_buckets(std::move(order), bytes)) return;
   bind();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     if (!held[slot].defined()) continue;
     backend_.pointwise().copy(held[slot], parameters_[slot].parameter->gradient());
     parameters_[slot].parameter->mark_grad_valid();
   }
+}
+
+void BoundGradients::set_bucket_bytes(std::size_t bytes) {
+  tuning_ = false;
+  choice_ = {.bytes = bytes, .trials = {}, .steps = 0};
+  if (reducer_.rebuild_buckets(reducer_.order(), bytes) && own_.empty()) bind();
+}
+
+// Times are from the end of a step to the end of the next one: the optimizer's are in them, wherever the loop calls it.
+void BoundGradients::tune() {
+  if (tuner_ == nullptr) {
+    const ddp::BucketLimits& limits = reducer_.limits();
+    tuner_ = std::make_unique<ddp::BucketTuner>(group_.size() == 1
+                                                    ? std::vector<std::size_t>{limits.bytes}
+                                                    : ddp::sizes_to_try(reducer_.specs(), reducer_.order(), limits),
+                                                limits.bytes);
+  }
+  if (group_.device().kind != DeviceKind::kCpu) {  // a step ends when the device has done it
+    std::vector<std::byte> count(reducer_.unused_count().size());
+    backend_.download(nn::Tensor::view_of(reducer_.unused_count().data(), {1}), count);
+  }
+  const auto now = Clock::now();
+  if (step_end_ && !tuner_->done() && tuner_->add_step(seconds_between(*step_end_, now))) {
+    std::vector<double> slowest = tuner_->medians();
+    const auto all = group_.all_gather_objects(std::as_bytes(std::span(slowest)));
+    for (const auto& bytes : all) {
+      std::vector<double> theirs(slowest.size());
+      LOCKSTEP_ASSERT(bytes.size() == theirs.size() * sizeof(double), "times of {} bytes", bytes.size());
+      std::memcpy(theirs.data(), bytes.data(), bytes.size());
+      std::ranges::transform(slowest, theirs, slowest.begin(), [](double a, double b) { return std::max(a, b); });
+    }
+    tuner_->settle(slowest);
+  }
+  if (tuner_->bytes() != reducer_.limits().bytes) next_bytes_ = tuner_->bytes();
+  if (tuner_->done()) {
+    choice_ = tuner_->choice();
+    tuning_ = false;
+    tuner_.reset();
+  }
+  step_end_ = Clock::now();
 }
 
 std::vector<std::string> BoundGradients::order() const {
@@ -245,6 +290,7 @@ void BoundGradients::finish(FunctionRef<void(std::span<const std::size_t>)> on_b
     }
     on_bucket(slots);
   });
+  if (tuning_ && settled_) tune();
   if (agreed_) return;
   // Here, where all ranks are: what they do until the next backward is the caller's affair.
   next_order_ = reducer_.observed_order();

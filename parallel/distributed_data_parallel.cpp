@@ -109,6 +109,7 @@ void compare_modules(comm::ProcessGroup& group, nn::Module& module, const Option
   const comm::Manifest how = {
       {"zero", fmt::to_string(options.zero)},
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
+      {"tune_bucket_cap", options.tune_bucket_cap ? "true" : "false"},
       {"gradient_as_bucket_view", options.gradient_as_bucket_view ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
   };
@@ -190,6 +191,11 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     backend_ = &checked_backend(module, group, options);
     if (tree_ != nullptr) check_in_shards(module, options);
     check_zero(module, options);
+    check_usage(!options.tune_bucket_cap || !options.bucket_cap_mb, "tune_bucket_cap beside a bucket_cap_mb",
+                "give one of the two");
+    check_usage(!options.tune_bucket_cap || options.zero == 0,
+                "tune_bucket_cap with zero, where parameters lie in the buckets and cannot move",
+                "give bucket_cap_mb, or leave both out");
   });
   nn::Module& named = named_module(module);
   compare_modules(group, named, options);
@@ -212,6 +218,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     sharded_ = std::make_shared<ShardedParameters>(group, *backend_, parameters(), reducer().plan());
     if (tree_ == nullptr) gradients_->reducer().register_comm_hook(std::make_shared<ddp::ReduceScatterHook>());
   }
+  if (options.tune_bucket_cap) gradients_->tune_bucket_bytes();
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   if (tree_ != nullptr) comm::run_collectively(group, [&] { make_shard_copies(options); });
@@ -304,6 +311,13 @@ std::vector<std::string> DistributedDataParallel::bucket_order() const {
 
 void DistributedDataParallel::set_bucket_order(const std::vector<std::string>& names) {
   if (sharded_ == nullptr) gradients_->set_order(names);
+}
+
+void DistributedDataParallel::set_bucket_choice(std::size_t bytes) {
+  check_usage(bytes > 0 && gradients_->tunes_bucket_bytes(),
+              "a choice of the size of buckets where none is to be made, or of size 0",
+              "give Options::tune_bucket_cap");
+  gradients_->set_bucket_bytes(bytes);
 }
 
 void DistributedDataParallel::register_comm_hook(std::shared_ptr<ddp::CommHook> hook) {
@@ -410,7 +424,7 @@ DistributedDataParallel::JoinedStep DistributedDataParallel::join(std::int64_t o
 
 // Sums that the loop has not cleared are added to, and must not be summed again.
 void DistributedDataParallel::begin_gradients() {
-  gradients_->apply_order();
+  gradients_->apply_layout();
   if (!std::exchange(sums_held_, false)) return;
   check_usage(sharded_ == nullptr ||
                   std::ranges::none_of(parameters(), [](const auto& named) { return named.parameter->has_gradient(); }),

@@ -83,7 +83,7 @@ void DistributedDataParallel::begin_sharded_step() {
   check_usage(no_syncs_ == 0, "no_sync() where shards are summed along a tree",
               "leave it out: run_shards() sums after a rank's last shard");
   sums_held_ = false;
-  gradients_->apply_order();
+  gradients_->apply_layout();
   gradients_->begin_reduction(++step_);
   for (const Statistic& statistic : statistics_)
     backend_->pointwise().copy(*module_buffers_[statistic.buffer].tensor, statistic.before);

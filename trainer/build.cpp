@@ -422,6 +422,7 @@ parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config
           .find_unused_parameters = config.find_unused,
           .static_graph = config.static_graph,
           .bucket_cap_mb = config.bucket_mb,
+          .tune_bucket_cap = config.tune_bucket_mb,
           .first_bucket_mb = config.first_bucket_mb,
           .defer_unused_check = true,
           .zero = config.zero};

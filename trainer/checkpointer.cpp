@@ -81,7 +81,7 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
   checkpoint::MoreState more;
   more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
   if (state.optimizer.is_sliced()) more.moments = state.ddp.gather_moments(state.optimizer, 0);
-  state.checkpoints.take(step, since, position, state.optimizer.steps(), state.ddp.bucket_order(), std::move(more));
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), bucket_layout_of(state.ddp), std::move(more));
 }
 
 void Checkpointer::finish() {

@@ -8,7 +8,9 @@
 namespace lockstep::trainer {
 
 using options::Applies;
+using options::Binding;
 using options::boolean;
+using options::Complaint;
 using options::integer;
 using options::kMost;
 using options::number;
@@ -18,7 +20,21 @@ using options::when;
 
 namespace {
 
+const std::string kAuto = "auto";
 constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
+
+/// A number, or "auto".
+Binding bucket_bytes(TrainConfig& config) {
+  Binding mib = number(config.bucket_mb, kBucketMib);
+  return {[&config, mib](const std::string& text) -> std::optional<Complaint> {
+            config.tune_bucket_mb = text == kAuto;
+            if (config.tune_bucket_mb) config.bucket_mb.reset();
+            return config.tune_bucket_mb ? std::nullopt : mib.set(text);
+          },
+          [&config, mib] { return config.tune_bucket_mb ? kAuto : mib.text(); },
+          [&config, mib] { return config.tune_bucket_mb ? std::nullopt : mib.check(); },
+          [&config, mib] { return config.tune_bucket_mb || mib.asked(); }};
+}
 
 }  // namespace
 
@@ -31,10 +47,12 @@ Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFam
 
 void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
-             .placeholder = "X",
-             .help = "size of a gradient bucket, in MiB",
+             .placeholder = "X|auto",
+             .help =
+                 "size of a gradient bucket, in MiB; auto: sizes are tried in the first steps, and the one with the "
+                 "shortest steps stays",
              .default_text = "25, between hosts on the CPU 4",
-             .value = number(config.bucket_mb, kBucketMib),
+             .value = bucket_bytes(config),
              .agree = Agree::kValue,
              .may_change = true});
   table.add({.name = "first-bucket-mb",

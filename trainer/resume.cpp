@@ -323,6 +323,11 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
   return resumed;
 }
 
+checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp) {
+  const auto& choice = ddp.bucket_choice();
+  return {.order = ddp.bucket_order(), .bytes = choice ? choice->bytes : 0};
+}
+
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
   std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
@@ -349,7 +354,9 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
   else
     ddp::broadcast_state(gradients, moments, resumed.reader);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
-  ddp.set_bucket_order(resumed.manifest.bucket_order);
+  ddp.set_bucket_order(resumed.manifest.buckets.order);
+  if (ddp.choosing_buckets() && resumed.manifest.buckets.bytes > 0 && resumed.manifest.world_size == group.size())
+    ddp.set_bucket_choice(resumed.manifest.buckets.bytes);
   ddp.check();
   if (!optimizer.is_sliced()) ddp::check_replicas(gradients, moments);
 }

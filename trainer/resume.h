@@ -40,8 +40,11 @@ std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::P
                                                  comm::ProcessGroup& gradients,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
-/// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of
-/// buckets, and sees to it that all have the same bits.
+/// For a checkpoint's manifest.
+checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp);
+
+/// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state, the order of buckets
+/// and, where it was chosen for as many ranks, their size, and sees to it that all have the same bits.
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 

@@ -273,7 +273,7 @@ class Run {
       if (mirrored)
         if (auto there = gather_more(mirror_->rank); group_.rank() == mirror_->rank) more = std::move(there);
     }
-    checkpoints_.take(step, since, position_, step_->optimizer().steps(), ddp_->bucket_order(), std::move(more));
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), bucket_layout_of(*ddp_), std::move(more));
   }
 
   // Collective: what rank `root` writes and does not have.
@@ -458,6 +458,7 @@ class Run {
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
     flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
+    if (ddp_->choosing_buckets() && group_.rank() == 0) log_warn("the run ended before --bucket-mb auto had chosen");
     const bool checkpointed = checkpoints_.finish();
     report_checkpoints(progress);
     const FinalReport report{.steps = total_steps_,

@@ -47,7 +47,7 @@ CheckpointManifest some_manifest() {
   manifest.world_size = 2;
   manifest.identity = {{"model", "mlp"}, {"seed", "18446744073709551615"}};
   manifest.settings = {{"data", "images:/tmp/\"ä\""}};
-  manifest.bucket_order = {"fc2.weight", "fc1.weight"};
+  manifest.buckets.order = {"fc2.weight", "fc1.weight"};
   manifest.files["weights.safetensors"] = {.bytes = 100, .sha256 = std::string(64, 'a')};
   return manifest;
 }
@@ -259,7 +259,7 @@ TEST_F(Folder, StateComesBackBitForBit) {
 TEST_F(Folder, BucketsFollowTheOrderOfTheRunThatStopped) {
   const std::string newest = write(3);
   Resumed resumed = {.path = newest, .manifest = verify_checkpoint(newest), .corrupt = {}};
-  auto& order = resumed.manifest.bucket_order;
+  auto& order = resumed.manifest.buckets.order;
   order.clear();
   for (const auto& [name, parameter] : module_->named_parameters()) order.push_back(name);
   std::swap(order[0], order[2]);  // neither what a run begins with nor what it comes to

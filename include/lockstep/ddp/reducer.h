@@ -169,11 +169,15 @@ class Reducer {
   std::vector<std::size_t> observed_order();
   /// Between steps: buckets follow `order`, every slot once, the same on all ranks. True when storage has moved, with
   /// its content lost, and producers must ask for it again.
-  bool rebuild_buckets(std::vector<std::size_t> order);
+  bool rebuild_buckets(std::vector<std::size_t> order) { return rebuild_buckets(std::move(order), limits_.bytes); }
+  /// The same with buckets of `bytes` (BucketLimits::bytes).
+  bool rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes);
   /// The slots as buckets take them.
   const std::vector<std::size_t>& order() const { return order_; }
 
   const BucketPlan& plan() const { return plan_; }
+  const std::vector<SlotSpec>& specs() const { return slots_; }
+  const BucketLimits& limits() const { return limits_; }
   /// Of the arena: what a step sums, in bytes.
   std::size_t bytes() const { return arena_->bytes(); }
   /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.

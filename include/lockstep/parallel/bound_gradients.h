@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,10 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/module.h"
+
+namespace lockstep::ddp {
+class BucketTuner;
+}
 
 namespace lockstep::parallel {
 
@@ -34,16 +39,25 @@ class BoundGradients {
   ddp::Reducer& reducer() { return reducer_; }
   const ddp::Reducer& reducer() const { return reducer_; }
 
-  /// Before a backward pass writes gradients: buckets take the order that the ranks have come to, and gradients that
-  /// parameters hold move along.
-  void apply_order();
-  /// Gradients are where they will stay: from the second step with samples on.
-  bool settled() const { return settled_; }
+  /// Before a backward pass writes gradients: buckets take the order and the size that the ranks have come to, and
+  /// gradients that parameters hold move along.
+  void apply_layout();
+  /// Gradients are where they will stay: from the second step with samples on, or when the size of buckets is chosen.
+  bool settled() const { return settled_ && !tuning_ && !next_bytes_; }
   /// The order of buckets, by parameters' names; empty while the ranks have not come to one.
   std::vector<std::string> order() const;
   /// Before the first step: the order that an earlier run has come to. Ignored unless it names these parameters, each
   /// once.
   void set_order(const std::vector<std::string>& names);
+
+  /// Before the first step: the size of buckets is chosen in the first steps after the order (ddp: Note [Bucket
+  /// tuning]).
+  void tune_bucket_bytes() { tuning_ = true; }
+  bool tunes_bucket_bytes() const { return tuning_; }
+  /// Instead of that: the choice of an earlier run.
+  void set_bucket_bytes(std::size_t bytes);
+  /// What was measured; nothing before the choice.
+  const std::optional<ddp::BucketChoice>& bucket_choice() const { return choice_; }
 
   /// Instead of that, the order stays as it is.
   void keep_order() { agreed_ = settled_ = true; }
@@ -94,6 +108,7 @@ class BoundGradients {
   void pass_has(std::size_t slot, std::size_t module);
   void settle_turn();
   [[noreturn]] void refuse_stray(std::size_t slot) const;
+  void tune();
 
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
@@ -102,6 +117,11 @@ class BoundGradients {
   ddp::Reducer reducer_;
   std::vector<std::size_t> next_order_;  // agreed, and not applied yet
   bool agreed_ = false, settled_ = false;
+  bool tuning_ = false;                        // the size of buckets is to be chosen
+  std::unique_ptr<ddp::BucketTuner> tuner_;    // while it is
+  std::optional<Clock::time_point> step_end_;  // of the step before, while it is
+  std::optional<std::size_t> next_bytes_;      // of the next step's buckets, where they change
+  std::optional<ddp::BucketChoice> choice_;
   bool reducing_ = false;
   bool refuse_strays_ = false;
   std::vector<nn::Tensor> own_;  // by slot; empty: gradients are views of the arena

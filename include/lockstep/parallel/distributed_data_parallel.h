@@ -108,6 +108,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     bool gradient_as_bucket_view = true;
     /// MiB; default: ProcessGroup::preferred_bucket_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;
+    /// In place of bucket_cap_mb: several sizes are tried in the first steps, some 30 to 90, and the one with the
+    /// shortest steps stays (ddp: Note [Bucket tuning], bucket_choice()). Not with zero, whose parameters lie in the
+    /// buckets.
+    bool tune_bucket_cap = false;
     double first_bucket_mb = 1.0;
     /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
@@ -262,6 +266,12 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// Before the first step: the order of an earlier run. Ignored unless it names these parameters, each once,
   /// and with zero.
   void set_bucket_order(const std::vector<std::string>& names);
+
+  /// With Options::tune_bucket_cap, once it is chosen.
+  const std::optional<ddp::BucketChoice>& bucket_choice() const { return gradients_->bucket_choice(); }
+  bool choosing_buckets() const { return gradients_->tunes_bucket_bytes(); }
+  /// Before the first step, with tune_bucket_cap: an earlier run's choice, BucketChoice::bytes. Nothing is tried then.
+  void set_bucket_choice(std::size_t bytes);
 
   /// Whether it is the caller who checks for unused parameters: Options::defer_unused_check, on a device.
   bool defers_unused_check() const { return defers_unused_check_; }

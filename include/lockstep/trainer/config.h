@@ -73,6 +73,7 @@ struct TrainConfig : session::SessionOptions {
   Parallel parallel = Parallel::kDdp;
   std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
+  bool tune_bucket_mb = false;        // it is chosen in the first steps, as the one with the shortest steps
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
   std::string comm_hook = "none";     // what carries gradients (ddp::make_comm_hook()): "bf16", "powersgd:4", …
   int zero = 0;                       // 1: updates and what the optimizer remembers are sharded over the ranks
