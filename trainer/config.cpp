@@ -149,6 +149,10 @@ void validate(const TrainConfig& config) {
                   "all{}",
                   config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
       "use --zero 1, which shards updates and what the optimizer remembers");
+  require(
+      !config.tune_bucket_mb || config.zero == 0,
+      fmt::format("--bucket-mb auto with --zero {}, whose parameters lie in the buckets and cannot move", config.zero),
+      "give a number, or leave --bucket-mb out");
   const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
   if (const SettingValue* const least = config.schedule_settings.find("min-lr"))
     require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),

@@ -29,7 +29,10 @@ Binding bucket_bytes(TrainConfig& config) {
   return {[&config, mib](const std::string& text) -> std::optional<Complaint> {
             config.tune_bucket_mb = text == kAuto;
             if (config.tune_bucket_mb) config.bucket_mb.reset();
-            return config.tune_bucket_mb ? std::nullopt : mib.set(text);
+            if (config.tune_bucket_mb) return std::nullopt;
+            auto complaint = mib.set(text);
+            if (complaint) complaint->remedy += ", or auto";
+            return complaint;
           },
           [&config, mib] { return config.tune_bucket_mb ? kAuto : mib.text(); },
           [&config, mib] { return config.tune_bucket_mb ? std::nullopt : mib.check(); },

@@ -31,7 +31,6 @@ TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, s
       format_(std::move(format)),
       options_(options),
       tape_(backend),
-      choosing_buckets_(ddp.choosing_buckets()),
       numbers_(backend.empty({static_cast<std::int64_t>(kNumbers)})),
       squares_(nn::Tensor::view_of(numbers_.data<float>() + kScalars, {}, DType::kF64)),
       in_flight_(backend, kNumbers * sizeof(float)) {
@@ -74,8 +73,8 @@ void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
     if (options_.trace != nullptr) options_.trace->buckets(ddp_.reducer().timeline());
   }
   in_flight_.add(step, numbers_);
-  if (choosing_buckets_ && !ddp_.choosing_buckets()) {
-    choosing_buckets_ = false;
+  if (!choice_reported_ && ddp_.bucket_choice()) {
+    choice_reported_ = true;
     if (ddp_.group().rank() == 0) log_info("{}", ddp::describe(*ddp_.bucket_choice()));
   }
 }

@@ -121,7 +121,7 @@ class TrainingStep {
   nn::Tensor dropout_state_;         // (3) i64; undefined without dropout
   std::vector<std::size_t> summed_;  // parameters whose sums have come, of the update under way
   bool first_bucket_ = true;         // of that
-  bool choosing_buckets_;            // DistributedDataParallel::choosing_buckets(), as far as it is reported
+  bool choice_reported_ = false;     // DistributedDataParallel::bucket_choice()
   Clock::time_point waiting_since_;
 
   // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64).

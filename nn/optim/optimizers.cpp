@@ -1,5 +1,6 @@
 #include "lockstep/nn/optim/optimizers.h"
 
+#include "base/error.h"
 #include "base/text.h"
 #include "nn/ops/update_rules.h"
 

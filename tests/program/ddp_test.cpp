@@ -13,7 +13,10 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Ddp : public ::testing::Test {
  protected:
@@ -147,6 +150,32 @@ TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
       directory_.path());
   EXPECT_EQ(outcome.code, 5);
   EXPECT_THAT(outcome.err, HasSubstr("has find-unused=true where rank 0"));
+}
+
+// Trying sizes of buckets changes no bit; a run that is resumed on as many ranks tries none again.
+TEST_F(Ddp, BucketsAreChosenOnce) {
+  const std::filesystem::path directory = directory_.path();
+  const auto ended = [&](int ranks, const std::string& options) {
+    const auto outcome =
+        run(on_ranks(ranks) + "lockstep train mlp --data digits --global-batch 12 --threads 1 --quiet " + options,
+            directory);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome;
+  };
+  const auto sha256_in = [](const std::string& output) {
+    const auto at = output.find("params_sha256 ");
+    return at == std::string::npos ? "none in " + output : output.substr(at, 14 + 64);
+  };
+  const auto choosing = ended(2, "--steps 70 --bucket-mb auto --checkpoint-dir c");
+  EXPECT_THAT(choosing.err,
+              ContainsRegex("buckets of .* MB, with which a step takes .* ms \\(.*\\), chosen in [0-9]+ steps"));
+  EXPECT_EQ(sha256_in(choosing.out), sha256_in(ended(2, "--steps 70").out));
+  std::filesystem::copy(directory / "c", directory / "d", std::filesystem::copy_options::recursive);
+  EXPECT_THAT(ended(2, "--steps 80 --bucket-mb auto --checkpoint-dir c --resume auto").err,
+              AllOf(HasSubstr("as the run that is resumed has chosen"), Not(HasSubstr("chosen in"))));
+  EXPECT_THAT(ended(3, "--steps 80 --bucket-mb auto --checkpoint-dir d --resume auto").err,
+              HasSubstr("the run ended before --bucket-mb auto had chosen"));
+  EXPECT_THAT(ended(1, "--steps 5 --bucket-mb auto").err, HasSubstr("no other size gives other buckets"));
 }
 
 }  // namespace

@@ -71,6 +71,7 @@ TEST(TrainConfig, ContradictionsAreRefused) {
         c.optimizer_settings = {{"betas", {0.9, std::numeric_limits<double>::quiet_NaN()}}};
       },
       [](auto& c) { c.bucket_mb = 1e300; },
+      [](auto& c) { c.tune_bucket_mb = true, c.zero = 1; },
       [](auto& c) { c.first_bucket_mb = 0; },
       [](auto& c) { c.device = "tpu"; },
       [](auto& c) { c.device = "cuda:1,0,1"; },
@@ -401,6 +402,7 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.clip_norm = 3; },
       [](auto& c) { c.seed = 3; },
       [](auto& c) { c.bucket_mb = 3; },
+      [](auto& c) { c.tune_bucket_mb = true; },
       [](auto& c) { c.first_bucket_mb = 3; },
       [](auto& c) { c.comm_hook = "bf16"; },
       [](auto& c) { c.check_replicas = 3; },
