@@ -282,6 +282,14 @@ nn::OptimizerShare DistributedDataParallel::share() const {
   return {.slices = sharded_->slices(), .exchange = sharded_};
 }
 
+const std::vector<nn::ParameterSlice>& DistributedDataParallel::slices_of(int rank) const {
+  check_usage(sharded_ != nullptr, "slices of parameters where every rank updates all", "give Options::zero");
+  if (rank < 0 || rank >= group_.size())
+    throw UsageError(fmt::format("the slices of rank {} of a group of {}", rank, group_.size()),
+                     "name a rank below ProcessGroup::size()");
+  return sharded_->slices_of(rank);
+}
+
 void DistributedDataParallel::wait_for_parameters() const {
   if (sharded_ != nullptr) sharded_->finish();
 }

@@ -30,7 +30,8 @@ class ShardedParameters final : public nn::SliceExchange {
   static ddp::BucketLimits limits(ddp::BucketLimits limits, int ranks);
 
   /// This rank's, by parameter.
-  const std::vector<nn::ParameterSlice>& slices() const { return slices_[static_cast<std::size_t>(group_.rank())]; }
+  const std::vector<nn::ParameterSlice>& slices() const { return slices_of(group_.rank()); }
+  const std::vector<nn::ParameterSlice>& slices_of(int rank) const { return slices_[static_cast<std::size_t>(rank)]; }
 
   void sum(std::span<const nn::Tensor> parts) override;
   void before_update(std::span<const std::size_t> indices) override;

@@ -41,7 +41,8 @@ std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::P
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
 /// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of
-/// buckets, and sees to it that all have the same bits.
+/// buckets, and sees to it that all have the same bits. Of a checkpoint in parts each rank of an optimizer of slices
+/// reads what it remembers, if all ranks see it.
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 

@@ -141,6 +141,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
   /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each.
   nn::OptimizerShare share() const;
+  /// With zero, those of rank `rank`, by parameter.
+  const std::vector<nn::ParameterSlice>& slices_of(int rank) const;
   /// Parameters are complete: what optimizers of slices have moved has come from all ranks. Collective.
   void wait_for_parameters() const;
   /// Collective: what the optimizers of slices remember, as a whole on rank `root`, nothing elsewhere: in the order of
