@@ -122,6 +122,26 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                                             {"optimizer", "adamw"}}));
 }
 
+// Nobody leads a reader to files elsewhere, or into memory that there is not: the seeds of its fuzz target.
+TEST(CheckpointManifest, PartsThatAreNoneAreRefused) {
+  int refused = 0;
+  for (const auto& entry : fs::directory_iterator(LOCKSTEP_SOURCE_DIR "/tests/fuzz/corpus/checkpoint")) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("parts-")) continue;
+    std::ifstream in(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    try {
+      decode_checkpoint_manifest(text, name);
+      ADD_FAILURE() << name << " is accepted";
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(name + " cannot be used: ")) << "no digest that is wrong";
+      EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("SHA-256")));
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, 5);
+}
+
 TEST(CheckpointManifest, ReceiptsAreReadAsTheyWereWritten) {
   const CheckpointManifest::File file = {.bytes = 12345, .sha256 = std::string(64, 'b')};
   const std::string text = checkpoint::encode_receipt(file);
