@@ -32,9 +32,9 @@ namespace lockstep::checkpoint {
 ///               small file beside it with its size and SHA-256
 ///   rank 0      writes the rest too, waits for the receipts, removes them, writes the manifest, and renames
 ///
-/// So a checkpoint appears when all parts are on the disk, some time after training has gone on, and no rank's thread
+/// So a checkpoint appears when all parts are on the disk, while training continues, and no rank's thread
 /// needs another rank's. A rank that cannot write has no receipt. When the next checkpoint is due, or the run ends,
-/// ranks wait for their own file and tell each other their receipts: then it is known, and what is incomplete is
+/// ranks wait for their own file and exchange their receipts: then it is known, and what is incomplete is
 /// removed. So a network file system that shows new files late delays a checkpoint and loses none.
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
