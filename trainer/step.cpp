@@ -200,7 +200,7 @@ void TrainingStep::end_update() {
     optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
     optimizer_->update(summed_);
   }
-  ddp_.wait_for_parameters();
+  ddp_.start_gathering_parameters();
   if (options_.average != nullptr) options_.average->update();
   if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
   backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));

@@ -27,7 +27,7 @@ class SliceExchange {
   virtual void sum(std::span<const Tensor> parts) = 0;
   /// The slices of these parameters are about to be written: not while somebody reads them.
   virtual void before_update(std::span<const std::size_t> indices) = 0;
-  /// They have been: all optimizers' parameters get to be the same again, at the latest after finish().
+  /// They have been: all optimizers' parameters get to be the same again, after finish().
   virtual void after_update(std::span<const std::size_t> indices) = 0;
   virtual void finish() = 0;
 };
