@@ -84,23 +84,29 @@ void ShardedParameters::check_open() const {
               "keep the DistributedDataParallel as long as its optimizer");
 }
 
-void ShardedParameters::sum(std::span<const nn::Tensor> parts) {
+nn::Tensor ShardedParameters::place_of_sum(const nn::Tensor& part, std::int64_t at) const {
+  return nn::Tensor::view_of(sums_->data() + static_cast<std::size_t>(at) * sizeof(double), part.shape(), DType::kF64);
+}
+
+void ShardedParameters::begin_sum(std::span<const nn::Tensor> parts) {
   check_open();
   if (group_.size() == 1) return;
   std::int64_t count = 0;
-  const auto place_of = [&](const nn::Tensor& part) {
-    return nn::Tensor::view_of(sums_->data() + static_cast<std::size_t>(count) * sizeof(double), part.shape(),
-                               DType::kF64);
-  };
   for (const nn::Tensor& part : parts) {
-    backend_.pointwise().copy(part, place_of(part));
+    backend_.pointwise().copy(part, place_of_sum(part, count));
     count += part.count();
   }
-  const comm::Region region = {.arena = sums_.get(), .count = static_cast<std::size_t>(count), .dtype = DType::kF64};
-  group_.all_reduce(region, comm::ReduceOp::kSum).wait(backend_.stream());
-  count = 0;
+  sum_ = group_.all_reduce({.arena = sums_.get(), .count = static_cast<std::size_t>(count), .dtype = DType::kF64},
+                           comm::ReduceOp::kSum);
+}
+
+void ShardedParameters::end_sum(std::span<const nn::Tensor> parts) {
+  check_open();
+  if (group_.size() == 1) return;
+  sum_.wait(backend_.stream());
+  std::int64_t count = 0;
   for (const nn::Tensor& part : parts) {
-    backend_.pointwise().copy(place_of(part), part);
+    backend_.pointwise().copy(place_of_sum(part, count), part);
     count += part.count();
   }
 }

@@ -41,7 +41,8 @@ class ShardedParameters final : public nn::SliceExchange, private nn::ValueSourc
   const std::vector<nn::ParameterSlice>& slices() const { return slices_of(group_.rank()); }
   const std::vector<nn::ParameterSlice>& slices_of(int rank) const { return slices_[static_cast<std::size_t>(rank)]; }
 
-  void sum(std::span<const nn::Tensor> parts) override;
+  void begin_sum(std::span<const nn::Tensor> parts) override;
+  void end_sum(std::span<const nn::Tensor> parts) override;
   void before_update(std::span<const std::size_t> indices) override;
   void after_update(std::span<const std::size_t> indices) override;
   void finish() override;
@@ -59,6 +60,7 @@ class ShardedParameters final : public nn::SliceExchange, private nn::ValueSourc
   void gather(std::size_t bucket);
   void wait(std::size_t bucket);
   void expect(std::size_t bucket, bool expected);
+  nn::Tensor place_of_sum(const nn::Tensor& part, std::int64_t at) const;
   void wait_for_values(std::size_t bucket) override { wait(bucket); }
 
   comm::ProcessGroup& group_;
@@ -68,9 +70,10 @@ class ShardedParameters final : public nn::SliceExchange, private nn::ValueSourc
   ddp::BucketPlan plan_;
   std::vector<std::vector<nn::ParameterSlice>> slices_;  // by rank and parameter
   std::unique_ptr<comm::Arena> arena_, sums_;            // nullptr: closed
-  std::vector<comm::Work> gathers_;                      // by bucket
-  std::vector<bool> due_, under_way_;                    // by bucket: its gather
-  std::vector<bool> touched_;                            // by bucket: parameters of one call
+  comm::Work sum_;
+  std::vector<comm::Work> gathers_;    // by bucket
+  std::vector<bool> due_, under_way_;  // by bucket: its gather
+  std::vector<bool> touched_;          // by bucket: parameters of one call
 };
 
 }  // namespace lockstep::parallel

@@ -194,6 +194,8 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
 void TrainingStep::end_update() {
   flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
+  if (wants_norm()) optimizer_->begin_sum_squares();
+  if (options_.clip_norm == 0) ddp_.start_gathering_parameters();  // before anybody waits for the norm
   if (wants_norm()) optimizer_->sum_squares(squares_);
   if (options_.clip_norm > 0) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
