@@ -41,7 +41,8 @@ class Parameter {
   Parameter& operator=(const Parameter&) = delete;
 
   Backend& backend() const { return *backend_; }
-  /// Waits for what expect_value() was told of. A tensor that was taken before that is complete when this has returned.
+  /// Waits for what expect_value() has announced. A tensor that was taken before that is complete when this has
+  /// returned.
   const Tensor& value() const {
     if (source_ != nullptr) [[unlikely]]
       source_->wait_for_values(source_key_);
