@@ -29,6 +29,7 @@ namespace {
 
 // Blocks of steps with communication, and as many without.
 constexpr std::int64_t kBlocks = 20;
+constexpr std::int64_t kStepsOfZero = 4;  // in a row: parameters come from the other ranks during the next step
 
 /// Kinds of steps: graphs of one are not used for another.
 enum Kind : std::size_t { kWith, kWithout, kAlone };
@@ -120,7 +121,9 @@ class StepBenchmark {
   std::int64_t warm_up() const { return options_.warmup_steps.value_or(on_gpu_ ? kWarmUpStepsOnGpu : kWarmUpSteps); }
 
   void measure(StepResult& result) {
-    const std::int64_t block = on_gpu_ ? std::max<std::int64_t>(1, options_.steps / kBlocks) : 1;
+    const std::int64_t block = on_gpu_                   ? std::max<std::int64_t>(1, options_.steps / kBlocks)
+                               : options_.train.zero > 0 ? std::min(options_.steps, kStepsOfZero)
+                                                         : 1;
     const std::int64_t blocks = (options_.steps + block - 1) / block, replayed = replayed_steps();
     std::vector<double> with, without;
     for (std::int64_t i = 0; i < blocks; ++i) {
@@ -179,6 +182,7 @@ class StepBenchmark {
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < steps; ++i) run_step();
     take_outcomes();
+    ddp_->wait_for_parameters();
     return 1e3 * seconds_between(begin, Clock::now()) / static_cast<double>(steps);
   }
 

@@ -13,15 +13,25 @@ Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 
 void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
                        CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
-                       const std::optional<Resumed>& resumed) {
+                       const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part) {
   plan_ = std::move(plan);
+  part_ = part;
   if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
+  if (wanted() && writes_part_alone()) {
+    copy_ = std::make_unique<StateCopy>(optimizer, *part_);
+    places_.push_back({.directory = options_.directory});
+    places_.front().writer = std::make_unique<CheckpointWriter>(
+        *copy_, CheckpointWriter::Options{
+                    .directory = options_.directory, .keep = 0, .corrupt = {}, .metadata = {}, .part = part_});
+    return;
+  }
   if (!wanted() || options_.writes.empty()) return;
+  LOCKSTEP_ASSERT(!part_ || options_.writes.size() == 1, "parts in {} directories", options_.writes.size());
   std::vector<std::int64_t> older;
   for (const std::string& directory : options_.writes) older.push_back(refuse_others(directory, resumed));
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
-  copy_ = std::make_unique<StateCopy>(module, optimizer, average);
+  copy_ = std::make_unique<StateCopy>(module, optimizer, average, part_ ? &*part_ : nullptr);
   for (const std::string& directory : options_.writes) {
     Place& place = places_.emplace_back(Place{.directory = directory, .older = older[places_.size()]});
     try {
@@ -34,7 +44,8 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
         *copy_, CheckpointWriter::Options{.directory = directory,
                                           .keep = options_.keep,
                                           .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
-                                          .metadata = metadata});
+                                          .metadata = metadata,
+                                          .part = part_});
   }
 }
 
@@ -83,6 +94,14 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, MoreSt
   manifest.buckets = resumed.buckets;
   for (Place& place : places_)
     if (place.older != older_) place.writer->start(manifest);
+}
+
+std::optional<CheckpointManifest::File> Checkpoints::wait_for_own() {
+  return places_.empty() ? std::nullopt : places_.front().writer->wait_for_own();
+}
+
+void Checkpoints::settle(const std::vector<std::optional<CheckpointManifest::File>>& receipts) {
+  if (writes_the_runs()) places_.front().writer->settle(receipts);
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
@@ -159,13 +178,22 @@ void Checkpoints::tell_first_failure(Place& place) const {
   }
   if (why.empty()) return;
   place.told = true;
-  log_warn("{}; training continues, {}", why, newest_in(place));
+  if (writes_part_alone())
+    log_warn("{}; training continues", why);
+  else
+    log_warn("{}; training continues, {}", why, newest_in(place));
 }
 
 void Checkpoints::tell_failures() {
   for (Place& place : places_) {
     tell_first_failure(place);
     const auto report = place.writer->report();
+    if (writes_part_alone()) {
+      if (report.failed > 0)
+        log_warn("{} part{} of checkpoints could not be written, the first because: {}", report.failed,
+                 report.failed == 1 ? "" : "s", report.first_failure);
+      continue;
+    }
     if (report.failed > 0)
       log_warn("{} checkpoint{} could not be written, the first because: {}; {}", report.failed,
                report.failed == 1 ? "" : "s", report.first_failure, newest_in(place));

@@ -18,7 +18,8 @@ namespace lockstep::checkpoint {
 
 inline constexpr std::int64_t kDefaultKeep = 3;
 
-/// Every rank has one and asks it when; rank 0's writes, and that of the rank that has the mirror, if there is one.
+/// Every rank has one and asks it when; rank 0's writes, and that of the rank that has the mirror, if there is one. In
+/// parts each rank's does.
 /// What goes wrong on a disk is said once and once more at the end, and training continues.
 class Checkpoints {
  public:
@@ -33,11 +34,18 @@ class Checkpoints {
   explicit Checkpoints(Options options);
 
   /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: what all manifests of this
-  /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything. Throws
+  /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything; `part`: each
+  /// rank writes the moments that it has (Note [Checkpoints in parts]), of which `plan` has the layout. Throws
   /// CheckpointError where the directory has checkpoints that this run does not resume from.
   void open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
             CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
-            const std::optional<Resumed>& resumed);
+            const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part = std::nullopt);
+  /// After open(): whether it was given a part; the same on all ranks.
+  bool in_parts() const { return part_.has_value(); }
+  /// Before take() and finish() of checkpoints in parts: waits for what this rank writes; its receipt, or nothing where
+  /// there is none. All ranks' receipts are to be given to settle() then.
+  std::optional<CheckpointManifest::File> wait_for_own();
+  void settle(const std::vector<std::optional<CheckpointManifest::File>>& receipts);
   /// After open(): whether a directory that this rank writes to lacks the checkpoint that the run resumes from, as
   /// where a disk was lost.
   bool lacks_copy() const;
@@ -91,10 +99,14 @@ class Checkpoints {
   void tell_first_failure(Place& place) const;
   std::string newest_in(const Place& place) const;
   void collect_written();
-  bool writes_the_runs() const { return !places_.empty() && places_.front().directory == options_.directory; }
+  bool writes_part_alone() const { return part_ && part_->index > 0; }
+  bool writes_the_runs() const {
+    return !places_.empty() && places_.front().directory == options_.directory && !writes_part_alone();
+  }
 
   Options options_;
   CheckpointManifest plan_;
+  std::optional<OwnPart> part_;
   std::int64_t older_ = 0, taken_ = 0, collected_ = 0;  // steps
   double held_seconds_ = 0, all_held_seconds_ = 0;
   std::deque<Written> written_;  // that nobody has asked for yet

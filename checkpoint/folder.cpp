@@ -63,8 +63,13 @@ void remove(const std::string& path) {
   if (failed) fail("remove", path, failed.value());
 }
 
-std::string half_name(const std::string& directory, const std::string& name, const char* what) {
-  return fmt::format("{}/.{}.{}-{}", directory, name, what, ::getpid());
+std::string half_name(const std::string& directory, const std::string& name, const char* what,
+                      const std::string& attempt = {}) {
+  return fmt::format("{}/.{}.{}-{}", directory, name, what, attempt.empty() ? fmt::to_string(::getpid()) : attempt);
+}
+
+std::string receipt_path(const std::string& path, std::size_t part, std::size_t count) {
+  return fmt::format("{}/{}.sha256", path, part_file(part, count));
 }
 
 // Under its final name it is whole to the last moment.
@@ -88,7 +93,7 @@ void put_in_place(const std::string& from, const std::string& to, const std::str
   remove(replaced);
 }
 
-CheckpointManifest read_manifest(const std::string& path) {
+CheckpointManifest read_manifest_file(const std::string& path) {
   std::error_code failed;
   if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
   std::ifstream in(path, std::ios::binary);
@@ -155,9 +160,17 @@ std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory) {
   return all;
 }
 
+CheckpointManifest read_manifest(const std::string& path) {
+  return read_manifest_file(fmt::format("{}/{}", path, kManifestFile));
+}
+
 CheckpointManifest verify_checkpoint(const std::string& path) {
-  CheckpointManifest manifest = read_manifest(fmt::format("{}/{}", path, kManifestFile));
-  for (const char* name : {kWeightsFile, kOptimizerFile}) {
+  CheckpointManifest manifest = read_manifest(path);
+  std::vector<std::string> needed = {kWeightsFile};
+  if (manifest.parts.empty()) needed.emplace_back(kOptimizerFile);
+  for (std::size_t part = 0; part < manifest.parts.size(); ++part)
+    needed.push_back(part_file(part, manifest.parts.size()));
+  for (const std::string& name : needed) {
     const auto file = manifest.files.find(name);
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
@@ -182,11 +195,12 @@ Search newest_whole(const std::string& directory) {
 }
 
 void write_checkpoint(const std::string& directory, std::int64_t step,
-                      const std::function<CheckpointManifest(const std::string& path)>& write_files) {
-  const std::string name = name_of(step), half = half_name(directory, name, "new");
+                      const std::function<CheckpointManifest(const std::string& path)>& write_files,
+                      const std::string& attempt) {
+  const std::string name = name_of(step), half = half_name(directory, name, "new", attempt);
   const std::string whole = fmt::format("{}/{}", directory, name);
-  remove(half);
-  if (::mkdir(half.c_str(), 0755) != 0) fail("create", half, errno);
+  if (attempt.empty()) remove(half);
+  if (::mkdir(half.c_str(), 0755) != 0 && (attempt.empty() || errno != EEXIST)) fail("create", half, errno);
   RemoveOnFailure guard(half);
   const std::string manifest = encode(write_files(half));
   AtomicFile file(fmt::format("{}/{}", half, kManifestFile));
@@ -196,6 +210,47 @@ void write_checkpoint(const std::string& directory, std::int64_t step,
   put_in_place(half, whole, half_name(directory, name, "old"));
   guard.let_go();
   flush_directory(directory);
+}
+
+CheckpointManifest::File write_part(
+    const std::string& directory, std::int64_t step, const OwnPart& part,
+    const std::function<CheckpointManifest::File(const std::string& path)>& write_file) {
+  const std::string half = half_name(directory, name_of(step), "new", part.attempt);
+  if (::mkdir(half.c_str(), 0755) != 0 && errno != EEXIST) fail("create", half, errno);
+  const CheckpointManifest::File written = write_file(half);
+  const std::string text = encode_receipt(written);
+  AtomicFile receipt(receipt_path(half, part.index, part.count));
+  receipt.write(std::as_bytes(std::span(text)));
+  receipt.commit();
+  return written;
+}
+
+std::optional<CheckpointManifest::File> find_receipt(const std::string& path, std::size_t part, std::size_t count) {
+  constexpr std::size_t kMostBytes = 128;
+  RegularFile file = open_regular(receipt_path(path, part, count));
+  if (!file.problem.empty() || file.size > kMostBytes) return std::nullopt;
+  std::string text(file.size, '\0');
+  std::size_t got = 0;
+  if (!file.read(std::as_writable_bytes(std::span(text)), got).empty() || got != text.size()) return std::nullopt;
+  return decode_receipt(text);
+}
+
+void remove_receipts(const std::string& path, std::size_t count) {
+  for (std::size_t part = 0; part < count; ++part) ::unlink(receipt_path(path, part, count).c_str());
+}
+
+std::string encode_receipt(const CheckpointManifest::File& file) {
+  return fmt::format("{} {}\n", file.sha256, file.bytes);
+}
+
+std::optional<CheckpointManifest::File> decode_receipt(std::string_view text) {
+  constexpr std::size_t kDigits = 64;
+  constexpr std::string_view kHex = "0123456789abcdef";
+  if (text.size() < kDigits + 3 || text[kDigits] != ' ' || text.back() != '\n') return std::nullopt;
+  const std::string_view digest = text.substr(0, kDigits);
+  const auto bytes = parse_int(text.substr(kDigits + 1, text.size() - kDigits - 2));
+  if (digest.find_first_not_of(kHex) != std::string_view::npos || !bytes || *bytes <= 0) return std::nullopt;
+  return CheckpointManifest::File{.bytes = static_cast<std::uint64_t>(*bytes), .sha256 = std::string(digest)};
 }
 
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
@@ -208,6 +263,8 @@ void prune_checkpoints(const std::string& directory, std::int64_t step, std::int
     remove_checkpoint(directory, stored.path);
   }
 }
+
+void make_checkpoint_directory(const std::string& directory) { make_directories(directory); }
 
 void prepare_checkpoints(const std::string& directory) {
   make_directories(directory);

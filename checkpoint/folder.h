@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,21 @@ namespace lockstep::checkpoint {
 /// renamed, which is flushed too: under this name there is never a part of one. Older ones are removed after that.
 /// Names that begin with ".step-" are what a process that was killed has left; the next run with this directory removes
 /// them. A directory is one run's at a time.
+///
+/// Note [Checkpoints in parts]
+/// Where each rank remembers a share of what an optimizer does (ZeRO), each writes its share: in place of
+/// optimizer.safetensors a checkpoint has optimizer-00000-of-00004.safetensors and so on, one for each rank, and its
+/// manifest says which elements of which parameter each of them has. A tensor of theirs has one dimension and the
+/// name that the whole one would have; elements lie in the order that they have in memory.
+///
+///   all ranks   write their file into ".step-….new-ATTEMPT", whose name all know, and flush it. Then a receipt, a
+///               small file beside it with its size and SHA-256
+///   rank 0      writes the rest too, waits for the receipts, removes them, writes the manifest, and renames
+///
+/// So a checkpoint appears when all parts are on the disk, while training continues, and no rank's thread
+/// needs another rank's. A rank that cannot write has no receipt. When the next checkpoint is due, or the run ends,
+/// ranks wait for their own file and exchange their receipts: then it is known, and what is incomplete is
+/// removed. So a network file system that shows new files late delays a checkpoint and loses none.
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kAverageFile = "ema.safetensors";
@@ -36,6 +52,8 @@ struct StoredCheckpoint {
 /// it cannot be read.
 std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory);
 
+/// Of the checkpoint at `path`. Throws IoError for one that is missing, cut or changed.
+CheckpointManifest read_manifest(const std::string& path);
 /// Reads a checkpoint's files whole. Throws IoError naming the file that is missing, cut or changed.
 CheckpointManifest verify_checkpoint(const std::string& path);
 
@@ -65,14 +83,33 @@ struct Resumed {
 
 /// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is given and returns the
 /// manifest. One of this step that is there is replaced. Throws IoError; then nothing has changed and no file remains.
+/// `attempt`: of a checkpoint in parts; others write into the same directory, and do not when `write_files` ends.
 void write_checkpoint(const std::string& directory, std::int64_t step,
-                      const std::function<CheckpointManifest(const std::string& path)>& write_files);
+                      const std::function<CheckpointManifest(const std::string& path)>& write_files,
+                      const std::string& attempt = {});
+
+/// Which file of a checkpoint in parts is this rank's.
+struct OwnPart {
+  std::size_t index = 0, count = 1;
+  std::string attempt = {};  // the same on all ranks, and no other run's
+};
+/// Its file alone, which `write_file` puts into the directory that it is given, and the receipt. Throws IoError.
+CheckpointManifest::File write_part(const std::string& directory, std::int64_t step, const OwnPart& part,
+                                    const std::function<CheckpointManifest::File(const std::string& path)>& write_file);
+/// The receipt of part `part` of `count` in a directory that a checkpoint is written into; nothing where there is none.
+std::optional<CheckpointManifest::File> find_receipt(const std::string& path, std::size_t part, std::size_t count);
+void remove_receipts(const std::string& path, std::size_t count);
+/// What a receipt says. Nothing for what is none.
+std::string encode_receipt(const CheckpointManifest::File& file);
+std::optional<CheckpointManifest::File> decode_receipt(std::string_view text);
 
 /// Removes, of those up to `step`, all but the newest `keep` (0: keeps all) and those that are `corrupt`. Throws
 /// IoError.
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
                        const std::vector<CorruptCheckpoint>& corrupt);
 
+/// Makes the directory, and those that it is in, if it is not there. Throws IoError.
+void make_checkpoint_directory(const std::string& directory);
 /// Makes the directory if it is not there and sees whether files can be made in it; removes what others have left
 /// half done. Throws IoError.
 void prepare_checkpoints(const std::string& directory);

@@ -11,9 +11,11 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "lockstep checkpoint 1";
+constexpr const char* kFormatInParts = "lockstep checkpoint 2";  // the same, with kMoments
+constexpr const char* kMoments = "moments";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
-constexpr int kDeepest = 3;
+constexpr int kDeepest = 4;
 
 std::string text_of(const OrderedJson& json) {
   return json.dump(kIndent, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
@@ -61,9 +63,10 @@ class ManifestReader {
     }
   }
 
-  std::int64_t count(const OrderedJson& json, const char* name) const {
-    const auto number = whole_number(json.at(name), std::uint64_t{1} << 62);
-    if (!number) refuse(fmt::format("'{}' is no count", name));
+  template <class Key>
+  std::int64_t count(const OrderedJson& json, Key key) const {
+    const auto number = whole_number(json.at(key), std::uint64_t{1} << 62);
+    if (!number) refuse(fmt::format("'{}' is no count", key));
     return static_cast<std::int64_t>(*number);
   }
 
@@ -74,9 +77,27 @@ class ManifestReader {
     return facts;
   }
 
+  /// One for each file, under the files' names, and in their order.
+  std::vector<std::map<std::string, CheckpointManifest::Slice>> parts_from(const OrderedJson& json) const {
+    if (!json.is_object() || json.empty()) refuse("its moments are no list of files");
+    std::vector<std::map<std::string, CheckpointManifest::Slice>> parts;
+    for (const auto& [file, slices] : json.items()) {
+      if (file != part_file(parts.size(), json.size()) || !slices.is_object())
+        refuse(fmt::format("its moments are not in files as {}", part_file(parts.size(), json.size())));
+      auto& part = parts.emplace_back();
+      for (const auto& [name, bounds] : slices.items()) {
+        if (!bounds.is_array() || bounds.size() != 2) refuse(fmt::format("'{}' has a slice that is none", name));
+        part[name] = {.begin = count(bounds, std::size_t{0}), .count = count(bounds, std::size_t{1})};
+      }
+    }
+    return parts;
+  }
+
   CheckpointManifest manifest_from(const OrderedJson& json) const {
-    if (const auto format = json.at("format").get<std::string>(); format != kFormat)
-      refuse(fmt::format("its format is '{}', and this version reads '{}'", format, kFormat));
+    const auto format = json.at("format").get<std::string>();
+    const bool in_parts = format == kFormatInParts;
+    if (format != kFormat && !in_parts)
+      refuse(fmt::format("its format is '{}', and this version reads '{}' and '{}'", format, kFormat, kFormatInParts));
     CheckpointManifest manifest{
         .step = count(json, "step"),
         .position = {.epoch = static_cast<std::uint64_t>(count(json, "epoch")),
@@ -90,10 +111,12 @@ class ManifestReader {
                     .bytes =
                         json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
         .files = {},
+        .parts = {},
     };
     for (const auto& [name, value] : json.at("files").items())
       manifest.files[name] = {.bytes = static_cast<std::uint64_t>(count(value, "bytes")),
                               .sha256 = value.at(kDigest).get<std::string>()};
+    if (in_parts) manifest.parts = parts_from(json.at(kMoments));
     return manifest;
   }
 
@@ -102,8 +125,12 @@ class ManifestReader {
 
 }  // namespace
 
+std::string part_file(std::size_t part, std::size_t parts) {
+  return fmt::format("optimizer-{:05}-of-{:05}.safetensors", part, parts);
+}
+
 std::string encode(const CheckpointManifest& manifest) {
-  OrderedJson json = {{"format", kFormat},
+  OrderedJson json = {{"format", manifest.parts.empty() ? kFormat : kFormatInParts},
                       {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
                       {"step", manifest.step},
                       {"total_steps", manifest.total_steps},
@@ -117,6 +144,10 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"files", OrderedJson::object()}};
   if (manifest.buckets.bytes > 0) json["bucket_bytes"] = manifest.buckets.bytes;
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
+  for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
+    OrderedJson& slices = json[kMoments][part_file(part, manifest.parts.size())] = OrderedJson::object();
+    for (const auto& [name, slice] : manifest.parts[part]) slices[name] = {slice.begin, slice.count};
+  }
   json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
   json[kDigest] = digest_of(json);
   return text_of(json) + "\n";

@@ -22,6 +22,9 @@ struct BucketLayout {
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
+/// The file of part `part` of `parts`: "optimizer-00001-of-00004.safetensors", with the first one 0.
+std::string part_file(std::size_t part, std::size_t parts);
+
 struct CheckpointManifest {
   std::int64_t step = 0;           // the last one done, from 1
   sampler::SamplerState position;  // of the sampler after it
@@ -39,10 +42,20 @@ struct CheckpointManifest {
   };
   std::map<std::string, File> files;  // by name, beside the manifest
 
+  /// Elements [begin, begin + count) of a parameter, in the layout that it has in memory.
+  struct Slice {
+    std::int64_t begin = 0, count = 0;
+    friend bool operator==(const Slice&, const Slice&) = default;
+  };
+  /// Of the moments, by part and by parameter's name: what part_file() has (Note [Checkpoints in parts]). Empty: one
+  /// file has all of them.
+  std::vector<std::map<std::string, Slice>> parts;
+
   friend bool operator==(const CheckpointManifest&, const CheckpointManifest&) = default;
 };
 
-/// JSON, which ends with the SHA-256 of all the rest. Bytes that are not UTF-8 are replaced.
+/// JSON, which ends with the SHA-256 of all the rest. Bytes that are not UTF-8 are replaced. Versions that know of no
+/// parts refuse a manifest that has any by its format.
 std::string encode(const CheckpointManifest& manifest);
 
 /// Throws IoError naming `source` for anything that encode() has not written. Nothing in `text` is trusted.

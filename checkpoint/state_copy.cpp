@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "checkpoint/folder.h"
 #include "nn/io/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
@@ -25,10 +24,24 @@ bool all_finite(std::span<const std::byte> f32) {
 
 }  // namespace
 
-StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average) {
+StateCopy::StateCopy(const nn::Optimizer& optimizer, const OwnPart& part) { add_part(optimizer, part); }
+
+// As its memory has it: the whole tensor alone has the file's order.
+void StateCopy::add_part(const nn::Optimizer& optimizer, const OwnPart& part) {
+  moments_file_ = part_file(part.index, part.count);
+  for (auto& [name, parameter, value] : optimizer.moments())
+    if (value.count() > 0)
+      optimizer_.push_back({{.name = std::move(name), .value = value, .backend = &parameter->backend()}, true, {}});
+}
+
+StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
+                     const OwnPart* part) {
   const std::size_t parameters = module.named_parameters().size();
   for (auto& entry : nn::entries_of(module)) module_.push_back({std::move(entry), module_.size() < parameters, {}});
-  for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
+  if (part != nullptr)
+    add_part(optimizer, *part);
+  else
+    for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
   if (average == nullptr) return;
   for (auto& entry : nn::entries_of(module, *average))
     average_.push_back({std::move(entry), average_.size() < parameters, {}});
@@ -71,8 +84,9 @@ CheckpointManifest::File StateCopy::write_file(const std::string& path, const st
 std::map<std::string, CheckpointManifest::File> StateCopy::write(
     const std::string& directory, const std::map<std::string, std::string>& metadata) const {
   std::map<std::string, CheckpointManifest::File> files;
-  files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
-  files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
+  if (!module_.empty())
+    files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
+  files[moments_file_] = write_file(fmt::format("{}/{}", directory, moments_file_), optimizer_, {});
   if (!average_.empty())
     files[kAverageFile] = write_file(fmt::format("{}/{}", directory, kAverageFile), average_, metadata);
   for (const auto& [name, tensors] : further_) {

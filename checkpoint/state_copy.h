@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/folder.h"
 #include "lockstep/nn/io/state.h"
 
 namespace lockstep::checkpoint {
@@ -26,7 +26,11 @@ struct MoreState {
 class StateCopy {
  public:
   /// `average`: of the module's parameters; nullptr: there is none.
-  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average = nullptr);
+  /// `part`: moments are written as this rank's part (Note [Checkpoints in parts]); nullptr: they are whole.
+  StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average = nullptr,
+            const OwnPart* part = nullptr);
+  /// Of the part alone.
+  StateCopy(const nn::Optimizer& optimizer, const OwnPart& part);
 
   /// By the thread that computes.
   void take(MoreState more = {});
@@ -46,7 +50,10 @@ class StateCopy {
   static CheckpointManifest::File write_file(const std::string& path, const std::vector<Part>& parts,
                                              const std::map<std::string, std::string>& metadata);
 
+  void add_part(const nn::Optimizer& optimizer, const OwnPart& part);
+
   std::vector<Part> module_, optimizer_, average_;
+  std::string moments_file_ = kOptimizerFile;
   std::map<std::string, std::vector<nn::HostTensor>> further_;
 };
 

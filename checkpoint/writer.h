@@ -1,6 +1,7 @@
 // Writes checkpoints on a thread of its own.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -16,7 +17,8 @@
 namespace lockstep::checkpoint {
 
 /// One thread, one checkpoint at a time. Between start() and wait() the copy is the thread's. The destructor waits for
-/// the one under way, which is of a step that was done whatever came after it.
+/// the one under way, which is of a step that was done whatever came after it; of a checkpoint in parts, rank 0's waits
+/// for the others' for kPartsGrace.
 class CheckpointWriter {
  public:
   struct Options {
@@ -24,7 +26,9 @@ class CheckpointWriter {
     std::int64_t keep = 0;                        // 0: all
     std::vector<CorruptCheckpoint> corrupt;       // removed once there is a newer one
     std::map<std::string, std::string> metadata;  // of the weights
+    std::optional<OwnPart> part;                  // of a checkpoint in parts, whose first one writes all else
   };
+  static constexpr std::chrono::seconds kPartsGrace{2};
   CheckpointWriter(const StateCopy& copy, Options options);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -32,8 +36,14 @@ class CheckpointWriter {
 
   /// Writes what the copy holds; wait() has been called. manifest.files is filled in.
   void start(CheckpointManifest manifest);
-  /// Until nothing is under way.
+  /// Until nothing is under way. Of a checkpoint in parts, rank 0 calls settle() before.
   void wait();
+
+  // Of a checkpoint in parts.
+  /// Waits until this rank's files are written; the receipt, or nothing where they could not be.
+  std::optional<CheckpointManifest::File> wait_for_own();
+  /// On rank 0: the receipts of all ranks, whose wait_for_own() has returned.
+  void settle(std::vector<std::optional<CheckpointManifest::File>> receipts);
 
   struct Report {
     std::int64_t newest_step = 0;    // of those that it has written; 0: none
@@ -51,6 +61,12 @@ class CheckpointWriter {
   void work();
   /// The files' bytes.
   std::uint64_t write(const CheckpointManifest& manifest);
+  void check_finite(std::int64_t step) const;
+  bool writes_whole() const { return !options_.part || options_.part->index == 0; }
+  /// Adds the other ranks' parts. Throws IoError where some are not there.
+  void add_parts(const std::string& path, CheckpointManifest& manifest);
+  std::vector<std::optional<CheckpointManifest::File>> wait_for_receipts(const std::string& path);
+  void own_is_written(std::optional<CheckpointManifest::File> receipt);
 
   const StateCopy& copy_;
   Options options_;
@@ -58,6 +74,9 @@ class CheckpointWriter {
   std::condition_variable changed_;
   std::optional<CheckpointManifest> job_;
   bool stopping_ = false;
+  bool own_written_ = false;                             // this rank's files of job_, or they could not be
+  std::optional<CheckpointManifest::File> own_receipt_;  // then
+  std::optional<std::vector<std::optional<CheckpointManifest::File>>> settled_;
   Report report_;
   std::thread thread_;
 };

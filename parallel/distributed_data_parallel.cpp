@@ -289,6 +289,18 @@ nn::OptimizerShare DistributedDataParallel::share() const {
   return {.slices = sharded_->slices(), .exchange = sharded_};
 }
 
+const std::vector<nn::ParameterSlice>& DistributedDataParallel::slices_of(int rank) const {
+  check_usage(sharded_ != nullptr, "slices of parameters where every rank updates all", "give Options::zero");
+  if (rank < 0 || rank >= group_.size())
+    throw UsageError(fmt::format("the slices of rank {} of a group of {}", rank, group_.size()),
+                     "name a rank below ProcessGroup::size()");
+  return sharded_->slices_of(rank);
+}
+
+void DistributedDataParallel::start_gathering_parameters() const {
+  if (sharded_ != nullptr) sharded_->start_gathers();
+}
+
 void DistributedDataParallel::wait_for_parameters() const {
   if (sharded_ != nullptr) sharded_->finish();
 }
@@ -296,13 +308,13 @@ void DistributedDataParallel::wait_for_parameters() const {
 std::vector<std::vector<std::byte>> DistributedDataParallel::gather_moments(const nn::Optimizer& optimizer,
                                                                             int root) const {
   check_usage(sharded_ != nullptr, "moments are gathered where every rank has all of them", "give Options::zero");
-  return sharded_->gather(optimizer, root);
+  return sharded_->gather_moments(optimizer, root);
 }
 
 void DistributedDataParallel::scatter_moments(nn::Optimizer& optimizer,
                                               const std::vector<std::vector<std::byte>>& whole, int root) const {
   check_usage(sharded_ != nullptr, "moments are scattered where every rank has all of them", "give Options::zero");
-  sharded_->scatter(optimizer, whole, root);
+  sharded_->scatter_moments(optimizer, whole, root);
 }
 
 std::vector<std::string> DistributedDataParallel::bucket_order() const {
@@ -361,8 +373,8 @@ void DistributedDataParallel::begin_pass() {
               "let one thread use it: another one may begin when backward has returned, or the tape of the pass is "
               "reset");
   check_intact();
-  wait_for_parameters();
-  if (tree_ != nullptr) return;
+  start_gathering_parameters();
+  if (tree_ != nullptr) return wait_for_parameters();  // copies of the module have the same memory
   if (std::exchange(buffers_due_, false)) sync_buffers();
 }
 

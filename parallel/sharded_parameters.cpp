@@ -32,6 +32,7 @@ ShardedParameters::ShardedParameters(comm::ProcessGroup& group, nn::Backend& bac
       parameters_(std::move(parameters)),
       plan_(plan),
       gathers_(plan.buckets.size()),
+      due_(plan.buckets.size(), false),
       under_way_(plan.buckets.size(), false),
       touched_(plan.buckets.size(), false) {
   const auto slots = slots_of(parameters_);
@@ -53,9 +54,16 @@ ShardedParameters::ShardedParameters(comm::ProcessGroup& group, nn::Backend& bac
   backend_.allocator().trim();  // of where they were
 }
 
-// No collective: after an error too. Then nobody waits for a GPU, whose collectives may never end (Note [Unwinding]).
+// No collective: after an error too. Then nobody waits for other ranks, which may have ended, nor for a GPU, whose
+// collectives may never end (Note [Unwinding]).
 void ShardedParameters::close() noexcept {
   if (arena_ == nullptr) return;
+  try {
+    for (std::size_t b = 0; b < under_way_.size() && std::uncaught_exceptions() == 0; ++b) wait(b);
+  } catch (...) {
+    // The values are what they are.
+  }
+  for (std::size_t b = 0; b < under_way_.size(); ++b) expect(b, false);
   if (backend_.device().kind != DeviceKind::kCpu && std::uncaught_exceptions() > 0) {
     static_cast<void>(arena_.release());  // where the parameters are, until the process ends
     return;
@@ -76,31 +84,56 @@ void ShardedParameters::check_open() const {
               "keep the DistributedDataParallel as long as its optimizer");
 }
 
-void ShardedParameters::sum(std::span<const nn::Tensor> parts) {
+nn::Tensor ShardedParameters::place_of_sum(const nn::Tensor& part, std::int64_t at) const {
+  return nn::Tensor::view_of(sums_->data() + static_cast<std::size_t>(at) * sizeof(double), part.shape(), DType::kF64);
+}
+
+void ShardedParameters::begin_sum(std::span<const nn::Tensor> parts) {
   check_open();
   if (group_.size() == 1) return;
   std::int64_t count = 0;
-  const auto place_of = [&](const nn::Tensor& part) {
-    return nn::Tensor::view_of(sums_->data() + static_cast<std::size_t>(count) * sizeof(double), part.shape(),
-                               DType::kF64);
-  };
   for (const nn::Tensor& part : parts) {
-    backend_.pointwise().copy(part, place_of(part));
+    backend_.pointwise().copy(part, place_of_sum(part, count));
     count += part.count();
   }
-  const comm::Region region = {.arena = sums_.get(), .count = static_cast<std::size_t>(count), .dtype = DType::kF64};
-  group_.all_reduce(region, comm::ReduceOp::kSum).wait(backend_.stream());
-  count = 0;
+  sum_ = group_.all_reduce({.arena = sums_.get(), .count = static_cast<std::size_t>(count), .dtype = DType::kF64},
+                           comm::ReduceOp::kSum);
+}
+
+void ShardedParameters::end_sum(std::span<const nn::Tensor> parts) {
+  check_open();
+  if (group_.size() == 1) return;
+  sum_.wait(backend_.stream());
+  std::int64_t count = 0;
   for (const nn::Tensor& part : parts) {
-    backend_.pointwise().copy(place_of(part), part);
+    backend_.pointwise().copy(place_of_sum(part, count), part);
     count += part.count();
   }
+}
+
+void ShardedParameters::gather(std::size_t bucket) {
+  const ddp::Bucket& whole = plan_.buckets[bucket];
+  gathers_[bucket] = group_.all_gather({.arena = arena_.get(),
+                                        .offset_bytes = whole.offset_bytes,
+                                        .count = whole.bytes / sizeof(float),
+                                        .dtype = DType::kF32});
+  due_[bucket] = false;
+  under_way_[bucket] = true;
 }
 
 void ShardedParameters::wait(std::size_t bucket) {
   if (!under_way_[bucket]) return;
   gathers_[bucket].wait(backend_.stream());
   under_way_[bucket] = false;
+  expect(bucket, false);
+}
+
+void ShardedParameters::expect(std::size_t bucket, bool expected) {
+  for (const std::size_t slot : plan_.buckets[bucket].slots) {
+    if (!lifetimes_[slot].alive()) continue;
+    nn::Parameter& parameter = *parameters_[slot].parameter;
+    expected ? parameter.expect_value(*this, bucket) : parameter.end_expectation();
+  }
 }
 
 void ShardedParameters::mark(std::span<const std::size_t> indices) {
@@ -121,18 +154,23 @@ void ShardedParameters::after_update(std::span<const std::size_t> indices) {
   mark(indices);
   for (std::size_t b = 0; b < touched_.size(); ++b) {
     if (!touched_[b]) continue;
-    const ddp::Bucket& bucket = plan_.buckets[b];
-    gathers_[b] = group_.all_gather({.arena = arena_.get(),
-                                     .offset_bytes = bucket.offset_bytes,
-                                     .count = bucket.bytes / sizeof(float),
-                                     .dtype = DType::kF32});
-    under_way_[b] = true;
-    // A device's stream costs nothing by waiting, and a step that is captured must end with all of it.
-    if (group_.device().kind != DeviceKind::kCpu) wait(b);
+    due_[b] = true;
+    if (group_.device().kind == DeviceKind::kCpu) continue;
+    gather(b);
+    wait(b);
   }
 }
 
+void ShardedParameters::start_gathers() {
+  for (std::size_t b = due_.size(); b-- > 0;)
+    if (due_[b]) {
+      gather(b);
+      expect(b, true);
+    }
+}
+
 void ShardedParameters::finish() {
+  start_gathers();
   for (std::size_t b = 0; b < under_way_.size(); ++b) wait(b);
 }
 
@@ -146,7 +184,7 @@ void ShardedParameters::check_optimizer(const nn::Optimizer& optimizer) const {
               "make it of parameters() and share()");
 }
 
-std::vector<std::vector<std::byte>> ShardedParameters::gather(const nn::Optimizer& optimizer, int root) {
+std::vector<std::vector<std::byte>> ShardedParameters::gather_moments(const nn::Optimizer& optimizer, int root) {
   check_optimizer(optimizer);
   std::vector<std::vector<std::byte>> all;
   const auto moments = optimizer.moments();
@@ -171,8 +209,8 @@ std::vector<std::vector<std::byte>> ShardedParameters::gather(const nn::Optimize
   return all;
 }
 
-void ShardedParameters::scatter(const nn::Optimizer& optimizer, const std::vector<std::vector<std::byte>>& whole,
-                                int root) {
+void ShardedParameters::scatter_moments(const nn::Optimizer& optimizer,
+                                        const std::vector<std::vector<std::byte>>& whole, int root) {
   check_optimizer(optimizer);
   const auto moments = optimizer.moments();
   for (std::size_t m = 0; m < moments.size(); ++m) {

@@ -7,6 +7,7 @@
 #include "base/version.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
+#include "trainer/checkpoint_parts.h"
 #include "trainer/hook_state.h"
 #include "trainer/resume.h"
 
@@ -51,7 +52,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   State& state = *state_;
   check_usage(!state.loaded, "load_latest() a second time", "call it once, before the first step");
   comm::ProcessGroup& group = *state.session.group;
-  const checkpoint::CheckpointManifest plan = state.plan();
+  checkpoint::CheckpointManifest plan = state.plan();
   const auto resumed = resume_module({.resume = "auto", .directory = state.options.directory}, group,
                                      state.session.gradients(), plan, state.ddp.module());
   if (resumed) {
@@ -61,8 +62,9 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
     sampler.restore(resumed->manifest.position);
     state.step = resumed->manifest.step;
   }
+  const auto part = place_part(state.options.directory, group, state.ddp, state.optimizer, plan);
   comm::run_collectively(group, [&] {
-    state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed);
+    state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed, part);
   });
   state.loaded = true;
   return resumed ? std::optional(state.step) : std::nullopt;
@@ -80,13 +82,15 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
   state.step = step;
   checkpoint::MoreState more;
   more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
-  if (state.optimizer.is_sliced()) more.moments = state.ddp.gather_moments(state.optimizer, 0);
+  settle_parts(state.checkpoints, *state.session.group);
+  if (state.optimizer.is_sliced() && !state.checkpoints.in_parts())
+    more.moments = state.ddp.gather_moments(state.optimizer, 0);
   state.checkpoints.take(step, since, position, state.optimizer.steps(), bucket_layout_of(state.ddp), std::move(more));
 }
 
 void Checkpointer::finish() {
   State& state = *state_;
-  const bool written = state.checkpoints.finish();
+  const bool written = finish_checkpoints(state.checkpoints, *state.session.group);
   state.checkpoints.tell_failures();
   comm::run_collectively(*state.session.group, [&] {
     if (!written)

@@ -51,7 +51,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   const auto model = build_shapes(config, *meta, dataset);
   on_device.parameters = asked(*meta);
   std::unique_ptr<nn::Optimizer> optimizer;
-  std::uint64_t average = 0, whole_moments = 0;
+  std::uint64_t average = 0, moments = 0, whole_moments = 0;
   if (plan.train) {
     auto trained = model->named_parameters();
     std::erase_if(trained, [](const auto& named) { return !named.parameter->requires_grad(); });
@@ -63,7 +63,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     on_device.gradients += hook.held;
     optimizer = make_optimizer(config, trained);
     whole_moments = asked(*meta) - on_device.parameters;
-    on_device.moments = (whole_moments + plan.updates - 1) / plan.updates;
+    moments = on_device.moments = (whole_moments + plan.updates - 1) / plan.updates;
     if (config.local_sgd > 0)
       on_device.gradients += parallel::ModelAverager::arena_bytes(on_device.parameters + whole_moments);
     if (config.ema)
@@ -77,7 +77,8 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});
   if (plan.checkpoints)
-    on_host.checkpoint = on_device.parameters + whole_moments + hook.saved + (average > 0 ? on_device.parameters : 0);
+    on_host.checkpoint = on_device.parameters + hook.saved + (average > 0 ? on_device.parameters : 0);
+  if (plan.checkpoints || plan.checkpoint_part) on_host.checkpoint += plan.checkpoint_part ? moments : whole_moments;
   if (backend.device().kind != DeviceKind::kCpu) return {.host = on_host, .device = on_device};
   // The copies have parameters and gradients of their own, and the first device what is remembered of them.
   for (std::int64_t d = 0; d < devices; ++d) {

@@ -19,8 +19,9 @@ struct MemoryPlan {
   std::size_t updates = 1;    // ranks that share what the optimizer remembers
   int workers = 0;            // that read batches of `batch` samples
   std::int64_t batch = 0;
-  int ranks = 1;             // of the job
-  bool checkpoints = false;  // this rank writes them
+  int ranks = 1;                 // of the job
+  bool checkpoints = false;      // this rank writes them
+  bool checkpoint_part = false;  // every rank writes what it remembers; rank 0 may have to gather that all the same
 };
 
 /// Builds the model of `config` for `dataset` and its optimizer, and walks one pass, on a backend of shapes in place of

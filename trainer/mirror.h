@@ -12,9 +12,9 @@ namespace lockstep::trainer {
 
 /// Note [The mirror of checkpoints]
 /// All ranks have the same parameters and moments, to the bit, which they compare before each checkpoint. So nothing is
-/// sent for a second copy: another rank takes its own copy, at the same step, and writes it to its own disk, with the
-/// same names and the same bytes. Only the buffers, of which ranks may have their own, are made rank 0's before, and
-/// what a model carries from batch to batch is gathered there too.
+/// sent for a second copy, but moments of which each rank has a share: another rank takes its own copy, at the same
+/// step, and writes it to its own disk, with the same names and the same bytes. Only the buffers, of which ranks may
+/// have their own, are made rank 0's before, and what a model carries from batch to batch is gathered there too.
 ///
 /// That rank is the lowest one on another host than rank 0's, or on the host that is named. A run that resumes looks
 /// for the newest whole checkpoint in both directories on every host, because ranks may run elsewhere by then: hosts

@@ -71,7 +71,7 @@ void check_alone(const NamedFile& output) {
     std::error_code ignored;
     return fs::exists((directory.empty() ? fs::path(".") : directory) / name, ignored);
   };
-  if (is_there(checkpoint::kManifestFile) && is_there(checkpoint::kOptimizerFile))
+  if (is_there(checkpoint::kManifestFile) && is_there(checkpoint::kWeightsFile))
     throw UsageError(fmt::format("{} {} lies in a checkpoint", output.flag, output.path),
                      "give another place: a checkpoint with other files than its own is corrupt");
 }

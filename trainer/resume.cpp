@@ -19,6 +19,7 @@
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/trainer/forward.h"
 #include "trainer/build.h"
+#include "trainer/checkpoint_parts.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -229,6 +230,58 @@ std::vector<ddp::NamedBytes> pieces_of(const std::vector<nn::NamedMoment>& all) 
   return pieces;
 }
 
+// All moments are on the rank that reads them.
+void resume_from_whole(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
+  std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
+  comm::run_collectively(group, [&] {
+    if (group.rank() != resumed.reader) return;
+    try {
+      const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
+      auto entries = nn::entries_of(optimizer);
+      if (optimizer.is_sliced())
+        for (nn::StateEntry& entry : entries) entry.value = entry.backend->empty(entry.value.shape());
+      nn::load_entries(entries, nn::read_safetensors(file), file);
+      if (!optimizer.is_sliced()) return;
+      for (nn::StateEntry& entry : entries) {
+        entry.backend->download(entry.value, whole.emplace_back(entry.value.bytes()));
+        entry.value = {};
+      }
+    } catch (const Error& error) {
+      rethrow_unusable(resumed.path, error);
+    }
+  });
+  const auto moments = pieces_of(optimizer.moments());
+  if (optimizer.is_sliced())
+    ddp.scatter_moments(optimizer, whole, resumed.reader);
+  else
+    ddp::broadcast_state(gradients, moments, resumed.reader);
+}
+
+void upload(const nn::Optimizer& optimizer, const std::vector<std::vector<std::byte>>& values) {
+  const auto moments = optimizer.moments();
+  for (std::size_t m = 0; m < moments.size(); ++m)
+    if (!values[m].empty()) moments[m].parameter->backend().upload(values[m], moments[m].value);
+}
+
+// Each rank reads what it remembers, where it can; else the rank that has found the checkpoint reads all.
+void resume_from_parts(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
+  const auto path = optimizer.is_sliced() ? path_for_all(resumed, group) : std::nullopt;
+  const bool reads = path || group.rank() == resumed.reader;
+  std::vector<std::vector<std::byte>> values;
+  comm::run_collectively(group, [&] {
+    if (!reads) return;
+    run_on_checkpoint(resumed.path, [&] {
+      values = read_moments(path.value_or(resumed.path), resumed.manifest, optimizer,
+                            path ? optimizer.slices() : whole_slices(optimizer));
+    });
+  });
+  if (optimizer.is_sliced() && !path) return ddp.scatter_moments(optimizer, values, resumed.reader);
+  if (reads) upload(optimizer, values);
+  if (!optimizer.is_sliced()) ddp::broadcast_state(gradients, pieces_of(optimizer.moments()), resumed.reader);
+}
+
 }  // namespace
 
 CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
@@ -330,35 +383,17 @@ checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParalle
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
-  std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
-  comm::run_collectively(group, [&] {
-    if (group.rank() != resumed.reader) return;
-    try {
-      const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
-      auto entries = nn::entries_of(optimizer);
-      if (optimizer.is_sliced())
-        for (nn::StateEntry& entry : entries) entry.value = entry.backend->empty(entry.value.shape());
-      nn::load_entries(entries, nn::read_safetensors(file), file);
-      if (!optimizer.is_sliced()) return;
-      for (nn::StateEntry& entry : entries) {
-        entry.backend->download(entry.value, whole.emplace_back(entry.value.bytes()));
-        entry.value = {};
-      }
-    } catch (const Error& error) {
-      rethrow_unusable(resumed.path, error);
-    }
-  });
-  const auto moments = pieces_of(optimizer.moments());
-  if (optimizer.is_sliced())
-    ddp.scatter_moments(optimizer, whole, resumed.reader);
-  else
-    ddp::broadcast_state(gradients, moments, resumed.reader);
+  if (!resumed.manifest.parts.empty()) {
+    resume_from_parts(resumed, group, gradients, optimizer, ddp);
+  } else {
+    resume_from_whole(resumed, group, gradients, optimizer, ddp);
+  }
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.buckets.order);
   if (ddp.choosing_buckets() && resumed.manifest.buckets.bytes > 0 && resumed.manifest.world_size == group.size())
     ddp.set_bucket_choice(resumed.manifest.buckets.bytes);
   ddp.check();
-  if (!optimizer.is_sliced()) ddp::check_replicas(gradients, moments);
+  if (!optimizer.is_sliced()) ddp::check_replicas(gradients, pieces_of(optimizer.moments()));
 }
 
 void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,

@@ -44,7 +44,8 @@ std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::P
 checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp);
 
 /// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state, the order of buckets
-/// and, where it was chosen for as many ranks, their size, and sees to it that all have the same bits.
+/// and, where it was chosen for as many ranks, their size, and sees to it that all have the same bits. Of
+/// a checkpoint in parts each rank of an optimizer of slices reads what it remembers, if all ranks see it.
 void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 

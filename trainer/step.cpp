@@ -199,13 +199,15 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
 void TrainingStep::end_update() {
   flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
+  if (wants_norm()) optimizer_->begin_sum_squares();
+  if (options_.clip_norm == 0) ddp_.start_gathering_parameters();  // before anybody waits for the norm
   if (wants_norm()) optimizer_->sum_squares(squares_);
   if (options_.clip_norm > 0) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
     optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
     optimizer_->update(summed_);
   }
-  ddp_.wait_for_parameters();
+  ddp_.start_gathering_parameters();
   if (options_.average != nullptr) options_.average->update();
   if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
   backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));

@@ -24,6 +24,7 @@
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
 #include "trainer/build.h"
+#include "trainer/checkpoint_parts.h"
 #include "trainer/data_parallel.h"
 #include "trainer/hook_state.h"
 #include "trainer/memory_estimate.h"
@@ -73,7 +74,8 @@ class Run {
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .ranks = group_.size(),
-                                 .checkpoints = !checkpoint_directories().empty()});
+                                 .checkpoints = !checkpoint_directories().empty(),
+                                 .checkpoint_part = in_parts(config_, group_.size())});
     });
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
@@ -89,7 +91,7 @@ class Run {
                          "give fewer --epochs");
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
-    const checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
+    checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     resumed_ = resume_module(
         {.resume = config_.resume, .directory = config_.checkpoint_dir, .mirror = mirror_ ? &*mirror_ : nullptr},
         group_, session.gradients(), plan, *model_);
@@ -131,9 +133,10 @@ class Run {
       if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
     }
     if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
+    const auto part = place_part(config_, group_, *ddp_, *optimizer, plan);
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, average_ ? &*average_ : nullptr, plan,
-                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
+                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_, part);
     });
     if (config_.stateful) {
       carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
@@ -269,6 +272,7 @@ class Run {
     }
     checkpoint::MoreState more;
     if (checkpoints_.wanted() && checkpoints_.is_new(step)) {
+      settle_parts(checkpoints_, group_);
       more = gather_more(0);
       if (mirrored)
         if (auto there = gather_more(mirror_->rank); group_.rank() == mirror_->rank) more = std::move(there);
@@ -281,7 +285,7 @@ class Run {
     checkpoint::MoreState more;
     if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
     more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
-    if (config_.zero > 0) more.moments = ddp_->gather_moments(step_->optimizer(), root);
+    if (config_.zero > 0 && !checkpoints_.in_parts()) more.moments = ddp_->gather_moments(step_->optimizer(), root);
     return more;
   }
 
@@ -312,7 +316,7 @@ class Run {
   // Someone has asked some rank to stop, and all know.
   int leave(std::int64_t step, Progress& progress) {
     take_checkpoint(step);
-    const auto saved = group_.all_gather_numbers(checkpoints_.finish() ? 1 : 0);
+    const auto saved = group_.all_gather_numbers(finish_checkpoints(checkpoints_, group_) ? 1 : 0);
     report_checkpoints(progress);
     const auto asked = group_.all_gather_numbers(stop_request());
     checkpoints_.tell_failures();
@@ -459,7 +463,7 @@ class Run {
     flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
     if (ddp_->choosing_buckets() && group_.rank() == 0) log_warn("the run ended before --bucket-mb auto had chosen");
-    const bool checkpointed = checkpoints_.finish();
+    const bool checkpointed = finish_checkpoints(checkpoints_, group_);
     report_checkpoints(progress);
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,

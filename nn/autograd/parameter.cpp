@@ -12,14 +12,14 @@ std::uint64_t Parameter::next_version() {
 }
 
 const Tensor& Parameter::as(DType dtype) {
-  if (dtype == value_.dtype()) return value_;
+  if (dtype == value_.dtype()) return value();
   LOCKSTEP_ASSERT(dtype == DType::kBF16, "a parameter as {}", name_of(dtype));
   if (!copy_.defined()) {
     copy_ = backend_->empty(value_.shape(), dtype);
     copy_version_ = kNoVersion;
   }
   if (copy_version_ != version_) {
-    backend_->pointwise().cast(value_, copy_);
+    backend_->pointwise().cast(value(), copy_);
     copy_version_ = version_;
   }
   return copy_;
@@ -29,7 +29,7 @@ void Parameter::quantize_rows() {
   LOCKSTEP_ASSERT(value_.shape().size() == 2, "rows of {}", to_string(value_.shape()));
   if (!int8_rows_.values.defined())
     int8_rows_ = {.values = backend_->empty(value_.shape(), DType::kU8), .scales = backend_->empty({value_.size(0)})};
-  backend_->linear().to_int8_rows(value_, int8_rows_);
+  backend_->linear().to_int8_rows(value(), int8_rows_);
   int8_version_ = version_;
 }
 
@@ -39,7 +39,7 @@ void Parameter::share_value(const Parameter& other) {
         fmt::format("a parameter {} {} that shares the value of one {} {}", name_of(value_.dtype()),
                     to_string(value_.shape()), name_of(other.value_.dtype()), to_string(other.value_.shape())),
         "build both by one factory");
-  value_ = other.value_;
+  value_ = other.value();
   changed();
 }
 
@@ -48,7 +48,7 @@ void Parameter::move_value(const Tensor& storage) {
     throw UsageError(fmt::format("a parameter {} {} is given {} {} for its value", name_of(value_.dtype()),
                                  to_string(value_.shape()), name_of(storage.dtype()), to_string(storage.shape())),
                      "give memory of the parameter's type and shape, in one piece");
-  backend_->pointwise().copy(value_, storage);
+  backend_->pointwise().copy(value(), storage);
   value_ = storage;
   changed();
 }

@@ -121,6 +121,7 @@ void Optimizer::zero_grad() {
   }
   // And what was noted of them: a step that a device could not record begins again.
   squares_zeroed_in_ = norms_zeroed_in_ = 0;
+  summing_squares_ = false;
   std::ranges::fill(prepared_in_, std::int64_t{0});
 }
 
@@ -242,10 +243,17 @@ void Optimizer::add_squares(std::span<const std::size_t> indices) {
   backend_->optim().squares(arrays_of(indices, square_sums_.data<double>(), 1));
 }
 
+void Optimizer::begin_sum_squares() {
+  if (backend_ == nullptr || std::exchange(summing_squares_, true)) return;
+  zero_once(square_sums_, squares_zeroed_in_);
+  if (share_.exchange != nullptr) share_.exchange->begin_sum({&square_sums_, 1});
+}
+
 void Optimizer::sum_squares(const Tensor& squares) {
   if (backend_ == nullptr) return;
-  zero_once(square_sums_, squares_zeroed_in_);
-  if (share_.exchange != nullptr) share_.exchange->sum({&square_sums_, 1});
+  begin_sum_squares();
+  summing_squares_ = false;
+  if (share_.exchange != nullptr) share_.exchange->end_sum({&square_sums_, 1});
   backend_->optim().add_up(square_sums_, squares);
 }
 

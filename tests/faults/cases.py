@@ -208,6 +208,44 @@ add("rank 1 is killed, and all checkpoints are gone", "forward", "taken a checkp
     f"rank=0 {FORWARD[1]} do=hold", Then.AGAIN, 6, once=True,
     act=from_outside(lambda job: (nothing_written(job), remove_checkpoints(job), job.signal(signal.SIGKILL, "program", 1))))
 
+# Checkpoints in parts: each rank writes its own.
+PARTS = ("--zero", "1")
+
+
+def cut_part(job):
+    """Half of a part of the newest checkpoint is lost, and the rank dies."""
+    nothing_written(job)
+    newest = max((job.work / "ck").glob("step-*"))
+    with open(newest / "optimizer-00001-of-00003.safetensors", "r+b") as file:
+        file.truncate(file.seek(0, 2) // 2)
+    job.signal(signal.SIGKILL, "program", 1)
+
+
+for rank, quick in ((0, False), (2, True)):
+    add(f"rank {rank} is killed while it writes (--zero 1)", "checkpoint",
+        rf"restart 1 of 3.*: {rank_of(rank)} failed first: it was ended by SIGKILL", f"rank={rank} {CHECKPOINT[1]} do=kill",
+        train=PARTS, quick=quick)
+for rank in (0, 2):
+    add(f"rank 1 is killed while rank {rank} writes (--zero 1)", "checkpoint",
+        rf"restart 1 of 3.*: {rank_of(1)} failed first: .*SIGKILL", f"rank={rank} {CHECKPOINT[1]} do=hold",
+        act=sends(signal.SIGKILL, "program", 1), train=PARTS)
+add("rank 2 is stopped while it writes (--zero 1)", "checkpoint", rf"restart 1 of 3.*: {rank_of(2)} held up the others",
+    f"rank=2 {CHECKPOINT[1]} do=stop", train=PARTS)
+add("rank 2's disk fails once (EIO) (--zero 1)", "checkpoint", "cannot flush .*optimizer-00002-of-00003.*Input/output error.*"
+    "training continues(.|\n)*the part of rank 2 is not on the disk.*training continues", f"rank=2 {CHECKPOINT[1]} do=eio",
+    Then.CONTINUES, train=PARTS, quick=True)
+add("each flush of rank 2 takes half a second more (--zero 1)", "checkpoint", "", f"rank=2 {CHECKPOINT[1]} do=slow",
+    Then.CONTINUES, train=PARTS)
+add("the launcher gets SIGTERM while rank 2 writes (--zero 1)", "checkpoint", "which is saved in ck",
+    f"rank=2 {CHECKPOINT[1]} do=hold", Then.AGAIN, 75, act=sends(signal.SIGTERM, "launcher"), train=PARTS)
+add("the disk of the checkpoints is full from the start (--zero 1)", "checkpoint", "No space left on device.*training continues",
+    f"rank=0 {CHECKPOINT[1].replace('3', '1')} do=hold", Then.AGAIN, 3, act=from_outside(lambda job: None),
+    before=small_disk("ck", 300), needs=("root",), train=PARTS)
+add("somebody removes the directory of the checkpoints (--zero 1)", "checkpoint", "ck", f"rank=2 {CHECKPOINT[1]} do=hold",
+    Then.AGAIN, 3, act=from_outside(remove_checkpoints), train=PARTS)
+add("rank 1 is killed, and a part of the newest checkpoint is cut (--zero 1)", "forward", "the one before it is taken",
+    f"rank=0 {FORWARD[1]} do=hold", act=from_outside(cut_part), train=PARTS)
+
 # Strangers on the ports.
 for kind, quick in (("garbage", True), ("silence", False), ("flood", False)):
     add(f"strangers connect to the ports: {kind}", "start-up", "", f"rank=1 {RENDEZVOUS[1]} do=hold", Then.CONTINUES,

@@ -21,10 +21,13 @@ extern "C" int fsync(int fd) {
   using lockstep::faults::Place;
   const std::string path = path_of(fd);
   bool fails = false;
-  // A checkpoint's weights come first of its files; they are under the name that it is written under.
-  if (path.find("/.step-") != std::string::npos && path.find("weights.safetensors") != std::string::npos)
+  const auto has = [&](const char* text) { return path.find(text) != std::string::npos; };
+  // A checkpoint's weights come first of its files; they are under the name that it is written under. Other ranks than
+  // the first write their part alone, and a receipt of it.
+  const bool part = has("/optimizer-0") && !has("/optimizer-00000-") && !has(".sha256");
+  if (has("/.step-") && (has("weights.safetensors") || part))
     fails = lockstep::faults::reach(Place::kCheckpoint);
-  else if (path.find("saved.safetensors") != std::string::npos)
+  else if (has("saved.safetensors"))
     fails = lockstep::faults::reach(Place::kSave);
   if (!fails) return static_cast<int>(::syscall(SYS_fsync, fd));
   errno = EIO;

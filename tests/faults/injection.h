@@ -13,7 +13,7 @@ enum class Place : std::uint8_t {
   kForward,     // of training
   kBackward,    // the gradient has come to the last layers
   kEvaluation,  // a forward pass of it
-  kCheckpoint,  // a file of a checkpoint is flushed, by the writer's thread
+  kCheckpoint,  // of a checkpoint rank 0's weights, or another rank's part, are flushed, by the writer's thread
   kSave,        // the file of --save is flushed
   kExit,        // the work is done and reported, and the process ends
 };

@@ -193,6 +193,16 @@ def main():
     seed("checkpoint", "huge", checkpoint_manifest(step=1 << 63, world_size=1 << 40))
     seed("checkpoint", "types", checkpoint_manifest(run=[], files="none"))
     seed("checkpoint", "changed", checkpoint_manifest().replace("448", "449"))
+    first, second = (f"optimizer-0000{part}-of-00002.safetensors" for part in (0, 1))
+    in_parts = {"format": "lockstep checkpoint 2"}
+    slices = {first: {"fc1.weight": [0, 2048]}, second: {"fc1.weight": [2048, 7], "fc2.weight": [0, 10]}}
+    seed("checkpoint", "parts", checkpoint_manifest(**in_parts, moments=slices))
+    seed("checkpoint", "parts-of-none", checkpoint_manifest(**in_parts, moments={}))
+    seed("checkpoint", "parts-elsewhere", checkpoint_manifest(**in_parts, moments={"../" + first: {}}))
+    seed("checkpoint", "parts-of-others", checkpoint_manifest(**in_parts, moments={first: {}}))
+    seed("checkpoint", "parts-huge", checkpoint_manifest(**in_parts, moments={first: {"a": [1 << 63, -1]}, second: {}}))
+    seed("checkpoint", "parts-deep", checkpoint_manifest(**in_parts, moments={first: {"a": [[1], 2, 3]}, second: {}}))
+    seed("checkpoint", "receipt", "a" * 64 + " 100\n")
 
     seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
     seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')

@@ -1,6 +1,10 @@
 // What modules are as a whole: their printed structure, and forward passes that differ from call to call.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "tests/nn/values.h"
@@ -170,6 +174,74 @@ TEST_F(ModuleTest, IsCalledLikeAFunctionOnValuesOfTheHost) {
   EXPECT_EQ(values_of(*backend, backend->empty({0, 3})), std::vector<float>());
   EXPECT_THROW(nn::tensor_of(*backend, {2, 2}, values), UsageError);
   EXPECT_THROW(nn::tensor_of(*backend, {-2, -3}, values), UsageError);
+}
+
+/// Ones, which come when somebody waits.
+class LateOnes final : public ValueSource {
+ public:
+  explicit LateOnes(Parameter& parameter) : parameter_(parameter), memory_(parameter.value()) {
+    parameter.expect_value(*this, 7);
+  }
+  void wait_for_values(std::size_t key) override {
+    EXPECT_EQ(key, 7u);
+    ++waits;
+    if (fails) throw DeviceError("they do not come", "");
+    std::fill_n(memory_.f32(), memory_.count(), 1.0f);
+    parameter_.end_expectation();
+  }
+  int waits = 0;
+  bool fails = false;
+
+ private:
+  Parameter& parameter_;
+  Tensor memory_;
+};
+
+// Whatever reads the value, in whatever form.
+TEST_F(ModuleTest, AValueThatIsOnItsWayIsWaitedFor) {
+  using Reader = std::function<float(Parameter&)>;
+  Parameter other(*backend, {2, 16});
+  const Tensor elsewhere = backend->empty({2, 16});
+  Linear linear(context, 16, 2, false);
+  const Reader readers[] = {
+      [](Parameter& p) { return p.value().f32()[3]; },
+      [](Parameter& p) { return p.as(DType::kF32).f32()[3]; },
+      [](Parameter& p) { return p.as(DType::kBF16).data<BFloat16>()[3].to_float(); },
+      [&](Parameter& p) {
+        other.share_value(p);
+        return other.value().f32()[3];
+      },
+      [&](Parameter& p) {
+        p.move_value(elsewhere);
+        return elsewhere.f32()[3];
+      },
+      [&](Parameter& p) {
+        p.quantize_rows();
+        return p.int8_rows()->scales.f32()[0] * 127;
+      },
+  };
+  for (std::size_t i = 0; i < std::size(readers); ++i) {
+    Parameter parameter(*backend, {2, 16});
+    backend->pointwise().fill(parameter.value(), 0.0f);
+    LateOnes ones(parameter);
+    EXPECT_NEAR(readers[i](parameter), 1.0f, 1e-6f) << "reader " << i;
+    EXPECT_EQ(ones.waits, 1) << "reader " << i;
+    EXPECT_EQ(parameter.value().f32()[3], 1.0f);
+    EXPECT_EQ(ones.waits, 1) << "it waits once";
+  }
+  // A layer in a pass.
+  const auto weight = linear.named_parameters().front().parameter;
+  backend->pointwise().fill(weight->value(), 0.0f);
+  LateOnes ones(*weight);
+  Tape tape(*backend);
+  const Var y = linear.forward(tape, tape.input(nn::tensor_of(*backend, {1, 16}, std::vector<float>(16, 0.5f))));
+  EXPECT_EQ(y.value().f32()[0], 8.0f);
+  // What goes wrong on its way comes out, each time.
+  LateOnes lost(*weight);
+  lost.fails = true;
+  EXPECT_THROW(weight->value(), DeviceError);
+  EXPECT_THROW(weight->value(), DeviceError);
+  weight->end_expectation();
 }
 
 }  // namespace

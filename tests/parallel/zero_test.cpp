@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/splitmix.h"
 #include "lockstep/ddp/sharded_update.h"
+#include "lockstep/nn/io/state.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/parallel/data_parallel.h"
@@ -195,6 +196,77 @@ TEST(Zero, MomentsAreGatheredAndScattered) {
     EXPECT_TRUE(again == whole);
   }
   EXPECT_TRUE(with.moments() == mine);
+}
+
+/// A loop that moves parameters bucket by bucket, and does not wait for those of other ranks.
+class ZeroLoop {
+ public:
+  explicit ZeroLoop(int zero, const std::string& optimizer = "adamw")
+      : training(optimizer, {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = zero}) {
+    training.ddp().set_bucket_callback(
+        [this](std::span<const std::size_t> slots) { training.optimizer().update(slots); });
+  }
+  ~ZeroLoop() {
+    if (!ended) training.ddp().set_bucket_callback(nullptr);
+  }
+  void step(std::uint64_t number) {
+    training.optimizer().zero_grad();
+    training.optimizer().begin_step(0.1);
+    training.pass(number);
+    training.ddp().start_gathering_parameters();
+  }
+  void end() {
+    training.end();
+    ended = true;
+  }
+  ZeroTraining training;
+  bool ended = false;
+};
+
+TEST(Zero, WhoReadsAParameterWaitsForIt) {
+  if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
+  for (const char* optimizer : {"adamw", "lamb"}) {
+    ZeroLoop without(0, optimizer), with(1, optimizer);
+    const auto expected = without.training.model().named_parameters();
+    const auto parameters = with.training.model().named_parameters();
+    const std::size_t count = parameters.size();
+    for (std::uint64_t step = 1; step <= 5; ++step) {
+      without.step(step);
+      with.step(step);
+      // Each rank in another order, and in one step a single one: waiting is nothing that ranks do together.
+      const std::size_t first = static_cast<std::size_t>(group().rank()) + step;
+      for (std::size_t i = 0; i < (step == 2 ? 1 : count); ++i) {
+        const std::size_t p = (first + i * (count - 1)) % count;
+        ASSERT_EQ(bytes_of(parameters[p].parameter->value()), bytes_of(expected[p].parameter->value()))
+            << optimizer << " step " << step << " " << parameters[p].name;
+      }
+    }
+    without.step(6);
+    with.step(6);
+    ASSERT_EQ(nn::parameters_sha256(with.training.model()), nn::parameters_sha256(without.training.model()));
+    // Tensors that were taken before.
+    std::vector<nn::Tensor> taken;
+    for (const auto& [name, parameter] : parameters) taken.push_back(parameter->value());
+    without.step(7);
+    with.step(7);
+    with.training.ddp().wait_for_parameters();
+    for (std::size_t p = 0; p < count; ++p)
+      EXPECT_EQ(bytes_of(taken[p]), bytes_of(expected[p].parameter->value())) << parameters[p].name;
+    without.step(8);
+    with.step(8);
+    EXPECT_NO_THROW(with.training.ddp().check());
+    for (std::size_t p = 0; p < count; ++p)
+      EXPECT_EQ(bytes_of(taken[p]), bytes_of(expected[p].parameter->value())) << "check() leaves nothing under way";
+  }
+}
+
+TEST(Zero, ItEndsWhileParametersAreOnTheirWay) {
+  if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
+  ZeroLoop without(0), with(1);
+  without.step(1);
+  with.step(1);
+  with.end();
+  EXPECT_TRUE(with.training.parameters() == without.training.parameters());
 }
 
 TEST(Zero, ParametersStayWhenItEnds) {

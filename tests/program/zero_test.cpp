@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <fstream>
+#include <set>
+
 #include "tests/program/command.h"
 #include "tests/program/events.h"
 
@@ -32,6 +37,21 @@ ZeroResult zero_result_in(const fs::path& directory, const std::string& line) {
 ZeroResult zero_result_of(const std::string& line) {
   const TemporaryDirectory directory;
   return zero_result_in(directory.path(), line);
+}
+
+std::set<std::string> files_in(const fs::path& directory) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) names.insert(entry.path().filename());
+  return names;
+}
+
+/// What a checkpoint has, with its moments in so many parts; 0: in one file.
+std::set<std::string> parts_and_others(int parts) {
+  std::set<std::string> names = {"card.json", "weights.safetensors"};
+  if (parts == 0) names.insert("optimizer.safetensors");
+  for (int part = 0; part < parts; ++part)
+    names.insert("optimizer-0000" + std::to_string(part) + "-of-0000" + std::to_string(parts) + ".safetensors");
+  return names;
 }
 
 std::string on_zero_hosts(const std::string& kind, int ranks) {
@@ -74,7 +94,7 @@ TEST(Zero, ShardsKeepTheirBits) {
   }
 }
 
-// A checkpoint is the same file with and without, of any number of ranks.
+// A checkpoint has the moments in as many parts as ranks, or in one file, and any run resumes from any.
 TEST(Zero, ResumesFromAndToAnything) {
   const std::string train =
       "lockstep train cnn --data digits --steps 12 --global-batch 60 --shards 4 --checkpoint-dir c --keep 0 "
@@ -85,21 +105,78 @@ TEST(Zero, ResumesFromAndToAnything) {
     return directory.path() / "c" /
            ("step-" + std::string(step < 10 ? "000000000" : "00000000") + std::to_string(step));
   };
-  const std::string moments = read_file(checkpoint(5) / "optimizer.safetensors");
+  EXPECT_EQ(files_in(checkpoint(5)), parts_and_others(2));
   EXPECT_EQ(run("lockstep checkpoint verify c", directory.path()).code, 0);
   for (const std::string how : {"1", "3 --zero 1", "2", "4 --zero 1"}) {
-    for (const int step : {10, 12}) fs::remove_all(checkpoint(step));
+    if (fs::exists(checkpoint(5))) fs::remove_all(checkpoint(10));
+    fs::remove_all(checkpoint(12));
     const std::string again = on_ranks(how[0] - '0') + train + how.substr(1) + " --resume auto";
     EXPECT_TRUE(zero_result_in(directory.path(), again).params == whole.params) << how;
+    const int parts = how.find("zero") == std::string::npos ? 0 : how[0] - '0';
+    EXPECT_EQ(files_in(checkpoint(12)), parts_and_others(parts)) << how;
+    EXPECT_EQ(run("lockstep checkpoint verify c", directory.path()).code, 0);
+    if (how == "3 --zero 1" || how == "2") fs::remove_all(checkpoint(5));  // from here on from that of step 10
   }
-  const TemporaryDirectory other;
-  EXPECT_EQ(zero_result_in(other.path(), on_ranks(3) + train).params, whole.params);
-  EXPECT_EQ(read_file(other.path() / "c" / "step-0000000005" / "optimizer.safetensors"), moments);
-  // One that is cut, and one of another optimizer.
-  fs::resize_file(checkpoint(12) / "optimizer.safetensors", 1000);
-  const auto cut = run(on_ranks(2) + train + "--zero 1 --quiet --resume c/step-0000000012", directory.path());
-  EXPECT_EQ(cut.code, 6) << cut.err;
-  EXPECT_THAT(cut.err, HasSubstr("optimizer.safetensors"));
+}
+
+// A part that is cut or missing is a checkpoint that is not whole, for all who read it.
+TEST(Zero, APartThatIsNotWhole) {
+  const TemporaryDirectory directory;
+  const std::string train =
+      "lockstep train cnn --data digits --steps 12 --global-batch 60 --threads 1 --zero 1 --checkpoint-dir c --keep 0 "
+      "--checkpoint-every 5 --quiet ";
+  ASSERT_EQ(run(on_ranks(3) + train, directory.path()).code, 0);
+  const fs::path last = directory.path() / "c" / "step-0000000012",
+                 part = last / "optimizer-00001-of-00003.safetensors";
+  const auto bytes = fs::file_size(part);
+  const auto refusal = [&](const char* what) {
+    for (const int ranks : {1, 2}) {
+      const auto outcome = run(on_ranks(ranks) + train + "--resume c/step-0000000012", directory.path());
+      EXPECT_EQ(outcome.code, 6) << what << outcome.err;
+      EXPECT_THAT(outcome.err, HasSubstr("optimizer-00001-of-00003.safetensors")) << what;
+    }
+    const auto verified = run("lockstep checkpoint verify c", directory.path());
+    EXPECT_EQ(verified.code, 6) << what;
+    EXPECT_THAT(verified.err, HasSubstr("1 of 3 checkpoints cannot be used")) << what;
+  };
+  fs::resize_file(part, 1000);
+  refusal("cut");
+  fs::resize_file(part, bytes);  // zeros
+  refusal("changed");
+  fs::remove(part);
+  refusal("missing");
+  const auto outcome = run(on_ranks(2) + train + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("the one before it is taken"));
+  EXPECT_EQ(files_in(last), parts_and_others(2)) << "it takes the place of what was corrupt";
+}
+
+// Ranks that see another directory under the same name: one file, as without.
+TEST(Zero, RanksThatDoNotSeeTheDirectory) {
+  if (::geteuid() != 0 || run("unshare -m true", "/").code != 0) GTEST_SKIP() << "mounting takes root's rights";
+  const TemporaryDirectory directory, other;
+  for (const auto* one : {&directory, &other})
+    std::ofstream(one->path() / "on-a-host")
+        << "if [ $RANK = 2 ]; then\n"
+           "  exec unshare -m sh -c 'mkdir -p c && mount -t tmpfs none c && exec \"$@\"' sh \"$@\"\n"
+           "fi\n"
+           "exec \"$@\"\n";
+  const std::string train =
+      "lockstep train cnn --data digits --global-batch 60 --threads 1 --zero 1 --checkpoint-dir c --keep 0 "
+      "--checkpoint-every 5 ";
+  const auto line = [&](const std::string& more) { return on_ranks(3) + "sh on-a-host " + train + more; };
+  const auto outcome = run(line("--steps 10"), directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("rank 2 cannot write to rank 0's --checkpoint-dir c"));
+  for (const char* step : {"step-0000000005", "step-0000000010"})
+    EXPECT_EQ(files_in(directory.path() / "c" / step), parts_and_others(0));
+  // And from one in parts, which that rank does not see either.
+  ASSERT_EQ(run(on_ranks(3) + train + "--quiet --steps 5", other.path()).code, 0);
+  EXPECT_EQ(files_in(other.path() / "c" / "step-0000000005"), parts_and_others(3));
+  const ZeroResult one = zero_result_in(directory.path(), line("--steps 12 --resume auto"));
+  const ZeroResult two = zero_result_in(other.path(), line("--steps 12 --resume auto"));
+  EXPECT_EQ(one.params.size(), 64u);
+  EXPECT_EQ(one.params, two.params);
 }
 
 TEST(Zero, TheMirrorHasTheSameCheckpoint) {

@@ -14,6 +14,7 @@
 #include "lockstep/nn/models/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/build.h"
+#include "trainer/checkpoint_parts.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {
@@ -52,8 +53,18 @@ CheckpointManifest some_manifest() {
   return manifest;
 }
 
+CheckpointManifest manifest_of_parts() {
+  CheckpointManifest manifest = some_manifest();
+  manifest.parts = {{{"fc1.weight", {0, 2048}}, {"fc2.weight", {0, 10}}}, {}, {{"fc1.weight", {2048, 7}}}};
+  return manifest;
+}
+
 TEST(CheckpointManifest, IsReadAsItWasWritten) {
   EXPECT_EQ(decode_checkpoint_manifest(encode(some_manifest()), "here"), some_manifest());
+  EXPECT_THAT(encode(some_manifest()), HasSubstr("\"lockstep checkpoint 1\""));
+  const CheckpointManifest parts = manifest_of_parts();
+  EXPECT_EQ(decode_checkpoint_manifest(encode(parts), "here"), parts);
+  EXPECT_THAT(encode(parts), HasSubstr("\"lockstep checkpoint 2\"")) << "versions that know of no parts refuse it";
   CheckpointManifest odd = some_manifest();
   odd.settings = {{"data", "text:\xff\xfe"}};  // a path may be anything
   EXPECT_NO_THROW(decode_checkpoint_manifest(encode(odd), "here"));
@@ -111,22 +122,56 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                                             {"optimizer", "adamw"}}));
 }
 
-TEST(CheckpointManifest, AnyCutAndAnyOtherByteIsFound) {
-  const std::string text = encode(some_manifest());
-  for (std::size_t length = 0; length + 2 < text.size(); ++length)
-    EXPECT_THROW(decode_checkpoint_manifest(text.substr(0, length), "here"), IoError) << length;
-  int accepted = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    std::string changed = text;
-    changed[at] = static_cast<char>(changed[at] ^ 1);
+// Nobody leads a reader to files elsewhere, or into memory that there is not: the seeds of its fuzz target.
+TEST(CheckpointManifest, PartsThatAreNoneAreRefused) {
+  int refused = 0;
+  for (const auto& entry : fs::directory_iterator(LOCKSTEP_SOURCE_DIR "/tests/fuzz/corpus/checkpoint")) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("parts-")) continue;
+    std::ifstream in(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
     try {
-      EXPECT_EQ(decode_checkpoint_manifest(changed, "here"), some_manifest()) << at;  // no more than a blank
-      ++accepted;
+      decode_checkpoint_manifest(text, name);
+      ADD_FAILURE() << name << " is accepted";
     } catch (const IoError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("here cannot be used"));
+      EXPECT_THAT(error.what(), HasSubstr(name + " cannot be used: ")) << "no digest that is wrong";
+      EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("SHA-256")));
+      ++refused;
     }
   }
-  EXPECT_LT(accepted, 10);
+  EXPECT_EQ(refused, 5);
+}
+
+TEST(CheckpointManifest, ReceiptsAreReadAsTheyWereWritten) {
+  const CheckpointManifest::File file = {.bytes = 12345, .sha256 = std::string(64, 'b')};
+  const std::string text = checkpoint::encode_receipt(file);
+  EXPECT_EQ(checkpoint::decode_receipt(text), file);
+  for (std::size_t length = 0; length < text.size(); ++length)
+    EXPECT_FALSE(checkpoint::decode_receipt(text.substr(0, length))) << length;
+  const std::string digest(64, 'b');
+  for (const std::string& other : {digest + "  5\n", digest + " -5\n", digest + " 0\n", digest + " 5 \n",
+                                   std::string(64, 'g') + " 5\n", digest + " 99999999999999999999\n"})
+    EXPECT_FALSE(checkpoint::decode_receipt(other)) << other;
+}
+
+TEST(CheckpointManifest, AnyCutAndAnyOtherByteIsFound) {
+  for (const CheckpointManifest& given : {some_manifest(), manifest_of_parts()}) {
+    const std::string text = encode(given);
+    for (std::size_t length = 0; length + 2 < text.size(); ++length)
+      EXPECT_THROW(decode_checkpoint_manifest(text.substr(0, length), "here"), IoError) << length;
+    int accepted = 0;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+      std::string changed = text;
+      changed[at] = static_cast<char>(changed[at] ^ 1);
+      try {
+        EXPECT_EQ(decode_checkpoint_manifest(changed, "here"), given) << at;  // no more than a blank
+        ++accepted;
+      } catch (const IoError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("here cannot be used"));
+      }
+    }
+    EXPECT_LT(accepted, 10);
+  }
 }
 
 // A small model and its optimizer, and a directory for their checkpoints.
@@ -291,6 +336,208 @@ TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {
   EXPECT_EQ(writer.report().failed, 1);
   EXPECT_THAT(writer.report().first_failure, HasSubstr(parameters[2].name + " is not finite"));
   EXPECT_TRUE(steps().empty());
+}
+
+// Two ranks' writers of one checkpoint in parts, each with its slices.
+class Parts : public Folder {
+ protected:
+  struct Writer {
+    Writer(const Parts& test, std::size_t index)
+        : part{.index = index, .count = 2, .attempt = "here-1"},
+          optimizer(nn::make_adamw(test.module_->named_parameters(), {}, {}, {.slices = test.slices_of(index)})),
+          copy(index == 0 ? StateCopy(*test.module_, *optimizer, nullptr, &part) : StateCopy(*optimizer, part)) {
+      fill();
+      copy.take();
+      CheckpointWriter::Options options = {
+          .directory = test.path(), .keep = 1, .corrupt = {}, .metadata = {}, .part = part};
+      writer = std::make_unique<CheckpointWriter>(copy, options);
+    }
+    // Each element is its place among all of its moment's, and which moment that is.
+    void fill() {
+      const auto moments = optimizer->moments();
+      for (std::size_t m = 0; m < moments.size(); ++m)
+        for (std::int64_t i = 0; i < moments[m].value.count(); ++i)
+          moments[m].value.f32()[i] = number(m, optimizer->slices()[m % optimizer->parameters().size()].begin + i);
+    }
+    checkpoint::OwnPart part;
+    std::unique_ptr<nn::Optimizer> optimizer;
+    StateCopy copy;
+    std::unique_ptr<CheckpointWriter> writer;
+  };
+
+  static float number(std::size_t moment, std::int64_t element) {
+    return static_cast<float>(moment * 100000 + static_cast<std::size_t>(element));
+  }
+  // The first block of each parameter, or what follows.
+  std::vector<nn::ParameterSlice> slices_of(std::size_t index) const {
+    std::vector<nn::ParameterSlice> slices;
+    for (const auto& [name, parameter] : module_->named_parameters()) {
+      const std::int64_t count = parameter->value().count(), first = std::min(count, nn::kNormBlock);
+      slices.push_back(index == 0 ? nn::ParameterSlice{.begin = 0, .count = first}
+                                  : nn::ParameterSlice{.begin = first == count ? 0 : first, .count = count - first});
+    }
+    return slices;
+  }
+  CheckpointManifest plan(std::int64_t step = 7) const {
+    CheckpointManifest manifest = some_manifest();
+    manifest.step = step;
+    manifest.files.clear();
+    const auto parameters = module_->named_parameters();
+    for (std::size_t part = 0; part < 2; ++part) {
+      auto& slices = manifest.parts.emplace_back();
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (const auto [begin, count] = slices_of(part)[i]; count > 0) slices[parameters[i].name] = {begin, count};
+    }
+    return manifest;
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& entry : fs::directory_iterator(path())) all.push_back(entry.path().filename());
+    return all;
+  }
+};
+
+TEST_F(Parts, AppearWhenAllAreThere) {
+  Writer first(*this, 0), second(*this, 1);
+  first.writer->start(plan());
+  ASSERT_TRUE(first.writer->wait_for_own());
+  EXPECT_TRUE(steps().empty()) << "one part of two";
+  second.writer->start(plan());
+  first.writer->wait();  // nobody has settled it
+  EXPECT_EQ(steps(), std::vector<std::int64_t>{7});
+  const std::string newest = list_checkpoints(path()).front().path;
+  const CheckpointManifest manifest = verify_checkpoint(newest);
+  EXPECT_EQ(manifest.parts, plan().parts);
+  EXPECT_EQ(manifest.files.size(), 3u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(newest), {}), 4) << "no receipts";
+  EXPECT_EQ(first.writer->report().written, 1);
+  EXPECT_EQ(first.writer->report().newest_bytes, fs::file_size(newest + "/weights.safetensors") +
+                                                     fs::file_size(newest + "/optimizer-00000-of-00002.safetensors") +
+                                                     fs::file_size(newest + "/optimizer-00001-of-00002.safetensors"));
+}
+
+TEST_F(Parts, AreReadByAnyNumberOfRanks) {
+  Writer first(*this, 0), second(*this, 1);
+  first.writer->start(plan());
+  second.writer->start(plan());
+  first.writer->wait();
+  const std::string newest = list_checkpoints(path()).front().path;
+  const CheckpointManifest manifest = verify_checkpoint(newest);
+  const auto parameters = module_->named_parameters();
+  const auto check = [&](const std::vector<nn::ParameterSlice>& slices) {
+    const auto read = read_moments(newest, manifest, *optimizer_, slices);
+    ASSERT_EQ(read.size(), 2 * parameters.size());
+    for (std::size_t m = 0; m < read.size(); ++m) {
+      const auto [begin, count] = slices[m % parameters.size()];
+      ASSERT_EQ(read[m].size(), static_cast<std::size_t>(count) * sizeof(float));
+      for (std::int64_t i = 0; i < count; ++i) {
+        float value = 0;
+        std::memcpy(&value, read[m].data() + static_cast<std::size_t>(i) * sizeof value, sizeof value);
+        ASSERT_EQ(value, number(m, begin + i)) << m << " " << i;
+      }
+    }
+  };
+  check(whole_slices(*optimizer_));
+  check(slices_of(0));
+  auto across = whole_slices(*optimizer_);  // of each parameter its middle, over the border of the parts
+  for (auto& slice : across) slice = {.begin = slice.count / 3, .count = slice.count / 2};
+  check(across);
+  // What is wanted of the first part alone does not open the second one.
+  fs::remove(newest + "/optimizer-00001-of-00002.safetensors");
+  check(slices_of(0));
+  EXPECT_THROW(check(across), IoError);
+}
+
+TEST_F(Parts, ThatDoNotMakeUpTheMomentsAreRefused) {
+  Writer first(*this, 0), second(*this, 1);
+  first.writer->start(plan());
+  second.writer->start(plan());
+  first.writer->wait();
+  const std::string newest = list_checkpoints(path()).front().path;
+  const auto refusal = [&](const CheckpointManifest& manifest, const nn::Optimizer& optimizer) -> std::string {
+    try {
+      read_moments(newest, manifest, optimizer, whole_slices(optimizer));
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  const CheckpointManifest good = verify_checkpoint(newest);
+  EXPECT_EQ(refusal(good, *optimizer_), "none");
+  const std::string name = good.parts[1].begin()->first;
+  CheckpointManifest bad = good;
+  bad.parts[1].erase(name);
+  EXPECT_THAT(refusal(bad, *optimizer_), HasSubstr("do not make up the"));
+  bad = good;
+  bad.parts[0][name].count += 1;  // overlaps
+  EXPECT_THAT(refusal(bad, *optimizer_), HasSubstr("elements of " + name));
+  bad = good;
+  bad.parts[1][name].count = std::int64_t{1} << 62;
+  EXPECT_THAT(refusal(bad, *optimizer_), HasSubstr("elements of " + name));
+  bad = good;
+  bad.parts[0]["another"] = {0, 5};
+  EXPECT_THAT(refusal(bad, *optimizer_), HasSubstr("moments of another, which is not trained here"));
+  bad = good;  // the manifest is right, and the files are not what it says
+  std::swap(bad.parts[0], bad.parts[1]);
+  EXPECT_THAT(refusal(bad, *optimizer_), HasSubstr("optimizer-00000-of-00002.safetensors cannot be used"));
+  EXPECT_THAT(refusal(good, *nn::make_sgd(module_->named_parameters(), {.momentum = 0.9})), HasSubstr("tensors"));
+  EXPECT_THAT(refusal(good, *nn::make_sgd(module_->named_parameters(), {})), HasSubstr("tensors"));
+}
+
+TEST_F(Parts, WithoutOneLeaveTheCheckpointBefore) {
+  Writer first(*this, 0), second(*this, 1);
+  first.writer->start(plan(6));
+  second.writer->start(plan(6));
+  first.writer->wait();
+  second.writer->wait();
+  // The second rank has not written, and never will.
+  first.writer->start(plan(7));
+  ASSERT_TRUE(first.writer->wait_for_own());
+  first.writer->settle({std::nullopt, std::nullopt});
+  first.writer->wait();
+  EXPECT_EQ(names(), std::vector<std::string>{"step-0000000006"});
+  EXPECT_EQ(first.writer->report().failed, 1);
+  EXPECT_THAT(first.writer->report().first_failure, HasSubstr("no checkpoint of step 7: the part of rank 1 is not on"));
+  EXPECT_EQ(first.writer->report().newest_step, 6);
+  // Neither writes what is not finite, and the other one's files go with it.
+  for (const auto& moment : second.optimizer->moments())
+    if (moment.value.count() > 0) moment.value.f32()[0] = std::numeric_limits<float>::quiet_NaN();
+  second.copy.take();
+  first.writer->start(plan(8));
+  second.writer->start(plan(8));
+  EXPECT_FALSE(second.writer->wait_for_own());
+  EXPECT_THAT(second.writer->report().first_failure, HasSubstr("is not finite after it"));
+  first.writer->settle({first.writer->wait_for_own(), std::nullopt});
+  first.writer->wait();
+  EXPECT_EQ(names(), std::vector<std::string>{"step-0000000006"});
+  second.fill();
+  second.copy.take();
+  first.writer->start(plan(9));
+  second.writer->start(plan(9));
+  first.writer->wait();
+  EXPECT_EQ(names(), std::vector<std::string>{"step-0000000009"}) << "one is kept";
+}
+
+// A file that rank 0 does not see yet, as on a network file system.
+TEST_F(Parts, AreTakenByTheReceiptsThatRanksSend) {
+  Writer first(*this, 0);
+  first.writer->start(plan());
+  const auto own = first.writer->wait_for_own();
+  const CheckpointManifest::File other = {.bytes = 77, .sha256 = std::string(64, 'c')};
+  first.writer->settle({own, other});
+  first.writer->wait();
+  ASSERT_EQ(steps(), std::vector<std::int64_t>{7});
+  const auto manifest = checkpoint::read_manifest(list_checkpoints(path()).front().path);
+  EXPECT_EQ(manifest.files.at("optimizer-00001-of-00002.safetensors"), other);
+}
+
+// As where a rank has died.
+TEST_F(Parts, AnEndDoesNotWaitForARankThatIsGone) {
+  {
+    Writer first(*this, 0);
+    first.writer->start(plan());
+  }
+  EXPECT_TRUE(names().empty());
 }
 
 // Each sample is its own number.

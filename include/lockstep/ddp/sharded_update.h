@@ -19,8 +19,8 @@ namespace lockstep::ddp {
 ///               has its sums, added in the same order as an allreduce adds them, and the rest of the bucket is
 ///               unspecified
 ///   update      each rank moves its slice of a bucket, when the sums of that bucket are there
-///   gather      the bucket's parameters, which lie in an arena of the same layout, are gathered in place while later
-///               buckets are summed and updated
+///   gather      the buckets' parameters, which lie in an arena of the same layout, are gathered in place, on the CPU
+///               while the next forward pass computes (parallel: Note [Gathers during forward])
 ///
 /// Rank r's slice of a bucket is comm::slice_of() it. Blocks of elements that nobody may cut (those over which norms
 /// are summed) are not cut: slots begin at multiples of a block (BucketLimits::slot_alignment), and a bucket is a

@@ -71,7 +71,8 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// The loop is the same, and so are parameters, to the bit, but where NCCL sums. Then step() is collective; after
 /// backward a gradient holds sums in this rank's slice alone, so zero_grad() comes before each backward that begins a
 /// step, and an optimizer that was made without share() is a UsageError. A loop that calls Optimizer::update() by
-/// itself (set_bucket_callback()) reads parameters after the next pass has begun, or wait_for_parameters().
+/// itself (set_bucket_callback()) reads parameters after the next pass has begun, or wait_for_parameters(); with
+/// start_gathering_parameters() they come from the other ranks during its next pass.
 /// Parameters lie in memory of the group as long as the DistributedDataParallel is there.
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
@@ -145,7 +146,14 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
   /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each.
   nn::OptimizerShare share() const;
-  /// Parameters are complete: what optimizers of slices have moved has come from all ranks. Collective.
+  /// With zero, those of rank `rank`, by parameter.
+  const std::vector<nn::ParameterSlice>& slices_of(int rank) const;
+  /// Collective, after all updates of a step, for a loop that calls Optimizer::update() by itself: what optimizers of
+  /// slices have moved begins to come from all ranks. Parameter::value() waits for it, and so does a pass, layer by
+  /// layer (parallel: Note [Gathers during forward]). At the latest the next pass begins it.
+  void start_gathering_parameters() const;
+  /// Parameters are complete, for tensors too that were taken of them before: what optimizers of slices have moved has
+  /// come from all ranks. Collective.
   void wait_for_parameters() const;
   /// Collective: what the optimizers of slices remember, as a whole on rank `root`, nothing elsewhere: in the order of
   /// Optimizer::moments(), each in the parameter's layout.

@@ -28,7 +28,8 @@ namespace lockstep::trainer {
 ///
 /// A checkpoint is a directory below `directory` that is whole or not there (docs/checkpoints.md): an end at any time
 /// leaves the one before. Any number of ranks may resume. Rank 0 writes, on a thread of its own while training
-/// continues. A directory is one run's at a time. Session, ddp and optimizer must outlive it; all calls are collective.
+/// continues; with sharded updates each rank writes what it remembers, if all can write to `directory`. A directory is
+/// one run's at a time. Session, ddp and optimizer must outlive it; all calls are collective.
 class Checkpointer {
  public:
   struct Options {

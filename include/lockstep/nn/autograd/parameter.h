@@ -1,6 +1,7 @@
 // A trainable tensor and its gradient.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
@@ -17,6 +18,15 @@ enum class FileLayout : std::uint8_t {
   kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
 };
 
+/// What brings values of parameters from elsewhere, while the thread that uses them does other work.
+class ValueSource {
+ public:
+  virtual ~ValueSource() = default;
+  /// Returns when the parameters are complete that were given with `key` to Parameter::expect_value(), and has called
+  /// Parameter::end_expectation() of each. What it throws comes out of Parameter::value().
+  virtual void wait_for_values(std::size_t key) = 0;
+};
+
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
 /// them. One thread uses it at a time (Note [One thread]).
 ///
@@ -31,7 +41,13 @@ class Parameter {
   Parameter& operator=(const Parameter&) = delete;
 
   Backend& backend() const { return *backend_; }
-  const Tensor& value() const { return value_; }
+  /// Waits for what expect_value() has announced. A tensor that was taken before that is complete when this has
+  /// returned.
+  const Tensor& value() const {
+    if (source_ != nullptr) [[unlikely]]
+      source_->wait_for_values(source_key_);
+    return value_;
+  }
   FileLayout layout() const { return layout_; }
 
   /// Changes whenever `value`'s content does, and is never that of another parameter (whose memory this one may have
@@ -55,6 +71,14 @@ class Parameter {
   void quantize_rows();
   /// nullptr: there are none of this value.
   const Int8Rows* int8_rows() const { return int8_version_ == version_ ? &int8_rows_ : nullptr; }
+
+  /// The value's content is on its way: whoever asks for it waits for `source`, which must be there until it calls
+  /// end_expectation().
+  void expect_value(ValueSource& source, std::size_t key) {
+    source_ = &source;
+    source_key_ = key;
+  }
+  void end_expectation() { source_ = nullptr; }
 
   /// From now on this one's value is the other's, in the same memory: for a copy of a module that several threads
   /// compute with while nobody changes it. Whoever changes it calls changed() of both. Throws UsageError for another
@@ -113,6 +137,8 @@ class Parameter {
   Backend* backend_;
   Tensor value_;
   Tensor gradient_;
+  ValueSource* source_ = nullptr;  // nullptr: the value is complete
+  std::size_t source_key_ = 0;
   FileLayout layout_;
   std::uint64_t version_ = next_version();
   Tensor copy_;  // bf16; undefined until it is asked for

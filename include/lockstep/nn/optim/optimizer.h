@@ -24,10 +24,16 @@ class SliceExchange {
  public:
   virtual ~SliceExchange() = default;
   /// Each of `parts`, f64, becomes the sum of all optimizers', of whom one has a number and the others 0.
-  virtual void sum(std::span<const Tensor> parts) = 0;
+  void sum(std::span<const Tensor> parts) {
+    begin_sum(parts);
+    end_sum(parts);
+  }
+  /// The same in two: what is between them does not wait for it. One at a time, of the same parts.
+  virtual void begin_sum(std::span<const Tensor> parts) = 0;
+  virtual void end_sum(std::span<const Tensor> parts) = 0;
   /// The slices of these parameters are about to be written: not while somebody reads them.
   virtual void before_update(std::span<const std::size_t> indices) = 0;
-  /// They have been: all optimizers' parameters get to be the same again, at the latest after finish().
+  /// They have been: all optimizers' parameters get to be the same again, after finish().
   virtual void after_update(std::span<const std::size_t> indices) = 0;
   virtual void finish() = 0;
 };
@@ -108,6 +114,9 @@ class Optimizer final {
   /// squares (1) f64 = Σ g² over all gradients that add_squares() was given in this step, in an order that does not
   /// depend on the calls. Once in a step.
   void sum_squares(const Tensor& squares);
+  /// Before that, for other work between the two, but none of this optimizer's: of slices, the other optimizers' share
+  /// begins to come.
+  void begin_sum_squares();
   /// OptimKernels::compute_update_scale() for this step.
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
   /// All that it remembers: the first of all parameters, then the second. With steps() it is what a run resumes from.
@@ -170,15 +179,16 @@ class Optimizer final {
   std::vector<std::int64_t> first_block_;  // by parameter, among all blocks
   Tensor square_sums_, norm_sums_, factors_;
   std::int64_t squares_zeroed_in_ = 0, norms_zeroed_in_ = 0;  // steps
-  std::vector<std::int64_t> prepared_in_;                     // by parameter: the last step
-  std::vector<std::size_t> unprepared_;                       // of one call
-  std::vector<Tensor> parts_;                                 // of one exchange
-  std::vector<Lifetime::Ref> lifetimes_;                      // by parameter
-  std::vector<UpdateArrays> arrays_;                          // of one call
-  std::vector<std::size_t> together_;                         // of one group, in one call
-  std::vector<std::size_t> with_gradient_;                    // of one step()
-  std::vector<std::int64_t> missed_;  // by parameter: calls of step() in which it had no gradient
-  std::int64_t step_ = 0;             // 0 before the first step
+  bool summing_squares_ = false;
+  std::vector<std::int64_t> prepared_in_;   // by parameter: the last step
+  std::vector<std::size_t> unprepared_;     // of one call
+  std::vector<Tensor> parts_;               // of one exchange
+  std::vector<Lifetime::Ref> lifetimes_;    // by parameter
+  std::vector<UpdateArrays> arrays_;        // of one call
+  std::vector<std::size_t> together_;       // of one group, in one call
+  std::vector<std::size_t> with_gradient_;  // of one step()
+  std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
+  std::int64_t step_ = 0;                   // 0 before the first step
 };
 
 struct SgdOptions {
