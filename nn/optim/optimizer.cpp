@@ -150,7 +150,7 @@ void Optimizer::step(const StepOptions& options) {
     const std::int64_t missed = missed_[*from];
     const auto to = std::find_if(from, with_gradient_.end(), [&](std::size_t i) { return missed_[i] != missed; });
     if (missed > 0 && scaler_ == nullptr) write_control(options.lr, step_ - missed);
-    if (clips) decide(nothing_, squares_, options.clip_norm, missed);
+    if (clips) compute_control(nothing_, squares_, options.clip_norm, missed);
     update({from, to});
     from = to;
   }
@@ -211,7 +211,7 @@ void Optimizer::write_rates(double lr) {
   }
 }
 
-void Optimizer::decide(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed) {
+void Optimizer::compute_control(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed) {
   decided_in_ = step_;
   for (const Group& group : groups_)
     if (scaler_ == nullptr)
@@ -325,7 +325,7 @@ void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, 
   if (backend_ == nullptr) return;
   check_usage(scaler_ == nullptr || squares.defined(), "a step with a GradScaler without the sum of its squares",
               "give compute_update_scale() what sum_squares() has found");
-  decide(loss, squares, clip_norm, 0);
+  compute_control(loss, squares, clip_norm, 0);
   if (scaler_ != nullptr) count_step();
 }
 

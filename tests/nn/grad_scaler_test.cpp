@@ -353,7 +353,7 @@ TEST_F(GradScalers, ARunResumesFromItsState) {
   EXPECT_EQ(after->steps(), optimizer->steps());
 }
 
-// An optimizer may begin with one, and go on without.
+// An optimizer may get one later, and continue without.
 TEST_F(GradScalers, MayComeAndGo) {
   Parameters scaled(*backend), plain(*backend);
   const auto with = make_adamw(scaled.named(), {}), without = make_adamw(plain.named(), {});

@@ -160,7 +160,7 @@ class Optimizer final {
   void add_group(double lr_factor, double weight_decay);
   void write_control(double lr, std::int64_t step);
   void write_rates(double lr);
-  void decide(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed);
+  void compute_control(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed);
   void count_step();
   void count_missed();
   std::span<const std::size_t> of_group(std::size_t group, std::span<const std::size_t> indices);
