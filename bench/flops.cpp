@@ -37,7 +37,7 @@ double flops_per_step(const std::vector<nn::MatrixProduct>& products, std::int64
 std::optional<double> peak_tflops(std::string_view gpu, std::string_view precision) {
   for (const auto& peaks : kPeaks) {
     if (gpu.find(peaks.name) == std::string_view::npos) continue;
-    if (precision == "bf16") return peaks.bf16;
+    if (precision == "bf16" || precision == "fp16") return peaks.bf16;  // one rate for both
     if (precision == "tf32") return peaks.tf32;
     if (precision == "f32") return peaks.f32;
     return std::nullopt;

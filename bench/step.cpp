@@ -21,6 +21,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/session/session.h"
 #include "trainer/build.h"
+#include "trainer/loss_scaling.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/step.h"
 
@@ -50,7 +51,7 @@ double process_age_s() {
 }
 
 std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
-  if (config.precision == Precision::kBF16) return "bf16";
+  if (config.precision != Precision::kF32) return name_of(config.precision);
   return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
 }
 
@@ -91,7 +92,9 @@ class StepBenchmark {
     comm::compare_manifests(group_, manifest);
     ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
     trainer::register_hook(config, *ddp_);
-    const auto step_options = trainer::step_options(config);
+    auto step_options = trainer::step_options(config);
+    scaler_ = trainer::make_grad_scaler(config, backend);
+    step_options.scaler = scaler_.get();
     step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters(), ddp_->share()),
                   trainer::format_of(*splits_.train), step_options);
     if (trainer::wants_graphs(config))
@@ -258,6 +261,7 @@ class StepBenchmark {
   std::unique_ptr<nn::Module> model_;
   std::optional<data::Loader> loader_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  std::unique_ptr<nn::GradScaler> scaler_;                    // nullptr: losses are not scaled
   std::array<std::optional<trainer::StepGraphs>, 2> graphs_;  // by Kind; steps of kAlone have none
   std::optional<trainer::TrainingStep> step_;
   trainer::Inputs inputs_;  // of all steps, unless each copies the batch

@@ -175,7 +175,7 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
-  for (const char* name : {kAverageFile, kCarriedFile, kHookFile})
+  for (const char* name : {kAverageFile, kCarriedFile, kHookFile, kScalerFile})
     if (const auto file = manifest.files.find(name); file != manifest.files.end())
       verify_file(fmt::format("{}/{}", path, name), file->second);
   return manifest;

@@ -41,6 +41,7 @@ inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kAverageFile = "ema.safetensors";
 inline constexpr const char* kCarriedFile = "carried.safetensors";
 inline constexpr const char* kHookFile = "hook.safetensors";
+inline constexpr const char* kScalerFile = "scaler.safetensors";
 inline constexpr const char* kManifestFile = "card.json";
 
 struct StoredCheckpoint {

@@ -15,7 +15,7 @@ namespace lockstep::checkpoint {
 /// What of a run's state is not in the module's and the optimizer's memory on this rank.
 struct MoreState {
   /// By the files' names: what a model carries from batch to batch (kCarriedFile), what a communication hook keeps
-  /// (kHookFile). Files without tensors are not written.
+  /// (kHookFile), the scale of losses (kScalerFile). Files without tensors are not written.
   std::map<std::string, std::vector<nn::HostTensor>> files = {};
   std::vector<std::vector<std::byte>> moments = {};  // of an optimizer of slices: whole, as its moments() come
 };

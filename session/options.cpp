@@ -83,13 +83,14 @@ Option encrypt_option(bool& encrypt) {
 }
 
 Option precision_option(Precision& precision, const char* help) {
-  return {.name = "precision",
-          .placeholder = "f32|bf16",
-          .help = help,
-          .default_text = name_of(precision),
-          .value = choice(precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}}),
-          .agree = Agree::kValue,
-          .may_change = true};
+  return {
+      .name = "precision",
+      .placeholder = "f32|bf16|fp16",
+      .help = help,
+      .default_text = name_of(precision),
+      .value = choice(precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}, {"fp16", Precision::kFp16}}),
+      .agree = Agree::kValue,
+      .may_change = true};
 }
 
 Option tf32_option(bool& tf32, const std::string& device) {
@@ -129,7 +130,8 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
   table.add(precision_option(
       config.precision,
       "what activations and products are computed in; parameters, gradients and sums stay f32. bf16 on the CPU "
-      "needs AVX-512, and is faster than f32 with AVX512-BF16 or AMX"));
+      "needs AVX-512, and is faster than f32 with AVX512-BF16 or AMX; fp16 is for GPUs, and scales losses in "
+      "training"));
   table.add(tf32_option(config.tf32, config.device));
   table.add({.name = "threads",
              .placeholder = "N",

@@ -236,6 +236,10 @@ void check_kind(const SessionOptions& options, DeviceKind kind, const std::strin
     require(family == nullptr || family->memory == DeviceKind::kCpu,
             fmt::format("--backend {} adds up what is on GPUs, and this run is on the CPU{}", options.backend, because),
             "leave --backend out, or use --device cuda");
+    require(options.precision != Precision::kFp16,
+            fmt::format("--precision fp16 is for GPUs, and this run is on the CPU{}: no kernel there computes in f16",
+                        because),
+            "use --precision bf16, or --device cuda");
     require(options.precision == Precision::kF32 || nn::cpu_bf16() != nn::CpuBf16::kNone,
             fmt::format("--precision bf16 on this CPU, which computes with {}: bf16 needs AVX-512 at least{}",
                         nn::cpu_kernel_isa(), because),

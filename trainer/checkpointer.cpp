@@ -9,6 +9,7 @@
 #include "comm/agree.h"
 #include "trainer/checkpoint_parts.h"
 #include "trainer/hook_state.h"
+#include "trainer/loss_scaling.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {
@@ -59,6 +60,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
     state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
     resume_hook_state(*resumed, state.ddp.reducer().comm_hook(), group);
+    if (state.optimizer.scaler() != nullptr) resume_scaler(*resumed, *state.optimizer.scaler(), group);
     sampler.restore(resumed->manifest.position);
     state.step = resumed->manifest.step;
   }
@@ -82,6 +84,7 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
   state.step = step;
   checkpoint::MoreState more;
   more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
+  more.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
   settle_parts(state.checkpoints, *state.session.group);
   if (state.optimizer.is_sliced() && !state.checkpoints.in_parts())
     more.moments = state.ddp.gather_moments(state.optimizer, 0);

@@ -120,6 +120,20 @@ const char* name_of(sampler::Tail tail) {
   return "?";
 }
 
+namespace {
+
+// One scale for all that computes a step, and one decision for all that moves.
+void check_scaled_losses(const TrainConfig& config) {
+  require(config.parallel == Parallel::kDdp,
+          "--precision fp16 with --parallel dp: the scale of losses is on one GPU, and its replicas' are on others",
+          "use --parallel ddp, or --precision bf16");
+  require(config.local_sgd == 0,
+          "--precision fp16 with --local-sgd: ranks that skip different steps would average what is not of one step",
+          "leave --local-sgd out, or use --precision bf16");
+}
+
+}  // namespace
+
 void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::string& why) {
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
   require(config.autotune != true || kind != DeviceKind::kCpu,
@@ -158,6 +172,7 @@ void validate(const TrainConfig& config) {
     require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),
             "give a smaller --min-lr");
   validate_device(config);
+  if (config.precision == Precision::kFp16) check_scaled_losses(config);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
           "--resume auto resumes from the newest checkpoint, and nothing says where they are",
           "add --checkpoint-dir DIR, or give --resume PATH");

@@ -10,6 +10,7 @@
 #include "lockstep/nn/optim/optimizers.h"
 #include "options/declared_settings.h"
 #include "options/values.h"
+#include "trainer/loss_scaling.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -26,6 +27,35 @@ using options::number;
 using options::text;
 using options::when;
 using Role = SettingSpec::Role;
+
+void add_loss_scale_option(OptionTable& table, TrainConfig& config) {
+  const auto complaint_of = [](const std::string& scale) -> std::optional<options::Complaint> {
+    if (is_loss_scale(scale)) return std::nullopt;
+    return options::Complaint{fmt::format("'{}' is no scale of losses", scale),
+                              fmt::format("give {}, or a positive number: 1024", kDynamic)};
+  };
+  table.add({.name = "loss-scale",
+             .placeholder = "dynamic|N",
+             .help = "what losses are multiplied by, so that their gradients are numbers of f16: dynamic, from 65536 "
+                     "on, doubled after 2000 good steps and halved after each whose gradients are not finite, which "
+                     "changes nothing; or a number that stays",
+             .default_text = kDynamic,
+             .value = {[&config, complaint_of](const std::string& scale) {
+                         auto complaint = complaint_of(scale);
+                         if (!complaint) config.loss_scale = scale;
+                         return complaint;
+                       },
+                       [&config] { return config.loss_scale.empty() ? std::string(kDynamic) : config.loss_scale; },
+                       [&config, complaint_of] { return complaint_of(config.loss_scale); },
+                       [&config] { return !config.loss_scale.empty(); }},
+             .applies = {.to = "--precision fp16",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           return when(config.precision != Precision::kFp16,
+                                       fmt::format("this run has --precision {}", name_of(config.precision)));
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
 
 /// Of an unknown model nobody can say what it takes: others complain of it.
 bool is_known(const ModelConfig& model) { return nn::find_model_family(model.name) != nullptr; }
@@ -253,6 +283,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .value = number(config.clip_norm, {}),
              .agree = Agree::kValue,
              .may_change = true});
+  add_loss_scale_option(table, config);
   table.add({.name = "seed",
              .placeholder = "N",
              .help = "of initial parameters and sample order",

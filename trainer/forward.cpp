@@ -37,8 +37,7 @@ nn::Tensor rounded(nn::Backend& backend, nn::Tensor numbers, DType activations) 
 nn::Vars comparable(nn::Tape& tape, const nn::Vars& outputs, const nn::Tensor& targets) {
   if (targets.dtype() != DType::kF32) return outputs;
   nn::Vars all;
-  for (const nn::Var output : outputs)
-    all.push_back(output.dtype() == DType::kBF16 ? nn::to_f32(tape, output) : output);
+  for (const nn::Var output : outputs) all.push_back(is_half(output.dtype()) ? nn::to_f32(tape, output) : output);
   return all;
 }
 

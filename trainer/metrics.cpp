@@ -30,6 +30,11 @@ std::string text_of(const HookReport& hook) {
                      hook.name, hook.bytes_sent, hook.bytes_without_hook, hook.fallbacks);
 }
 
+std::string text_of(const LossScaling& scaling) {
+  return fmt::format(R"(,"loss_scale":{},"good_steps":{},"skipped_steps":{})", scaling.scale, scaling.good_steps,
+                     scaling.skipped_steps);
+}
+
 // The number after `name` in a line of ours.
 std::optional<std::int64_t> number_in(const std::string& line, std::string_view name) {
   const auto at = line.find(name);
@@ -105,9 +110,9 @@ void Metrics::write_line(std::string line) {
 void Metrics::write(const StepReport& r) {
   if (!fd_) return;
   write_line(fmt::format(
-      R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f},"unix_s":{:.6f}}})",
+      R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f}{},"unix_s":{:.6f}}})",
       r.step, r.epoch, number(r.loss), number(r.lr), number(r.grad_norm), r.step_ms, r.comm_wait_ms, r.samples_per_s,
-      unix_seconds()));
+      r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
 }
 
 void Metrics::write(const EvalReport& r) {
@@ -131,7 +136,7 @@ void Metrics::write(const FinalReport& r) {
       R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}"{},"peak_memory_bytes":[{}]{}}})",
       r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256,
       r.ema_params_sha256.empty() ? std::string() : fmt::format(R"(,"ema_params_sha256":"{}")", r.ema_params_sha256),
-      fmt::join(r.peak_memory_bytes, ","), r.hook ? text_of(*r.hook) : std::string()));
+      fmt::join(r.peak_memory_bytes, ","), (r.hook ? text_of(*r.hook) : "") + (r.scaling ? text_of(*r.scaling) : "")));
 }
 
 }  // namespace lockstep::trainer

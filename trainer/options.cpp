@@ -248,7 +248,7 @@ void add_deterministic_option(OptionTable& table, TrainConfig& config) {
        .help = "no: attention's gradient is computed by what is fastest, and a run that is repeated has other bits",
        .default_text = "yes",
        .value = std::move(deterministic),
-       .applies = {.to = "attention in bf16 on GPUs, without --dropout",
+       .applies = {.to = "attention in bf16 or fp16 on GPUs, without --dropout",
                    .unless = [&config]() -> std::optional<std::string> {
                      if (session::is_on_cpu(config.device)) return session::device_text(config.device);
                      const auto* const family = nn::find_model_family(config.model.name);
@@ -395,7 +395,7 @@ void add_scripts_flags(OptionTable& table) {
                                        .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"fp16", "amp", "bf16", "mixed-precision"},
                                        .why = "the precision has a flag of its own",
-                                       .remedy = "--precision bf16",
+                                       .remedy = "--precision bf16, or on GPUs fp16",
                                        .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"pretrained"},
                                        .why = "weights come from a file",

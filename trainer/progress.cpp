@@ -160,6 +160,10 @@ void Progress::summary(const Summary& s) {
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
                                 rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
+  if (const auto& scaling = s.final.scaling)
+    std::printf("%s", fmt::format("losses scaled by {:g} in the end  skipped_steps {}\n", scaling->scale,
+                                  scaling->skipped_steps)
+                          .c_str());
   if (s.final.hook) std::printf("%s\n", describe(*s.final.hook).c_str());
   for (const auto& straggler : s.stragglers) std::printf("straggler: %s\n", straggler.text.c_str());
   std::fflush(stdout);

@@ -19,7 +19,8 @@ using parallel::DistributedDataParallel;
 enum Place : std::int64_t { kLoss, kCorrect, kCount, kStops, kUnused };
 
 constexpr std::int64_t kScalars = DistributedDataParallel::kScalars;
-constexpr std::size_t kNumbers = static_cast<std::size_t>(kScalars) + sizeof(double) / sizeof(float);
+constexpr std::int64_t kScaling = kScalars + static_cast<std::int64_t>(sizeof(double) / sizeof(float));
+constexpr std::size_t kNumbers = static_cast<std::size_t>(kScaling) + nn::ScalerState::kSize;
 
 }  // namespace
 
@@ -33,9 +34,12 @@ TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, s
       tape_(backend),
       numbers_(backend.empty({static_cast<std::int64_t>(kNumbers)})),
       squares_(nn::Tensor::view_of(numbers_.data<float>() + kScalars, {}, DType::kF64)),
+      scaling_(numbers_.slice(kScaling, static_cast<std::int64_t>(kNumbers))),
       in_flight_(backend, kNumbers * sizeof(float)) {
   summed_.reserve(ddp.parameters().size());
   tape_.set_activations(options.activations);
+  if (options.scaler != nullptr) tape_.set_loss_scale(options.scaler->scale());
+  optimizer_->set_scaler(options.scaler);
   ask_to_stop(false);
   ddp_.set_bucket_callback([this](std::span<const std::size_t> slots) { update_bucket(slots); });
   if (options_.dropout) {
@@ -118,6 +122,7 @@ void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const
       [&](const DistributedDataParallel::ShardPass& pass) {
         const sampler::Slice part = part_of(pass.shard);
         pass.tape.set_activations(options_.activations);
+        pass.tape.set_loss_scale(options_.scaler != nullptr ? options_.scaler->scale() : nn::Tensor());
         if (options_.dropout) {
           const nn::Tensor state = &pass.tape == &tape_ ? dropout_state_ : pass.backend.empty({3}, DType::kI64);
           write_dropout_state(pass.backend, state, step, plan, part);
@@ -172,8 +177,8 @@ void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& t
   backend.write(std::as_bytes(std::span(&state, 1)), to);
 }
 
-// Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they
-// move at all the device decides, which knows the loss first.
+// Moves the parameters: each bucket's as soon as its sums are there, or, with clipping or a scaler, all at the end.
+// Whether they move at all the device decides, which knows the loss first.
 void TrainingStep::begin_update() {
   first_bucket_ = true;
   summed_.clear();
@@ -183,14 +188,14 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   if (options_.trace != nullptr)
     options_.trace->span(Trace::kComputation, "wait for bucket",
                          first_bucket_ ? ddp_.reducer().timeline().waits_from : waiting_since_, Clock::now());
-  const bool clip = options_.clip_norm > 0;
+  const bool late = updates_late();
   summed_.insert(summed_.end(), slots.begin(), slots.end());
   flight::set_phase(flight::Phase::kOptimizer);
-  if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
+  if (std::exchange(first_bucket_, false) && !late) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
-    const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
+    const TraceSpan span(options_.trace, Trace::kComputation, late ? "gradient norm" : "optimizer");
     if (wants_norm()) optimizer_->add_squares(slots);
-    if (!clip) optimizer_->update(slots);
+    if (!late) optimizer_->update(slots);
   }
   flight::set_phase(flight::Phase::kBackward);  // which this has interrupted
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
@@ -200,15 +205,20 @@ void TrainingStep::end_update() {
   flight::set_phase(flight::Phase::kOptimizer);
   const nn::Tensor sums = ddp_.summed_scalars();
   if (wants_norm()) optimizer_->begin_sum_squares();
-  if (options_.clip_norm == 0) ddp_.start_gathering_parameters();  // before anybody waits for the norm
+  if (!updates_late()) ddp_.start_gathering_parameters();  // before anybody waits for the norm
   if (wants_norm()) optimizer_->sum_squares(squares_);
-  if (options_.clip_norm > 0) {
+  if (updates_late()) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
     optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
     optimizer_->update(summed_);
   }
   ddp_.start_gathering_parameters();
-  if (options_.average != nullptr) options_.average->update();
+  if (options_.average != nullptr)
+    options_.scaler != nullptr ? options_.average->update(optimizer_->control()) : options_.average->update();
+  if (options_.scaler != nullptr) {
+    options_.scaler->update();
+    backend_.pointwise().copy(options_.scaler->numbers(), scaling_);
+  }
   if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
   backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));
 }
@@ -229,6 +239,17 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
     double squares = 0;
     std::memcpy(&squares, numbers.data() + kScalars, sizeof squares);
     outcome.grad_norm = std::sqrt(squares);
+    if (options_.scaler != nullptr) {
+      const auto known = std::span(numbers).subspan(kScaling);
+      const auto after = nn::GradScaler::state_of(known);
+      const auto scale = static_cast<double>(known[nn::ScalerState::kLastScale]);
+      outcome.grad_norm /= scale;
+      outcome.scaling = {.scale = scale,
+                         .next_scale = static_cast<double>(after.scale),
+                         .skipped = !std::isfinite(squares),
+                         .good_steps = after.good_steps,
+                         .skipped_steps = after.skipped_steps};
+    }
   }
   if (outcome.totals.unused > 0) ddp_.refuse_unused();
   return outcome;

@@ -3,14 +3,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/optim/grad_scaler.h"
 #include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/trainer/forward.h"
+#include "lockstep/trainer/metrics.h"
 #include "trainer/carried_state.h"
 #include "trainer/in_flight.h"
 #include "trainer/step_graphs.h"
@@ -48,7 +51,7 @@ class TrainingStep {
     double clip_norm = 0;             // 0: no clipping
     bool want_norm = false;           // of the gradients, also without clipping; of slices all ranks the same
     Trace* trace = nullptr;           // nullptr: none
-    DType activations = DType::kF32;  // or kBF16, where the backend computes in it
+    DType activations = DType::kF32;  // or kBF16 or kF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
     float loss_scale = 1;  // of a loss that is the mean over the global batch
@@ -56,6 +59,7 @@ class TrainingStep {
     bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
     const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none
     nn::MovingAverage* average = nullptr;       // of `ddp`'s parameters, which follows each step; nullptr: none
+    nn::GradScaler* scaler = nullptr;           // of the losses, and the optimizer's; nullptr: they are not scaled
     CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 
@@ -72,8 +76,8 @@ class TrainingStep {
   /// Gives the batch to the device. Valid as long as Backend::from_host() says; undefined where the batch is empty.
   Inputs upload(const data::Batch& batch);
   /// Collective: step `step` (from 1) with learning rate `lr`. Parameters stay as they were where the
-  /// loss is not finite; no rank returns before it has taken part in all collectives. On a device the step may still be
-  /// under way then. Not while outcome_due().
+  /// loss is not finite, or, with a scaler, the gradients; no rank returns before it has taken part in all collectives.
+  /// On a device the step may still be under way then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr);
   /// The same on inputs that have been uploaded.
   void run(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, double lr);
@@ -86,6 +90,7 @@ class TrainingStep {
   struct Outcome : StepInFlight {
     StepTotals totals;     // over the global batch
     double grad_norm = 0;  // L2, before clipping; 0 where it is not wanted
+    std::optional<LossScaling> scaling = {};
   };
   /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
   std::size_t outcomes_waiting() const { return in_flight_.waiting(); }
@@ -108,7 +113,9 @@ class TrainingStep {
   void begin_update();
   void update_bucket(std::span<const std::size_t> slots);
   void end_update();
-  bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }
+  bool wants_norm() const { return options_.want_norm || updates_late(); }
+  /// All parameters after the last bucket's sums, and not each bucket's after its own.
+  bool updates_late() const { return options_.clip_norm > 0 || options_.scaler != nullptr; }
 
   nn::Backend& backend_;
   parallel::DistributedDataParallel& ddp_;
@@ -124,8 +131,9 @@ class TrainingStep {
   bool choice_reported_ = false;     // DistributedDataParallel::bucket_choice()
   Clock::time_point waiting_since_;
 
-  // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64).
-  nn::Tensor numbers_, squares_;
+  // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64) and
+  // what the scaler knows.
+  nn::Tensor numbers_, squares_, scaling_;
   InFlight<StepInFlight> in_flight_;
 };
 

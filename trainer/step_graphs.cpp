@@ -120,12 +120,12 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
   return true;
 }
 
-// A graph reads the bf16 copies of parameters as they are: should somebody have loaded other weights, they are made
+// A graph reads the rounded copies of parameters as they are: should somebody have loaded other weights, they are made
 // again here, as a forward pass does it.
 void StepGraphs::refresh_copies() {
-  if (activations_ != DType::kBF16) return;
+  if (!is_half(activations_)) return;
   for (const auto& [name, parameter] : parameters_)
-    if (parameter->copy() != nullptr) parameter->as(DType::kBF16);
+    if (parameter->copy()) parameter->as(activations_);
 }
 
 // What the host notes of an update that runs as it is. The graph writes the copies that there were when it was

@@ -63,8 +63,8 @@ class StepGraphs final : private nn::MemoryHolder {
     Inputs inputs;  // where the graph reads; undefined: there is nothing to read
     int seen = 0;   // steps of this size that have run as they are, the rehearsal too
     std::unique_ptr<nn::CapturedGraph> graph;
-    std::uint64_t operations = 0;         // collectives of it
-    std::vector<const BFloat16*> copies;  // of the parameters, which it writes; nullptr: none
+    std::uint64_t operations = 0;      // collectives of it
+    std::vector<nn::HalfCopy> copies;  // of the parameters, which it writes; or none
   };
   bool give_up() noexcept override;
   bool all_have_them();

@@ -26,7 +26,9 @@
 #include "trainer/build.h"
 #include "trainer/checkpoint_parts.h"
 #include "trainer/data_parallel.h"
+#include "trainer/divergence.h"
 #include "trainer/hook_state.h"
+#include "trainer/loss_scaling.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/mirror.h"
 #include "trainer/progress.h"
@@ -128,6 +130,9 @@ class Run {
     auto optimizer = make_optimizer(config_, ddp_->parameters(), ddp_->share());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     if (resumed_) resume_hook_state(*resumed_, ddp_->reducer().comm_hook(), group_);
+    scaler_ = make_grad_scaler(config_, backend_);
+    if (resumed_ && scaler_ != nullptr) resume_scaler(*resumed_, *scaler_, group_);
+    divergence_.emplace(group_, config_.clip_norm > 0, scaler_ == nullptr || scaler_->options().dynamic);
     if (config_.ema) {
       average_.emplace(ddp_->parameters(), *config_.ema);
       if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
@@ -146,6 +151,7 @@ class Run {
     options.carried = carried_ ? &*carried_ : nullptr;
     options.average = average_ ? &*average_ : nullptr;
     options.tree = tree_;
+    options.scaler = scaler_.get();
     // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
     options.want_norm = static_cast<bool>(metrics_);
     if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
@@ -285,6 +291,7 @@ class Run {
     checkpoint::MoreState more;
     if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
     more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
+    more.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
     if (config_.zero > 0 && !checkpoints_.in_parts()) more.moments = ddp_->gather_moments(step_->optimizer(), root);
     return more;
   }
@@ -405,14 +412,12 @@ class Run {
         .grad_norm = outcome.grad_norm,
         .step_ms = 1e3 * seconds,
         .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-        .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds};
+        .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
+        .scaling = outcome.scaling};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
     tell_launcher(seconds, now);
-    if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
-    // Clipped by such a norm, no gradient means anything: the parameters are those of before (compute_update_scale()).
-    if (config_.clip_norm > 0 && !std::isfinite(report.grad_norm))
-      diverged("gradients' norm", report.grad_norm, report.step, report.epoch);
+    divergence_->follow(report);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
     samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
@@ -441,21 +446,13 @@ class Run {
       if (report.stopped) return false;
       metrics_.write(report);
       progress.evaluation(report, epoch);
-      if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
+      divergence_->follow(report, epoch);
       return true;
     };
     if (!evaluate_once(false) || !average_) return !report.stopped;
     // As timm does: the average's result is the run's.
     const auto in_place = average_->in_place();
     return evaluate_once(true);
-  }
-
-  // All ranks see the same sum: one of them says so.
-  [[noreturn]] void diverged(const char* which, double value, std::int64_t step, std::int64_t epoch) const {
-    const std::string what =
-        fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(value) ? "NaN" : "infinite", step, epoch);
-    if (group_.rank() != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
-    throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
 
   // The numbers are reported before the weights are saved: they stay even if those cannot be written.
@@ -474,7 +471,8 @@ class Run {
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
                              .hook = hook_report_of(ddp_->reducer()),
-                             .ema_params_sha256 = average_sha256()};
+                             .ema_params_sha256 = average_sha256(),
+                             .scaling = scaling_of(scaler_.get())};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,
@@ -561,6 +559,8 @@ class Run {
   std::optional<parallel::ModelAverager> averager_;  // nothing: gradients are summed
   std::optional<nn::MovingAverage> average_;
   std::optional<CarriedState> carried_;
+  std::unique_ptr<nn::GradScaler> scaler_;  // nullptr: losses are not scaled
+  std::optional<DivergenceWatch> divergence_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   std::optional<Mirror> mirror_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <array>
@@ -29,6 +30,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ inline float to_float(Float16 value) { return __half2float(__ushort_as_half(value.bits)); }
 template <class T>
 __device__ T from_float(float value);
 template <>
@@ -39,6 +41,11 @@ __device__ inline float from_float<float>(float value) {
 template <>
 __device__ inline BFloat16 from_float<BFloat16>(float value) {
   return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+/// The same; from 65520 up to infinity.
+template <>
+__device__ inline Float16 from_float<Float16>(float value) {
+  return {__half_as_ushort(__float2half_rn(value))};
 }
 
 }  // namespace lockstep

@@ -15,6 +15,9 @@ from harness.processes import Failure
 FIRST_STEP, LATER_STEPS = 1e-5, 2e-3
 FIRST_NORM = 1e-4  # of all gradients, in the first step, relative
 BF16_STEPS, BF16_NORM = 2e-2, 2e-2
+FP16_STEPS, FP16_NORM = 5e-3, 5e-3  # three more bits of mantissa
+# A scale that stays, with which no step overflows: one that moves would skip steps of which there is no norm.
+_SCALED = {"fp16": ["--loss-scale", 1024]}
 
 SKIPPED = 77  # a test program's exit code where it finds no GPU
 
@@ -96,7 +99,8 @@ def _training(check: Check, ranks: int, device: str, precision: str, steps: int,
     timeout_s, limit_s = check.patience(ranks)
     argv = [check.lockstep, "train", "cnn", "--data", "digits", "--steps", steps, "--global-batch", 64, "--optimizer",
             "sgd", "--lr", 0.05, "--eval-every", 0, "--check-replicas", 5, "--device", device, "--precision", precision,
-            "--metrics", metrics, "--timeout-seconds", timeout_s, "--quiet", *(["--share-devices"] if shared else []), *more]
+            "--metrics", metrics, "--timeout-seconds", timeout_s, "--quiet", *(["--share-devices"] if shared else []),
+            *_SCALED.get(precision, []), *more]
     check.finish_ranks(check.start_ranks(ranks, argv, shared), limit_s)
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     taken = [event for event in events if event["event"] == "step"]
@@ -121,6 +125,8 @@ def compared(run: dict, reference: dict) -> dict:
 def within(differences: dict, precision: str) -> bool:
     if precision == "bf16":
         limits = {"first_loss": BF16_STEPS, "loss": BF16_STEPS, "first_norm": BF16_NORM}
+    elif precision == "fp16":
+        limits = {"first_loss": FP16_STEPS, "loss": FP16_STEPS, "first_norm": FP16_NORM}
     else:
         limits = {"first_loss": FIRST_STEP, "loss": LATER_STEPS, "first_norm": FIRST_NORM}
     return all(differences[key] <= limit for key, limit in limits.items())  # false for NaN, too
@@ -129,10 +135,12 @@ def within(differences: dict, precision: str) -> bool:
 def ranks_agree(check: Check, data: dict) -> None:
     steps = check.steps(20 if check.quick else 30, 5)
     data |= {"steps": steps, "runs": [], "shared": {n: check.ranks_share(n) for n in (2, 4)},
-             "tolerances": {"f32": [FIRST_STEP, LATER_STEPS, FIRST_NORM], "bf16": [BF16_STEPS, BF16_STEPS, BF16_NORM]}}
-    plan = [("f32", 1, "cpu"), ("f32", 2, "cuda"), ("f32", 4, "cuda"), ("bf16", 2, "cuda"), ("bf16", 4, "cuda")]
+             "tolerances": {"f32": [FIRST_STEP, LATER_STEPS, FIRST_NORM], "bf16": [BF16_STEPS, BF16_STEPS, BF16_NORM],
+                            "fp16": [FP16_STEPS, FP16_STEPS, FP16_NORM]}}
+    plan = [("f32", 1, "cpu"), ("f32", 2, "cuda"), ("f32", 4, "cuda"), ("bf16", 2, "cuda"), ("bf16", 4, "cuda"),
+            ("fp16", 2, "cuda")]
     references = {}
-    for precision in ("f32", "bf16"):
+    for precision in ("f32", "bf16", "fp16"):
         references[precision] = _training(check, 1, "cuda", precision, steps, f"{precision}-1")
     for precision, ranks, device in plan:
         row = {"precision": precision, "ranks": ranks, "device": device}
@@ -273,7 +281,7 @@ def sanitizer(check: Check, data: dict) -> None:
 def graphs_equal_eager(check: Check, data: dict) -> None:
     steps = check.steps(60, 5)
     data |= {"steps": steps, "runs": []}
-    for precision in ("f32", "bf16"):
+    for precision in ("f32", "bf16", "fp16"):
         runs = {}
         for graphs in ("yes", "no"):
             runs[graphs] = _training(check, 1, "cuda", precision, steps, f"graphs-{precision}-{graphs}",

@@ -63,11 +63,12 @@ def _tests(data: dict) -> list:
 
 
 def _ranks(data: dict) -> list:
-    f32, bf16 = data["tolerances"]["f32"], data["tolerances"]["bf16"]
+    f32, halves = data["tolerances"]["f32"], [(name, data["tolerances"][name]) for name in ("bf16", "fp16")]
+    of_halves = "; ".join(f"{name} {of[0]:.0e}, {of[1]:.0e} and {of[2]:.0e}" for name, of in halves)
     lines = [f"`cnn` on digits, global batch 64, SGD, {data['steps']} steps, against one process on the GPU: the same "
              f"samples, so the same gradients but for rounding. Tolerated, relative: f32 {f32[0]:.0e} in the first "
-             f"step's loss, {f32[1]:.0e} in all, {f32[2]:.0e} in the norm of the first step's gradients; bf16 "
-             f"{bf16[0]:.0e}, {bf16[1]:.0e} and {bf16[2]:.0e}. `--check-replicas 5` ends a run in which the ranks' "
+             f"step's loss, {f32[1]:.0e} in all, {f32[2]:.0e} in the norm of the first step's gradients; "
+             f"{of_halves}. `--check-replicas 5` ends a run in which the ranks' "
              "parameters are not bitwise equal.", ""]
     if any(data["shared"].values()):
         lines += ["Ranks share a GPU where there are more of them than GPUs. NCCL takes each for a host of its own then "

@@ -72,9 +72,10 @@ _FIGURES = ("model", "batch", "precision", "step_ms", "step_ms_p10", "step_ms_p9
             "tflops", "mfu", "peak_tflops", "graphs", "replays_per_step", "graphs_refused", "engines", "fallbacks", "startup_ms", "kernels_per_step",
             "profile")
 
-# What these models have to be computed by in bf16: a fallback is a fault of this check's subject.
-_ENGINES = {"gpt2": {"attention, bf16": "cuDNN", "attention backward, bf16": "cuDNN", "product with GELU, bf16": "cuBLASLt"},
-            "resnet50": {"convolution, bf16": "cuDNN"}}
+# What these models have to be computed by in 16 bits: a fallback is a fault of this check's subject.
+_ENGINES = {"gpt2": {"attention": "cuDNN", "attention backward": "cuDNN", "product with GELU": "cuBLASLt"},
+            "resnet50": {"convolution": "cuDNN"}}
+_HALVES = {"bf16": "bf16", "fp16": "f16"}  # as engines name them
 
 
 def throughput(check: Check, data: dict) -> None:
@@ -86,6 +87,11 @@ def throughput(check: Check, data: dict) -> None:
             _, steps, in_f32 = WORKLOADS[model]
             if precision != "f32" or in_f32:
                 _one_throughput(check, data, model, batch, precision, [*flags, "--steps", check.steps(steps)])
+    if not check.quick:
+        for model, batch in reversed(GROUPS):
+            if model in _ENGINES:
+                _one_throughput(check, data, model, batch, "fp16", ["--precision", "fp16", "--steps",
+                                                                    check.steps(WORKLOADS[model][1])])
     # As training does it: the batch comes from the host in every step.
     for model in MODELS:
         result = _step(check, model, 4096, ["--precision", "bf16", "--steps", check.steps(600), "--copy-batch", "yes"])
@@ -101,9 +107,10 @@ def _one_throughput(check: Check, data: dict, model: str, batch: int, precision:
     data["runs"].append({key: result.get(key) for key in _FIGURES})
     if result["precision"] != precision:
         check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
-    if precision != "bf16" or check.dry:  # a GPU in software has no cuDNN
+    if precision not in _HALVES or check.dry:  # a GPU in software has no cuDNN
         return
-    for operation, wanted in _ENGINES.get(model, {}).items():
+    for name, wanted in _ENGINES.get(model, {}).items():
+        operation = f"{name}, {_HALVES[precision]}"
         engine = result.get("engines", {}).get(operation, "nothing")
         if not engine.startswith(wanted) or operation in result["fallbacks"]:
             check.problem(f"{model}: {operation} is computed by {engine}, not by {wanted}")

@@ -10,35 +10,6 @@ namespace {
 constexpr int kBlock = 256;
 constexpr std::size_t kMostBlocks = 1024;
 
-/// Float16::from_float().
-__device__ inline Float16 half_of(float value) {
-  const unsigned u = __float_as_uint(value);
-  const unsigned magnitude = u & 0x7fffffffu;
-  unsigned half;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-  } else if (magnitude >= 143u << 23) {
-    half = 0x7c00u;
-  } else if (magnitude < 113u << 23) {
-    // f32 rounds it: the last bit of a sum with a half is worth a subnormal one's.
-    half = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - (126u << 23);
-  } else {
-    half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  }
-  return {static_cast<std::uint16_t>((u >> 16 & 0x8000u) | half)};
-}
-
-/// Float16::to_float().
-__device__ inline float float_of(Float16 value) {
-  const unsigned sign = static_cast<unsigned>(value.bits & 0x8000u) << 16;
-  const unsigned magnitude = static_cast<unsigned>(value.bits & 0x7fffu) << 13, exponent = magnitude >> 23;
-  if (exponent == 0) {
-    const float small = __uint_as_float(magnitude + (113u << 23)) - __uint_as_float(113u << 23);
-    return __uint_as_float(sign | __float_as_uint(small));
-  }
-  return __uint_as_float(sign | (magnitude + (exponent == 31 ? 224u << 23 : 112u << 23)));
-}
-
 /// The exponent of the power of two that gradients are multiplied with.
 __device__ inline int scale_exponent(int largest, int log2_ranks) {
   const int above = (largest >> 23) - 126;  // the largest is below 2^above
@@ -74,7 +45,7 @@ __global__ void __launch_bounds__(kBlock)
   const float scale = power_of_two(scale_exponent(*largest, log2_ranks));
   const std::int64_t stride = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < count; i += stride)
-    to[i] = half_of(from[i] * scale);
+    to[i] = from_float<Float16>(from[i] * scale);
 }
 
 __global__ void __launch_bounds__(kBlock)
@@ -82,7 +53,7 @@ __global__ void __launch_bounds__(kBlock)
   const float scale = power_of_two(-scale_exponent(*largest, log2_ranks));
   const std::int64_t stride = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < count; i += stride)
-    to[i] = float_of(from[i]) * scale;
+    to[i] = to_float(from[i]) * scale;
 }
 
 dim3 blocks_for(std::size_t count) {

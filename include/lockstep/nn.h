@@ -11,6 +11,7 @@
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/grad_scaler.h"
 #include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/nn/optim/optimizers.h"

@@ -108,16 +108,24 @@ class SpreadLastNode final : public Node {
 
 class SumNode final : public Node {
  public:
-  SumNode(Var output, Var x, float scale) : Node(output), x_(x), scale_(scale) {}
+  SumNode(Var output, Var x, float scale, Tensor times)
+      : Node(output), x_(x), scale_(scale), times_(std::move(times)) {}
   void backward(Tape& tape) override {
     Tensor dx = tape.backend().empty(x_.shape());
-    tape.backend().pointwise().fill(dx, scale_);
+    if (times_.defined()) {
+      auto& elementwise = tape.backend().elementwise();
+      elementwise.spread_rows(times_.reshaped({1}), dx.reshaped({1, dx.count()}));
+      elementwise.affine(dx, scale_, 0.0f, dx);
+    } else {
+      tape.backend().pointwise().fill(dx, scale_);
+    }
     tape.contribute(x_, std::move(dx));
   }
 
  private:
   Var x_;
   float scale_;
+  Tensor times_;  // Tape::loss_scale()
 };
 
 void check_f32(const Tape& tape, Var x, const char* op) {
@@ -235,7 +243,7 @@ Loss sum(Tape& tape, Var x, float scale) {
   Tensor totals = tape.backend().empty({2});
   tape.backend().elementwise().total(x.value(), totals);
   const Var out = tape.make_loss(std::move(totals), x.needs_grad(), /*counts=*/false);
-  tape.record<SumNode>(out, x, scale);
+  tape.record<SumNode>(out, x, scale, tape.loss_scale());
   return {out};
 }
 

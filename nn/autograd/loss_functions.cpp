@@ -59,8 +59,9 @@ Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, f
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, outputs);
   const Shape rows = {labels.count(), shape[axes]};
-  tape.backend().loss().cross_entropy(outputs.rows().reshaped(rows), labels.reshaped({rows[0]}), scale, smoothing,
-                                      totals, dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
+  tape.backend().loss().cross_entropy(outputs.rows().reshaped(rows), labels.reshaped({rows[0]}),
+                                      LossScale(scale, tape.loss_scale()), smoothing, totals,
+                                      dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
   return finish(tape, outputs, std::move(totals), std::move(dlogits));
 }
 
@@ -74,7 +75,7 @@ Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {
                      "both have one shape");
   Tensor totals = tape.backend().empty({2});
   Tensor dx = gradient_for(tape, x);
-  tape.backend().loss().squared_error(x.value(), target, scale, totals, dx);
+  tape.backend().loss().squared_error(x.value(), target, LossScale(scale, tape.loss_scale()), totals, dx);
   return finish(tape, x, std::move(totals), std::move(dx));
 }
 

@@ -13,7 +13,7 @@ void refuse_operand(const Tape& tape, Var x, const char* op) {
     throw UsageError(fmt::format("{} of a value that backward has walked already", op),
                      "compute all that a pass needs before its backward, or record another pass");
   throw UsageError(fmt::format("{} was given {} of {}", op, to_string(x.shape()), name_of(x.dtype())),
-                   "it computes with f32, or bf16 where the device does; tokens go to an Embedding");
+                   "it computes with f32, or bf16 or f16 where the device does; tokens go to an Embedding");
 }
 
 void refuse_parameter(const Tape& tape, const Parameter& parameter, const char* op) {

@@ -13,13 +13,13 @@ namespace lockstep::nn {
 [[noreturn]] void refuse_parameter(const Tape& tape, const Parameter& parameter, const char* op);
 [[noreturn]] void refuse_tensor(const Tape& tape, const Tensor& tensor, DType wanted, const char* what);
 
-/// Throws UsageError unless `x` is of this tape's pass, not walked by backward yet, and f32, or bf16 where the device
-/// computes in it.
+/// Throws UsageError unless `x` is of this tape's pass, not walked by backward yet, and f32, or bf16 or f16 where
+/// the device computes in it.
 inline void check_operand(const Tape& tape, Var x, const char* op) {
   if (!tape.has(x) || (tape.recording() && x.walked() && x.needs_grad())) [[unlikely]]
     refuse_operand(tape, x, op);
   const DType dtype = x.dtype();
-  if (dtype != DType::kF32 && (dtype != DType::kBF16 || !tape.backend().computes_in_bf16())) [[unlikely]]
+  if (dtype != DType::kF32 && !tape.backend().computes_in(dtype)) [[unlikely]]
     refuse_operand(tape, x, op);
 }
 

@@ -13,8 +13,8 @@ std::uint64_t Parameter::next_version() {
 
 const Tensor& Parameter::as(DType dtype) {
   if (dtype == value_.dtype()) return value();
-  LOCKSTEP_ASSERT(dtype == DType::kBF16, "a parameter as {}", name_of(dtype));
-  if (!copy_.defined()) {
+  LOCKSTEP_ASSERT(is_half(dtype), "a parameter as {}", name_of(dtype));
+  if (!copy_.defined() || copy_.dtype() != dtype) {
     copy_ = backend_->empty(value_.shape(), dtype);
     copy_version_ = kNoVersion;
   }

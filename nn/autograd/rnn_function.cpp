@@ -97,8 +97,8 @@ Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options, 
         fmt::format("{} with weights {} and {}", text_of(options.cell), to_string(parameters.w_ih.value().shape()),
                     to_string(parameters.w_hh.value().shape())),
         fmt::format("give ({0} · H, I) and ({0} · H, H), and both biases or none", gates_of(options.cell)));
-  const bool fits = x.shape().size() >= 3 && x.shape()[1] >= 1 &&
-                    (x.value().dtype() == DType::kF32 || x.value().dtype() == DType::kBF16);
+  const bool fits =
+      x.shape().size() >= 3 && x.shape()[1] >= 1 && (x.value().dtype() == DType::kF32 || is_half(x.value().dtype()));
   if (!fits || as_sequence(x.value()).size(2) != inputs)
     throw UsageError(fmt::format("{} over {} features was given {} of {}", text_of(options.cell), inputs,
                                  to_string(x.shape()), name_of(x.value().dtype())),

@@ -63,6 +63,20 @@ void Tape::check_user(const Node& node, const Parameter& parameter) const {
                    "before, or build a module for each thread");
 }
 
+void Tape::set_activations(DType dtype) {
+  if (!backend_.computes_in(dtype))
+    throw UsageError(fmt::format("activations of {} on {}", name_of(dtype), to_string(backend_.device())),
+                     "f32 is computed everywhere, bf16 on GPUs and on CPUs with AVX-512, f16 on GPUs alone");
+  activations_ = dtype;
+}
+
+void Tape::set_loss_scale(Tensor scale) {
+  if (scale.defined() && (scale.count() != 1 || scale.dtype() != DType::kF32))
+    throw UsageError(fmt::format("losses scaled by {} {}", name_of(scale.dtype()), to_string(scale.shape())),
+                     "give one number of f32, such as GradScaler::scale()");
+  loss_scale_ = scale.defined() ? checked(std::move(scale)) : Tensor();
+}
+
 Var Tape::make_var(Tensor value, bool needs_grad) {
   check_thread();
   auto* state = new (take_memory(sizeof(Var::State))) Var::State;

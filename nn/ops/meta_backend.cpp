@@ -158,9 +158,9 @@ class MetaPointwise final : public PointwiseKernels {
 
 class MetaLoss final : public LossKernels {
  public:
-  void cross_entropy(T, T, float, float, T, T) override {}
+  void cross_entropy(T, T, const LossScale&, float, T, T) override {}
   void count_in_top(T, T, std::int64_t, T) override {}
-  void squared_error(T, T, float, T, T) override {}
+  void squared_error(T, T, const LossScale&, T, T) override {}
 };
 
 class MetaOptim final : public OptimKernels {
@@ -171,6 +171,9 @@ class MetaOptim final : public OptimKernels {
   void squares(std::span<const UpdateArrays>) override {}
   void add_up(T, T) override {}
   void compute_update_scale(T, T, double, T) override {}
+  void compute_scaled_update(const ScaledStep&, T, T) override {}
+  void count_step(T, T) override {}
+  void update_loss_scale(const LossScaleRule&, T) override {}
 };
 
 class MetaAsyncDownload final : public AsyncDownload {
@@ -207,7 +210,7 @@ class MetaBackend final : public Backend {
   std::uint64_t primitives_created() const override { return 0; }
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
-  bool computes_in_bf16() const override { return like_.computes_in_bf16(); }
+  bool computes_in(DType dtype) const override { return like_.computes_in(dtype); }
   using Backend::from_host;
   Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
     return device().kind == DeviceKind::kCpu ? Tensor::view_of(data, shape, dtype) : empty(shape, dtype);

@@ -242,4 +242,51 @@ inline bool has_norms(const UpdateRule& rule) {
   return std::visit([]<class Rule>(const Rule&) { return RuleWithNorms<Rule>; }, rule);
 }
 
+constexpr bool is_finite(double value) { return value - value == 0.0; }
+
+/// What a rate is divided by in step `t`.
+constexpr double divisor_of(const RateCorrection& correction, double t) {
+  const double divisor = 1.0 - std::pow(correction.beta, t);
+  return correction.root ? std::sqrt(divisor) : divisor;
+}
+
+/// OptimKernels::compute_scaled_update(), on numbers. What torch.amp.GradScaler does in unscale_() and step(): Σ g² in
+/// f64 is finite exactly where all gradients are, which are f32.
+constexpr void compute_scaled_control(float loss, double squares, double clip_norm, double t, const double* rates,
+                                      const RateCorrections& corrections, float* scaler, float* control) {
+  const bool finite = is_finite(squares);
+  if (!finite) scaler[ScalerState::kNonFinite] = 1.0f;
+  for (std::size_t i = 0; i < StepControl::kRates; ++i)
+    control[i] = static_cast<float>(rates[i] / divisor_of(corrections.of[i], t));
+  const double scale = static_cast<double>(scaler[ScalerState::kScale]);
+  const double wanted = clip_norm > 0.0 ? clip_norm / (std::sqrt(squares) / scale + 1e-6) : 1.0;
+  control[StepControl::kGradientScale] = static_cast<float>((wanted < 1.0 ? wanted : 1.0) / scale);
+  control[StepControl::kApply] = finite && is_finite(static_cast<double>(loss)) ? 1.0f : 0.0f;
+}
+
+/// How a GradScaler's scale moves, as torch.amp.GradScaler's does: after `interval` good steps it grows, unless that
+/// is infinite, and after one whose gradients are not finite it falls.
+struct LossScaleRule {
+  float growth = 2, backoff = 0.5f;
+  float interval = 2000;
+  bool dynamic = true;  // false: it stays
+
+  /// A scale does not fall below: gradients of a scale of 0 would be 0, or NaN.
+  static constexpr float kLeast = 0x1p-100f;
+
+  constexpr void operator()(float* state) const {
+    const bool skipped = state[ScalerState::kNonFinite] != 0.0f;
+    const float scale = state[ScalerState::kScale];
+    state[ScalerState::kNonFinite] = 0.0f;
+    state[ScalerState::kLastScale] = scale;
+    if (skipped) state[ScalerState::kSkippedSteps] += 1.0f;
+    const float good = skipped ? 0.0f : state[ScalerState::kGoodSteps] + 1.0f;
+    state[ScalerState::kGoodSteps] = good;
+    if (!dynamic || (!skipped && good < interval)) return;
+    const float next = scale * (skipped ? backoff : growth);
+    if (is_finite(static_cast<double>(next))) state[ScalerState::kScale] = next < kLeast ? kLeast : next;
+    state[ScalerState::kGoodSteps] = 0.0f;
+  }
+};
+
 }  // namespace lockstep::nn

@@ -1,6 +1,4 @@
 // Adam (Kingma and Ba, 2015). Its weight decay is a part of the gradient: PyTorch's Adam, where AdamW's is decoupled.
-#include <cmath>
-
 #include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
 
@@ -15,11 +13,10 @@ const OptimizerFamily& adam_family() {
                 .rule = [constants](double decay) -> UpdateRule {
                   return AdamRule::of(constants.beta1, constants.beta2, constants.eps, decay);
                 },
-                .rates = [constants](double lr, std::int64_t step, double) -> std::array<float, StepControl::kRates> {
-                  const auto t = static_cast<double>(step);
-                  return {static_cast<float>(lr / (1.0 - std::pow(constants.beta1, t))),
-                          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(constants.beta2, t)))};
+                .rates = [](double lr, double) -> std::array<double, StepControl::kRates> {
+                  return {lr, 1.0};
                 },
+                .corrections = {{{constants.beta1}, {constants.beta2, /*root=*/true}}},
                 .moments = {"exp_avg", "exp_avg_sq"}};
       }};
   return family;

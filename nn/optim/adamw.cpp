@@ -1,6 +1,4 @@
 // Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-#include <cmath>
-
 #include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
 
@@ -14,12 +12,10 @@ UpdateMethod method_of(const AdamWOptions& options) {
   const double beta1 = options.beta1, beta2 = options.beta2;
   return {.weight_decay = options.weight_decay,
           .rule = [rule = UpdateRule(AdamWRule::of(beta1, beta2, options.eps))](double) { return rule; },
-          .rates = [beta1, beta2](double lr, std::int64_t step,
-                                  double weight_decay) -> std::array<float, StepControl::kRates> {
-            const auto t = static_cast<double>(step);
-            return {static_cast<float>(lr / (1.0 - std::pow(beta1, t))), static_cast<float>(1.0 - lr * weight_decay),
-                    static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, t)))};
+          .rates = [](double lr, double weight_decay) -> std::array<double, StepControl::kRates> {
+            return {lr, 1.0 - lr * weight_decay, 1.0};
           },
+          .corrections = {{{beta1}, {}, {beta2, /*root=*/true}}},
           .moments = {"exp_avg", "exp_avg_sq"}};
 }
 

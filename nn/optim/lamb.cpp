@@ -1,6 +1,4 @@
 // LAMB (You et al., 2020): Adam whose steps are as long as a parameter's norm says, for large batches.
-#include <cmath>
-
 #include "base/error.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
@@ -29,11 +27,10 @@ UpdateMethod lamb_method(const Settings& settings, double weight_decay) {
           .rule = [constants, always](double decay) -> UpdateRule {
             return LambRule::of(constants.beta1, constants.beta2, constants.eps, decay, always || decay > 0);
           },
-          .rates = [constants](double lr, std::int64_t step, double) -> std::array<float, StepControl::kRates> {
-            const auto t = static_cast<double>(step);
-            return {static_cast<float>(lr), static_cast<float>(1.0 / (1.0 - std::pow(constants.beta1, t))),
-                    static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(constants.beta2, t)))};
+          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> {
+            return {lr, 1.0, 1.0};
           },
+          .corrections = {{{}, {constants.beta1}, {constants.beta2, /*root=*/true}}},
           .moments = {"exp_avg", "exp_avg_sq"}};
 }
 

@@ -45,9 +45,7 @@ UpdateMethod lars_method(const Settings& settings, double weight_decay) {
             if (momentum > 0) return LarsMomentumRule{.plain = plain, .momentum = momentum};
             return plain;
           },
-          .rates = [](double lr, std::int64_t, double) -> std::array<float, StepControl::kRates> {
-            return {static_cast<float>(lr)};
-          },
+          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
           .moments = momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}};
 }
 

@@ -35,12 +35,14 @@ MovingAverage::MovingAverage(std::vector<NamedParameter> parameters, double deca
 
 MovingAverage::~MovingAverage() = default;
 
-void MovingAverage::update() {
+void MovingAverage::update() { update(control_); }
+
+void MovingAverage::update(const Tensor& control) {
   if (backend_ == nullptr) return;
   arrays_.clear();
   for (const auto& [name, parameter, value] : values_)
     arrays_.push_back({.count = value.count(), .gradient = parameter->value().f32(), .parameter = value.f32()});
-  backend_->optim().update(*rule_, control_, arrays_, {});
+  backend_->optim().update(*rule_, control, arrays_, {});
 }
 
 void MovingAverage::exchange() {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "lockstep/nn/optim/grad_scaler.h"
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn {
@@ -135,7 +136,7 @@ void Optimizer::step(const StepOptions& options) {
   check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
               "run Tape::backward() of a loss that they have part in before, and zero_grad() before that");
   begin_step(options.lr);
-  const bool clips = options.clip_norm > 0;
+  const bool clips = options.clip_norm > 0 || scaler_ != nullptr;
   if (clips) {
     if (!squares_.defined()) {
       nothing_ = backend_->zeros({1});
@@ -144,16 +145,19 @@ void Optimizer::step(const StepOptions& options) {
     add_squares(with_gradient_);
     sum_squares(squares_);
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
+  if (scaler_ == nullptr) count_missed();
   std::ranges::stable_sort(with_gradient_, {}, [this](std::size_t i) { return missed_[i]; });
   for (auto from = with_gradient_.begin(); from != with_gradient_.end();) {
     const std::int64_t missed = missed_[*from];
     const auto to = std::find_if(from, with_gradient_.end(), [&](std::size_t i) { return missed_[i] != missed; });
-    if (missed > 0) write_control(options.lr, step_ - missed);
-    if (clips) compute_update_scale(nothing_, squares_, options.clip_norm);
+    if (missed > 0 && scaler_ == nullptr) write_control(options.lr, step_ - missed);
+    if (clips) compute_control(nothing_, squares_, options.clip_norm, missed);
     update({from, to});
     from = to;
+  }
+  if (scaler_ != nullptr) {
+    count_step();
+    count_missed();
   }
   if (share_.exchange != nullptr) share_.exchange->finish();
 }
@@ -170,13 +174,81 @@ std::vector<NamedMoment> Optimizer::moments() const {
 void Optimizer::begin_step(double lr) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
   ++step_;
-  if (backend_ != nullptr) write_control(lr, step_);
+  if (backend_ == nullptr) return;
+  scaler_ != nullptr ? write_rates(lr) : write_control(lr, step_);
+}
+
+std::int64_t Optimizer::steps() const {
+  if (!applied_.defined()) return step_;
+  std::int64_t applied = 0;
+  backend_->download(applied_, std::as_writable_bytes(std::span(&applied, 1)));
+  return applied;
+}
+
+void Optimizer::set_steps(std::int64_t steps) {
+  step_ = steps;
+  squares_zeroed_in_ = norms_zeroed_in_ = decided_in_ = 0;
+  std::ranges::fill(prepared_in_, std::int64_t{0});
+  if (applied_.defined()) backend_->upload(std::as_bytes(std::span(&steps, 1)), applied_);
+}
+
+void Optimizer::set_scaler(GradScaler* scaler) {
+  check_usage(scaler == nullptr || backend_ == nullptr || &scaler->backend() == backend_,
+              "an optimizer was given a GradScaler of another backend", "make it with the parameters' backend");
+  const std::int64_t done = steps();
+  scaler_ = scaler;
+  applied_ = {};
+  if (scaler != nullptr && backend_ != nullptr) {
+    applied_ = backend_->empty({1}, DType::kI64);
+    for (Group& group : groups_) group.rates = backend_->empty({StepControl::kRates}, DType::kF64);
+  }
+  set_steps(done);
+}
+
+void Optimizer::write_rates(double lr) {
+  for (const Group& group : groups_) {
+    const auto rates = method_.rates(group.lr_factor * lr, group.weight_decay);
+    backend_->write(std::as_bytes(std::span(rates)), group.rates);
+  }
+}
+
+void Optimizer::compute_control(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed) {
+  decided_in_ = step_;
+  for (const Group& group : groups_)
+    if (scaler_ == nullptr)
+      backend_->optim().compute_update_scale(loss, squares, clip_norm, group.control);
+    else
+      backend_->optim().compute_scaled_update({.loss = loss,
+                                               .squares = squares,
+                                               .clip_norm = clip_norm,
+                                               .steps = applied_,
+                                               .missed = missed,
+                                               .rates = group.rates,
+                                               .corrections = method_.corrections},
+                                              scaler_->numbers(), group.control);
+}
+
+void Optimizer::count_step() { backend_->optim().count_step(groups_.front().control, applied_); }
+
+// Of a step that was skipped nobody has missed anything: whether it was, the device knows, which is waited for where
+// somebody would have.
+void Optimizer::count_missed() {
+  if (with_gradient_.size() == parameters_.size()) return;
+  if (scaler_ != nullptr) {
+    std::array<float, StepControl::kSize> control{};
+    backend_->download(groups_.front().control, std::as_writable_bytes(std::span(control)));
+    if (control[StepControl::kApply] == 0.0f) return;
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
 }
 
 void Optimizer::write_control(double lr, std::int64_t step) {
   for (const Group& group : groups_) {
     std::array<float, StepControl::kSize> control{};
-    std::ranges::copy(method_.rates(group.lr_factor * lr, step, group.weight_decay), control.begin());
+    const auto rates = method_.rates(group.lr_factor * lr, group.weight_decay);
+    for (std::size_t i = 0; i < rates.size(); ++i)
+      control[i] = static_cast<float>(rates[i] / divisor_of(method_.corrections.of[i], static_cast<double>(step)));
     control[StepControl::kGradientScale] = 1.0f;
     control[StepControl::kApply] = 1.0f;
     backend_->write(std::as_bytes(std::span(control)), group.control);
@@ -213,7 +285,7 @@ std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> 
     if (count == 0) continue;
     UpdateArrays& arrays = arrays_.emplace_back(
         UpdateArrays{.count = count, .gradient = p.gradient().f32() + begin, .parameter = p.value().f32() + begin});
-    if (p.copy() != nullptr) arrays.copy = p.copy() + begin;
+    if (const HalfCopy copy = p.copy()) arrays.copy = copy + begin;
     if (moments_.size() > 0) arrays.first = moments_[0].values[index].f32();
     if (moments_.size() > 1) arrays.second = moments_[1].values[index].f32();
     if (sums != nullptr) arrays.sums = sums + per_block * (first_block_[index] + begin / kNormBlock);
@@ -259,7 +331,10 @@ void Optimizer::sum_squares(const Tensor& squares) {
 
 void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm) {
   if (backend_ == nullptr) return;
-  for (const Group& group : groups_) backend_->optim().compute_update_scale(loss, squares, clip_norm, group.control);
+  check_usage(scaler_ == nullptr || squares.defined(), "a step with a GradScaler without the sum of its squares",
+              "give compute_update_scale() what sum_squares() has found");
+  compute_control(loss, squares, clip_norm, 0);
+  if (scaler_ != nullptr) count_step();
 }
 
 std::span<const std::size_t> Optimizer::of_group(std::size_t group, std::span<const std::size_t> indices) {
@@ -297,6 +372,9 @@ void Optimizer::prepare_rest(std::span<const std::size_t> indices) {
 }
 
 void Optimizer::update(std::span<const std::size_t> indices) {
+  check_usage(scaler_ == nullptr || decided_in_ == step_,
+              "an update by gradients of scaled losses before it is known whether they are finite",
+              "call add_squares() of all gradients, sum_squares() and compute_update_scale() before, or step()");
   if (share_.exchange != nullptr) share_.exchange->before_update(indices);
   if (needs_norms_) prepare_rest(indices);
   for (std::size_t g = 0; g < groups_.size(); ++g) {

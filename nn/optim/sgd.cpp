@@ -16,9 +16,7 @@ UpdateMethod method_of(const SgdOptions& options) {
             if (momentum > 0) return SgdMomentumRule{.momentum = momentum, .weight_decay = weight_decay};
             return SgdRule{.weight_decay = weight_decay};
           },
-          .rates = [](double lr, std::int64_t, double) -> std::array<float, StepControl::kRates> {
-            return {static_cast<float>(lr)};
-          },
+          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
           .moments = options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}};
 }
 

@@ -168,12 +168,13 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--schedule=cosine",
                               "--warmup=5",
                               "--clip-norm=1",
+                              "--loss-scale=1024",
                               "--ema=0.99",
                               "--seed=42",
                               "--device=cuda:0,3",
                               "--share-devices",
                               "--backend=nccl",
-                              "--precision=bf16",
+                              "--precision=fp16",
                               "--tf32",
                               "--deterministic=yes",
                               "--autotune=no",
@@ -228,12 +229,13 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.schedule, "cosine");
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
+  EXPECT_EQ(config.loss_scale, "1024");
   EXPECT_EQ(config.ema, 0.99);
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);
   EXPECT_EQ(config.backend, "nccl");
-  EXPECT_EQ(config.precision, Precision::kBF16);
+  EXPECT_EQ(config.precision, Precision::kFp16);
   EXPECT_TRUE(config.tf32);
   EXPECT_EQ(config.autotune, false);
   EXPECT_EQ(config.graphs, false);

@@ -27,7 +27,7 @@ void PrintTo(const Case& one, std::ostream* out) { *out << one.model; }
 class Bf16Models : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!backend->computes_in_bf16()) GTEST_SKIP() << "no AVX-512: what refuses bf16 is tested in Bf16Refusal";
+    if (!backend->computes_in(DType::kBF16)) GTEST_SKIP() << "no AVX-512: what refuses bf16 is tested in Bf16Refusal";
     Generator generator(1);
     Context context{*backend, generator};
     const Case& one = GetParam();

@@ -26,7 +26,7 @@ constexpr double kF32Roundoff = 0x1p-24;
 class Bf16Test : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (backend->computes_in_bf16()) return;
+    if (backend->computes_in(DType::kBF16)) return;
     EXPECT_EQ(cpu_bf16(), CpuBf16::kNone);
     GTEST_SKIP() << "no AVX-512: what refuses bf16 is tested in Bf16Refusal";
   }
@@ -443,7 +443,7 @@ TEST_P(Bf16Test, OptimizersWriteTheRoundedCopy) {
   backend->pointwise().copy(p, alone);
   control.f32()[SgdRule::kRate] = 0.37f;
   control.f32()[StepControl::kGradientScale] = control.f32()[StepControl::kApply] = 1.0f;
-  UpdateArrays with = {.count = kCount, .gradient = g.f32(), .parameter = p.f32(), .copy = copy.data<BFloat16>()};
+  UpdateArrays with = {.count = kCount, .gradient = g.f32(), .parameter = p.f32(), .copy = {copy.data<BFloat16>()}};
   UpdateArrays without = {.count = kCount, .gradient = g.f32(), .parameter = alone.f32()};
   backend->optim().update(SgdRule{}, control, std::span(&with, 1), {});
   backend->optim().update(SgdRule{}, control, std::span(&without, 1), {});
@@ -511,11 +511,11 @@ INSTANTIATE_TEST_SUITE_P(Threads, Bf16Test, ::testing::Values(1, 2));
 // Where no instruction set has it, an operator says so.
 TEST(Bf16Refusal, WhereTheCpuHasNoAvx512) {
   const auto backend = make_cpu_backend(1);
-  EXPECT_EQ(backend->computes_in_bf16(), cpu_bf16() != CpuBf16::kNone);
+  EXPECT_EQ(backend->computes_in(DType::kBF16), cpu_bf16() != CpuBf16::kNone);
   if (cpu_kernel_isa().starts_with("avx512"))
-    EXPECT_TRUE(backend->computes_in_bf16());
+    EXPECT_TRUE(backend->computes_in(DType::kBF16));
   else
-    EXPECT_FALSE(backend->computes_in_bf16());
+    EXPECT_FALSE(backend->computes_in(DType::kBF16));
 }
 
 }  // namespace

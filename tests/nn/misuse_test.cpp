@@ -275,8 +275,8 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
                                     &rnn,        &relu_layer,   &gelu_layer,    &flatten_layer,
                                     &max_pool,   &average_pool, &adaptive_pool, &drop};
   tape.set_dropout_state(backend->empty({3}, DType::kI64));
-  std::vector<DType> refused = {DType::kI32, DType::kF64, DType::kU8};
-  if (!backend->computes_in_bf16()) refused.push_back(DType::kBF16);
+  std::vector<DType> refused = {DType::kI32, DType::kF64, DType::kU8, DType::kF16};
+  if (!backend->computes_in(DType::kBF16)) refused.push_back(DType::kBF16);
   for (const DType dtype : refused)
     for (Module* module : all)
       EXPECT_THAT(refusal_of([&] {
@@ -284,7 +284,7 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
                   }),
                   AllOf(HasSubstr(name_of(dtype)), Not(HasSubstr("no UsageError"))))
           << module->type_name() << " of " << name_of(dtype);
-  EXPECT_THAT(refusal_of([&] { backend->empty({2}, DType::kF16); }), HasSubstr("a tensor of f16"));
+  EXPECT_THAT(refusal_of([&] { tape.set_activations(DType::kF16); }), HasSubstr("activations of f16 on cpu"));
   EXPECT_THAT(refusal_of([&] { table.forward(tape, tape.input(x)); }), HasSubstr("it takes numbers, i32"));
   EXPECT_THAT(refusal_of([&] {
                 adaptive_pool.forward(tape, tape.input(backend->empty({2, 0, 3, 4})));

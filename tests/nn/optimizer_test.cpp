@@ -282,7 +282,7 @@ TEST(Optimizer, WritesTheRoundedCopyAlong) {
     p.changed();
     p.bind_gradient(random_tensor(*backend, {37}, 2));
     const auto optimizer = adam ? make_adamw({{"p", &p}}, {}) : make_sgd({{"p", &p}}, {.momentum = 0.5});
-    EXPECT_EQ(p.copy(), nullptr);
+    EXPECT_FALSE(p.copy());
     const Tensor copy = p.as(DType::kBF16);
     optimizer->begin_step(0.1);
     optimizer->update(std::array{std::size_t{0}});

@@ -16,11 +16,14 @@ struct Array {
   explicit Array(const Tensor& tensor) : data(tensor.raw()), dtype(tensor.dtype()), shape(tensor.shape()) {}
 
   float get(std::int64_t i) const {
+    if (dtype == DType::kF16) return static_cast<const Float16*>(data)[i].to_float();
     return dtype == DType::kF32 ? static_cast<const float*>(data)[i] : static_cast<const BFloat16*>(data)[i].to_float();
   }
   void set(std::int64_t i, float value) const {
     if (dtype == DType::kF32)
       static_cast<float*>(data)[i] = value;
+    else if (dtype == DType::kF16)
+      static_cast<Float16*>(data)[i] = Float16::from_float(value);
     else
       static_cast<BFloat16*>(data)[i] = BFloat16::from_float(value);
   }

@@ -128,8 +128,9 @@ struct Problem {
     const std::uint64_t n = desc.turn_b == CUBLAS_OP_T ? b.rows : b.columns;
     const std::uint64_t inner_b = desc.turn_b == CUBLAS_OP_T ? b.columns : b.rows;
     const bool f32 = a.type == CUDA_R_32F && b.type == CUDA_R_32F && d.type == CUDA_R_32F;
-    const bool bf16 = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
-    if (m != d.rows || n != d.columns || inner() != inner_b || !(f32 || bf16)) return false;
+    const bool half = (a.type == CUDA_R_16BF || a.type == CUDA_R_16F) && b.type == a.type &&
+                      (d.type == a.type || d.type == CUDA_R_32F);
+    if (m != d.rows || n != d.columns || inner() != inner_b || !(f32 || half)) return false;
     if (desc.compute != CUBLAS_COMPUTE_32F && !(f32 && desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32)) return false;
     if ((desc.has(CUBLASLT_EPILOGUE_BIAS) || desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) && desc.bias == nullptr)
       return false;
@@ -170,11 +171,14 @@ struct Problem {
 };
 
 float load(const void* from, cudaDataType_t type, std::uint64_t at) {
+  if (type == CUDA_R_16F) return static_cast<const Float16*>(from)[at].to_float();
   return type == CUDA_R_32F ? static_cast<const float*>(from)[at] : static_cast<const BFloat16*>(from)[at].to_float();
 }
 void store(void* to, cudaDataType_t type, std::uint64_t at, float value) {
   if (type == CUDA_R_32F)
     static_cast<float*>(to)[at] = value;
+  else if (type == CUDA_R_16F)
+    static_cast<Float16*>(to)[at] = Float16::from_float(value);
   else
     static_cast<BFloat16*>(to)[at] = BFloat16::from_float(value);
 }

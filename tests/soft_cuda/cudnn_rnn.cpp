@@ -189,18 +189,21 @@ cudnnStatus_t weight_params(cudnnHandle_t, cudnnRNNDescriptor_t desc, std::int32
   return CUDNN_STATUS_SUCCESS;
 }
 
-// Numbers of either type.
+// Numbers of any of the types.
 struct Numbers {
   std::byte* data;
   cudnnDataType_t type;
 
   double get(std::int64_t i) const {
+    if (type == CUDNN_DATA_HALF) return static_cast<double>(reinterpret_cast<const Float16*>(data)[i].to_float());
     return type == CUDNN_DATA_FLOAT ? static_cast<double>(reinterpret_cast<const float*>(data)[i])
                                     : static_cast<double>(reinterpret_cast<const BFloat16*>(data)[i].to_float());
   }
   void set(std::int64_t i, double value) const {
     if (type == CUDNN_DATA_FLOAT)
       reinterpret_cast<float*>(data)[i] = static_cast<float>(value);
+    else if (type == CUDNN_DATA_HALF)
+      reinterpret_cast<Float16*>(data)[i] = Float16::from_float(static_cast<float>(value));
     else
       reinterpret_cast<BFloat16*>(data)[i] = BFloat16::from_float(static_cast<float>(value));
   }

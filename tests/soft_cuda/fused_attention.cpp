@@ -16,15 +16,17 @@ namespace lockstep::nn::cuda {
 namespace {
 
 // Queries, keys and values of one head, or what is made of them.
+template <class T>
 struct HeadOf {
-  const BFloat16* data;
+  const T* data;
   std::int64_t stride, width;
 
   float at(std::int64_t row, std::int64_t column) const { return data[row * stride + column].to_float(); }
 };
+template <class T>
 struct Problem {
   std::int64_t samples, tokens, heads, width;
-  const BFloat16* parts[3];  // queries, keys, values
+  const T* parts[3];  // queries, keys, values
   std::int64_t pitch;
   bool causal;
   const std::int32_t* lengths;
@@ -32,29 +34,30 @@ struct Problem {
   std::int64_t tokens_of(std::int64_t sample) const { return lengths != nullptr ? lengths[sample] : tokens; }
   // How many keys a query sees.
   std::int64_t seen(std::int64_t sample, std::int64_t query) const { return causal ? query + 1 : tokens_of(sample); }
-  HeadOf part(std::int64_t which, std::int64_t sample, std::int64_t head) const {
+  HeadOf<T> part(std::int64_t which, std::int64_t sample, std::int64_t head) const {
     return {parts[which] + sample * tokens * pitch + head * width, pitch, width};
   }
-  HeadOf of_result(const BFloat16* y, std::int64_t sample, std::int64_t head) const {
+  HeadOf<T> of_result(const T* y, std::int64_t sample, std::int64_t head) const {
     return {y + (sample * tokens * heads + head) * width, heads * width, width};
   }
-  float score(const HeadOf& q, const HeadOf& k, std::int64_t query, std::int64_t key) const {
+  float score(const HeadOf<T>& q, const HeadOf<T>& k, std::int64_t query, std::int64_t key) const {
     float sum = 0.0f;
     for (std::int64_t c = 0; c < width; ++c) sum += q.at(query, c) * k.at(key, c);
     return sum / std::sqrt(static_cast<float>(width));
   }
 };
 
-template <class F>
-void for_heads(const Problem& problem, F&& run) {
+template <class T, class F>
+void for_heads(const Problem<T>& problem, F&& run) {
   for (std::int64_t sample = 0; sample < problem.samples; ++sample)
     for (std::int64_t head = 0; head < problem.heads; ++head) run(sample, head);
 }
 
-void attend(const Problem& problem, BFloat16* y, float* log_sums) {
+template <class T>
+void attend(const Problem<T>& problem, T* y, float* log_sums) {
   for_heads(problem, [&](std::int64_t sample, std::int64_t head) {
-    const HeadOf q = problem.part(0, sample, head), k = problem.part(1, sample, head);
-    const HeadOf v = problem.part(2, sample, head);
+    const HeadOf<T> q = problem.part(0, sample, head), k = problem.part(1, sample, head);
+    const HeadOf<T> v = problem.part(2, sample, head);
     for (std::int64_t query = 0; query < problem.tokens_of(sample); ++query) {
       std::vector<float> weights;
       const std::int64_t seen = problem.seen(sample, query);
@@ -66,21 +69,21 @@ void attend(const Problem& problem, BFloat16* y, float* log_sums) {
         float result = 0.0f;
         for (std::int64_t key = 0; key < seen; ++key)
           result += weights[static_cast<std::size_t>(key)] / sum * v.at(key, c);
-        y[((sample * problem.tokens + query) * problem.heads + head) * problem.width + c] =
-            BFloat16::from_float(result);
+        y[((sample * problem.tokens + query) * problem.heads + head) * problem.width + c] = T::from_float(result);
       }
       log_sums[(sample * problem.heads + head) * problem.tokens + query] = largest + std::log(sum);
     }
   });
 }
 
-void differentiate(const Problem& problem, const BFloat16* y, const float* log_sums, const BFloat16* dy,
-                   const std::array<BFloat16*, 3>& gradients) {
+template <class T>
+void differentiate(const Problem<T>& problem, const T* y, const float* log_sums, const T* dy,
+                   const std::array<T*, 3>& gradients) {
   const std::int64_t width = problem.width;
   for_heads(problem, [&](std::int64_t sample, std::int64_t head) {
-    const HeadOf q = problem.part(0, sample, head), k = problem.part(1, sample, head);
-    const HeadOf v = problem.part(2, sample, head);
-    const HeadOf result = problem.of_result(y, sample, head), gradient = problem.of_result(dy, sample, head);
+    const HeadOf<T> q = problem.part(0, sample, head), k = problem.part(1, sample, head);
+    const HeadOf<T> v = problem.part(2, sample, head);
+    const HeadOf<T> result = problem.of_result(y, sample, head), gradient = problem.of_result(dy, sample, head);
     std::vector<float> sums(static_cast<std::size_t>(problem.tokens * 3 * width));  // (tokens, 3, width)
     const auto sum = [&](std::int64_t token, std::int64_t which, std::int64_t c) -> float& {
       return sums[static_cast<std::size_t>((token * 3 + which) * width + c)];
@@ -105,25 +108,31 @@ void differentiate(const Problem& problem, const BFloat16* y, const float* log_s
       for (std::int64_t which = 0; which < 3; ++which)
         for (std::int64_t c = 0; c < width; ++c)
           gradients[static_cast<std::size_t>(which)][(sample * problem.tokens + token) * problem.pitch + head * width +
-                                                     c] = BFloat16::from_float(sum(token, which, c));
+                                                     c] = T::from_float(sum(token, which, c));
   });
 }
 
-Problem problem_of(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options) {
+template <class T>
+Problem<T> problem_of(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options) {
   return {x.q.size(0),
           x.q.size(1),
           heads,
           x.q.size(2) / heads,
-          {x.q.rows<BFloat16>(), x.k.rows<BFloat16>(), x.v.rows<BFloat16>()},
+          {x.q.rows<T>(), x.k.rows<T>(), x.v.rows<T>()},
           x.q.pitch(),
           options.causal,
           options.lengths.defined() ? options.lengths.data<std::int32_t>() : nullptr};
 }
 
+template <class F>
+void with_half(DType dtype, F&& run) {
+  dtype == DType::kF16 ? run(Float16{}) : run(BFloat16{});
+}
+
 // As the real one asks.
 bool is_taken(Context& context, const char* operation, std::int64_t heads, const Tensor& y,
               std::initializer_list<const Tensor*> arrays) {
-  if (!soft_cuda::machine().fused_attention || y.dtype() != DType::kBF16) return false;
+  if (!soft_cuda::machine().fused_attention || !is_half(y.dtype())) return false;
   const std::int64_t width = y.size(2) / heads;
   const bool lie_well = std::ranges::all_of(
       arrays, [](const Tensor* array) { return reinterpret_cast<std::uintptr_t>(array->raw_rows()) % 16 == 0; });
@@ -145,26 +154,30 @@ FusedAttention::~FusedAttention() = default;
 
 bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
                              const Tensor& y, const Tensor& log_sums) {
-  if (!is_taken(context_, "attention, bf16", heads, y, {&x.q, &x.k, &x.v, &y, &log_sums})) return false;
-  const auto problem = problem_of(x, heads, options);
-  check_cuda(soft_cuda::submit(native(context_.stream), [problem, to = y.data<BFloat16>(),
-                                                         sums = log_sums.f32()] { attend(problem, to, sums); }),
-             "attention");
+  const char* const operation = y.dtype() == DType::kF16 ? "attention, f16" : "attention, bf16";
+  if (!is_taken(context_, operation, heads, y, {&x.q, &x.k, &x.v, &y, &log_sums})) return false;
+  with_half(y.dtype(), [&]<class T>(T) {
+    const auto problem = problem_of<T>(x, heads, options);
+    check_cuda(soft_cuda::submit(native(context_.stream),
+                                 [problem, to = y.data<T>(), sums = log_sums.f32()] { attend(problem, to, sums); }),
+               "attention");
+  });
   return true;
 }
 
 bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
                               const Tensor& y, const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) {
-  if (!is_taken(context_, "attention backward, bf16", heads, y,
-                {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v}))
+  const char* const operation = y.dtype() == DType::kF16 ? "attention backward, f16" : "attention backward, bf16";
+  if (!is_taken(context_, operation, heads, y, {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v}))
     return false;
-  const auto problem = problem_of(x, heads, options);
-  const std::array<BFloat16*, 3> to = {dx.q.rows<BFloat16>(), dx.k.rows<BFloat16>(), dx.v.rows<BFloat16>()};
-  check_cuda(soft_cuda::submit(native(context_.stream),
-                               [problem, y = y.data<BFloat16>(), sums = log_sums.f32(), dy = dy.data<BFloat16>(), to] {
-                                 differentiate(problem, y, sums, dy, to);
-                               }),
-             "attention backward");
+  with_half(y.dtype(), [&]<class T>(T) {
+    const auto problem = problem_of<T>(x, heads, options);
+    const std::array<T*, 3> to = {dx.q.rows<T>(), dx.k.rows<T>(), dx.v.rows<T>()};
+    check_cuda(
+        soft_cuda::submit(native(context_.stream), [problem, y = y.data<T>(), sums = log_sums.f32(), dy = dy.data<T>(),
+                                                    to] { differentiate(problem, y, sums, dy, to); }),
+        "attention backward");
+  });
   return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "base/error.h"
 #include "lockstep/data/loader.h"
@@ -12,6 +13,7 @@
 #include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/optim/grad_scaler.h"
 #include "lockstep/trainer/forward.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_directory.h"
@@ -56,14 +58,18 @@ class CheckpointerTest : public ::testing::Test {
     directory_ = names.front() + "/kept";
   }
 
-  // A process that starts: everything anew.
+  // A process that starts: everything anew. With `scaling` losses are scaled, and the first steps overflow f32.
   struct Loop {
-    explicit Loop(std::uint64_t seed, int zero = 0) : zero(zero), generator(seed) {}
+    explicit Loop(std::uint64_t seed, int zero = 0, bool scaling = false) : zero(zero), generator(seed) {
+      if (scaling) optimizer->set_scaler(&scaler.emplace(*session().backend, kScaling));
+    }
+    static constexpr nn::GradScaler::Options kScaling = {.initial_scale = 0x1p127, .growth_interval = 2};
     int zero;
     nn::Generator generator;
     nn::Context context{*session().backend, generator};
     Net net{context};
     parallel::DistributedDataParallel ddp{net, session().gradients(), {.first_bucket_mb = 0.001, .zero = zero}};
+    std::optional<nn::GradScaler> scaler;  // must outlive the optimizer
     std::unique_ptr<nn::Optimizer> optimizer = nn::make_adamw(ddp.parameters(), {}, {}, ddp.share());
     data::DataSplits digits = data::open_data("digits");
     sampler::DistributedSampler sampler{{.length = digits.train->size(), .seed = 3, .global_batch = 600},
@@ -78,14 +84,17 @@ class CheckpointerTest : public ::testing::Test {
     data::Loader loader(loop.digits.train, loop.sampler, {});
     nn::Tape tape(*session().backend);
     const SampleFormat format = format_of(*loop.digits.train);
+    if (loop.scaler) tape.set_loss_scale(loop.scaler->scale());
+    const float weight = loop.scaler ? 64.0f : 1.0f;  // so that the largest scales overflow
     while (step < kSteps) {
       const data::Batch& batch = loader.next();
       const auto [x, labels] = inputs_of(*session().backend, batch, format);
       const nn::Loss loss = nn::cross_entropy(tape, loop.ddp(tape, tape.input(x)), labels,
-                                              1.0f / static_cast<float>(batch.plan.global_count));
+                                              weight / static_cast<float>(batch.plan.global_count));
       loop.optimizer->zero_grad();
       tape.backward(loss.value);
       loop.optimizer->step({.lr = 0.01, .clip_norm = 1});
+      if (loop.scaler) loop.scaler->update();
       tape.reset();
       if (++step % every == 0) checkpoints.save(step, batch.state_after);
     }
@@ -143,6 +152,44 @@ TEST_F(CheckpointerTest, ResumesCommunicationHooks) {
     Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
     EXPECT_EQ(train(loop, checkpoints, 4, 100), whole);
   }
+}
+
+// With the scale of losses, its count of good steps, and the steps that were skipped, which bias corrections leave out.
+TEST_F(CheckpointerTest, ResumesScaledLosses) {
+  for (const int zero : {0, 1}) {
+    const std::string kept = fmt::format("{}/{}", directory_, zero);
+    std::string whole;
+    nn::GradScaler::State end;
+    std::int64_t steps = 0;
+    {
+      Loop loop(1, zero, true);
+      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+      whole = train(loop, checkpoints, 0, 5);
+      end = loop.scaler->state();
+      steps = loop.optimizer->steps();
+      EXPECT_GT(end.skipped_steps, 0);
+      EXPECT_EQ(steps, kSteps - end.skipped_steps);
+    }
+    Loop loop(2, zero, true);
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+    EXPECT_EQ(train(loop, checkpoints, 5, 100), whole);
+    EXPECT_EQ(loop.scaler->state(), end);
+    EXPECT_EQ(loop.optimizer->steps(), steps);
+  }
+}
+
+// One that scaled no losses may be resumed by one that does; a file that is another's is refused.
+TEST_F(CheckpointerTest, ScaledLossesBeginAnewWhereThereWereNone) {
+  {
+    Loop loop(1);
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+    train(loop, checkpoints, 0, 5);
+  }
+  Loop loop(1, 0, true);
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+  EXPECT_EQ(checkpoints.load_latest(loop.sampler), 5);
+  EXPECT_EQ(loop.scaler->state(), nn::GradScaler::State{.scale = 0x1p127f});
+  EXPECT_EQ(loop.optimizer->steps(), 5);
 }
 
 // A checkpoint has all moments, whoever remembered them.

@@ -245,6 +245,9 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
       {"autotune", [](auto& c) { c.device = "cpu", c.autotune = true; }, [](auto& c) { c.device = "cuda"; }},
       {"deterministic", [](auto& c) { c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16; },
        [](auto& c) { c.model.name = "gpt", c.data = "random:tokens,9"; }},
+      {"loss-scale", [](auto& c) { c.loss_scale = "1024"; }, [](auto& c) { c.precision = Precision::kFp16; }},
+      {"loss-scale", [](auto& c) { c.loss_scale = "dynamic", c.precision = Precision::kBF16; },
+       [](auto& c) { c.precision = Precision::kFp16; }},
       {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
       {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
       {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
@@ -329,6 +332,10 @@ TEST(TrainConfig, WhatADeviceDoesNotDo) {
                                                  : fmt::format("--precision bf16 on this CPU, which computes with {}: "
                                                                "bf16 needs AVX-512 at least",
                                                                nn::cpu_kernel_isa()));
+  config.precision = Precision::kFp16;
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCpu),
+            "--precision fp16 is for GPUs, and this run is on the CPU: no kernel there computes in f16");
   config = good();
   config.tf32 = true;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
@@ -407,6 +414,8 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.comm_hook = "bf16"; },
       [](auto& c) { c.check_replicas = 3; },
       [](auto& c) { c.precision = Precision::kBF16; },
+      [](auto& c) { c.precision = Precision::kFp16; },
+      [](auto& c) { c.loss_scale = "2"; },
       [](auto& c) { c.tf32 = true; },
       [](auto& c) { c.deterministic = false; },
       [](auto& c) { c.autotune = false; },
@@ -417,6 +426,30 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
     changes[i](config);
     EXPECT_NE(describe(config), before) << "change " << i << " is not described";
   }
+}
+
+TEST(TrainConfig, ScalesOfLossesAreDynamicOrPositiveNumbers) {
+  auto config = good();
+  config.precision = Precision::kFp16;
+  for (const char* scale : {"", "dynamic", "1", "0.5", "65536", "1e30"}) {
+    config.loss_scale = scale;
+    EXPECT_NO_THROW(validate(config)) << scale;
+  }
+  for (const char* scale : {"0", "-1", "nan", "inf", "1e39", "1e-40", "static", "Dynamic", "2x", " "}) {
+    config.loss_scale = scale;
+    EXPECT_THAT(why_not(config), ::testing::HasSubstr(fmt::format("'{}' is no scale of losses", scale)));
+  }
+}
+
+// One scale, and one decision for all that moves.
+TEST(TrainConfig, ScaledLossesAreOfOneProcessForEachDeviceAndOfSummedGradients) {
+  auto config = good();
+  config.precision = Precision::kFp16;
+  config.local_sgd = 2;
+  EXPECT_THAT(why_not(config), ::testing::HasSubstr("--precision fp16 with --local-sgd"));
+  config.local_sgd = 0;
+  config.parallel = Parallel::kDp;
+  EXPECT_THAT(why_not(config), ::testing::HasSubstr("--precision fp16 with --parallel dp"));
 }
 
 TEST(TrainConfig, DefaultsOfAModelsNameAreWhatRanksCompare) {

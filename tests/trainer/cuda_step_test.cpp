@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "base/splitmix.h"
 #include "comm/nccl/nccl_group.h"
@@ -40,6 +41,7 @@ struct Setting {
   std::string data = "digits";  // and for tokens:FILE a tiny gpt, lstm or gru
   double dropout = 0;
   bool stateful = false;
+  std::optional<nn::GradScaler::Options> scaling = {};  // of losses
 };
 
 constexpr int kVocabulary = 24;
@@ -78,6 +80,7 @@ class Training {
         carried_(setting.stateful
                      ? std::make_unique<CarriedState>(*module_, control_, setting.global_batch, setting.activations)
                      : nullptr),
+        scaler_(setting.scaling ? std::make_unique<nn::GradScaler>(*backend_, *setting.scaling) : nullptr),
         graphs_(*backend_, ddp_, setting.activations),
         step_(*backend_, ddp_,
               setting.adam ? nn::make_adamw(ddp_.parameters(), {})
@@ -88,6 +91,7 @@ class Training {
                .activations = setting.activations,
                .dropout = setting.dropout > 0,
                .seed = 5,
+               .scaler = scaler_.get(),
                .carried = carried_.get()}) {
     if (setting.record) step_.set_graphs(&graphs_);
   }
@@ -109,14 +113,17 @@ class Training {
     return evaluator.run(*module_, steps_);
   }
 
+  const nn::Optimizer& optimizer() const { return step_.optimizer(); }
+  nn::GradScaler::State scaler_state() const { return scaler_->state(); }
   std::vector<nn::HostTensor> state() const { return nn::state_of(*module_); }
   std::string hash() const { return nn::parameters_sha256(*module_); }
   nn::Module& module() { return *module_; }
-  /// The parameters as bf16.
+  /// The parameters in 16 bits.
   std::vector<std::vector<std::byte>> copies() {
+    const DType half = is_half(setting_.activations) ? setting_.activations : DType::kBF16;
     std::vector<std::vector<std::byte>> all;
     for (const auto& [name, parameter] : module_->named_parameters()) {
-      const nn::Tensor copy = parameter->as(DType::kBF16);
+      const nn::Tensor copy = parameter->as(half);
       backend_->download(copy, all.emplace_back(copy.bytes()));
     }
     return all;
@@ -142,6 +149,7 @@ class Training {
   parallel::DistributedDataParallel ddp_;
   comm::SelfGroup control_{kPatience};
   std::unique_ptr<CarriedState> carried_;
+  std::unique_ptr<nn::GradScaler> scaler_;
   StepGraphs graphs_;
   TrainingStep step_;
   std::int64_t steps_ = 0;
@@ -226,10 +234,86 @@ TEST_P(CudaStep, LearnsInBf16AsInF32) {
   EXPECT_NEAR(bf16.evaluate().accuracy, f32.evaluate().accuracy, 0.1);
 }
 
+// f16 has 11 bits of mantissa, which scaled losses make use of.
+TEST_P(CudaStep, LearnsInFp16AsInF32) {
+  Setting setting = {.cuda = true, .model = GetParam()};
+  Training f32(setting);
+  setting.activations = DType::kF16;
+  setting.scaling.emplace();
+  Training f16(setting);
+  const auto wanted = f32.run(30), got = f16.run(30);
+  EXPECT_NEAR(got[0].totals.loss, wanted[0].totals.loss, 2e-3 * wanted[0].totals.loss);
+  EXPECT_NEAR(got[0].grad_norm, wanted[0].grad_norm, 2e-2 * wanted[0].grad_norm) << "of gradients that are not scaled";
+  EXPECT_LT(got.back().totals.loss, 0.7 * got.front().totals.loss);
+  EXPECT_NEAR(got.back().totals.loss, wanted.back().totals.loss, 0.05 * wanted.front().totals.loss);
+  EXPECT_NE(f16.hash(), f32.hash());
+  EXPECT_NEAR(f16.evaluate().accuracy, f32.evaluate().accuracy, 0.1);
+  ASSERT_TRUE(got.back().scaling);
+  EXPECT_EQ(got.back().scaling->skipped_steps, 30 - f16.optimizer().steps());
+}
+
+// Without a scale gradients of f16 are lost that f32 has.
+TEST_P(CudaStep, ScaledLossesKeepSmallGradientsOfF16) {
+  if (GetParam() == "cnn") return;  // slow in software
+  Setting setting = {.cuda = true, .model = GetParam(), .activations = DType::kF16, .global_batch = 1000};
+  setting.scaling = nn::GradScaler::Options{.initial_scale = 0x1p-12};
+  Training small(setting);
+  setting.scaling = nn::GradScaler::Options{.initial_scale = 8192};
+  Training large(setting);
+  setting.activations = DType::kF32;
+  Training f32(setting);
+  const double lost = small.run(1)[0].grad_norm, kept = large.run(1)[0].grad_norm, exact = f32.run(1)[0].grad_norm;
+  EXPECT_LT(std::abs(kept - exact), 1e-2 * exact);
+  EXPECT_GT(std::abs(lost - exact), 2 * std::abs(kept - exact));
+}
+
+// The first steps have gradients that are infinite in f16: they change nothing, step by step and from graphs, whose
+// replays count and scale as the device finds it.
+TEST_P(CudaStep, StepsThatOverflowAreSkippedAlsoFromGraphs) {
+  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .activations = DType::kF16, .record = false};
+  setting.scaling = nn::GradScaler::Options{.initial_scale = 0x1p30, .growth_interval = 2};
+  setting.tail = sampler::Tail::kDrop;
+  Training eager(setting);
+  setting.record = true;
+  Training recorded(setting);
+  const int steps = GetParam() == "cnn" ? 12 : 30;
+  const std::string before = eager.hash();
+  auto wanted = eager.run(1);
+  EXPECT_EQ(eager.hash(), before);
+  EXPECT_TRUE(wanted[0].scaling->skipped);
+  EXPECT_TRUE(std::isfinite(wanted[0].totals.loss));
+  EXPECT_EQ(wanted[0].scaling->scale, 0x1p30);
+  EXPECT_EQ(wanted[0].scaling->next_scale, 0x1p29);
+  const auto rest = eager.run(steps - 1);
+  wanted.insert(wanted.end(), rest.begin(), rest.end());
+  const auto got = recorded.run(steps);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 3);
+  std::int64_t skipped = 0;
+  bool grew = false;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    ASSERT_EQ(got[i].scaling->scale, wanted[i].scaling->scale) << "step " << i + 1;
+    ASSERT_EQ(got[i].scaling->skipped, !std::isfinite(got[i].grad_norm));
+    skipped += got[i].scaling->skipped ? 1 : 0;
+    grew = grew || got[i].scaling->next_scale > got[i].scaling->scale;
+    ASSERT_EQ(got[i].scaling->skipped_steps, skipped);
+    if (i + 1 < got.size()) {
+      ASSERT_EQ(got[i].scaling->next_scale, got[i + 1].scaling->scale);
+    }
+  }
+  EXPECT_GT(skipped, 3);
+  EXPECT_TRUE(grew);
+  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_EQ(recorded.scaler_state(), eager.scaler_state());
+  EXPECT_EQ(recorded.optimizer().steps(), steps - skipped);
+  EXPECT_NE(recorded.hash(), before);
+}
+
 // Also where a recording reads bf16 copies of them; and copies that nothing of the recording reads are made again.
 TEST_P(CudaStep, WeightsThatAreLoadedAreThoseOfTheNextStep) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    if (GetParam() == "cnn" && dtype == DType::kF32) continue;  // slow in software
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (GetParam() == "cnn" && dtype != DType::kBF16) continue;  // slow in software
     Setting setting = {.cuda = true, .model = GetParam(), .activations = dtype, .record = false};
     Training eager(setting);
     setting.record = true;
@@ -265,10 +349,12 @@ TEST_P(CudaStep, ALossThatIsNotFiniteMovesNothing) {
 // All steps have one size.
 TEST_P(CudaStep, NothingIsAllocatedOrBuiltInTheSteadyState) {
   for (const bool record : {false, true})
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       if (GetParam() == "cnn" && !(record && dtype == DType::kBF16)) continue;  // slow in software
-      Training training(
-          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .tail = sampler::Tail::kDrop});
+      Setting setting = {
+          .cuda = true, .model = GetParam(), .activations = dtype, .record = record, .tail = sampler::Tail::kDrop};
+      if (dtype == DType::kF16) setting.scaling.emplace();
+      Training training(setting);
       training.run(10);
       const auto allocations = training.backend().allocator().stats().system_allocations;
       const auto primitives = training.backend().primitives_created();

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -62,6 +63,27 @@ TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
   EXPECT_GT(std::filesystem::file_size(directory_.path("new.jsonl")), 0u);
   EXPECT_FALSE(Metrics::resumed("", 5));
   EXPECT_NO_THROW(Metrics::resumed("/dev/null", 5));
+}
+
+// Of steps whose losses are scaled, and of no others. A skipped one has no norm that JSON knows.
+TEST_F(MetricsTest, ScalesOfLossesAreInTheLinesOfTheirSteps) {
+  Metrics metrics(path_);
+  metrics.write(StepReport{.step = 1});
+  metrics.write(
+      StepReport{.step = 2,
+                 .grad_norm = std::numeric_limits<double>::infinity(),
+                 .scaling = LossScaling{.scale = 65536, .next_scale = 32768, .skipped = true, .skipped_steps = 1}});
+  metrics.write(FinalReport{.steps = 2, .scaling = LossScaling{.scale = 32768, .good_steps = 5, .skipped_steps = 1}});
+  const auto all = lines();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_FALSE(all[0].contains("loss_scale"));
+  EXPECT_EQ(all[1]["loss_scale"], 65536);
+  EXPECT_EQ(all[1]["good_steps"], 0);
+  EXPECT_EQ(all[1]["skipped_steps"], 1);
+  EXPECT_TRUE(all[1]["grad_norm"].is_null());
+  EXPECT_EQ(all[2]["loss_scale"], 32768);
+  EXPECT_EQ(all[2]["good_steps"], 5);
+  EXPECT_EQ(all[2]["skipped_steps"], 1);
 }
 
 TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {

@@ -114,6 +114,39 @@ TEST_P(NcclStep, StepGraphsOfShardedUpdatesAreTheSteps) {
     }
 }
 
+// All ranks find the same gradients too large, whatever carries and updates them: of clipped, of compressed and of
+// sharded ones.
+TEST_P(NcclStep, RanksSkipTheSameStepsFromGraphsToo) {
+  NcclSetting base = {.hidden = {160, 24}, .activations = DType::kF16};
+  base.scaling = nn::GradScaler::Options{.initial_scale = 0x1p30, .growth_interval = 3};
+  std::vector<NcclSetting> settings(5, base);
+  settings[1].clip_norm = 0.5;
+  settings[2].hook = "fp16";
+  settings[3].hook = "bf16";
+  settings[4].zero = 1;
+  for (const NcclSetting& setting : settings) {
+    SCOPED_TRACE(fmt::format("clip {} hook {} zero {}", setting.clip_norm, setting.hook, setting.zero));
+    NcclSetting by_itself = setting;
+    by_itself.record = false;
+    NcclTraining eager(by_itself), recorded(setting);
+    const auto wanted = eager.run(24), got = recorded.run(24);
+    EXPECT_EQ(recorded.recorded().refusal(), "");
+    EXPECT_GT(recorded.recorded().replayed(), 10);
+    std::int64_t skipped = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+      ASSERT_EQ(got[i].scaling->scale, wanted[i].scaling->scale) << "step " << i + 1;
+      skipped += got[i].scaling->skipped ? 1 : 0;
+    }
+    EXPECT_GT(skipped, 3);
+    EXPECT_LT(skipped, 23);
+    EXPECT_EQ(recorded.optimizer_steps(), 24 - skipped);
+    EXPECT_EQ(recorded.hash(), eager.hash());
+    EXPECT_THAT(group().all_gather_text(fmt::format("{} {}", recorded.hash(), skipped)),
+                Each(fmt::format("{} {}", eager.hash(), skipped)));
+  }
+}
+
 // One sample: all ranks but the first record that they contribute nothing.
 TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
   NcclTraining eager({.record = false, .global_batch = 1});

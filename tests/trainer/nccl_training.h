@@ -32,6 +32,7 @@ struct NcclSetting {
   std::string hook = "none";
   int zero = 0;
   DType activations = DType::kF32;
+  std::optional<nn::GradScaler::Options> scaling = {};  // of losses
 };
 
 inline std::size_t memory_used() {
@@ -59,7 +60,8 @@ class NcclTraining {
                     {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch},
                     testing::group().rank(), testing::group().size()),
                 {.workers = 1, .memory = backend_->staging_memory()}),
-        activations_(setting.activations) {
+        activations_(setting.activations),
+        scaler_(setting.scaling ? std::make_unique<nn::GradScaler>(*backend_, *setting.scaling) : nullptr) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : testing::group();
     using Options = parallel::DistributedDataParallel::Options;
     ddp_.emplace(*module_, gradients,
@@ -69,9 +71,12 @@ class NcclTraining {
                          .zero = setting.zero});
     if (auto hook = ddp::make_comm_hook(setting.hook)) ddp_->register_comm_hook(std::move(hook));
     graphs_.emplace(*backend_, *ddp_, setting.activations);
-    step_.emplace(
-        *backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}, {}, ddp_->share()), format_of(*splits_.train),
-        TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true, .activations = setting.activations});
+    step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}, {}, ddp_->share()),
+                  format_of(*splits_.train),
+                  TrainingStep::Options{.clip_norm = setting.clip_norm,
+                                        .want_norm = true,
+                                        .activations = setting.activations,
+                                        .scaler = scaler_.get()});
     if (setting.record) step_->set_graphs(&*graphs_);
   }
   // As a run ends: nothing that is recorded is left when the group is.
@@ -116,6 +121,7 @@ class NcclTraining {
     soft_cuda::set_memory_bytes(memory_used() + bytes);
   }
 
+  std::int64_t optimizer_steps() const { return step_->optimizer().steps(); }
   std::string hash() const { return nn::parameters_sha256(*module_); }
   const StepGraphs& recorded() const { return *graphs_; }
 
@@ -128,6 +134,7 @@ class NcclTraining {
   std::unique_ptr<comm::DeviceGroup> gpus_;
   data::Loader loader_;
   DType activations_;
+  std::unique_ptr<nn::GradScaler> scaler_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;

@@ -37,10 +37,22 @@ constexpr const char* name_of(DType dtype) {
 }
 
 /// What activations are computed in; parameters, gradients and statistics are f32.
-enum class Precision : std::uint8_t { kF32, kBF16 };
+enum class Precision : std::uint8_t { kF32, kBF16, kFp16 };
 
-constexpr DType dtype_of(Precision precision) { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
-constexpr const char* name_of(Precision precision) { return name_of(dtype_of(precision)); }
+constexpr DType dtype_of(Precision precision) {
+  switch (precision) {
+    case Precision::kF32: return DType::kF32;
+    case Precision::kBF16: return DType::kBF16;
+    case Precision::kFp16: return DType::kF16;
+  }
+  return DType::kF32;
+}
+/// As --precision has it.
+constexpr const char* name_of(Precision precision) {
+  return precision == Precision::kFp16 ? "fp16" : name_of(dtype_of(precision));
+}
+/// Whether it is one of the types of 16 bits that activations may have.
+constexpr bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
 /// The upper half of an IEEE f32: 8 exponent bits, 7 mantissa bits. Arithmetic happens in f32.
 struct BFloat16 {

@@ -13,8 +13,9 @@
 
 namespace lockstep::trainer {
 
-/// What a loop resumes from, on disk: parameters, buffers, what the optimizer and the communication hook remember, the
-/// place in the data and the order of buckets. A hook is registered before load_latest(). A loop over it:
+/// What a loop resumes from, on disk: parameters, buffers, what the optimizer, its GradScaler and the communication
+/// hook remember, the place in the data and the order of buckets. A hook is registered, and a scaler set, before
+/// load_latest(). A loop over it:
 ///
 ///   Checkpointer checkpoints(session, ddp, *optimizer, {.directory = "kept"});
 ///   std::int64_t step = checkpoints.load_latest(sampler).value_or(0);

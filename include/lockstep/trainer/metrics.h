@@ -13,6 +13,14 @@ class UniqueFd;
 
 namespace lockstep::trainer {
 
+/// Of a step whose losses were scaled.
+struct LossScaling {
+  double scale = 1, next_scale = 1;  // of this step, and from the next one on
+  bool skipped = false;              // its gradients were not finite: it has changed nothing but the scale
+  std::int64_t good_steps = 0;       // in a row, since the scale has changed
+  std::int64_t skipped_steps = 0;    // of the run so far
+};
+
 struct StepReport {
   std::int64_t step = 0;   // steps done, this one included
   std::int64_t epoch = 0;  // from 1
@@ -22,6 +30,7 @@ struct StepReport {
   double step_ms = 0;
   double comm_wait_ms = 0;   // of it, stood waiting for collectives
   double samples_per_s = 0;  // of all ranks together
+  std::optional<LossScaling> scaling = {};
 };
 
 struct EvalReport {
@@ -52,6 +61,7 @@ struct FinalReport {
   std::string params_sha256;
   std::optional<HookReport> hook = {};
   std::string ema_params_sha256 = {};  // of their moving average; empty: there is none
+  std::optional<LossScaling> scaling = {};
 };
 
 struct ResumeReport {

@@ -45,7 +45,9 @@ class CpuBackend final : public Backend {
   CachingAllocator& allocator() override { return allocator_; }
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
-  bool computes_in_bf16() const override { return computes_in_bf16_; }
+  bool computes_in(DType dtype) const override {
+    return dtype == DType::kF32 || (dtype == DType::kBF16 && computes_in_bf16_);
+  }
   using Backend::from_host;
   Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
     return Tensor::view_of(data, shape, dtype);

@@ -59,9 +59,10 @@ void difference(const float* x, const float* target, float factor, float* dx, st
 
 class CpuLoss final : public LossKernels {
  public:
-  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
-                     const Tensor& dlogits) override {
+  void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& by, float smoothing,
+                     const Tensor& totals, const Tensor& dlogits) override {
     const std::int64_t n = logits.size(0), k = logits.size(1);
+    const float scale = of(by);
     const auto* const label = labels.data<std::int32_t>();
     for (std::int64_t i = 0; i < n; ++i)
       if (label[i] < 0 || label[i] >= k)
@@ -110,7 +111,7 @@ class CpuLoss final : public LossKernels {
     *total.f32() = static_cast<float>(inside);
   }
 
-  void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
+  void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,
                      const Tensor& dx) override {
     double loss = 0.0;
     const float *const value = x.f32(), *const wanted = target.f32();
@@ -120,10 +121,13 @@ class CpuLoss final : public LossKernels {
     }
     totals.f32()[0] = static_cast<float>(loss);
     totals.f32()[1] = 0.0f;
-    if (dx.defined()) difference(x.f32(), target.f32(), 2.0f * scale, dx.f32(), x.count());
+    if (dx.defined()) difference(x.f32(), target.f32(), 2.0f * of(scale), dx.f32(), x.count());
   }
 
  private:
+  static float of(const LossScale& scale) {
+    return scale.times() != nullptr ? scale.constant * *scale.times() : scale.constant;
+  }
   static float* in_place_of(float*, float* gradient) { return gradient; }
   static float* in_place_of(float* powers, const BFloat16*) { return powers; }
 

@@ -84,6 +84,7 @@ constexpr std::int64_t kPiece = 1024;
 
 class CpuOptim final : public OptimKernels {
  public:
+  // Copies are bf16: activations are nothing else of 16 bits here.
   void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
               const Tensor& factors) override {
     const float* const c = control.f32();
@@ -93,7 +94,7 @@ class CpuOptim final : public OptimKernels {
           for (std::size_t i = 0; i < all.size(); ++i)
             for_blocks(all[i].count, [&, &a = all[i]](std::int64_t begin, std::int64_t last) {
               for (std::int64_t end = last; begin < last; begin = end) {
-                if (a.copy != nullptr) end = std::min(begin + kPiece, last);
+                if (a.copy) end = std::min(begin + kPiece, last);
                 float* const first = Rule::kMoments > 0 ? a.first + begin : nullptr;
                 float* const second = Rule::kMoments > 1 ? a.second + begin : nullptr;
                 if constexpr (RuleWithNorms<Rule>)
@@ -101,7 +102,7 @@ class CpuOptim final : public OptimKernels {
                                   end - begin);
                 else
                   update_elements(by, c, a.gradient + begin, a.parameter + begin, first, second, end - begin);
-                if (a.copy != nullptr) round_to(a.copy + begin, a.parameter + begin, end - begin);
+                if (a.copy) round_to(static_cast<BFloat16*>(a.copy.data) + begin, a.parameter + begin, end - begin);
               }
             });
         },
@@ -159,6 +160,18 @@ class CpuOptim final : public OptimKernels {
     c[StepControl::kGradientScale] =
         apply && clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (norm + 1e-6))) : 1.0f;
   }
+
+  void compute_scaled_update(const ScaledStep& step, const Tensor& scaler, const Tensor& control) override {
+    const auto t = static_cast<double>(*step.steps.data<std::int64_t>() - step.missed + 1);
+    compute_scaled_control(step.loss.f32()[0], *step.squares.data<double>(), step.clip_norm, t,
+                           step.rates.data<double>(), step.corrections, scaler.f32(), control.f32());
+  }
+
+  void count_step(const Tensor& control, const Tensor& steps) override {
+    if (control.f32()[StepControl::kApply] != 0.0f) ++*steps.data<std::int64_t>();
+  }
+
+  void update_loss_scale(const LossScaleRule& rule, const Tensor& scaler) override { rule(scaler.f32()); }
 
  private:
   template <RuleWithNorms Rule>

@@ -50,7 +50,7 @@ class CudaBackend final : public Backend {
 
   StreamView stream() override { return context_.stream; }
   int steps_ahead() const override { return 1; }
-  bool computes_in_bf16() const override { return true; }
+  bool computes_in(DType dtype) const override { return dtype == DType::kF32 || is_half(dtype); }
 
   using Backend::from_host;
   Tensor from_host(void* data, const Shape& shape, DType dtype, int input) override;

@@ -13,8 +13,8 @@ namespace lockstep::nn::cuda {
 namespace {
 
 cudaDataType_t type_of(DType dtype) {
-  LOCKSTEP_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16, "a product of {}", name_of(dtype));
-  return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+  LOCKSTEP_ASSERT(dtype == DType::kF32 || is_half(dtype), "a product of {}", name_of(dtype));
+  return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
 template <class Pointer, class... Arguments>
@@ -88,7 +88,7 @@ std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Prod
       make_owner(library.preference_create, library.preference_destroy, "describing a matrix product");
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(most_workspace_bytes));
   // Sums that are cut into parts are put together in f32, in a step of their own: always in the same order, and not
-  // rounded to bf16 in between.
+  // rounded to 16 bits in between.
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(arrays.a));

@@ -97,6 +97,14 @@ fe::graph::Tensor_attributes channels_last(Uid uid, const Shape& shape, const Co
       .set_alignment(problem.alignment);
 }
 
+fe::DataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return fe::DataType_t::BFLOAT16;
+    case DType::kF16: return fe::DataType_t::HALF;
+    default: return fe::DataType_t::FLOAT;
+  }
+}
+
 using SharedTensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 void set_output(const SharedTensor& tensor, Uid uid, const Shape& shape, const ConvProblem& problem) {
@@ -106,7 +114,7 @@ void set_output(const SharedTensor& tensor, Uid uid, const Shape& shape, const C
       .set_dim(wanted.get_dim())
       .set_stride(wanted.get_stride())
       .set_alignment(problem.alignment);
-  tensor->set_data_type(problem.dtype == DType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT);
+  tensor->set_data_type(type_of(problem.dtype));
 }
 
 template <class Attributes>
@@ -118,7 +126,7 @@ Attributes in_window(const Window& window) {
 }
 
 void describe_to(Graph& graph, const ConvProblem& problem) {
-  graph.set_io_data_type(problem.dtype == DType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT)
+  graph.set_io_data_type(type_of(problem.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const auto given = [&](Uid uid, const Shape& shape) { return graph.tensor(channels_last(uid, shape, problem)); };
@@ -146,7 +154,7 @@ void describe_to(Graph& graph, const ConvProblem& problem) {
 fe::graph::Tensor_attributes rows_of_heads(AttentionUid uid, const AttentionProblem& p, std::int64_t pitch) {
   return fe::graph::Tensor_attributes()
       .set_uid(uid)
-      .set_data_type(fe::DataType_t::BFLOAT16)
+      .set_data_type(type_of(p.dtype))
       .set_dim({p.samples, p.heads, p.tokens, p.width})
       .set_stride({p.tokens * pitch, p.width, pitch, 1});
 }
@@ -183,7 +191,7 @@ void describe_to(Graph& graph, const AttentionProblem& p) {
   if (backward && (version < kClearsByItself || (version < kPadsByItself && p.tokens % 128 != 0)))
     throw CudaError(fmt::format("{} takes a newer cuDNN than {}", p.describe(), Cudnn::version()),
                     "install cuDNN 9.16 or newer");
-  graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+  graph.set_io_data_type(type_of(p.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const std::int64_t row = p.heads * p.width;
@@ -278,13 +286,14 @@ PlanKey AttentionProblem::key() const {
           pitch,
           causal ? 1 : 0,
           padded ? 1 : 0,
-          deterministic ? 1 : 0};
+          deterministic ? 1 : 0,
+          static_cast<std::int64_t>(dtype)};
 }
 
 std::string AttentionProblem::describe() const {
-  return fmt::format("{}{}attention with {} heads of {} over [{}, {}]{}, bf16",
+  return fmt::format("{}{}attention with {} heads of {} over [{}, {}]{}, {}",
                      what == What::kBackward ? "the gradient of " : "", causal ? "causal " : "", heads, width, samples,
-                     tokens, padded ? " with padding" : "");
+                     tokens, padded ? " with padding" : "", lockstep::name_of(dtype));
 }
 
 struct ConvPlan::Chosen {

@@ -42,7 +42,7 @@ struct ConvArrays {
   void* b = nullptr;  // nullptr: none
 };
 
-/// Causal attention in bf16 as cuDNN is asked for it, with queries, keys and values side by side: all as in
+/// Attention in bf16 or f16 as cuDNN is asked for it, with queries, keys and values side by side: all as in
 /// attention.h. Nothing is empty, and all arrays lie at multiples of 16 bytes.
 struct AttentionProblem {
   enum class What : std::uint8_t { kForward, kBackward };
@@ -50,8 +50,9 @@ struct AttentionProblem {
   std::int64_t samples = 0, tokens = 0, heads = 0, width = 0;  // width: features of a head
   std::int64_t pitch = 0;  // elements from a row of queries, keys or values, and of their gradients, to the next
   bool causal = true;
-  bool padded = false;        // samples have lengths
-  bool deterministic = true;  // the same bits each time; forward has them always
+  bool padded = false;         // samples have lengths
+  bool deterministic = true;   // the same bits each time; forward has them always
+  DType dtype = DType::kBF16;  // or kF16
 
   PlanKey key() const;
   /// "attention with 12 heads of 64 over [8, 1024], bf16"

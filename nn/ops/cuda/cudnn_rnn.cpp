@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t kVersionWithBf16 = 91300;
 
 cudnnDataType_t native(DType dtype) {
-  LOCKSTEP_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16, "a recurrent layer of {}", name_of(dtype));
-  return dtype == DType::kF32 ? CUDNN_DATA_FLOAT : CUDNN_DATA_BFLOAT16;
+  LOCKSTEP_ASSERT(dtype == DType::kF32 || is_half(dtype), "a recurrent layer of {}", name_of(dtype));
+  return dtype == DType::kF32 ? CUDNN_DATA_FLOAT : dtype == DType::kF16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16;
 }
 
 cudnnRNNMode_t mode_of(RnnCell cell) {

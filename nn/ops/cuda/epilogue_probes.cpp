@@ -16,7 +16,10 @@ constexpr std::int64_t kLookedAt = 1 << 16;
 constexpr std::int64_t kPitch = 256;
 
 float read(const float& value) { return value; }
-float read(const BFloat16& value) { return value.to_float(); }
+template <class Half>
+float read(const Half& value) {
+  return value.to_float();
+}
 
 template <class T>
 bool all(Context& context, const Tensor& y, std::int64_t begin, bool (*wanted)(float)) {
@@ -25,11 +28,18 @@ bool all(Context& context, const Tensor& y, std::int64_t begin, bool (*wanted)(f
   return std::all_of(values.begin(), values.end(), [&](const T& value) { return wanted(read(value)); });
 }
 
+bool all_of_type(Context& context, const Tensor& y, std::int64_t begin, bool (*wanted)(float)) {
+  switch (y.dtype()) {
+    case DType::kBF16: return all<BFloat16>(context, y, begin, wanted);
+    case DType::kF16: return all<Float16>(context, y, begin, wanted);
+    default: return all<float>(context, y, begin, wanted);
+  }
+}
+
 bool all(Context& context, const Tensor& y, bool (*wanted)(float)) {
   const std::int64_t last = std::max<std::int64_t>(0, y.count() - kLookedAt);
   for (const std::int64_t begin : {std::int64_t{0}, last}) {
-    if (!(y.dtype() == DType::kBF16 ? all<BFloat16>(context, y, begin, wanted) : all<float>(context, y, begin, wanted)))
-      return false;
+    if (!all_of_type(context, y, begin, wanted)) return false;
     if (last == 0) break;  // that was all of it
   }
   return true;
@@ -42,7 +52,13 @@ bool is_not_finite(float value) { return !std::isfinite(value); }  // infinity a
 struct Slack {
   double absolute, relative;
 };
-Slack slack_of(DType dtype) { return dtype == DType::kBF16 ? Slack{2e-3, 0x1p-7} : Slack{1e-5, 1e-4}; }
+Slack slack_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return {2e-3, 0x1p-7};
+    case DType::kF16: return {2e-3, 0x1p-10};
+    default: return {1e-5, 1e-4};
+  }
+}
 
 constexpr double kScale = 1.5957691216057308;  // 2 √(2 / π)
 constexpr double kCubic = 0.044715;

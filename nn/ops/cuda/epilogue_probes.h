@@ -24,8 +24,8 @@ bool relu_keeps_non_finite(Context& context, std::int64_t channels, const Tensor
 
 // Note [Probing GELU]
 // NVIDIA says that cuBLASLt computes GELU, not by which formula, nor how exactly: its kernels may use the hardware's
-// tanh, which is off by 2⁻¹¹. So it is tried once for each type on numbers that are known. In bf16 an error of 2e-3
-// goes under in the rounding of all around it, and is let pass; in f32 it is not.
+// tanh, which is off by 2⁻¹¹. So it is tried once for each type on numbers that are known. In 16 bits an error of
+// 2e-3 goes under in the rounding of all around it, and is let pass; in f32 it is not.
 constexpr int kGeluProbes = 128;
 
 /// From -8 to 8, and NaN and infinity.

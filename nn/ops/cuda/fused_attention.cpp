@@ -17,6 +17,12 @@ constexpr std::int64_t kMostWidth = 256;
 constexpr std::uint32_t kAlignment = 16;
 constexpr const char* kOwnKernels = "lockstep's own kernels";
 
+const char* operation_name(AttentionProblem::What what, DType dtype) {
+  const bool forward = what == AttentionProblem::What::kForward;
+  if (dtype == DType::kF16) return forward ? "attention, f16" : "attention backward, f16";
+  return forward ? "attention, bf16" : "attention backward, bf16";
+}
+
 }  // namespace
 
 struct FusedAttention::Held {
@@ -26,8 +32,7 @@ struct FusedAttention::Held {
 
   // nullptr where there is none. Arrays that lie badly have none.
   AttentionPlan* find(Context& context, const AttentionProblem& problem, std::initializer_list<const Tensor*> arrays) {
-    const char* const operation =
-        problem.what == AttentionProblem::What::kForward ? "attention, bf16" : "attention backward, bf16";
+    const char* const operation = operation_name(problem.what, problem.dtype);
     const auto fall_back = [&](std::string_view why) -> AttentionPlan* {
       context.engines.fall_back(operation, kOwnKernels, why);
       return nullptr;
@@ -92,7 +97,7 @@ FusedAttention::~FusedAttention() = default;
 
 bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
                              const Tensor& y, const Tensor& log_sums) {
-  if (y.dtype() != DType::kBF16) return false;  // of f32 there is no choice
+  if (!is_half(y.dtype())) return false;  // of f32 there is no choice
   AttentionPlan* const plan = held_->find(context_,
                                           {.what = AttentionProblem::What::kForward,
                                            .samples = y.size(0),
@@ -101,7 +106,8 @@ bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const
                                            .width = y.size(2) / heads,
                                            .pitch = x.q.pitch(),
                                            .causal = options.causal,
-                                           .padded = options.lengths.defined()},
+                                           .padded = options.lengths.defined(),
+                                           .dtype = y.dtype()},
                                           {&x.q, &x.k, &x.v, &y, &log_sums});
   if (plan == nullptr) return false;
   held_->run(context_, *plan,
@@ -116,7 +122,7 @@ bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const
 
 bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
                               const Tensor& y, const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) {
-  if (y.dtype() != DType::kBF16) return false;
+  if (!is_half(y.dtype())) return false;
   const std::int64_t samples = y.size(0), tokens = y.size(1);
   // The other algorithm's workspace is small.
   const std::int64_t at_once = context_.deterministic ? samples_at_once(samples, heads, tokens) : samples;
@@ -129,14 +135,15 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
                             .pitch = x.q.pitch(),
                             .causal = options.causal,
                             .padded = options.lengths.defined(),
-                            .deterministic = context_.deterministic};
+                            .deterministic = context_.deterministic,
+                            .dtype = y.dtype()};
   };
   const auto plan_of = [&](std::int64_t count) {
     return held_->find(context_, problem_of(count), {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v});
   };
   const bool pieces_lie_well = heads * tokens * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
   if (at_once < samples && !pieces_lie_well) {
-    context_.engines.fall_back("attention backward, bf16", kOwnKernels,
+    context_.engines.fall_back(operation_name(AttentionProblem::What::kBackward, y.dtype()), kOwnKernels,
                                "parts of the batch do not lie at a multiple of 16 bytes");
     return false;
   }
@@ -164,7 +171,7 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
     if (held_->tried.contains(key)) continue;
     if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count), inputs_of(dx, 0, count))) {
       held_->plans.at(key).reset();
-      context_.engines.fall_back("attention backward, bf16", kOwnKernels,
+      context_.engines.fall_back(operation_name(AttentionProblem::What::kBackward, y.dtype()), kOwnKernels,
                                  "cuDNN's kernel for this GPU is not deterministic (--deterministic no takes it)");
       return false;
     }

@@ -11,7 +11,7 @@
 namespace lockstep::nn::cuda {
 
 /// How many samples of a backward that is deterministic cuDNN is given at once: so many that the gradients of their
-/// scores, (tokens, tokens) bf16 for each head, take at most 256 MiB; at least one.
+/// scores, (tokens, tokens) of 16 bits for each head, take at most 256 MiB; at least one.
 constexpr std::int64_t samples_at_once(std::int64_t samples, std::int64_t heads, std::int64_t tokens) {
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 28;
   return at_least(at_most(samples, kMostBytes / at_least(2 * heads * tokens * tokens, 1)), 1);

@@ -24,12 +24,19 @@ void copy_to_host(Context& context, const Tensor& from, std::span<std::byte> to)
   check_cuda(cudaStreamSynchronize(stream), "downloading");
 }
 
+template <class Half>
+void upload_rounded(Context& context, std::span<const float> values, const Tensor& to) {
+  std::vector<Half> rounded(values.size());
+  std::ranges::transform(values, rounded.begin(), Half::from_float);
+  copy_to_device(context, std::as_bytes(std::span(rounded)), to);
+}
+
 Tensor upload_as(Context& context, std::span<const float> values, DType dtype) {
   const Tensor made = Tensor::empty(context.allocator, {static_cast<std::int64_t>(values.size())}, dtype);
   if (dtype == DType::kBF16) {
-    std::vector<BFloat16> rounded(values.size());
-    std::ranges::transform(values, rounded.begin(), BFloat16::from_float);
-    copy_to_device(context, std::as_bytes(std::span(rounded)), made);
+    upload_rounded<BFloat16>(context, values, made);
+  } else if (dtype == DType::kF16) {
+    upload_rounded<Float16>(context, values, made);
   } else {
     LOCKSTEP_ASSERT(dtype == DType::kF32, "floats as {}", name_of(dtype));
     copy_to_device(context, std::as_bytes(values), made);

@@ -13,7 +13,7 @@ namespace lockstep::nn::cuda {
 void copy_to_device(Context& context, std::span<const std::byte> from, const Tensor& to);
 void copy_to_host(Context& context, const Tensor& from, std::span<std::byte> to);
 
-/// `values` as `dtype`, f32 or bf16, in new memory.
+/// `values` as `dtype`, f32, bf16 or f16, in new memory.
 Tensor upload_as(Context& context, std::span<const float> values, DType dtype);
 
 }  // namespace lockstep::nn::cuda

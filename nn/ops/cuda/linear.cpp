@@ -1,9 +1,9 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <initializer_list>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -316,7 +316,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   bool agrees(Epilogue epilogue, DType dtype) {
-    auto& known = (epilogue == Epilogue::kGelu ? gelu_agrees_ : masks_agree_)[dtype == DType::kBF16 ? 1 : 0];
+    auto& known = (epilogue == Epilogue::kGelu ? gelu_agrees_ : masks_agree_)[dtype];
     if (!known) {
       const bool gelu = epilogue == Epilogue::kGelu;
       known = gelu ? try_gelu(dtype) : try_masks(dtype);
@@ -411,8 +411,8 @@ class CudaLinear final : public LinearKernels {
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_, backward_weights_;
   PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_, through_backward_inputs_,
-      backward_weights_and_biases_;                               // nothing: in kernels of ours
-  std::array<std::optional<bool>, 2> masks_agree_, gelu_agrees_;  // in f32, in bf16
+      backward_weights_and_biases_;                                 // nothing: in kernels of ours
+  std::map<DType, std::optional<bool>> masks_agree_, gelu_agrees_;  // by the activations' type
 };
 
 }  // namespace

@@ -78,11 +78,12 @@ __device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit
 
 // kTeam threads a row; rows of the logits and of their gradient are `pitch` elements apart. `parts` (blocks, 2)
 // receives loss and correct predictions of each block's rows. Where a label is no class, the row's loss and gradient
-// are NaN. dlogits may be nullptr, and may be the logits.
+// are NaN. Gradients are scaled by `times` too, where that is no nullptr. dlogits may be nullptr, and may be the
+// logits.
 template <int kTeam, int kWidth, class T>
 __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
     softmax_rows(std::int64_t rows, int classes, std::int64_t pitch, const T* logits, const std::int32_t* labels,
-                 float scale, float smoothing, double* parts, T* dlogits) {
+                 float scale, const float* times, float smoothing, double* parts, T* dlogits) {
   constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
   constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
   __shared__ float losses[kRows], correct[kRows];
@@ -122,6 +123,7 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
   }
 
   if (inside && dlogits != nullptr) {
+    if (times != nullptr) scale *= *times;
     T* const to = dlogits + i * pitch;
     const float even = scale * smoothing / static_cast<float>(classes), of_label = scale * kept + even;
     const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
@@ -168,8 +170,9 @@ __global__ void __launch_bounds__(kSumBlock) add_losses(std::int64_t n, const do
 template <int kWidth>
 __global__ void __launch_bounds__(kBlock)
     squares_of_chunks(SumPlan plan, std::int64_t count, const float* x, const float* target, float factor,
-                      double* parts, float* dx) {
+                      const float* times, double* parts, float* dx) {
   double sum = 0.0;
+  if (times != nullptr) factor *= *times;
   const std::int64_t begin = blockIdx.x * plan.chunk, end = at_most(begin + plan.chunk, count);
   const auto visit = [&](auto width, std::int64_t at) {
     constexpr int kCount = decltype(width)::value;
@@ -221,8 +224,8 @@ class CudaLoss final : public LossKernels {
  public:
   explicit CudaLoss(Context& context) : context_(context) {}
 
-  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
-                     const Tensor& dlogits) override {
+  void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
+                     const Tensor& totals, const Tensor& dlogits) override {
     const Work work(context_, "cross entropy", {&logits, &labels, &totals, &dlogits});
     const std::int64_t classes = logits.size(1);
     LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
@@ -245,7 +248,7 @@ class CudaLoss final : public LossKernels {
     });
   }
 
-  void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
+  void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,
                      const Tensor& dx) override {
     const Work work(context_, "squared error", {&x, &target, &totals, &dx});
     const std::int64_t count = x.count();
@@ -258,7 +261,7 @@ class CudaLoss final : public LossKernels {
                       [&](auto width) {
                         launch("squared error", squares_of_chunks<decltype(width)::value>,
                                dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan, count,
-                               x.f32(), target.f32(), 2.0f * scale, parts.data<double>(), to);
+                               x.f32(), target.f32(), 2.0f * scale.constant, scale.times(), parts.data<double>(), to);
                       });
     launch("squared error", add_losses<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks,
            parts.data<double>(), totals.f32());
@@ -268,7 +271,7 @@ class CudaLoss final : public LossKernels {
   static constexpr std::int64_t kMostClasses = std::int64_t{1} << 30;
 
   template <int kTeam, class T>
-  void start(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
+  void start(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing, const Tensor& totals,
              const Tensor& dlogits) {
     const std::int64_t rows = logits.size(0), classes = logits.size(1);
     LOCKSTEP_ASSERT(labels.count() == rows && (!dlogits.defined() || dlogits.count() == logits.count()));
@@ -287,7 +290,7 @@ class CudaLoss final : public LossKernels {
     with_width<kVector<T>>(in_phase, [&](auto width) {
       launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
              dim3(kThreads), context_.stream, rows, classes, pitch, logits.rows<T>(), labels.data<std::int32_t>(),
-             scale, smoothing, parts.data<double>(), to);
+             scale.constant, scale.times(), smoothing, parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            totals.f32());

@@ -21,7 +21,22 @@ __device__ bool takes_packs(const UpdateArrays& a) {
   const auto bits = reinterpret_cast<std::uintptr_t>(a.gradient) | reinterpret_cast<std::uintptr_t>(a.parameter) |
                     reinterpret_cast<std::uintptr_t>(a.first) | reinterpret_cast<std::uintptr_t>(a.second);
   return bits % kVectorBytes == 0 &&
-         reinterpret_cast<std::uintptr_t>(a.copy) % sizeof(Pack<BFloat16, kUpdateWide>) == 0;
+         reinterpret_cast<std::uintptr_t>(a.copy.data) % sizeof(Pack<std::uint16_t, kUpdateWide>) == 0;
+}
+
+template <class T, int kWidth>
+__device__ void store_rounded(void* copy, std::int64_t at, const Pack<float, kWidth>& values) {
+  Pack<T, kWidth> rounded;
+  for (int k = 0; k < kWidth; ++k) rounded.of[k] = from_float<T>(values.of[k]);
+  store_pack(static_cast<T*>(copy) + at, rounded);
+}
+template <int kWidth>
+__device__ void store_copy(const UpdateArrays& a, std::int64_t at, const Pack<float, kWidth>& values) {
+  if (a.copy.data == nullptr) return;
+  if (a.copy.dtype == DType::kF16)
+    store_rounded<Float16>(a.copy.data, at, values);
+  else
+    store_rounded<BFloat16>(a.copy.data, at, values);
 }
 
 // See Note [Update rules]. `factor` is of rules with norms.
@@ -56,11 +71,7 @@ __device__ void update(const Rule& rule, const float* control, float factor, con
     store_pack(a.parameter + at, p[i]);
     if constexpr (Rule::kMoments > 0) store_pack(a.first + at, first[i]);
     if constexpr (Rule::kMoments > 1) store_pack(a.second + at, second[i]);
-    if (a.copy != nullptr) {
-      Pack<BFloat16, kWidth> rounded;
-      for (int k = 0; k < kWidth; ++k) rounded.of[k] = from_float<BFloat16>(p[i].of[k]);
-      store_pack(a.copy + at, rounded);
-    }
+    store_copy(a, at, p[i]);
   }
 }
 
@@ -90,7 +101,7 @@ __global__ void __launch_bounds__(kBlock)
   a.parameter[at] = p;
   if constexpr (Rule::kMoments > 0) a.first[at] = first;
   if constexpr (Rule::kMoments > 1) a.second[at] = second;
-  if (a.copy != nullptr) a.copy[at] = from_float<BFloat16>(p);
+  store_copy(a, at, Pack<float, 1>{{p}});
 }
 
 // The sum over all threads of the block of what each has of it. A thread has the same elements, in the same order,
@@ -186,13 +197,27 @@ __global__ void update_scale(const float* loss, const double* squares, double cl
   control[StepControl::kGradientScale] = static_cast<float>(scale);
 }
 
+// One thread.
+__global__ void scaled_update(const float* loss, const double* squares, double clip_norm, const std::int64_t* steps,
+                              std::int64_t missed, const double* rates, RateCorrections corrections, float* scaler,
+                              float* control) {
+  compute_scaled_control(*loss, *squares, clip_norm, static_cast<double>(*steps - missed + 1), rates, corrections,
+                         scaler, control);
+}
+
+__global__ void count_one_step(const float* control, std::int64_t* steps) {
+  if (control[StepControl::kApply] != 0.0f) ++*steps;
+}
+
+__global__ void move_loss_scale(LossScaleRule rule, float* scaler) { rule(scaler); }
+
 /// What an update has to read and write.
 double bytes_of(std::span<const UpdateArrays> all) {
   double bytes = 0;
   for (const UpdateArrays& one : all) {
     int of_an_element = 4 + 8;  // the gradient is read, the parameter read and written
     for (const float* moment : {one.first, one.second}) of_an_element += moment != nullptr ? 8 : 0;
-    if (one.copy != nullptr) of_an_element += 2;
+    if (one.copy) of_an_element += 2;
     bytes += static_cast<double>(one.count) * of_an_element;
   }
   return bytes;
@@ -253,6 +278,21 @@ class CudaOptim final : public OptimKernels {
                             const Tensor& control) override {
     launch("looking at the loss", update_scale, dim3(1), dim3(1), context_.stream, loss.f32(),
            squares.defined() ? squares.data<double>() : nullptr, clip_norm, control.f32());
+  }
+
+  void compute_scaled_update(const ScaledStep& step, const Tensor& scaler, const Tensor& control) override {
+    launch("whether the gradients are finite", scaled_update, dim3(1), dim3(1), context_.stream, step.loss.f32(),
+           step.squares.data<double>(), step.clip_norm, step.steps.data<std::int64_t>(), step.missed,
+           step.rates.data<double>(), step.corrections, scaler.f32(), control.f32());
+  }
+
+  void count_step(const Tensor& control, const Tensor& steps) override {
+    launch("counting steps", count_one_step, dim3(1), dim3(1), context_.stream, control.f32(),
+           steps.data<std::int64_t>());
+  }
+
+  void update_loss_scale(const LossScaleRule& rule, const Tensor& scaler) override {
+    launch("the loss scale", move_loss_scale, dim3(1), dim3(1), context_.stream, rule, scaler.f32());
   }
 
  private:

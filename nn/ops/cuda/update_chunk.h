@@ -15,7 +15,7 @@ namespace lockstep::nn::cuda {
 /// Arrays of at least one element. arrays[i] is the work of blocks [first_block[i], first_block[i + 1]), which have
 /// equally many elements each, but for the last.
 struct UpdateChunk {
-  static constexpr int kMost = 64;  // so that a kernel's parameters stay below the 4 KiB that every GPU takes
+  static constexpr int kMost = 56;  // so that a kernel's parameters stay below the 4 KiB that every GPU takes
   UpdateArrays arrays[kMost];
   std::uint32_t first_block[kMost + 1] = {};
   std::int32_t size = 0;

@@ -46,11 +46,13 @@ __device__ void store_pack(T* at, const Pack<T, kWidth>& pack) {
   *reinterpret_cast<Pack<T, kWidth>*>(at) = pack;
 }
 
-/// Calls run(float{}) or run(BFloat16{}), as `dtype` says.
+/// Calls run(float{}), run(BFloat16{}) or run(Float16{}), as `dtype` says.
 template <class F>
 void with_float_type(DType dtype, F&& run) {
   if (dtype == DType::kBF16) {
     run(BFloat16{});
+  } else if (dtype == DType::kF16) {
+    run(Float16{});
   } else {
     LOCKSTEP_ASSERT(dtype == DType::kF32, "a CUDA kernel for {}", name_of(dtype));
     run(float{});

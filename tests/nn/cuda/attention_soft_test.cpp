@@ -43,7 +43,7 @@ class SoftAttention : public DeviceTest {
                               [&](const auto& out) { attention->forward(qkv, heads, drop, out[0], out[1]); });
     const auto gradient = results({activation_like(of_qkv)},
                                   [&](const auto& out) { attention->backward(qkv, heads, drop, y, sums, dy, out[0]); });
-    const double ulps = type() == DType::kBF16 ? 0x1p16 : 64.0;
+    const double ulps = is_half(type()) ? 0x1p16 * finer_than_bf16(type()) : 64.0;
     expect_close(y_host, made[0], {type(), ulps});
     if (!padded) expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
     expect_close(dqkv_host, gradient[0], {type(), ulps, 4.0});
@@ -54,8 +54,8 @@ class SoftAttention : public DeviceTest {
 };
 
 // results() runs each of them twice.
-TEST_P(SoftAttention, CudnnTakesBf16ThatLiesWell) {
-  const bool taken = type() == DType::kBF16 && GetParam().offset == 0;
+TEST_P(SoftAttention, CudnnTakesHalvesThatLieWell) {
+  const bool taken = is_half(type()) && GetParam().offset == 0;
   EXPECT_EQ(compare(16, 0.0), taken ? 4u : 0u);
   EXPECT_EQ(compare(16, 0.0, /*causal=*/false), taken ? 4u : 0u);
   EXPECT_EQ(compare(16, 0.0, /*causal=*/false, /*padded=*/true), taken ? 4u : 0u);

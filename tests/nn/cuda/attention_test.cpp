@@ -25,10 +25,10 @@ const AttentionSizes kAttentionSizes[] = {{1, 1, 1, 1},  {2, 5, 3, 4},   {1, 64,
 
 class CudaAttention : public DeviceTest {
  protected:
-  // Sums of `tokens` weights, or of `tokens` gradients; in bf16 what is kept in between is rounded: results, and inside
-  // of cuDNN weights and gradients of scores.
+  // Sums of `tokens` weights, or of `tokens` gradients; in 16 bits what is kept in between is rounded: results, and
+  // inside of cuDNN weights and gradients of scores.
   Tolerance tolerance(std::int64_t tokens, double scale = 1.0) const {
-    if (type() == DType::kBF16) return {type(), 0x1p16, scale};  // 2⁻⁷ of it
+    if (is_half(type())) return {type(), 0x1p16 * finer_than_bf16(type()), scale};  // in bf16 2⁻⁷ of it
     return {type(), 32.0 + static_cast<double>(tokens), scale};
   }
 
@@ -144,8 +144,8 @@ TEST_P(CudaAttention, Extend) {
       const auto bytes = download(cache);
       const Tensor held = cpu->empty(zeros.shape());
       for (std::int64_t i = 0; i < held.count(); ++i)
-        held.f32()[i] = type() == DType::kBF16 ? reinterpret_cast<const BFloat16*>(bytes.data())[i].to_float()
-                                               : reinterpret_cast<const float*>(bytes.data())[i];
+        held.f32()[i] = is_half(type()) ? float_of_half(reinterpret_cast<const std::uint16_t*>(bytes.data())[i], type())
+                                        : reinterpret_cast<const float*>(bytes.data())[i];
       const std::int64_t row = 2 * s.heads * s.width;
       for (std::int64_t i = 0; i < held.count(); ++i) {
         const std::int64_t b = i / (most * row), t = i / row % most;
@@ -169,7 +169,7 @@ TEST_P(CudaAttention, ScoresMayBeLargeAndNaNIsSeenByThoseBehindIt) {
   cpu->attention().forward(host, s.heads, {}, expected, log_sums);
   const auto large = forward();
   expect_close(log_sums, large[1], {DType::kF32, 32.0, 512.0});
-  expect_close(expected, large[0], tolerance(s.tokens, type() == DType::kBF16 ? 16.0 : 512.0));
+  expect_close(expected, large[0], tolerance(s.tokens, is_half(type()) ? 16.0 : 512.0));
   host.f32()[68 * 24 + 8] = kNaN;  // a key
   const auto got = forward();
   for (std::int64_t i = 0; i < got[0].count(); ++i) ASSERT_EQ(std::isnan(got[0].f32()[i]), i / 8 >= 68) << i;

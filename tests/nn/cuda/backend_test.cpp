@@ -61,7 +61,8 @@ TEST_F(CudaBackendTest, SaysWhatItIs) {
   EXPECT_EQ(backend_->device(), (Device{DeviceKind::kCuda, 0}));
   EXPECT_THAT(backend_->describe(), MatchesRegex("cuda:0, .+, CUDA 1[0-9]\\.[0-9], driver for CUDA 1[0-9]\\.[0-9]"));
   EXPECT_EQ(backend_->steps_ahead(), 1);
-  EXPECT_TRUE(backend_->computes_in_bf16());
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) EXPECT_TRUE(backend_->computes_in(dtype));
+  EXPECT_FALSE(backend_->computes_in(DType::kF64));
   EXPECT_NE(backend_->stream().native, nullptr);
   EXPECT_NE(backend_->cache_block_bytes() / 4, 0u);
 }

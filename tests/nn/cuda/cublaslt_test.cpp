@@ -35,7 +35,7 @@ TEST_F(InstalledCublasLt, HasEveryFunction) {
 }
 
 TEST_F(InstalledCublasLt, TakesEveryDescription) {
-  for (const DType input : {DType::kF32, DType::kBF16})
+  for (const DType input : {DType::kF32, DType::kBF16, DType::kF16})
     for (const DType output : {input, DType::kF32})
       for (const auto epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
                                   CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU})

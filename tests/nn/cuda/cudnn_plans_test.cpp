@@ -88,13 +88,14 @@ class CudnnPlans : public ::testing::Test {
 };
 std::string CudnnPlans::missing_;
 
-TEST_F(CudnnPlans, ThereIsADeterministicOneForEveryConvolutionInBf16) {
-  for (const ConvProblem& problem : problems(DType::kBF16)) {
-    SCOPED_TRACE(problem.describe());
-    const ConvPlan plan = Cudnn::plan_for(kH100, problem);
-    for (const char* const note : kInexact) EXPECT_THAT(plan.describe(), Not(HasSubstr(note)));
-    EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
-  }
+TEST_F(CudnnPlans, ThereIsADeterministicOneForEveryConvolutionIn16Bits) {
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const ConvProblem& problem : problems(dtype)) {
+      SCOPED_TRACE(problem.describe());
+      const ConvPlan plan = Cudnn::plan_for(kH100, problem);
+      for (const char* const note : kInexact) EXPECT_THAT(plan.describe(), Not(HasSubstr(note)));
+      EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
+    }
 }
 
 TEST_F(CudnnPlans, InF32TheyUseNoMatrixUnitsUnlessToldTo) {
@@ -117,7 +118,7 @@ TEST_F(CudnnPlans, InF32TheyUseNoMatrixUnitsUnlessToldTo) {
 // What autotuning chooses from: the plan that would be taken without is the first that can be built.
 TEST_F(CudnnPlans, KernelsToChooseFromAreAsExact) {
   bool several = false;
-  for (const DType dtype : {DType::kBF16, DType::kF32})
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
     for (const What what : {What::kForward, What::kBackwardInput, What::kBackwardWeight}) {
       const ConvProblem problem = problem_of(what, kLayers[3], dtype);
       SCOPED_TRACE(problem.describe());
@@ -146,7 +147,7 @@ TEST_F(CudnnPlans, KernelsToChooseFromAreAsExact) {
 }
 
 TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
-  for (const DType dtype : {DType::kF32, DType::kBF16})
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
     for (ConvProblem problem : problems(dtype)) {
       problem.alignment = static_cast<std::int64_t>(size_of(dtype));
       SCOPED_TRACE(problem.describe());
@@ -250,7 +251,7 @@ TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
 
 TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   const AttentionProblem first = {AttentionProblem::What::kForward, 2, 3, 4, 8};
-  std::vector<AttentionProblem> others(9, first);
+  std::vector<AttentionProblem> others(10, first);
   others[0].what = AttentionProblem::What::kBackward;
   others[1].samples = 3;
   others[2].tokens = 4;
@@ -260,6 +261,7 @@ TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   others[6].causal = false;
   others[7].padded = true;
   others[8].pitch = 32;
+  others[9].dtype = DType::kF16;
   std::set<PlanKey> keys = {first.key()};
   for (const AttentionProblem& other : others) keys.insert(other.key());
   EXPECT_EQ(keys.size(), others.size() + 1);

@@ -45,10 +45,26 @@ struct DeviceCase {
 inline std::string name_of_case(const ::testing::TestParamInfo<DeviceCase>& info) {
   return std::string(name_of(info.param.dtype)) + (info.param.offset > 0 ? "_misaligned" : "");
 }
-inline const auto kDeviceCases = ::testing::Values(DeviceCase{DType::kF32, 0}, DeviceCase{DType::kF32, 1},
-                                                   DeviceCase{DType::kBF16, 0}, DeviceCase{DType::kBF16, 1});
+inline const auto kDeviceCases =
+    ::testing::Values(DeviceCase{DType::kF32, 0}, DeviceCase{DType::kF32, 1}, DeviceCase{DType::kBF16, 0},
+                      DeviceCase{DType::kBF16, 1}, DeviceCase{DType::kF16, 0}, DeviceCase{DType::kF16, 1});
 
-/// What a kernel writes: from poison on, or from the values of `initial` (on the host; f32 for bf16, too).
+/// As a tensor of `dtype` has it.
+inline float as_rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return BFloat16::from_float(value).to_float();
+  return dtype == DType::kF16 ? Float16::from_float(value).to_float() : value;
+}
+/// The bits of `value` in a type of 16.
+inline std::uint16_t half_bits(float value, DType dtype) {
+  return dtype == DType::kF16 ? Float16::from_float(value).bits : BFloat16::from_float(value).bits;
+}
+inline float float_of_half(std::uint16_t bits, DType dtype) {
+  return dtype == DType::kF16 ? Float16{bits}.to_float() : BFloat16{bits}.to_float();
+}
+/// How much finer f16 is than bf16, for which tolerances are given: 3 more bits of mantissa.
+inline double finer_than_bf16(DType dtype) { return dtype == DType::kF16 ? 0x1p-3 : 1.0; }
+
+/// What a kernel writes: from poison on, or from the values of `initial` (on the host; f32 for bf16 and f16, too).
 struct Output {
   Shape shape;
   DType dtype = DType::kF32;
@@ -59,11 +75,10 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
  protected:
   DType type() const { return GetParam().dtype; }
 
-  /// Activations: f32 values on the host, of which bf16 has exact copies where that is the type.
+  /// Activations: f32 values on the host, of which bf16 or f16 has exact copies where that is the type.
   Tensor random(const Shape& shape, std::uint64_t seed) { return rounded(random_tensor(*cpu, shape, seed)); }
   Tensor rounded(const Tensor& host) {
-    if (type() == DType::kBF16)
-      for (float& v : host.span<float>()) v = BFloat16::from_float(v).to_float();
+    for (float& v : host.span<float>()) v = as_rounded(v, type());
     return host;
   }
   Tensor activation(const Tensor& host) { return on_device(host, type(), GetParam().offset); }
@@ -80,7 +95,8 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   }
 
   /// Runs `call` with these outputs, which lie between guards that must stay as they are, and once more: it must leave
-  /// the same bits. They come back on the host, bf16 as f32. Those of the activations' type lie where the case says.
+  /// the same bits. They come back on the host, bf16 and f16 as f32. Those of the activations' type lie where the case
+  /// says.
   std::vector<Tensor> results(const std::vector<Output>& outputs,
                               const std::function<void(const std::vector<Tensor>&)>& call) {
     std::vector<std::vector<std::byte>> first, second;
@@ -100,8 +116,8 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
     if (host.dtype() == device.dtype())
       std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.begin());
     else
-      std::transform(host.f32(), host.f32() + host.count(), reinterpret_cast<BFloat16*>(bytes.data()),
-                     BFloat16::from_float);
+      std::transform(host.f32(), host.f32() + host.count(), reinterpret_cast<std::uint16_t*>(bytes.data()),
+                     [&](float value) { return half_bits(value, device.dtype()); });
     check_cuda(cudaMemcpyAsync(device.raw(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
                "upload");
     stream.synchronize();
@@ -124,9 +140,9 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t c = 0; c < columns; ++c) {
         const float value = host.f32()[r * columns + c];
-        const BFloat16 rounded = BFloat16::from_float(value);
+        const std::uint16_t half = half_bits(value, type());
         std::memcpy(bytes.data() + (r * made.pitch() + c) * element,
-                    type() == DType::kBF16 ? static_cast<const void*>(&rounded) : &value, size_of(type()));
+                    is_half(type()) ? static_cast<const void*>(&half) : &value, size_of(type()));
       }
     check_cuda(cudaMemcpyAsync(made.raw_rows(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
                "upload");
@@ -182,11 +198,11 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   }
 
   Tensor on_host(const std::vector<std::byte>& bytes, const Output& output) {
-    const bool widen = output.dtype == DType::kBF16;
+    const bool widen = is_half(output.dtype);
     const Tensor made = cpu->empty(output.shape, widen ? DType::kF32 : output.dtype);
     if (widen) {
-      const auto* const from = reinterpret_cast<const BFloat16*>(bytes.data());
-      for (std::int64_t i = 0; i < made.count(); ++i) made.f32()[i] = from[i].to_float();
+      const auto* const from = reinterpret_cast<const std::uint16_t*>(bytes.data());
+      for (std::int64_t i = 0; i < made.count(); ++i) made.f32()[i] = float_of_half(from[i], output.dtype);
     } else {
       std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(made.raw()));
     }
@@ -195,7 +211,7 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
 };
 
 /// `ulps` units in the last place of f32 of `scale`, which is about the largest term that went into a result, or of the
-/// result where that is larger; and where it is rounded to bf16, 2⁻⁸ of it on top.
+/// result where that is larger; and where it is rounded to bf16, 2⁻⁸ of it on top, to f16 2⁻¹¹.
 struct Tolerance {
   DType dtype = DType::kF32;
   double ulps = 4.0;
@@ -210,21 +226,26 @@ inline void note_error(const Tolerance& tolerance, double share) {
   if (std::exchange(noted, test) != test) largest = -1.0;
   if (share <= largest) return;
   largest = share;
-  const bool bf16 = tolerance.dtype == DType::kBF16;
-  ::testing::Test::RecordProperty("tolerance", tolerance.ulps == 0.0 && !bf16
-                                                   ? std::string("none")
-                                                   : fmt::format("{:.3g} ulp of {:.3g}{}", tolerance.ulps,
-                                                                 tolerance.scale, bf16 ? ", and 2⁻⁸" : ""));
+  const bool half = is_half(tolerance.dtype);
+  ::testing::Test::RecordProperty("tolerance",
+                                  tolerance.ulps == 0.0 && !half
+                                      ? std::string("none")
+                                      : fmt::format("{:.3g} ulp of {:.3g}{}", tolerance.ulps, tolerance.scale,
+                                                    !half                             ? ""
+                                                    : tolerance.dtype == DType::kBF16 ? ", and 2⁻⁸"
+                                                                                      : ", and 2⁻¹¹"));
   ::testing::Test::RecordProperty("largest_error", fmt::format("{:.2g}", share));
 }
 
-/// NaN where NaN is expected, infinity where infinity is.
+/// NaN where NaN is expected, infinity where infinity is, or where f16 ends.
 inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance) {
   ASSERT_EQ(expected.count(), actual.count());
-  const double relative = tolerance.dtype == DType::kBF16 ? 0x1p-8 : 0.0;
+  const double relative = is_half(tolerance.dtype) ? 0x1p-8 * finer_than_bf16(tolerance.dtype) : 0.0;
   double largest = 0.0;
   for (std::int64_t i = 0; i < expected.count(); ++i) {
-    const auto e = static_cast<double>(expected.f32()[i]), a = static_cast<double>(actual.f32()[i]);
+    const bool ends = tolerance.dtype == DType::kF16 && std::isinf(as_rounded(expected.f32()[i], DType::kF16));
+    const auto e = static_cast<double>(ends ? as_rounded(expected.f32()[i], DType::kF16) : expected.f32()[i]);
+    const auto a = static_cast<double>(actual.f32()[i]);
     if ((std::isnan(e) && std::isnan(a)) || (std::isinf(e) && a == e)) continue;
     const double most = relative * std::abs(e) + tolerance.ulps * 0x1p-23 * std::max(tolerance.scale, std::abs(e));
     ASSERT_TRUE(std::isfinite(e) && std::abs(e - a) <= most)

@@ -137,7 +137,7 @@ TEST(UpdateChunks, EveryElementIsOneBlocksWork) {
       seen[static_cast<std::size_t>(arrays.parameter - parameters.data())] += at_most(arrays.count - begin, 16);
     }
   });
-  EXPECT_EQ(chunks, 5);  // 298 of them are not empty
+  EXPECT_EQ(chunks, 6);  // 298 of them are not empty
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(seen[i], all[i].count) << i;
 }
 

@@ -31,8 +31,10 @@ class SoftLinear : public DeviceTest {
     const SavedPreactivation mask = linear->saved_preactivation_of(Epilogue::kRelu, samples, out, type());
     return Tensor::empty(allocator, mask.shape, mask.dtype);
   }
-  // Where the bias comes in a kernel of its own the result is rounded to bf16 before, too.
-  Tolerance tolerance() const { return {.dtype = type(), .ulps = type() == DType::kBF16 ? 0x1p16 : 8.0}; }
+  // Where the bias comes in a kernel of its own the result is rounded before, too.
+  Tolerance tolerance() const {
+    return {.dtype = type(), .ulps = is_half(type()) ? 0x1p16 * finer_than_bf16(type()) : 8.0};
+  }
 
   Tensor x_host = random({kN, kIn}, 1), w_host = random({kOut, kIn}, 2), b_host = random({kOut}, 3);
   Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
@@ -90,7 +92,7 @@ TEST_P(SoftLinear, MasksOfOursGoWithNan) {
 
 TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
   std::vector<CublasLtSettings> all = {{.relu_loses_nan = true}};
-  // To bf16 the largest number of f32 is infinite.
+  // To 16 bits the largest number of f32 is infinite.
   if (type() == DType::kF32) all.push_back({.relu_loses_infinity = true});
   for (const CublasLtSettings& settings : all) {
     soft_cuda::set_cublaslt(settings);
@@ -156,7 +158,7 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
 // See Note [Probing GELU].
 TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
   constexpr std::int64_t kWide = 16, kNext = 3;
-  const bool bf16 = type() == DType::kBF16;
+  const bool half = is_half(type());
   const Tensor v = activation(random({kWide, kIn}, 2)), c = activation(random({kWide}, 3));
   const Tensor dy = activation(random({kN, kNext}, 4)), u = activation(random({kNext, kWide}, 5));
   struct Case {
@@ -165,7 +167,7 @@ TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
   };
   const Case cases[] = {
       {{}, true, true},
-      {{.rough_gelu = true}, bf16, bf16},
+      {{.rough_gelu = true}, half, half},
       {{.other_gelu = true}, false, false},
       {{.refused_epilogues = CUBLASLT_EPILOGUE_GELU}, false, false},
       {{.refused_epilogues = 64}, true, false},  // of DGELU alone
@@ -186,7 +188,7 @@ TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
                 });
     if (first.empty()) first = got;
     Tolerance close = tolerance();
-    if (bf16) close = {type(), 0x1p16, 4.0};  // what is rounded in between, and by how much the rough one is off
+    if (half) close = {type(), 0x1p16, 4.0};  // what is rounded in between, and by how much the rough one is off
     for (std::size_t i = 0; i < got.size(); ++i) expect_close(first[i], got[i], close);
     const auto inferred = results({activation_like({kN, kWide})},
                                   [&](const auto& made) { linear->forward(x, v, c, Epilogue::kGelu, made[0]); });

@@ -43,8 +43,10 @@ TEST_P(CudaLinear, Forward) {
           linear->forward(x, w, bias ? b : Tensor(), epilogue, made[0]);
         });
         Tolerance tolerance = tolerance_of_sum(in, type());
-        // In bf16 what GELU is taken of may be rounded before, by 2⁻⁹ of it (here at most 4), and its slope is 1.13.
-        if (epilogue == Epilogue::kGelu && type() == DType::kBF16) tolerance = {type(), 0x1.3p14, 4.0};
+        // In 16 bits what GELU is taken of may be rounded before, in bf16 by 2⁻⁹ of it (here at most 4), and its slope
+        // is 1.13.
+        if (epilogue == Epilogue::kGelu && is_half(type()))
+          tolerance = {type(), 0x1.3p14 * finer_than_bf16(type()), 4.0};
         expect_close(expected, got[0], tolerance);
       }
   }
@@ -183,9 +185,9 @@ TEST_P(CudaLinear, GeluSavedPreactivation) {
         linear->backward_input_through(dy, v, Epilogue::kGelu, saved_preactivation, made[1]);
         pointwise->copy(saved_preactivation, made[2]);
       });
-      // In bf16 what GELU is taken of may be rounded before, and the sums that are multiplied with its slope.
+      // In 16 bits what GELU is taken of may be rounded before, and the sums that are multiplied with its slope.
       Tolerance tolerance = tolerance_of_sum(in + next, type());
-      if (type() == DType::kBF16) tolerance = {type(), 0x1p16, 4.0};
+      if (is_half(type())) tolerance = {type(), 0x1p16 * finer_than_bf16(type()), 4.0};
       expect_close(expected_saved_preactivation, got[2], tolerance_of_sum(in, type()));
       expect_close(expected, got[0], tolerance);
       cpu->pointwise().gelu_backward(got[2], GeluKind::kTanh, dx, through);

@@ -102,7 +102,36 @@ TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
   const Tensor x = activation(host), to = plain(labels);
   const auto got = results({{{2}}, activation_like({1, classes})},
                            [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], out[1]); });
-  expect_close(dlogits, got[1], {type(), 64.0, 0.0});
+  // Below its normal numbers f16 has as many as fit: they are why losses are scaled.
+  expect_close(dlogits, got[1], {type(), 64.0, type() == DType::kF16 ? 0x1p-8 : 0.0});
+}
+
+// LossScale: of the gradient alone.
+TEST_P(CudaLoss, ANumberOnTheDeviceScalesToo) {
+  const Tensor factor_host = tensor_of(*cpu, {1}, {1024.0f}), factor = plain(factor_host);
+  for (const std::int64_t classes : {10, 2000, 20000}) {
+    const Shape shape = {3, classes};
+    const Tensor host = logits(shape, 1), labels = labels_of({0, 3, 9}), totals = cpu->empty({2});
+    const Tensor dlogits = cpu->empty(shape), same = cpu->empty(shape), x = activation(host), to = plain(labels);
+    cpu->loss().cross_entropy(host, labels, 512.0f, 0.1f, totals, dlogits);
+    cpu->loss().cross_entropy(host, labels, {0.5f, factor_host}, 0.1f, totals, same);
+    expect_same(dlogits, same);
+    const auto got = results({{{2}}, activation_like(shape)}, [&](const auto& out) {
+      loss->cross_entropy(x, to, {0.5f, factor}, 0.1f, out[0], out[1]);
+    });
+    const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
+    expect_close(totals, got[0], {DType::kF32, ulps});
+    expect_close(dlogits, got[1], {type(), ulps, 512.0});
+  }
+  const Tensor x_host = random_tensor(*cpu, {1037}, 1), target_host = random_tensor(*cpu, {1037}, 2);
+  const Tensor x = on_device(x_host, DType::kF32, GetParam().offset), target = plain(target_host);
+  const Tensor totals = cpu->empty({2}), dx = cpu->empty({1037});
+  cpu->loss().squared_error(x_host, target_host, {0.5f, factor_host}, totals, dx);
+  const auto got = results({{{2}}, {{1037}}}, [&](const auto& out) {
+    loss->squared_error(x, target, {0.5f, factor}, out[0], out[1]);
+  });
+  expect_close(totals, got[0], {DType::kF32, 8.0, 1037.0});
+  expect_close(dx, got[1], {DType::kF32, 2.0});
 }
 
 TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {

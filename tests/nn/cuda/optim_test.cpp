@@ -1,4 +1,8 @@
 // CUDA's optimizer kernels against the CPU's, over many arrays at once.
+#include <algorithm>
+#include <array>
+#include <optional>
+
 #include "base/error.h"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/update_rules.h"
@@ -37,7 +41,7 @@ class Layout {
                       .parameter = p.defined() ? p.f32() + begins_[i] : nullptr,
                       .first = first.defined() ? first.f32() + begins_[i] : nullptr,
                       .second = second.defined() ? second.f32() + begins_[i] : nullptr,
-                      .copy = copy.defined() ? copy.data<BFloat16>() + begins_[i] : nullptr});
+                      .copy = copy.defined() ? HalfCopy{copy.raw(), copy.dtype()} + begins_[i] : HalfCopy()});
     return made;
   }
 
@@ -66,13 +70,13 @@ class CudaOptim : public DeviceTest {
   Output in_and_out(const Tensor& initial) { return {initial.shape(), initial.dtype(), initial}; }
 
   // The copies are as the parameters that lie beside them, rounded; where there is no parameter, they are as before.
-  void expect_copies(const Tensor& p, const Tensor& copies) {
+  void expect_copies(const Tensor& p, const Tensor& copies, DType half) {
     const Tensor expected = copy_of(p);
     std::vector<bool> written(static_cast<std::size_t>(layout.total()));
     for (const UpdateArrays& a : layout.arrays(expected, {}, {}, {}, {}))
       for (std::int64_t i = 0; i < a.count; ++i) {
         const std::int64_t at = a.gradient - expected.f32() + i;
-        expected.f32()[at] = BFloat16::from_float(expected.f32()[at]).to_float();
+        expected.f32()[at] = as_rounded(expected.f32()[at], half);
         written[static_cast<std::size_t>(at)] = true;
       }
     for (std::int64_t i = 0; i < layout.total(); ++i)
@@ -119,7 +123,9 @@ std::vector<UpdateArrays> with_elements(std::vector<UpdateArrays> all) {
 TEST_P(CudaOptim, EveryRule) {
   ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRules>);
   for (std::size_t i = 0; i < kRules.size(); ++i)
-    for (const bool wants_copy : {false, true}) {
+    for (const auto copied : {std::optional<DType>(), std::optional(DType::kBF16), std::optional(DType::kF16)}) {
+      const bool wants_copy = copied.has_value();
+      const DType half = copied.value_or(DType::kBF16);
       const UpdateRule& rule = kRules[i];
       SCOPED_TRACE(std::visit([](const auto& by) { return by.kName; }, rule));
       ASSERT_EQ(rule.index(), i);
@@ -143,7 +149,7 @@ TEST_P(CudaOptim, EveryRule) {
           {in_and_out(p),
            in_and_out(m),
            in_and_out(v),
-           {shape, DType::kBF16},
+           {shape, half},
            {{2 * blocks}, DType::kF64},
            {{size}, DType::kF32}},
           [&](const std::vector<Tensor>& out) {
@@ -159,7 +165,7 @@ TEST_P(CudaOptim, EveryRule) {
       expect_close(expected_p, got[0], {});
       expect_close(expected_m, got[1], {});
       expect_close(expected_v, got[2], {});
-      if (wants_copy) expect_copies(got[0], got[3]);
+      if (wants_copy) expect_copies(got[0], got[3], half);
       if (!has_norms(rule)) continue;
       for (std::int64_t b = 0; b < 2 * blocks; ++b)
         ASSERT_NEAR(got[4].data<double>()[b], expected_sums.data<double>()[b], 1e-5 * expected_sums.data<double>()[b])
@@ -249,6 +255,51 @@ TEST_P(CudaOptim, Decide) {
         });
         expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
       }
+}
+
+// compute_scaled_update(), count_step() and update_loss_scale(), in the order of a step.
+TEST_P(CudaOptim, ScaledSteps) {
+  const Tensor before = control_of(-1.0f, -1.0f, -1.0f, -1.0f, -1.0f), rates = cpu->empty({3}, DType::kF64);
+  std::ranges::copy(std::array{0.01, 0.999, 1.0}, rates.data<double>());
+  const RateCorrections corrections = {{{0.9}, {}, {0.999, true}}};
+  const LossScaleRule rule = {.interval = 3};
+  for (const float value : {1.5f, kNaN})
+    for (const double clip : {0.0, 1.0, 1e9})
+      for (const double norm : {0.0, 3e5, static_cast<double>(kInfinity), static_cast<double>(kNaN)})
+        for (const std::int64_t done : {0, 5, 100000}) {
+          SCOPED_TRACE(fmt::format("loss {}, clip {}, norm {}, step {}", value, clip, norm, done));
+          const Tensor loss = tensor_of(*cpu, {2}, {value, 3.0f}), squares = cpu->empty({1}, DType::kF64);
+          *squares.data<double>() = norm * norm;
+          const Tensor steps = cpu->empty({1}, DType::kI64), first_steps = cpu->empty({1}, DType::kI64);
+          *steps.data<std::int64_t>() = *first_steps.data<std::int64_t>() = done;
+          const Tensor first = tensor_of(*cpu, {ScalerState::kSize}, {65536.0f, 2.0f, 7.0f, 0.0f, 1.0f});
+          const Tensor expected = copy_of(before), scaler = copy_of(first);
+          const ScaledStep step = {.loss = loss,
+                                   .squares = squares,
+                                   .clip_norm = clip,
+                                   .steps = steps,
+                                   .missed = done / 2,
+                                   .rates = rates,
+                                   .corrections = corrections};
+          cpu->optim().compute_scaled_update(step, scaler, expected);
+          cpu->optim().count_step(expected, steps);
+          cpu->optim().update_loss_scale(rule, scaler);
+          ScaledStep there = step;
+          there.loss = plain(loss), there.squares = plain(squares), there.rates = plain(rates);
+          const auto got = results({in_and_out(before), in_and_out(first), in_and_out(first_steps)},
+                                   [&](const std::vector<Tensor>& out) {
+                                     there.steps = out[2];
+                                     optim->compute_scaled_update(there, out[1], out[0]);
+                                     optim->count_step(out[0], out[2]);
+                                     optim->update_loss_scale(rule, out[1]);
+                                   });
+          expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
+          expect_same(scaler, got[1]);
+          EXPECT_EQ(*steps.data<std::int64_t>(), *got[2].data<std::int64_t>());
+          const bool skipped = !std::isfinite(norm);
+          EXPECT_EQ(scaler.f32()[ScalerState::kScale], skipped ? 32768.0f : 131072.0f);
+          EXPECT_EQ(*steps.data<std::int64_t>(), done + (skipped || std::isnan(value) ? 0 : 1));
+        }
 }
 
 INSTANTIATE_TEST_SUITE_P(, CudaOptim, kDeviceCases, name_of_case);

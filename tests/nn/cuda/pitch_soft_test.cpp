@@ -85,7 +85,7 @@ TEST_P(SoftPitch, ModelsComputeWhatTheCpuDoes) {
 // In bf16 the two round at the same places, but sum in other orders, which turns some roundings: as if a few numbers
 // between input and loss were rounded once more.
 TEST_P(SoftPitch, ModelsInBf16AreNearTheCpus) {
-  if (!cpu->computes_in_bf16()) {
+  if (!cpu->computes_in(DType::kBF16)) {
     EXPECT_EQ(cpu_bf16(), CpuBf16::kNone);
     EXPECT_THROW(run(*cpu, false, DType::kBF16), UsageError);
     return;

@@ -286,7 +286,8 @@ TEST_P(SoftAutotune, BackendsTakeTheirFile) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, SoftAutotune,
-                         ::testing::Values(testing::DeviceCase{DType::kF32, 0}, testing::DeviceCase{DType::kBF16, 0}),
+                         ::testing::Values(testing::DeviceCase{DType::kF32, 0}, testing::DeviceCase{DType::kBF16, 0},
+                                           testing::DeviceCase{DType::kF16, 0}),
                          testing::name_of_case);
 
 }  // namespace

@@ -1,4 +1,5 @@
 // CUDA's pointwise kernels against the CPU's. What rounds only once must be the same.
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -47,23 +48,29 @@ TEST_P(CudaPointwise, Copy) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(got[0].data<std::uint8_t>()[i], 250 + i);
 }
 
+// The types of 16 bits in turn, whatever the case's own type is.
 TEST_P(CudaPointwise, Cast) {
   const int offset = GetParam().offset;
-  for (const std::int64_t n : kCounts) {
-    const Tensor host = with_odd_ones(random_tensor(*cpu, {n}, 1));
-    for (std::int64_t i = 20; i < n; i += 7)  // halfway between two of bf16
-      host.f32()[i] = std::bit_cast<float>((std::bit_cast<std::uint32_t>(host.f32()[i]) & 0xffff0000u) | 0x8000u);
-    const Tensor narrow = cpu->empty({n}, DType::kBF16), wide = cpu->empty({n});
-    cpu->pointwise().cast(host, narrow);
-    cpu->pointwise().cast(narrow, wide);
-    const Tensor x = on_device(host, DType::kF32, offset), x_narrow = on_device(narrow, DType::kBF16, offset);
-    const auto down = results({{{n}, DType::kBF16}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
-    expect_same(wide, down[0]);
-    const auto up = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x_narrow, out[0]); });
-    expect_same(wide, up[0]);
-    const auto same = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
-    expect_same(host, same[0]);
-  }
+  for (const DType half : {DType::kBF16, DType::kF16})
+    for (const std::int64_t n : kCounts) {
+      const Tensor host = with_odd_ones(random_tensor(*cpu, {n}, 1));
+      const std::uint32_t kept = half == DType::kF16 ? 0xffffe000u : 0xffff0000u, tie = (~kept + 1) / 2;
+      for (std::int64_t i = 20; i < n; i += 7)  // halfway between two of them
+        host.f32()[i] = std::bit_cast<float>((std::bit_cast<std::uint32_t>(host.f32()[i]) & kept) | tie);
+      if (n > 40) {
+        const float edges[] = {65504.0f, 65519.0f, 65520.0f, -70000.0f, 0x1p-14f, 0x1.8p-25f, 0x1p-25f, 0x1p-30f};
+        std::ranges::copy(edges, host.f32() + 30);
+      }
+      const Tensor wide = cpu->empty({n});
+      std::ranges::transform(host.span<float>(), wide.f32(), [&](float value) { return as_rounded(value, half); });
+      const Tensor x = on_device(host, DType::kF32, offset), x_narrow = on_device(wide, half, offset);
+      const auto down = results({{{n}, half}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
+      expect_same(wide, down[0]);
+      const auto up = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x_narrow, out[0]); });
+      expect_same(wide, up[0]);
+      const auto same = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
+      expect_same(host, same[0]);
+    }
 }
 
 TEST_P(CudaPointwise, Increment) {

@@ -97,8 +97,10 @@ class CudaRnn : public DeviceTest {
     for (auto& version : versions) version = ++version_;
     return versions;
   }
-  // The state within a layer is rounded from step to step, and in bf16 so are what cuDNN's products read and make.
-  Tolerance tolerance(double scale = 1.0) const { return {type(), type() == DType::kBF16 ? 0x1.8p16 : 128.0, scale}; }
+  // The state within a layer is rounded from step to step, and in 16 bits so are what cuDNN's products read and make.
+  Tolerance tolerance(double scale = 1.0) const {
+    return {type(), is_half(type()) ? 0x1.8p16 * finer_than_bf16(type()) : 128.0, scale};
+  }
 
   std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
   std::unique_ptr<RnnKernels> rnn = cuda::make_rnn_kernels(context, *pointwise);

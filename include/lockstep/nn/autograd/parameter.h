@@ -55,12 +55,12 @@ class Parameter {
   std::uint64_t version() const { return version_; }
   void changed() { version_ = next_version(); }
 
-  /// The value in the type that activations have: itself where that is f32, else its bf16 copy, which is made again
-  /// when the value has changed. Valid until the next change.
+  /// The value in the type that activations have: itself where that is f32, else its copy in bf16 or f16, which is made
+  /// again when the value has changed. Valid until the next change, or until it is asked for in another type.
   const Tensor& as(DType dtype);
-  /// The bf16 copy's content, nullptr where nobody has asked for it: who changes the value may write it along, and then
-  /// calls changed_with_copy().
-  BFloat16* copy() const { return copy_.defined() ? copy_.data<BFloat16>() : nullptr; }
+  /// The copy's place, none where nobody has asked for it: who changes the value may write it along, and then calls
+  /// changed_with_copy().
+  HalfCopy copy() const { return copy_.defined() ? HalfCopy{copy_.raw(), copy_.dtype()} : HalfCopy(); }
   void changed_with_copy() {
     changed();
     copy_version_ = version_;
@@ -141,7 +141,7 @@ class Parameter {
   std::size_t source_key_ = 0;
   FileLayout layout_;
   std::uint64_t version_ = next_version();
-  Tensor copy_;  // bf16; undefined until it is asked for
+  Tensor copy_;  // bf16 or f16; undefined until it is asked for
   static constexpr std::uint64_t kNoVersion = 0;
   std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
   Int8Rows int8_rows_;

@@ -177,10 +177,16 @@ class Tape {
   bool recording() const { return recording_; }
   void set_recording(bool wanted) { recording_ = wanted; }
 
-  /// What operators compute in that have no activations to take it from (embedding): f32, or bf16 where the backend
-  /// computes in it.
+  /// What operators compute in that have no activations to take it from (embedding): f32 at first. Throws UsageError
+  /// for a type that the backend does not compute in.
   DType activations() const { return activations_; }
-  void set_activations(DType dtype) { activations_ = dtype; }
+  void set_activations(DType dtype);
+
+  /// (1) f32 on the device, by which losses multiply their gradients, beside their own scale: GradScaler::scale(). It
+  /// is read when a loss is computed, and stays until the next call. Undefined at first: 1. A gradient that backward()
+  /// is given is taken as it is.
+  const Tensor& loss_scale() const { return loss_scale_; }
+  void set_loss_scale(Tensor scale);
 
   /// DropoutState as (3) i64 on the device: whoever records passes sets its content before each, and leaves it alone
   /// until backward is through. Undefined at first: then there is no dropout.
@@ -323,7 +329,7 @@ class Tape {
   Backend& backend_;
   bool recording_ = true;
   DType activations_ = DType::kF32;
-  Tensor dropout_state_;
+  Tensor dropout_state_, loss_scale_;
   std::vector<std::byte> held_memory_;  // grows to what the longest pass has used
   std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
   std::size_t used_bytes_ = 0;

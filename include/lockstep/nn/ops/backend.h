@@ -129,8 +129,8 @@ class Backend {
   /// How many steps may be given to the device before the results of the first of them are read: 0 where work is done
   /// when a kernel returns.
   virtual int steps_ahead() const = 0;
-  /// Whether activations may be bf16.
-  virtual bool computes_in_bf16() const = 0;
+  /// Whether activations may be of this type: f32 everywhere.
+  virtual bool computes_in(DType dtype) const = 0;
 
   /// A batch, in memory of staging_memory(), as a tensor of this device, which is valid until the second following call
   /// for the same shape, type and `input`: arrays that a step takes together have different numbers.

@@ -2,26 +2,40 @@
 // pitch, of a device whose Backend::pitch_of() asks for one.
 #pragma once
 
+#include <utility>
+
 #include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn {
+
+/// What a loss's gradient is multiplied by, which its sum is not: `constant`, and the number at `factor`, where that is
+/// defined: (1) f32 on the device, read when the kernel runs.
+struct LossScale {
+  LossScale(float by) : constant(by) {}  // NOLINT(google-explicit-constructor): most have nothing else
+  LossScale(float by, Tensor times) : constant(by), factor(std::move(times)) {}
+
+  const float* times() const { return factor.defined() ? factor.f32() : nullptr; }
+
+  float constant;
+  Tensor factor;
+};
 
 class LossKernels {
  public:
   virtual ~LossKernels() = default;
   /// Softmax cross entropy with labels smoothed by ε = `smoothing`, in [0, 1): PyTorch's CrossEntropyLoss. A row's loss
-  /// is Σⱼ −qⱼ log softmax(logits)ⱼ with qⱼ = ε/K, and 1 − ε more for the label. logits (N, K) f32 or bf16, labels (N)
-  /// i32, each in [0, K): else UsageError, or, on a device that cannot throw, a loss that is NaN. totals (2) f32
+  /// is Σⱼ −qⱼ log softmax(logits)ⱼ with qⱼ = ε/K, and 1 − ε more for the label. logits (N, K) f32, bf16 or f16, labels
+  /// (N) i32, each in [0, K): else UsageError, or, on a device that cannot throw, a loss that is NaN. totals (2) f32
   /// receives the rows' sum and the number of samples whose largest logit is the label's (ties: the first class).
   /// dlogits (N, K), of the logits' type, if defined, receives (softmax − q) · scale.
-  virtual void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, float smoothing,
+  virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
                              const Tensor& totals, const Tensor& dlogits) = 0;
   /// total () f32: in how many rows of logits (N, K) fewer than k others come before the label's: larger ones, and
   /// equal ones of lower classes. Labels as above; a label's logit that is NaN counts for nothing.
   virtual void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) = 0;
   /// Squared error. x, target (any shape) f32. totals (2) receives the sum of (x − target)² and 0. dx, if defined,
   /// receives 2 (x − target) · scale.
-  virtual void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
+  virtual void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,
                              const Tensor& dx) = 0;
 };
 

@@ -16,6 +16,16 @@ namespace lockstep::nn {
 inline constexpr std::int64_t kNormBlock = 2048;
 constexpr std::int64_t norm_blocks(std::int64_t count) { return (count + kNormBlock - 1) / kNormBlock; }
 
+/// Where numbers are kept a second time, rounded to 16 bits.
+struct HalfCopy {
+  void* data = nullptr;        // nullptr: nobody wants it
+  DType dtype = DType::kBF16;  // or kF16
+
+  explicit operator bool() const { return data != nullptr; }
+  HalfCopy operator+(std::int64_t elements) const { return {static_cast<std::uint16_t*>(data) + elements, dtype}; }
+  bool operator==(const HalfCopy&) const = default;
+};
+
 /// One parameter, or whole blocks of one (Note [Norm blocks]), and what moves it: arrays of `count` elements on the
 /// device.
 struct UpdateArrays {
@@ -24,8 +34,8 @@ struct UpdateArrays {
   float* parameter = nullptr;
   float* first = nullptr;  // moments, as many as the rule has
   float* second = nullptr;
-  BFloat16* copy = nullptr;  // also receives the parameter, rounded; nullptr: nobody wants it
-  double* sums = nullptr;    // of its blocks: one number each of squares(), two each of prepare()
+  HalfCopy copy = {};      // also receives the parameter, rounded
+  double* sums = nullptr;  // of its blocks: one number each of squares(), two each of prepare()
 };
 
 /// What differs from one step's updates to the next: f32 in device memory, so that a step whose kernels have been
@@ -39,7 +49,40 @@ struct StepControl {
   };
 };
 
-struct UpdateRule;  // nn/ops/update_rules.h
+/// What a GradScaler knows, f32 in device memory. Counts are exact up to 2²⁴.
+struct ScalerState {
+  enum Place : std::size_t {
+    kScale,         // of losses, from the next forward on
+    kGoodSteps,     // in a row, since the scale has changed
+    kSkippedSteps,  // of all
+    kNonFinite,     // not 0: gradients of the step under way are not finite
+    kLastScale,     // of the last step that update_loss_scale() has ended
+    kSize
+  };
+};
+
+/// What a rate is divided by in step t, from 1: 1 − betaᵗ, or the root of that.
+struct RateCorrection {
+  double beta = 0;  // 0: by 1
+  bool root = false;
+};
+struct RateCorrections {
+  RateCorrection of[StepControl::kRates];
+};
+
+/// A step of one group of parameters whose gradients are those of scaled losses.
+struct ScaledStep {
+  Tensor loss;                  // the first element is the summed loss, f32
+  Tensor squares;               // (1) f64: of all gradients as they are, scaled
+  double clip_norm = 0;         // of gradients that are not scaled; 0: no clipping
+  Tensor steps;                 // (1) i64: how many have moved parameters
+  std::int64_t missed = 0;      // of those, steps that do not count for these parameters
+  Tensor rates;                 // (StepControl::kRates) f64: before corrections
+  RateCorrections corrections;  // of them
+};
+
+struct UpdateRule;     // nn/ops/update_rules.h
+struct LossScaleRule;  // there too
 
 /// All f32. `control` is (StepControl::kSize).
 class OptimKernels {
@@ -65,6 +108,15 @@ class OptimKernels {
   /// 0.
   virtual void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
                                     const Tensor& control) = 0;
+  /// The same of a step whose losses have been multiplied by scaler[kScale], `scaler` (ScalerState::kSize): all of
+  /// `control`. kApply = 1 where loss and squares are finite. Squares that are not set scaler[kNonFinite]. The rates
+  /// are those of step `steps` − missed + 1; kGradientScale divides by the scale, too, and clips the norm that
+  /// gradients then have.
+  virtual void compute_scaled_update(const ScaledStep& step, const Tensor& scaler, const Tensor& control) = 0;
+  /// steps (1) i64 += 1 where control[kApply] is not 0.
+  virtual void count_step(const Tensor& control, const Tensor& steps) = 0;
+  /// Ends a step: moves `scaler` as `rule` says, and clears kNonFinite.
+  virtual void update_loss_scale(const LossScaleRule& rule, const Tensor& scaler) = 0;
 };
 
 }  // namespace lockstep::nn

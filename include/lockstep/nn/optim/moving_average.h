@@ -34,6 +34,8 @@ class MovingAverage final {
 
   /// After a step.
   void update();
+  /// The same unless the step was skipped: `control` is its optimizer's (Optimizer::control()).
+  void update(const Tensor& control);
   /// By parameter, with the parameters' names: what a run resumes from.
   const std::vector<NamedMoment>& values() const { return values_; }
 

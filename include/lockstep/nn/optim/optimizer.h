@@ -64,8 +64,10 @@ struct UpdateMethod {
   double weight_decay = 0;
   /// Of parameters with this weight decay.
   std::function<UpdateRule(double weight_decay)> rule;
-  /// What the rule calls its rates, for step `step` (from 1).
-  std::function<std::array<float, StepControl::kRates>(double lr, std::int64_t step, double weight_decay)> rates;
+  /// What the rule calls its rates, and how they depend on the number of the step, which `corrections` divides by: a
+  /// device that counts the steps itself does so (GradScaler).
+  std::function<std::array<double, StepControl::kRates>(double lr, double weight_decay)> rates;
+  RateCorrections corrections = {};
   std::vector<std::string> moments = {};  // PyTorch's names of what it remembers ("exp_avg"), as many as the rule does
 };
 
@@ -73,6 +75,8 @@ struct StepOptions {
   double lr = 0;         // at least 0
   double clip_norm = 0;  // largest L2 norm of all gradients together; 0: no clipping
 };
+
+class GradScaler;
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
@@ -117,13 +121,24 @@ class Optimizer final {
   /// Before that, for other work between the two, but none of this optimizer's: of slices, the other optimizers' share
   /// begins to come.
   void begin_sum_squares();
-  /// OptimKernels::compute_update_scale() for this step.
+  /// OptimKernels::compute_update_scale() for this step. With a GradScaler it comes once before update() of anything,
+  /// after sum_squares() of all gradients: else UsageError.
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
   /// All that it remembers: the first of all parameters, then the second. With steps() it is what a run resumes from.
   std::vector<NamedMoment> moments() const;
-  /// Steps that have begun.
-  std::int64_t steps() const { return step_; }
-  void set_steps(std::int64_t steps) { step_ = steps; }
+  /// Steps that have begun; with a GradScaler those that were not skipped, for which it waits for the device.
+  std::int64_t steps() const;
+  void set_steps(std::int64_t steps);
+
+  /// From the next step on gradients are those of losses that `scaler` has scaled (Tape::set_loss_scale()): each step
+  /// divides them by its scale, and changes nothing, its own count included, where one of them is not finite. Clipping
+  /// is by the norm that they have then. The caller says when the scale may move: GradScaler::update(). nullptr: none,
+  /// the beginning. It must outlive the optimizer or the next call. UsageError for one of another backend.
+  void set_scaler(GradScaler* scaler);
+  GradScaler* scaler() const { return scaler_; }
+  /// (StepControl::kSize): kApply says whether the step under way moves anything, once that is decided. Undefined where
+  /// there are no parameters.
+  const Tensor& control() const { return groups_.front().control; }
 
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients. Whatever
   /// prepare() has not been called for in this step is prepared before. With an exchange, parameters are complete after
@@ -149,9 +164,14 @@ class Optimizer final {
     double lr_factor, weight_decay;
     std::unique_ptr<const UpdateRule> rule;
     Tensor control;
+    Tensor rates;  // with a GradScaler: (kRates) f64, before corrections
   };
   void add_group(double lr_factor, double weight_decay);
   void write_control(double lr, std::int64_t step);
+  void write_rates(double lr);
+  void compute_control(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed);
+  void count_step();
+  void count_missed();
   std::span<const std::size_t> of_group(std::size_t group, std::span<const std::size_t> indices);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices, double* sums, std::int64_t per_block);
   std::span<const UpdateArrays> whole_sums_of(std::span<const std::size_t> indices);
@@ -189,6 +209,9 @@ class Optimizer final {
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
   std::int64_t step_ = 0;                   // 0 before the first step
+  GradScaler* scaler_ = nullptr;
+  Tensor applied_;               // (1) i64, with a GradScaler: steps that were not skipped
+  std::int64_t decided_in_ = 0;  // the last step of compute_update_scale()
 };
 
 struct SgdOptions {

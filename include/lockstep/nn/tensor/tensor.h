@@ -29,6 +29,10 @@ constexpr DType dtype_of<BFloat16>() {
   return DType::kBF16;
 }
 template <>
+constexpr DType dtype_of<Float16>() {
+  return DType::kF16;
+}
+template <>
 constexpr DType dtype_of<std::int32_t>() {
   return DType::kI32;
 }
@@ -81,8 +85,6 @@ class Tensor {
 
   /// New memory; the content is unspecified. Throws UsageError for sizes that no memory has.
   static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype = DType::kF32) {
-    check_usage(dtype != DType::kF16, "a tensor of f16, which no operation computes with",
-                "use f32 or bf16; collectives take f16");
     std::size_t bytes = size_of(dtype);
     for (const auto extent : shape.dims())
       if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes))

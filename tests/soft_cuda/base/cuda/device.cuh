@@ -220,6 +220,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 
 inline float to_float(float value) { return value; }
 inline float to_float(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+inline float to_float(Float16 value) { return value.to_float(); }
 template <class T>
 T from_float(float value);
 template <>
@@ -229,6 +230,10 @@ inline float from_float<float>(float value) {
 template <>
 inline BFloat16 from_float<BFloat16>(float value) {
   return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+template <>
+inline Float16 from_float<Float16>(float value) {
+  return Float16::from_float(value);
 }
 
 }  // namespace lockstep

@@ -1,0 +1,56 @@
+#include "trainer/divergence.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lockstep::trainer {
+
+void DivergenceWatch::follow(const StepReport& report) {
+  if (report.scaling) follow(report.step, report.epoch, *report.scaling);
+  if (report.scaling && report.scaling->skipped) return;
+  check("loss", report.loss, report.step, report.epoch);
+  // Clipped by such a norm, no gradient means anything: the parameters are those of before (compute_update_scale()).
+  if (clips_) check("gradients' norm", report.grad_norm, report.step, report.epoch);
+}
+
+void DivergenceWatch::follow(const EvalReport& report, std::int64_t epoch) const {
+  check("evaluation loss", report.loss, report.step, epoch);
+}
+
+void DivergenceWatch::follow(std::int64_t step, std::int64_t epoch, const LossScaling& scaling) {
+  in_a_row_ = scaling.skipped ? in_a_row_ + 1 : 0;
+  if (rank_ == 0 && scaling.skipped)
+    log_info("step {} is skipped, because its gradients are not finite: losses were scaled by {:g}, {}", step,
+             scaling.scale,
+             dynamic_ ? fmt::format("and are by {:g} from now on", scaling.next_scale) : "which --loss-scale keeps");
+  else if (rank_ == 0 && scaling.next_scale != scaling.scale)
+    log_debug("step {}: losses are scaled by {:g} from now on, and were by {:g}", step, scaling.next_scale,
+              scaling.scale);
+  const char* const remedy = "lower --lr, add --warmup or --clip-norm, look at the data, or use --precision bf16";
+  if (dynamic_ && scaling.next_scale < kLeastScale)
+    diverged(fmt::format("the gradients are not finite at step {} (epoch {}), even of losses scaled by {:g}", step,
+                         epoch, scaling.scale),
+             remedy);
+  if (!dynamic_ && in_a_row_ >= kMostSkipped)
+    diverged(fmt::format("the gradients are not finite at step {} (epoch {}), as in the {} steps before it, of losses "
+                         "scaled by {:g}",
+                         step, epoch, in_a_row_ - 1, scaling.scale),
+             "lower --loss-scale, or leave it out: it is dynamic then");
+}
+
+void DivergenceWatch::check(const char* which, double value, std::int64_t step, std::int64_t epoch) const {
+  if (std::isfinite(value)) return;
+  diverged(
+      fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(value) ? "NaN" : "infinite", step, epoch),
+      "lower --lr, add --warmup or --clip-norm, or look at the data");
+}
+
+// All ranks see the same sum: one of them says so.
+void DivergenceWatch::diverged(const std::string& what, const std::string& remedy) const {
+  if (rank_ != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
+  throw DivergedError(what, remedy);
+}
+
+}  // namespace lockstep::trainer
