@@ -102,7 +102,13 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
   if (options.classes == 0 && family != nullptr && family->synthetic &&
       model.takes_tokens == data::may_have_tokens(config.data))
     options.classes = static_cast<int>(model.variant(config.model.name).classes_of_random_data.value_or(0));
-  return data::open_data(config.data, options);
+  data::DataSplits splits = data::open_data(config.data, options);
+  if (splits.test != nullptr && format_of(*splits.test) != format_of(*splits.train))
+    throw UsageError(
+        fmt::format("{} has samples {}, and {} has {}", splits.train->name(), format_of(*splits.train).describe(),
+                    splits.test->name(), format_of(*splits.test).describe()),
+        "evaluate on samples of the same kind, with the same inputs in the same order");
+  return splits;
 }
 
 std::int64_t tokens_of(const ModelConfig& model) {

@@ -59,11 +59,6 @@ class Run {
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
-      if (splits_.test != nullptr && format_of(*splits_.test) != format_of(*splits_.train))
-        throw UsageError(
-            fmt::format("{} has samples {}, and {} has {}", splits_.train->name(), format_of(*splits_.train).describe(),
-                        splits_.test->name(), format_of(*splits_.test).describe()),
-            "evaluate on samples of the same kind, with the same inputs in the same order");
       sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
       const bool several = config_.parallel == Parallel::kDp;
       if (config_.estimate_memory)

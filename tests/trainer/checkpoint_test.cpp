@@ -330,7 +330,7 @@ TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {
   parameters[2].parameter->value().f32()[3] = std::numeric_limits<float>::infinity();
   copy.take();
   EXPECT_EQ(copy.not_finite(), parameters[2].name);
-  CheckpointWriter writer(copy, {.directory = path(), .keep = 1, .corrupt = {}, .metadata = {}});
+  CheckpointWriter writer(copy, {.directory = path(), .keep = 1, .corrupt = {}, .metadata = {}, .part = {}});
   writer.start(some_manifest());
   writer.wait();
   EXPECT_EQ(writer.report().failed, 1);
