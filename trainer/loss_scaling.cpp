@@ -39,7 +39,7 @@ nn::GradScaler::State read_scaler(const checkpoint::Resumed& resumed) {
 bool is_loss_scale(const std::string& text) {
   if (text.empty() || text == kDynamic) return true;
   const auto number = parse_double(text);
-  return number && *number >= kLeastScale && std::isfinite(static_cast<float>(*number));
+  return number && *number >= static_cast<double>(kLeastScale) && std::isfinite(static_cast<float>(*number));
 }
 
 std::unique_ptr<nn::GradScaler> make_grad_scaler(const TrainConfig& config, nn::Backend& backend) {

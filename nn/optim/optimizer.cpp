@@ -104,7 +104,8 @@ void Optimizer::add_group(double lr_factor, double weight_decay) {
   groups_.push_back({.lr_factor = lr_factor,
                      .weight_decay = weight_decay,
                      .rule = std::make_unique<UpdateRule>(method_.rule(weight_decay)),
-                     .control = {}});
+                     .control = {},
+                     .rates = {}});
 }
 
 Optimizer::~Optimizer() = default;
