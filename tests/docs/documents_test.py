@@ -49,6 +49,7 @@ NOT_RUN = {
     "a GPU": (
         "scripts/gpu-check", "scripts/gpu-check --quick", "scripts/gpu-check --only tests,ranks --out DIR", "scripts/pack-for-gpu",
         "lockstep launch -- lockstep train cnn --data mnist:DIR --precision bf16",
+        "lockstep launch -- lockstep train cnn --data mnist:DIR --precision fp16",
         "lockstep infer resnet18 --weights resnet18.pth --input photos --device cuda:0,1 --batch 32",
         "lockstep train mlp --data digits --device cuda:3 --tf32",
         "lockstep bench step cnn --batch 4096 --device cuda --precision bf16 --timeline",

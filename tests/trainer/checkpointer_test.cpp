@@ -60,7 +60,7 @@ class CheckpointerTest : public ::testing::Test {
 
   // A process that starts: everything anew. With `scaling` losses are scaled, and the first steps overflow f32.
   struct Loop {
-    explicit Loop(std::uint64_t seed, int stage = 0, bool scaling = false) : zero(stage), generator(seed) {
+    explicit Loop(std::uint64_t seed, int zero_stage = 0, bool scaling = false) : zero(zero_stage), generator(seed) {
       if (scaling) optimizer->set_scaler(&scaler.emplace(*session().backend, kScaling));
     }
     static constexpr nn::GradScaler::Options kScaling = {.initial_scale = 0x1p127, .growth_interval = 2};

@@ -73,10 +73,10 @@ TEST_F(MetricsTest, ScalesOfLossesAreInTheLinesOfTheirSteps) {
       StepReport{.step = 2,
                  .grad_norm = std::numeric_limits<double>::infinity(),
                  .scaling = LossScaling{.scale = 65536, .next_scale = 32768, .skipped = true, .skipped_steps = 1}});
-  FinalReport final{};
-  final.steps = 2;
-  final.scaling = LossScaling{.scale = 32768, .good_steps = 5, .skipped_steps = 1};
-  metrics.write(final);
+  metrics.write(FinalReport{.steps = 2,
+                            .peak_memory_bytes = {},
+                            .params_sha256 = {},
+                            .scaling = LossScaling{.scale = 32768, .good_steps = 5, .skipped_steps = 1}});
   const auto all = lines();
   ASSERT_EQ(all.size(), 3u);
   EXPECT_FALSE(all[0].contains("loss_scale"));
