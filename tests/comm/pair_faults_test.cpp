@@ -258,7 +258,7 @@ TEST(PairFaults, ARankThatSeldomAnswers) {
 
 TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
   on_groups({.hosts = "aa", .timeout_seconds = 5}, [](ProcessGroup& group) {
-    group.barrier().wait_host();  // rank 0 ends at once: not while rank 1 still meets it
+    group.barrier().wait_host();  // rank 0 ends at once: not during rank 1's rendezvous
     std::vector<float> values(4);
     if (group.rank() == 1) return throws<Error>([&] { group.shutdown(); }, {});
     const Transfer transfer = group.irecv(std::span(values), 1);
