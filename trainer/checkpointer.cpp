@@ -84,7 +84,7 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
   state.step = step;
   checkpoint::MoreState more;
   more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
-  more.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
+  if (state.session.group->rank() == 0) more.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
   settle_parts(state.checkpoints, *state.session.group);
   if (state.optimizer.is_sliced() && !state.checkpoints.in_parts())
     more.moments = state.ddp.gather_moments(state.optimizer, 0);

@@ -286,7 +286,7 @@ class Run {
     checkpoint::MoreState more;
     if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
     more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
-    more.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
+    if (group_.rank() == root) more.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
     if (config_.zero > 0 && !checkpoints_.in_parts()) more.moments = ddp_->gather_moments(step_->optimizer(), root);
     return more;
   }
