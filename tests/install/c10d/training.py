@@ -1,4 +1,8 @@
-"""Losses of PyTorch's own DistributedDataParallel and fully_shard over lockstep, and over Gloo in the same processes."""
+"""training.py BACKEND: losses of PyTorch's own DistributedDataParallel and fully_shard over it, as JSON."""
+import json
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -61,24 +65,17 @@ def sharded(net):
     return fully_shard(net)
 
 
-def train_over(backend, store, rank, world_size):
-    dist.init_process_group(backend, store=dist.PrefixStore(backend, store), rank=rank, world_size=world_size)
+def main():
+    backend = sys.argv[1]
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
     losses = {wrap.__name__: train(wrap) for wrap in (ddp, sharded)}
     dist.destroy_process_group()
-    return losses
-
-
-def main():
-    torch.set_num_threads(1)
-    meeting = next(dist.rendezvous("env://"))
-    _, rank, world_size = meeting
-    ours, gloo = train_over("lockstep", *meeting), train_over("gloo", *meeting)
-    for name in ours:
-        difference = max(abs(one - other) for one, other in zip(ours[name], gloo[name], strict=True))
-        print(f"{name} on {world_size} ranks: rank {rank}'s losses differ from Gloo's by at most {difference:.1e}, "
-              f"the last is {ours[name][-1]:.4f}", flush=True)
-        most = 0 if world_size <= 2 else 1e-5
-        assert difference <= most and ours[name][-1] < ours[name][0], (name, ours[name], gloo[name])
+    print(json.dumps(losses), flush=True)
+    # Gloo's threads may still hold work of Python's, and abort the process that they ask for its lock while it ends
+    # (ProcessGroupGloo::runLoop()).
+    if backend == "gloo":
+        os._exit(0)
 
 
 main()
