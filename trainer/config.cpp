@@ -167,6 +167,9 @@ void validate(const TrainConfig& config) {
       !config.tune_bucket_mb || config.zero == 0,
       fmt::format("--bucket-mb auto with --zero {}, whose parameters lie in the buckets and cannot move", config.zero),
       "give a number, or leave --bucket-mb out");
+  require(!config.tune_bucket_mb || config.local_sgd <= 1,
+          "--bucket-mb auto with --local-sgd, whose steps send no gradients: no size would be faster",
+          "leave --bucket-mb out");
   const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
   if (const SettingValue* const least = config.schedule_settings.find("min-lr"))
     require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),

@@ -72,6 +72,7 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       },
       [](auto& c) { c.bucket_mb = 1e300; },
       [](auto& c) { c.tune_bucket_mb = true, c.zero = 1; },
+      [](auto& c) { c.tune_bucket_mb = true, c.local_sgd = 2; },
       [](auto& c) { c.first_bucket_mb = 0; },
       [](auto& c) { c.device = "tpu"; },
       [](auto& c) { c.device = "cuda:1,0,1"; },
