@@ -116,7 +116,7 @@ class AllReduceBenchmark {
     std::vector<double> tries;
     for (int i = 0; i < kWarmups; ++i) tries.push_back(round(1));
     // The same on every rank: the slowest one's.
-    const double about = std::max(1e-3, median(slowest(group_, tries)));
+    const double about = std::max(1e-3, median(comm::largest_of_ranks(group_, tries)));
     const int repeats = static_cast<int>(std::clamp(kRoundUs / about, 1.0, 1000.0));
     const double rounds = kSizeUs / (about * repeats);
     std::vector<double> times(options_.iterations > 0
@@ -126,7 +126,7 @@ class AllReduceBenchmark {
       throw_if_stopped("measuring");
       time = round(repeats);
     }
-    return median(slowest(group_, times));
+    return median(comm::largest_of_ranks(group_, times));
   }
 
   void fill(const comm::Arena& arena, std::size_t count) {

@@ -72,7 +72,7 @@ class Trainee {
     const auto used = use();
     const double seconds = seconds_between(began, Clock::now());
     const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
-    times = slowest(group_, times);
+    times = comm::largest_of_ranks(group_, times);
     comm::run_collectively(group_, [&] {
       if (!finite_)
         throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");

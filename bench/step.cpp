@@ -110,7 +110,7 @@ class StepBenchmark {
     StepResult result;
     time_ms(kWith, 1);
     const std::vector<double> startup = {1e3 * process_age_s()};
-    result.startup_ms = slowest(group_, startup)[0];
+    result.startup_ms = comm::largest_of_ranks(group_, startup)[0];
     while (ddp_->choosing_buckets()) time_ms(kWith, 1);
     for (std::int64_t i = 1; i < warm_up(); ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
     measure(result);
@@ -133,8 +133,8 @@ class StepBenchmark {
       with.push_back(time_ms(kWith, block));
       without.push_back(time_ms(kWithout, block));
     }
-    with = slowest(group_, with);
-    without = slowest(group_, without);
+    with = comm::largest_of_ranks(group_, with);
+    without = comm::largest_of_ranks(group_, without);
     std::vector<double> exposed;
     for (std::size_t i = 0; i < with.size(); ++i) exposed.push_back(with[i] - without[i]);
     result.step_ms = median(with);

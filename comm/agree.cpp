@@ -1,6 +1,7 @@
 #include "comm/agree.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <new>
@@ -117,6 +118,20 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
   // This rank may be the first to end, with a code that could be of its own device: what it waited for is that rank.
   if (first.code == static_cast<int>(ExitCode::kDevice)) report_missing_ranks({{failing_rank}});
   throw PeerError(first.code, fmt::format("rank {} failed: {}", failing_rank, first.line));
+}
+
+std::vector<double> largest_of_ranks(ProcessGroup& group, std::span<const double> mine) {
+  std::vector<double> largest(mine.begin(), mine.end());
+  for (const auto& bytes : group.all_gather_objects(std::as_bytes(mine))) {
+    if (bytes.size() != mine.size_bytes())
+      throw OutOfStepError(fmt::format("a rank has values of {} bytes where rank {} has {}", bytes.size(), group.rank(),
+                                       mine.size_bytes()),
+                           "let all ranks pass equally many");
+    std::vector<double> theirs(mine.size());
+    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    std::ranges::transform(largest, theirs, largest.begin(), [](double a, double b) { return std::max(a, b); });
+  }
+  return largest;
 }
 
 void compare_manifests(ProcessGroup& group, const Manifest& mine) {

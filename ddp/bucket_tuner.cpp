@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/statistics.h"
 #include "base/text.h"
 
 namespace lockstep::ddp {
@@ -14,13 +15,6 @@ namespace {
 constexpr std::size_t kBlock = 4;       // steps, of which the first does not count
 constexpr std::size_t kLastRounds = 3;  // of the last two sizes
 constexpr double kWorthwhile = 0.99;
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 }  // namespace
 
@@ -43,7 +37,7 @@ bool BucketTuner::add_step(double seconds) {
 
 std::vector<double> BucketTuner::medians() const {
   std::vector<double> medians;
-  for (const std::size_t trial : left_) medians.push_back(median_of(measured_[trial]));
+  for (const std::size_t trial : left_) medians.push_back(median(measured_[trial]));
   return medians;
 }
 

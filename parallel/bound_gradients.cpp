@@ -1,12 +1,12 @@
 #include "lockstep/parallel/bound_gradients.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "ddp/bucket_tuner.h"
+#include "lockstep/comm/agree.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -139,15 +139,7 @@ void BoundGradients::tune() {
   }
   const auto now = Clock::now();
   if (step_end_ && !tuner_->done() && tuner_->add_step(seconds_between(*step_end_, now))) {
-    std::vector<double> slowest = tuner_->medians();
-    const auto all = group_.all_gather_objects(std::as_bytes(std::span(slowest)));
-    for (const auto& bytes : all) {
-      std::vector<double> theirs(slowest.size());
-      LOCKSTEP_ASSERT(bytes.size() == theirs.size() * sizeof(double), "times of {} bytes", bytes.size());
-      std::memcpy(theirs.data(), bytes.data(), bytes.size());
-      std::ranges::transform(slowest, theirs, slowest.begin(), [](double a, double b) { return std::max(a, b); });
-    }
-    tuner_->settle(slowest);
+    tuner_->settle(comm::largest_of_ranks(group_, tuner_->medians()));
   }
   if (tuner_->bytes() != reducer_.limits().bytes) next_bytes_ = tuner_->bytes();
   if (tuner_->done()) {

@@ -16,8 +16,6 @@ namespace {
 constexpr const char* kTensor = "grad_scaler";
 constexpr std::int64_t kNumbers = 3;  // scale, good steps, skipped steps: f32, in which they are on the device too
 
-constexpr float kLeastScale = 0x1p-100f;  // GradScaler's
-
 nn::GradScaler::State read_scaler(const checkpoint::Resumed& resumed) {
   const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kScalerFile);
   for (const nn::HostTensor& tensor : nn::read_safetensors(file)) {
@@ -26,7 +24,7 @@ nn::GradScaler::State read_scaler(const checkpoint::Resumed& resumed) {
     float numbers[kNumbers] = {};
     std::memcpy(numbers, tensor.bytes.data(), sizeof numbers);
     const bool counts = numbers[1] >= 0 && numbers[1] <= 0x1p24f && numbers[2] >= 0 && numbers[2] <= 0x1p24f;
-    if (!counts || !std::isfinite(numbers[0]) || !(numbers[0] >= kLeastScale)) break;
+    if (!counts || !std::isfinite(numbers[0]) || !(static_cast<double>(numbers[0]) >= nn::GradScaler::kLeastScale)) break;
     return {.scale = numbers[0],
             .good_steps = static_cast<std::int64_t>(numbers[1]),
             .skipped_steps = static_cast<std::int64_t>(numbers[2])};
@@ -39,7 +37,7 @@ nn::GradScaler::State read_scaler(const checkpoint::Resumed& resumed) {
 bool is_loss_scale(const std::string& text) {
   if (text.empty() || text == kDynamic) return true;
   const auto number = parse_double(text);
-  return number && *number >= static_cast<double>(kLeastScale) && std::isfinite(static_cast<float>(*number));
+  return number && *number >= nn::GradScaler::kLeastScale && std::isfinite(static_cast<float>(*number));
 }
 
 std::unique_ptr<nn::GradScaler> make_grad_scaler(const TrainConfig& config, nn::Backend& backend) {

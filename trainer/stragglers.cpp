@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/flight_record.h"
+#include "base/statistics.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::trainer {
@@ -25,13 +26,6 @@ constexpr std::int64_t kWindow = 20;
 constexpr std::size_t kMostFound = 8;
 
 static_assert(std::is_trivially_copyable_v<StepTimes> && sizeof(StepTimes) == kStepTimesNumbers * sizeof(double));
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 /// Of what `of` says of all ranks but `rank`.
 template <class Of>

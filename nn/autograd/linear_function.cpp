@@ -18,6 +18,8 @@ class LinearNode final : public Node {
   LinearNode(Var output, Var x, Parameter& w, Parameter* b, Epilogue epilogue)
       : Node(output, {&w, b}), x_(x), epilogue_(epilogue) {}
 
+  bool reads_output() const override { return epilogue_ != Epilogue::kNone; }
+
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];

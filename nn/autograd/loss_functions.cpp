@@ -42,6 +42,10 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 }  // namespace
 
 Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing) {
+  return cross_entropy(tape, outputs, labels, scale, smoothing, Outputs::kKept);
+}
+
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing, Outputs use) {
   check_operand(tape, outputs, "cross entropy");
   check_tensor(tape, labels, DType::kI32, "cross entropy was given labels");
   check_scale(scale);
@@ -57,9 +61,11 @@ Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, f
         "logits have the labels' axes, and one of the classes after them");
   check_usage(shape[axes] > 0, "cross entropy over no classes", "give the model's last layer an output for each class");
   Tensor totals = tape.backend().empty({2});
-  Tensor dlogits = gradient_for(tape, outputs);
   const Shape rows = {labels.count(), shape[axes]};
-  tape.backend().loss().cross_entropy(outputs.rows().reshaped(rows), labels.reshaped({rows[0]}),
+  Tensor dlogits = use == Outputs::kTaken && tape.recording() ? tape.take_value(outputs) : Tensor();
+  const Tensor logits = dlogits.defined() ? dlogits : outputs.rows();
+  if (!dlogits.defined()) dlogits = gradient_for(tape, outputs);
+  tape.backend().loss().cross_entropy(logits.reshaped(rows), labels.reshaped({rows[0]}),
                                       LossScale(scale, tape.loss_scale()), smoothing, totals,
                                       dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
   return finish(tape, outputs, std::move(totals), std::move(dlogits));

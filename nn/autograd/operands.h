@@ -5,7 +5,7 @@
 #include <array>
 #include <span>
 
-#include "lockstep/nn/autograd/tape.h"
+#include "lockstep/nn/autograd/functions.h"
 
 namespace lockstep::nn {
 
@@ -47,6 +47,10 @@ inline Shape shape_of_rows(const Shape& shape, std::int64_t width) {
   dims[axes] = width;
   return Shape(std::span<const std::int64_t>(dims).first(axes + 1));
 }
+
+/// What a loss may do with the model's outputs: take their memory for their gradient where Tape::take_value() gives it.
+enum class Outputs : std::uint8_t { kKept, kTaken };
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing, Outputs use);
 
 /// Throws UsageError unless x + y can be computed.
 void check_addends(const Tape& tape, Var x, Var y);

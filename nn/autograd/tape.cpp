@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/vars.h"
 
 namespace lockstep::nn {
 namespace {
@@ -31,6 +32,11 @@ void Var::refuse_expired() const {
 void Var::refuse_released() {
   throw UsageError("the value of a Var after backward, which gives the memory of what it has walked back",
                    "copy value() before Tape::backward(): the tensor is a handle and keeps the memory");
+}
+
+void Var::refuse_overwritten() {
+  throw UsageError("the value of a Var that its loss has overwritten with its gradient",
+                   "copy value() before the loss is computed: the tensor is a handle, and then the loss leaves it alone");
 }
 
 Tape::Tape(Backend& backend) : backend_(backend) { hold_memory(kFirstMemoryBytes); }
@@ -133,6 +139,20 @@ Tensor Tape::take_grad_through(Var v, Epilogue activation) {
     backend_.pointwise().relu_backward(v.value(), dy, dx);
   if (through.defined()) backend_.pointwise().add_to(through, 1.0f, dx);
   return dx;
+}
+
+void Tape::leave_to_loss(const Vars& outputs) {
+  for (const Var output : outputs)
+    if (has(output)) output.state_->left_to_loss = true;
+}
+
+Tensor Tape::take_value(Var v) {
+  Var::State& state = v.state();
+  // Operators come after those whose results they read: where it is the last one's, no other one reads it.
+  const bool unread = !nodes_.empty() && nodes_.back()->output().state_ == &state && !nodes_.back()->reads_output();
+  if (!state.left_to_loss || !unread || !state.value.is_sole_owner()) return {};
+  state.overwritten = true;
+  return state.value;
 }
 
 const Tensor& Tape::grad(Var v) const {

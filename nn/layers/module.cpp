@@ -66,7 +66,9 @@ Vars Module::forward_all(Tape& tape, const Vars& inputs) {
 
 Loss Module::forward_loss(Tape& tape, const Vars& inputs, const Tensor& targets, const LossFunction& loss,
                           float scale) {
-  return loss(tape, forward_all(tape, inputs), targets, scale);
+  const Vars outputs = forward_all(tape, inputs);
+  tape.leave_to_loss(outputs);
+  return loss(tape, outputs, targets, scale);
 }
 
 template <class Visit>

@@ -1,6 +1,7 @@
 // Softmax cross entropy, with labels smoothed as in Szegedy et al., "Rethinking the Inception Architecture for Computer
 // Vision" (2016).
 #include "lockstep/nn/losses/losses.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 
@@ -18,7 +19,7 @@ const LossFamily& cross_entropy_family() {
                                     .make = [](const Settings& settings) -> LossFunction {
                                       return [smoothing = static_cast<float>(settings.number("label-smoothing"))](
                                                  Tape& tape, Var outputs, const Tensor& targets, float scale) {
-                                        return cross_entropy(tape, outputs, targets, scale, smoothing);
+                                        return cross_entropy(tape, outputs, targets, scale, smoothing, Outputs::kTaken);
                                       };
                                     }};
   return family;

@@ -12,9 +12,11 @@ namespace {
 // Up to here f32, in which they are counted, has every integer.
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
+static_assert(static_cast<double>(LossScaleRule::kLeast) == GradScaler::kLeastScale);
+
 float checked_scale(double scale) {
   const auto rounded = static_cast<float>(scale);
-  if (!(rounded >= LossScaleRule::kLeast) || !std::isfinite(rounded))
+  if (!(scale >= GradScaler::kLeastScale) || !std::isfinite(rounded))
     throw UsageError(fmt::format("losses scaled by {}", scale), "give a positive number of f32, such as 65536");
   return rounded;
 }

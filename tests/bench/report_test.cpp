@@ -42,6 +42,7 @@ TEST(Speed, IsNcclTests) {
 
 TEST(Quantile, IsTheNearestValue) {
   EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
   EXPECT_EQ(quantile({5, 4, 3, 2, 1, 0}, 0.0), 0);
   EXPECT_EQ(quantile({5, 4, 3, 2, 1, 0}, 1.0), 5);
   EXPECT_EQ(quantile({10, 0, 30, 20, 40}, 0.25), 10);

@@ -216,6 +216,25 @@ class Compare(ScriptTest):
                 self.assertIn(f"ended by {number.name}", err)
                 self.check_nothing_left()
 
+    def test_interrupted_it_reports_what_it_has_measured(self):
+        out_file, figures = self.directory / "results.md", self.directory / "figures.json"
+        out_file.write_text("# Results\n")
+        process = self.start("compare", *TINY, "--only", "steps", "--models", "mlp,cnn:8", "--rounds", 100000,
+                             "--peers-dir", self.no_torch(), "--out", out_file, "--json", figures)
+        for line in process.stderr:
+            if "round 3 of" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        self.assertIn("#### mlp", out)
+        self.assertRegex(out, r"\| \*?\*?lockstep\*?\*? \| [0-9]")
+        self.assertNotIn("#### cnn", out)  # its turn never came
+        self.assertGreaterEqual(len(json.loads(figures.read_text())["steps"]["mlp"][0]["results"]), 2)
+        self.assertEqual(out_file.read_text(), "# Results\n")
+        self.assertIn(f"{out_file} is as it was", err)
+        self.check_nothing_left()
+
 
 @unittest.skipUnless((BUILD / "peers/torch/bin/python").exists(), "PyTorch is not installed → bench/peers/setup")
 class PyTorch(ScriptTest):

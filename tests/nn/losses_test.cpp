@@ -4,13 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
+#include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::refusal_of;
 using ::testing::Contains;
+using ::testing::HasSubstr;
 
 class Losses : public ::testing::Test {
  protected:
@@ -53,6 +59,113 @@ TEST_F(Losses, RefusesWhatItDoesNotKnow) {
   EXPECT_THROW(make_loss(usual_loss(), {{"gamma", 2.0}}), UsageError);
   for (const double smoothing : {-0.1, 1.0, std::nan("")})
     EXPECT_THROW(make_loss(usual_loss(), {{"label-smoothing", smoothing}}), UsageError) << smoothing;
+}
+
+// Module::forward_loss() leaves the outputs to the loss, whose gradient then takes no memory of its own.
+class OutputsLeftToTheLoss : public ::testing::TestWithParam<DType> {
+ protected:
+  static constexpr std::int64_t kRows = 64, kFeatures = 8, kClasses = 1000;
+  enum class Does : std::uint8_t { kReturn, kKeepVar, kKeepHandle, kReadAgain, kActivate };
+
+  class Head final : public Module {
+   public:
+    Head(Context& context, Does what)
+        : layer(register_module("layer", std::make_unique<Linear>(context, kFeatures, kClasses))), does(what) {}
+    Var forward(Tape& tape, Var x) override {
+      const Var y = layer.forward(tape, x, does == Does::kActivate ? Epilogue::kRelu : Epilogue::kNone);
+      if (does == Does::kKeepHandle) handle = y.value();
+      if (does == Does::kReadAgain) relu(tape, y);
+      return var = y;
+    }
+    Linear& layer;
+    Does does;
+    Tensor handle;
+    Var var;
+  };
+
+  OutputsLeftToTheLoss() {
+    tape.set_activations(GetParam());
+    for (std::int32_t i = 0; i < kRows; ++i) labels.data<std::int32_t>()[i] = i;
+  }
+
+  struct Found {
+    std::vector<float> values;  // totals and gradients
+    std::int64_t loss_bytes;    // what the loss has taken of memory
+  };
+  Found pass(const LossFunction& loss, Does does = Does::kReturn, const std::function<void(Head&)>& look = {}) {
+    tape.reset();
+    Generator generator(5);
+    Context context{*backend, generator};
+    Head head(context, does);
+    Found found;
+    const auto in_use = [&] { return static_cast<std::int64_t>(backend->allocator().stats().bytes_asked); };
+    const Var x = to_activations(tape, tape.input(random_tensor(*backend, {kRows, kFeatures}, 3)));
+    const auto measured = [&](Tape& on, const Vars& outputs, const Tensor& targets, float scale) {
+      const std::int64_t before = in_use();
+      const Loss made = loss(on, outputs, targets, scale);
+      found.loss_bytes = in_use() - before;
+      return made;
+    };
+    const Loss made = head.forward_loss(tape, x, labels, measured, 0.5f);
+    if (look) look(head);
+    found.values = {made.totals().f32()[0], made.totals().f32()[1]};
+    tape.backward(made.value);
+    for (const NamedParameter& each : head.named_parameters()) {
+      const auto gradient = each.parameter->gradient().span<float>();
+      found.values.insert(found.values.end(), gradient.begin(), gradient.end());
+    }
+    return found;
+  }
+  Found plain(Does does) {
+    return pass([](Tape& on, Var y, const Tensor& to, float scale) { return cross_entropy(on, y, to, scale); }, does);
+  }
+  std::int64_t gradient_bytes() const { return kRows * kClasses * static_cast<std::int64_t>(size_of(GetParam())); }
+
+  std::unique_ptr<Backend> backend = make_cpu_backend(1);
+  Tape tape{*backend};
+  Tensor labels = backend->empty({kRows}, DType::kI32);
+};
+INSTANTIATE_TEST_SUITE_P(Each, OutputsLeftToTheLoss, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& each) { return std::string(name_of(each.param)); });
+
+TEST_P(OutputsLeftToTheLoss, ItsGradientTakesTheirMemory) {
+  if (!backend->computes_in(GetParam())) GTEST_SKIP() << "not computed here";
+  const Found kept = plain(Does::kReturn), taken = pass(make_loss());
+  EXPECT_GE(kept.loss_bytes, gradient_bytes());
+  EXPECT_LT(taken.loss_bytes, gradient_bytes() / 10);
+  EXPECT_EQ(taken.values, kept.values);
+  const LossFunction smoothed = make_loss(usual_loss(), {{"label-smoothing", 0.25}});
+  const auto same = [](Tape& on, Var y, const Tensor& to, float scale) { return cross_entropy(on, y, to, scale, 0.25f); };
+  EXPECT_EQ(pass(smoothed).values, pass(same).values);
+}
+
+TEST_P(OutputsLeftToTheLoss, NotThoseThatSomebodyReads) {
+  if (!backend->computes_in(GetParam())) GTEST_SKIP() << "not computed here";
+  for (const Does does : {Does::kKeepHandle, Does::kReadAgain, Does::kActivate}) {
+    const Found found = pass(make_loss(), does, [](Head& head) { EXPECT_TRUE(head.var.value().defined()); });
+    EXPECT_GE(found.loss_bytes, gradient_bytes());
+    EXPECT_EQ(found.values, plain(does).values);
+  }
+}
+
+TEST_P(OutputsLeftToTheLoss, WhoReadsThemLaterIsRefused) {
+  if (!backend->computes_in(GetParam())) GTEST_SKIP() << "not computed here";
+  const auto look = [&](Head& head) {
+    EXPECT_EQ(head.var.shape(), Shape({kRows, kClasses}));
+    EXPECT_THAT(refusal_of([&] { head.var.value(); }), HasSubstr("its loss has overwritten with its gradient"));
+    EXPECT_THAT(refusal_of([&] { relu(tape, head.var); }), HasSubstr("copy value() before the loss"));
+  };
+  pass(make_loss(), Does::kKeepVar, look);
+}
+
+// A custom loss may read them as often as it likes.
+TEST_P(OutputsLeftToTheLoss, OwnLossesReadThemTwice) {
+  if (!backend->computes_in(GetParam())) GTEST_SKIP() << "not computed here";
+  const LossFunction twice = [](Tape& on, Var y, const Tensor& to, float scale) {
+    const Loss first = cross_entropy(on, y, to, scale), second = cross_entropy(on, y, to, scale, 0.5f);
+    return Loss{add(on, first.value, second.value)};
+  };
+  EXPECT_GE(pass(twice).loss_bytes, 2 * gradient_bytes());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,10 @@ namespace lockstep::comm {
 /// or no failure) throw PeerError with the code of the lowest failing rank. So a file that is bad for all ranks is
 /// complained about once. `work` must issue no collectives: a rank that fails would leave them.
 void run_collectively(ProcessGroup& group, const std::function<void()>& work);
+
+/// Element by element the largest of all ranks' values, on every rank: what all do together takes as long as on the
+/// slowest one. Collective; all ranks pass equally many.
+std::vector<double> largest_of_ranks(ProcessGroup& group, std::span<const double> mine);
 
 /// Names and values, in any order, that must be the same on every rank: build, instruction set, model, options.
 using Manifest = std::vector<std::pair<std::string, std::string>>;

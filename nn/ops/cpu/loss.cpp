@@ -21,12 +21,19 @@ struct RowLoss {
   bool correct;
 };
 
-// One row of K logits; dlogits may be null. `powers` is memory for K numbers: dlogits itself where that is f32.
+// One row of K logits; dlogits may be null, or the logits. `powers` is memory for K numbers: dlogits itself where that
+// is f32.
 template <class T>
 LOCKSTEP_SIMD_CLONES RowLoss softmax_row(const T* logits, std::int64_t k, std::int64_t label, float scale,
                                          float smoothing, float* powers, T* dlogits) {
   const float kept = 1.0f - smoothing, classes = static_cast<float>(k);
   const float largest = lane_max(k, [&](std::int64_t j) { return wide(logits[j]); });
+  bool correct = wide(logits[label]) == largest;
+  for (std::int64_t j = 0; correct && j < label; ++j) correct = wide(logits[j]) != largest;
+  float apart = wide(logits[label]) - largest;
+  if (smoothing > 0)
+    apart =
+        kept * apart + smoothing * (lane_sum(k, [&](std::int64_t j) { return wide(logits[j]) - largest; }) / classes);
   float sum;
   if (dlogits == nullptr) {
     sum = lane_sum(k, [&](std::int64_t j) { return exp_of(wide(logits[j]) - largest); });
@@ -43,12 +50,6 @@ LOCKSTEP_SIMD_CLONES RowLoss softmax_row(const T* logits, std::int64_t k, std::i
     if constexpr (sizeof(T) < sizeof(float))
       for (std::int64_t j = 0; j < k; ++j) dlogits[j] = narrow<T>(powers[j]);
   }
-  bool correct = wide(logits[label]) == largest;
-  for (std::int64_t j = 0; correct && j < label; ++j) correct = wide(logits[j]) != largest;
-  float apart = wide(logits[label]) - largest;
-  if (smoothing > 0)
-    apart =
-        kept * apart + smoothing * (lane_sum(k, [&](std::int64_t j) { return wide(logits[j]) - largest; }) / classes);
   return {std::log(sum) - apart, correct};
 }
 

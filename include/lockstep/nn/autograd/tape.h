@@ -38,13 +38,13 @@ class Var {
   }
   /// For operators: the value as it was made; its rows may lie apart (Note [Pitch]).
   const Tensor& rows() const {
-    const State& known = state();
-    if (known.walked && !known.value.defined()) [[unlikely]]
-      refuse_released();
-    return known.value;
+    const Tensor& known = there();
+    if (state_->overwritten) [[unlikely]]
+      refuse_overwritten();
+    return known;
   }
-  const Shape& shape() const { return rows().shape(); }
-  DType dtype() const { return rows().dtype(); }
+  const Shape& shape() const { return there().shape(); }
+  DType dtype() const { return there().dtype(); }
   bool needs_grad() const { return state().needs_grad; }
   /// Whether backward has walked the operator that computed it: nothing more can flow through it.
   bool walked() const { return state().walked; }
@@ -68,6 +68,8 @@ class Var {
     bool is_loss = false;
     bool counts = false;
     bool is_root = false;  // of the backward pass
+    bool left_to_loss = false;
+    bool overwritten = false;
     Epilogue activation = Epilogue::kNone;
     Tensor saved_preactivation;
     Backend* backend = nullptr;  // of a value with a pitch
@@ -79,9 +81,16 @@ class Var {
       refuse_expired();
     return *state_;
   }
+  const Tensor& there() const {
+    const State& known = state();
+    if (known.walked && !known.value.defined()) [[unlikely]]
+      refuse_released();
+    return known.value;
+  }
   void make_contiguous() const;
   [[noreturn]] void refuse_expired() const;
   [[noreturn]] static void refuse_released();
+  [[noreturn]] static void refuse_overwritten();
 
   State* state_ = nullptr;
   Lifetime::Ref pass_;  // of the tape, until it forgets
@@ -133,6 +142,9 @@ class Node {
   /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where
   /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
+
+  /// Whether backward() reads its output's value.
+  virtual bool reads_output() const { return true; }
 
   /// Whether backward() records operators, which the tape then walks next (Note [Recomputation]).
   virtual bool records() const { return false; }
@@ -219,6 +231,14 @@ class Tape {
     static_assert(alignof(NodeType) <= alignof(std::max_align_t));
     push(new (take_memory(sizeof(NodeType))) NodeType(output, std::forward<Args>(args)...));
   }
+
+  /// Nobody but the loss that comes next looks at these: Module::forward_loss() says so of outputs that only the loss
+  /// gets.
+  void leave_to_loss(const Vars& outputs);
+  /// For a loss: v's value, to be overwritten by its gradient, where it was left to the loss and no operator of this
+  /// pass reads it in its backward; undefined otherwise, and where somebody holds a handle of it. From then on reading
+  /// it is a UsageError.
+  Tensor take_value(Var v);
 
   /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
   void contribute(Var v, Tensor grad);

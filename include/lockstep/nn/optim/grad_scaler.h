@@ -29,6 +29,9 @@ namespace lockstep::nn {
 /// them. It works in any precision. One thread uses it.
 class GradScaler final {
  public:
+  /// No scale falls below this, nor begins there.
+  static constexpr double kLeastScale = 0x1p-100;
+
   struct Options {
     double initial_scale = 65536;
     double growth_factor = 2;
