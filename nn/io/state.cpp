@@ -451,6 +451,26 @@ void load_entries(const std::vector<StateEntry>& entries, const std::vector<Host
     from_host(*given[i], Target{&entries[i].value, entries[i].backend, entries[i].layout});
 }
 
+namespace {
+
+constexpr std::int64_t kAtOnce = std::int64_t{1} << 20;  // elements
+
+// As to_host() has them; a piece at a time, where they lie as in files: a copy of the largest parameter may be what a
+// run's memory has no space for.
+void add_content(Sha256& hash, const std::string& name, const Target& target) {
+  if (target.layout != FileLayout::kSame) return hash.update(to_host(name, target).bytes);
+  const Tensor all = target.value->reshaped({target.value->count()});
+  std::vector<std::byte> piece;
+  for (std::int64_t begin = 0; begin < all.count(); begin += kAtOnce) {
+    const Tensor part = all.slice(begin, std::min(begin + kAtOnce, all.count()));
+    piece.resize(part.bytes());
+    target.backend->download(part, piece);
+    hash.update(piece);
+  }
+}
+
+}  // namespace
+
 std::string parameters_sha256(const Module& module) {
   auto parameters = module.named_parameters();
   std::sort(parameters.begin(), parameters.end(),
@@ -458,7 +478,7 @@ std::string parameters_sha256(const Module& module) {
   Sha256 hash;
   for (const auto& named : parameters) {
     hash.update(named.name);
-    hash.update(to_host(named.name, target_of(named)).bytes);
+    add_content(hash, named.name, target_of(named));
   }
   return hash.finish();
 }

@@ -87,8 +87,8 @@ class Heap {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  Block* make_block(int size_class, Lock& lock);
-  std::byte* allocate(std::size_t bytes, Lock& lock);
+  Block* make_block(int size_class, std::size_t used, Lock& lock);
+  std::byte* allocate(std::size_t bytes, std::size_t used, Lock& lock);
   bool give_back_idle(std::size_t pool);
   bool give_back_held(Lock& lock);
 
@@ -120,7 +120,7 @@ Block* Heap::acquire(std::size_t bytes) {
   if (block != nullptr)
     list = block->next_free;
   else
-    block = make_block(size_class, lock);
+    block = make_block(size_class, bytes, lock);
   ++used_;
   block->references.store(1, std::memory_order_relaxed);
   stats_.bytes_in_use += block->bytes;
@@ -131,30 +131,30 @@ Block* Heap::acquire(std::size_t bytes) {
   return block;
 }
 
-Block* Heap::make_block(int size_class, Lock& lock) {
+Block* Heap::make_block(int size_class, std::size_t used, Lock& lock) {
   auto made = std::make_unique<Block>();
   made->bytes = class_bytes(size_class);
   made->size_class = size_class;
   made->pool = static_cast<int>(pool_);
   made->owner = this;
-  made->data = allocate(made->bytes, lock);
+  made->data = allocate(made->bytes, used, lock);
   ++stats_.system_allocations;
   stats_.bytes_held += made->bytes;
   return blocks_.emplace_back(std::move(made)).get();
 }
 
-std::byte* Heap::allocate(std::size_t bytes, Lock& lock) {
+std::byte* Heap::allocate(std::size_t bytes, std::size_t used, Lock& lock) {
   try {
-    return source_->allocate(bytes);
+    return source_->allocate_in_part(bytes, used);
   } catch (const OutOfMemoryError&) {
     if (!give_back_idle(kOrdinary) && !give_back_held(lock)) throw;
   }
   try {
-    return source_->allocate(bytes);
+    return source_->allocate_in_part(bytes, used);
   } catch (const OutOfMemoryError&) {
     if (!give_back_held(lock)) throw;
   }
-  return source_->allocate(bytes);
+  return source_->allocate_in_part(bytes, used);
 }
 
 // Holders give blocks back, for which the lock is taken.

@@ -1,10 +1,14 @@
 #include "lockstep/nn/tensor/allocator.h"
-#include "base/error.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <unistd.h>
 
+#include <cstring>
+#include <fstream>
 #include <thread>
 
+#include "base/error.h"
 #include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn {
@@ -170,6 +174,28 @@ TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
   kept = Tensor();  // given back outside of the scope: still not for others
   EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), recorded);
   EXPECT_EQ(allocator.stats().system_allocations, 3u);
+}
+
+std::int64_t resident_bytes() {
+  std::int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+// A model's parameters and their moments are many blocks of a few huge pages each.
+TEST(HostMemory, HasHardlyMorePagesThanIsAskedFor) {
+  constexpr std::int64_t kBytes = 2359296, kBlocks = 64;  // a GPT-2 block's c_proj.weight
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);                   // pages that earlier tests have written are resident already
+  CachingAllocator allocator(make_host_memory());
+  std::vector<Tensor> blocks;
+  const std::int64_t before = resident_bytes();
+  for (int i = 0; i < kBlocks; ++i) {
+    blocks.push_back(Tensor::empty(allocator, {kBytes / 4}));
+    std::memset(blocks.back().f32(), 1, kBytes);
+  }
+  const std::int64_t taken = resident_bytes() - before;
+  EXPECT_GE(taken, kBlocks * kBytes);
+  EXPECT_LE(taken, kBlocks * kBytes * 5 / 4);
 }
 
 /// Has so many bytes, and counts how often it was asked.

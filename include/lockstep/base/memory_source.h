@@ -15,6 +15,11 @@ class MemorySource {
   /// At least 64-byte aligned. Throws OutOfMemoryError where there is not as much, DeviceError or CudaError for all
   /// else; each says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
+  /// The same where the first `used` of them are all that is written for now.
+  virtual std::byte* allocate_in_part(std::size_t bytes, std::size_t used) {
+    static_cast<void>(used);
+    return allocate(bytes);
+  }
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
   /// What makes the device usable here (a stream) ends: pieces that are still given are freed without it later.
   virtual void outlive_device() noexcept {}
@@ -22,7 +27,7 @@ class MemorySource {
   virtual Device device() const { return {}; }
 };
 
-/// Host memory; large blocks ask for huge pages.
+/// Host memory; large blocks ask for huge pages, for what is used of them.
 std::unique_ptr<MemorySource> make_host_memory();
 
 }  // namespace lockstep
