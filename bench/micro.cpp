@@ -133,6 +133,26 @@ BENCHMARK_CAPTURE(LayerStep, BatchNorm64, nn::Shape{64, 14, 14, 64},
                   })
     ->Unit(benchmark::kMicrosecond);
 
+// Linear layers of N to N features on as many samples, forward: the rate of products that a training step can hope for.
+void Product(benchmark::State& state) {
+  const auto backend = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*backend, generator};
+  const std::int64_t n = state.range(0);
+  nn::Linear layer(context, n, n);
+  const nn::Tensor x = backend->empty({n, n});
+  generator.uniform(x.span<float>(), -1.0, 1.0);
+  nn::Tape tape(*backend);
+  tape.set_recording(false);
+  for (auto _ : state) {
+    layer.forward(tape, tape.input(x));
+    tape.reset();
+  }
+  const auto flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+  state.counters["FLOP/s"] = benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(Product)->Arg(512)->Arg(1024)->Arg(2048)->Unit(benchmark::kMicrosecond);
+
 void AdamW(benchmark::State& state) {
   const auto backend = nn::make_cpu_backend(1);
   const nn::Tensor p = backend->zeros({state.range(0)}), g = backend->zeros({state.range(0)});

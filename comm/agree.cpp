@@ -122,13 +122,14 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
 
 std::vector<double> largest_of_ranks(ProcessGroup& group, std::span<const double> mine) {
   std::vector<double> largest(mine.begin(), mine.end());
-  for (const auto& bytes : group.all_gather_objects(std::as_bytes(mine))) {
-    if (bytes.size() != mine.size_bytes())
-      throw OutOfStepError(fmt::format("a rank has values of {} bytes where rank {} has {}", bytes.size(), group.rank(),
-                                       mine.size_bytes()),
+  const auto all = group.all_gather_objects(std::as_bytes(mine));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() != mine.size_bytes())
+      throw OutOfStepError(fmt::format("rank {} has {} values where rank {} has {}", rank,
+                                       all[rank].size() / sizeof(double), group.rank(), mine.size()),
                            "let all ranks pass equally many");
     std::vector<double> theirs(mine.size());
-    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
     std::ranges::transform(largest, theirs, largest.begin(), [](double a, double b) { return std::max(a, b); });
   }
   return largest;

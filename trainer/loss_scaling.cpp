@@ -24,7 +24,8 @@ nn::GradScaler::State read_scaler(const checkpoint::Resumed& resumed) {
     float numbers[kNumbers] = {};
     std::memcpy(numbers, tensor.bytes.data(), sizeof numbers);
     const bool counts = numbers[1] >= 0 && numbers[1] <= 0x1p24f && numbers[2] >= 0 && numbers[2] <= 0x1p24f;
-    if (!counts || !std::isfinite(numbers[0]) || !(static_cast<double>(numbers[0]) >= nn::GradScaler::kLeastScale)) break;
+    if (!counts || !std::isfinite(numbers[0]) || !(static_cast<double>(numbers[0]) >= nn::GradScaler::kLeastScale))
+      break;
     return {.scale = numbers[0],
             .good_steps = static_cast<std::int64_t>(numbers[1]),
             .skipped_steps = static_cast<std::int64_t>(numbers[2])};

@@ -35,8 +35,9 @@ void Var::refuse_released() {
 }
 
 void Var::refuse_overwritten() {
-  throw UsageError("the value of a Var that its loss has overwritten with its gradient",
-                   "copy value() before the loss is computed: the tensor is a handle, and then the loss leaves it alone");
+  throw UsageError(
+      "the value of a Var that its loss has overwritten with its gradient",
+      "copy value() before the loss is computed: the tensor is a handle, and then the loss leaves it alone");
 }
 
 Tape::Tape(Backend& backend) : backend_(backend) { hold_memory(kFirstMemoryBytes); }

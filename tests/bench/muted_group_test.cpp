@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "bench/timings.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::bench {
@@ -47,12 +46,6 @@ TEST(MutedGroup, PassesEverythingOnUnlessItIsMuted) {
   muted.broadcast(region, group().size() - 1).wait_host();
   EXPECT_EQ(values[0], n - 1);
   muted.barrier().wait_host();
-}
-
-TEST(Slowest, IsTheLargestOfAllRanksElementByElement) {
-  const double rank = group().rank();
-  const std::vector<double> mine = {rank, -rank, 5.0};
-  EXPECT_EQ(slowest(group(), mine), (std::vector<double>{static_cast<double>(group().size() - 1), 0.0, 5.0}));
 }
 
 }  // namespace

@@ -117,6 +117,24 @@ TEST(Agree, NoMemoryIsNoBug) {
   }
 }
 
+TEST(LargestOfRanks, ElementByElement) {
+  const double rank = group().rank();
+  const std::vector<double> mine = {rank, -rank, 5.0};
+  EXPECT_EQ(largest_of_ranks(group(), mine), (std::vector<double>{static_cast<double>(group().size() - 1), 0.0, 5.0}));
+  EXPECT_TRUE(largest_of_ranks(group(), {}).empty());
+}
+
+TEST(LargestOfRanks, OfEquallyMany) {
+  if (group().size() == 1) return;
+  const std::vector<double> mine(group().rank() == last() ? 2 : 1);
+  try {
+    largest_of_ranks(group(), mine);
+    FAIL() << "nobody has seen it";
+  } catch (const OutOfStepError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("values where rank"));
+  }
+}
+
 TEST(Manifest, Equal) {
   EXPECT_NO_THROW(compare_manifests(group(), {{"lr", "0.1"}, {"seed", "1"}}));
   // The order does not matter.

@@ -16,24 +16,17 @@
 #include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "tests/nn/values.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::refusal_of;
 using ::testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-std::string refusal_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no UsageError";
-}
 
 // torch.amp.GradScaler's update(), in plain words.
 struct Reference {

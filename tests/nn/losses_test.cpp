@@ -135,7 +135,9 @@ TEST_P(OutputsLeftToTheLoss, ItsGradientTakesTheirMemory) {
   EXPECT_LT(taken.loss_bytes, gradient_bytes() / 10);
   EXPECT_EQ(taken.values, kept.values);
   const LossFunction smoothed = make_loss(usual_loss(), {{"label-smoothing", 0.25}});
-  const auto same = [](Tape& on, Var y, const Tensor& to, float scale) { return cross_entropy(on, y, to, scale, 0.25f); };
+  const auto same = [](Tape& on, Var y, const Tensor& to, float scale) {
+    return cross_entropy(on, y, to, scale, 0.25f);
+  };
   EXPECT_EQ(pass(smoothed).values, pass(same).values);
 }
 

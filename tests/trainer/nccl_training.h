@@ -51,15 +51,15 @@ class NcclTraining {
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
                                           .settings = {{"hidden", setting.hidden}}})),
-        gpus_(setting.cuda
-                  ? comm::make_nccl_group(testing::group(), {.producer = backend_->stream(), .timeout = kPatience},
-                                          &comm::fake_nccl::api())
-                  : nullptr),
         loader_(splits_.train,
                 sampler::DistributedSampler(
                     {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch},
                     testing::group().rank(), testing::group().size()),
                 {.workers = 1, .memory = backend_->staging_memory()}),
+        gpus_(setting.cuda
+                  ? comm::make_nccl_group(testing::group(), {.producer = backend_->stream(), .timeout = kPatience},
+                                          &comm::fake_nccl::api())
+                  : nullptr),
         activations_(setting.activations),
         scaler_(setting.scaling ? std::make_unique<nn::GradScaler>(*backend_, *setting.scaling) : nullptr) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : testing::group();
@@ -131,8 +131,8 @@ class NcclTraining {
   nn::Context context_{*backend_, generator_};
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> module_;
+  data::Loader loader_;  // ends after the group, with which copies out of its memory end that wait for other ranks
   std::unique_ptr<comm::DeviceGroup> gpus_;
-  data::Loader loader_;
   DType activations_;
   std::unique_ptr<nn::GradScaler> scaler_;
   std::optional<parallel::DistributedDataParallel> ddp_;

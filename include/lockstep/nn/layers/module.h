@@ -67,9 +67,9 @@ class Module {
   /// The same: model(tape, x), model(tape, {x, mask}).
   Var operator()(Tape& tape, Var x) { return forward(tape, x); }
   Vars operator()(Tape& tape, const Vars& inputs) { return forward_all(tape, inputs); }
-  /// The `loss` of what forward_all() returns for `inputs`. The losses of the registry may compute their gradient in the
-  /// memory of the outputs: who has kept these as a Var reads value() before, or is refused. On several devices each computes that of its part
-  /// (DataParallel).
+  /// The `loss` of what forward_all() returns for `inputs`. The losses of the registry may compute their gradient in
+  /// the memory of the outputs: who has kept these as a Var reads value() before, or is refused. On several devices
+  /// each computes that of its part (DataParallel).
   virtual Loss forward_loss(Tape& tape, const Vars& inputs, const Tensor& targets, const LossFunction& loss,
                             float scale);
 
