@@ -108,6 +108,8 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
     join_lanes(softmax);
   }
 
+  if constexpr (kWarps == 1) __syncwarp();  // all lanes have read the label's logit, where dlogits may lie
+
   const float kept = 1.0f - smoothing;
   float apart = wanted - softmax.largest;
   if (smoothing > 0.0f) {
