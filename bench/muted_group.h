@@ -14,8 +14,9 @@
 namespace lockstep::bench {
 
 /// Passes everything on to `inner`, unless it is muted: operations issued then are complete at once and change nothing.
-/// All ranks mute it alike, and only while nothing is under way. `inner` must outlive it, and nobody else may issue
-/// operations on it between two of this group's. One thread uses it.
+/// All ranks mute it alike, and only while nothing is under way. What ranks write into each other's copies of an arena
+/// (comm: Note [Copies of other ranks]) is no operation: they write it all the same, in no order. `inner` must outlive
+/// it, and nobody else may issue operations on it between two of this group's. One thread uses it.
 class MutedGroup final : public comm::ProcessGroup {
  public:
   explicit MutedGroup(comm::ProcessGroup& inner);

@@ -131,6 +131,12 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
             1e3 * seconds_between(begin, waited), 1e3 * seconds_between(waited, end));
 }
 
+void Checkpoints::free_moments() {
+  if (copy_ == nullptr) return;
+  for (Place& place : places_) place.writer->wait();
+  copy_->free_moments();
+}
+
 bool Checkpoints::finish() {
   for (Place& place : places_) {
     place.writer->wait();

@@ -56,6 +56,9 @@ class Checkpoints {
   bool wanted() const { return !options_.directory.empty(); }
   bool due(std::int64_t step, bool last_of_epoch, bool last) const;
 
+  /// Before moments are gathered for take(): waits for the last one, and frees what was copied of its moments, so that
+  /// they are not there twice.
+  void free_moments();
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
   /// is still being written. Nothing if this step's has been taken. `more`, of the rank that writes: what it does not
   /// have by itself. `since`: when training stopped for it.

@@ -164,28 +164,39 @@ CheckpointManifest read_manifest(const std::string& path) {
   return read_manifest_file(fmt::format("{}/{}", path, kManifestFile));
 }
 
+std::vector<std::string> files_of(const std::string& path, const CheckpointManifest& manifest) {
+  std::vector<std::string> files = {kWeightsFile};
+  if (manifest.parts.empty()) files.emplace_back(kOptimizerFile);
+  for (std::size_t part = 0; part < manifest.parts.size(); ++part)
+    files.push_back(part_file(part, manifest.parts.size()));
+  for (const std::string& name : files)
+    if (!manifest.files.contains(name)) refuse(path, fmt::format("its manifest does not list {}", name));
+  for (const char* name : {kAverageFile, kCarriedFile, kHookFile, kScalerFile})
+    if (manifest.files.contains(name)) files.emplace_back(name);
+  return files;
+}
+
+void verify_file(const std::string& path, const CheckpointManifest& manifest, const std::string& name) {
+  const auto file = manifest.files.find(name);
+  if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
+  verify_file(fmt::format("{}/{}", path, name), file->second);
+}
+
 CheckpointManifest verify_checkpoint(const std::string& path) {
   CheckpointManifest manifest = read_manifest(path);
-  std::vector<std::string> needed = {kWeightsFile};
-  if (manifest.parts.empty()) needed.emplace_back(kOptimizerFile);
-  for (std::size_t part = 0; part < manifest.parts.size(); ++part)
-    needed.push_back(part_file(part, manifest.parts.size()));
-  for (const std::string& name : needed) {
-    const auto file = manifest.files.find(name);
-    if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
-    verify_file(fmt::format("{}/{}", path, name), file->second);
-  }
-  for (const char* name : {kAverageFile, kCarriedFile, kHookFile, kScalerFile})
-    if (const auto file = manifest.files.find(name); file != manifest.files.end())
-      verify_file(fmt::format("{}/{}", path, name), file->second);
+  for (const std::string& name : files_of(path, manifest)) verify_file(path, manifest, name);
   return manifest;
 }
 
 Search newest_whole(const std::string& directory) {
+  return newest_whole(directory, [](const std::string& path) { return verify_checkpoint(path); });
+}
+
+Search newest_whole(const std::string& directory, Verify verify) {
   Search search;
   for (const auto& stored : list_checkpoints(directory)) {
     try {
-      search.found = FoundCheckpoint{stored.path, verify_checkpoint(stored.path)};
+      search.found = FoundCheckpoint{stored.path, verify(stored.path)};
       break;
     } catch (const IoError& error) {
       search.corrupt.push_back({stored.path, error.what(), stored.step});

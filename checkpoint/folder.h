@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep::checkpoint {
 
@@ -57,6 +58,12 @@ std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory);
 CheckpointManifest read_manifest(const std::string& path);
 /// Reads a checkpoint's files whole. Throws IoError naming the file that is missing, cut or changed.
 CheckpointManifest verify_checkpoint(const std::string& path);
+/// The same in pieces: which files that are, by their names, of the checkpoint at `path` with this manifest, and one of
+/// them. Throw IoError where the manifest does not list one that must be there, and for one that is not whole.
+std::vector<std::string> files_of(const std::string& path, const CheckpointManifest& manifest);
+void verify_file(const std::string& path, const CheckpointManifest& manifest, const std::string& name);
+/// What verifies a checkpoint, as verify_checkpoint() does.
+using Verify = FunctionRef<CheckpointManifest(const std::string& path)>;
 
 struct FoundCheckpoint {
   std::string path;
@@ -72,6 +79,7 @@ struct Search {
   std::vector<CorruptCheckpoint> corrupt;  // newer than that
 };
 Search newest_whole(const std::string& directory);
+Search newest_whole(const std::string& directory, Verify verify);
 
 /// What a run resumes from.
 struct Resumed {

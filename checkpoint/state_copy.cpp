@@ -61,6 +61,10 @@ void StateCopy::take(MoreState more) {
     }
 }
 
+void StateCopy::free_moments() {
+  for (Part& part : optimizer_) part.memory = {};
+}
+
 std::optional<std::string> StateCopy::not_finite() const {
   for (const std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (const Part& part : *parts)

@@ -34,6 +34,8 @@ class StateCopy {
 
   /// By the thread that computes.
   void take(MoreState more = {});
+  /// Gives back the memory of the moments that were taken. Likewise.
+  void free_moments();
 
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;

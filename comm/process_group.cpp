@@ -72,6 +72,16 @@ bool ProcessGroup::detach(const Arena& arena) noexcept {
 
 Arena::~Arena() = default;
 
+std::byte* Arena::copy_of(int rank) const {
+  if (group_ == nullptr) return nullptr;
+  if (rank < 0 || rank >= group_->size())
+    throw UsageError(fmt::format("the copy that rank {} of a group of {} has of an arena", rank, group_->size()),
+                     "name a rank below ProcessGroup::size()");
+  if (rank == group_->rank()) return data_;
+  if (!group_->sees_all_copies()) return nullptr;
+  return data_ + (rank - group_->rank()) * static_cast<std::ptrdiff_t>(stride_bytes_);
+}
+
 bool Arena::detach() noexcept {
   if (ProcessGroup* const group = std::exchange(group_, nullptr)) return group->detach(*this);
   return last_use_.sequence == 0 && std::uncaught_exceptions() == 0;

@@ -46,12 +46,23 @@ ShardedParameters::ShardedParameters(comm::ProcessGroup& group, nn::Backend& bac
     blocks += static_cast<std::size_t>(nn::norm_blocks(static_cast<std::int64_t>(slot.count)));
   arena_ = group_.allocate(plan_.bytes);
   sums_ = group_.allocate(2 * blocks * sizeof(double));
+  find_replicas();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     nn::Parameter& parameter = *parameters_[i].parameter;
     lifetimes_.push_back(parameter.lifetime());
     parameter.move_value(nn::Tensor::view_of(arena_->data() + plan_.slot_offset_bytes[i], parameter.value().shape()));
   }
   backend_.allocator().trim();  // of where they were
+}
+
+// Each rank begins with the one after it, so that they do not all write to the same one.
+void ShardedParameters::find_replicas() {
+  if (group_.device().kind != DeviceKind::kCpu) return;
+  for (int i = 1; i < group_.size(); ++i) {
+    const std::byte* const theirs = arena_->copy_of((group_.rank() + i) % group_.size());
+    if (theirs == nullptr) return replicas_.clear();
+    replicas_.push_back((theirs - arena_->data()) / static_cast<std::ptrdiff_t>(sizeof(float)));
+  }
 }
 
 // No collective: after an error too. Then nobody waits for other ranks, which may have ended, nor for a GPU, whose
@@ -113,10 +124,11 @@ void ShardedParameters::end_sum(std::span<const nn::Tensor> parts) {
 
 void ShardedParameters::gather(std::size_t bucket) {
   const ddp::Bucket& whole = plan_.buckets[bucket];
-  gathers_[bucket] = group_.all_gather({.arena = arena_.get(),
-                                        .offset_bytes = whole.offset_bytes,
-                                        .count = whole.bytes / sizeof(float),
-                                        .dtype = DType::kF32});
+  gathers_[bucket] = writes_directly() ? written_
+                                       : group_.all_gather({.arena = arena_.get(),
+                                                            .offset_bytes = whole.offset_bytes,
+                                                            .count = whole.bytes / sizeof(float),
+                                                            .dtype = DType::kF32});
   due_[bucket] = false;
   under_way_[bucket] = true;
 }
@@ -147,6 +159,9 @@ void ShardedParameters::before_update(std::span<const std::size_t> indices) {
   mark(indices);
   for (std::size_t b = 0; b < touched_.size(); ++b)
     if (touched_[b]) wait(b);
+  if (may_write_ || !writes_directly() || std::ranges::find(touched_, true) == touched_.end()) return;
+  group_.barrier().wait_host();
+  may_write_ = true;
 }
 
 void ShardedParameters::after_update(std::span<const std::size_t> indices) {
@@ -162,6 +177,9 @@ void ShardedParameters::after_update(std::span<const std::size_t> indices) {
 }
 
 void ShardedParameters::start_gathers() {
+  if (std::ranges::find(due_, true) == due_.end()) return;
+  if (writes_directly()) written_ = group_.barrier();
+  may_write_ = false;
   for (std::size_t b = due_.size(); b-- > 0;)
     if (due_[b]) {
       gather(b);

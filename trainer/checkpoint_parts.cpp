@@ -102,12 +102,18 @@ bool in_parts(const TrainConfig& config, int ranks) {
   return config.zero > 0 && ranks > 1 && !config.checkpoint_dir.empty() && config.checkpoint_mirror.empty();
 }
 
-std::optional<checkpoint::OwnPart> place_part(const std::string& directory, comm::ProcessGroup& group,
+SeenDirectory look_at_directory(const std::string& path, comm::ProcessGroup& group) {
+  SeenDirectory directory{.path = path, .attempt = {}, .elsewhere = {}};
+  directory.attempt = group.all_gather_text(fmt::format("{}-{:x}", host_name(), ::getpid())).front();
+  directory.elsewhere = ranks_elsewhere(path, directory.attempt, group);
+  return directory;
+}
+
+std::optional<checkpoint::OwnPart> place_part(const SeenDirectory& directory, const comm::ProcessGroup& group,
                                               const parallel::DistributedDataParallel& ddp,
                                               const nn::Optimizer& optimizer, CheckpointManifest& plan) {
   if (!optimizer.is_sliced() || group.size() == 1 || optimizer.moments().empty()) return std::nullopt;
-  const std::string nonce = group.all_gather_text(fmt::format("{}-{:x}", host_name(), ::getpid())).front();
-  const auto elsewhere = ranks_elsewhere(directory, nonce, group);
+  const std::vector<int>& elsewhere = directory.elsewhere;
   if (!elsewhere.empty()) {
     if (group.rank() == 0 && elsewhere.front() != 0) {
       std::vector<std::string> numbers;
@@ -116,21 +122,14 @@ std::optional<checkpoint::OwnPart> place_part(const std::string& directory, comm
           "rank{} {} cannot write to rank 0's --checkpoint-dir {} (host {}): rank 0 gathers all moments and writes "
           "them "
           "→ give a directory on a file system that all hosts share, and each rank writes its own",
-          numbers.size() == 1 ? "" : "s", join(numbers, ", "), directory, host_name());
+          numbers.size() == 1 ? "" : "s", join(numbers, ", "), directory.path, host_name());
     }
     return std::nullopt;
   }
   plan.parts = layout_of(ddp, group.size());
   return checkpoint::OwnPart{.index = static_cast<std::size_t>(group.rank()),
                              .count = static_cast<std::size_t>(group.size()),
-                             .attempt = nonce};
-}
-
-std::optional<checkpoint::OwnPart> place_part(const TrainConfig& config, comm::ProcessGroup& group,
-                                              const parallel::DistributedDataParallel& ddp,
-                                              const nn::Optimizer& optimizer, CheckpointManifest& plan) {
-  if (!in_parts(config, group.size())) return std::nullopt;
-  return place_part(config.checkpoint_dir, group, ddp, optimizer, plan);
+                             .attempt = directory.attempt};
 }
 
 void settle_parts(checkpoint::Checkpoints& checkpoints, comm::ProcessGroup& group) {
@@ -145,6 +144,14 @@ void settle_parts(checkpoint::Checkpoints& checkpoints, comm::ProcessGroup& grou
 bool finish_checkpoints(checkpoint::Checkpoints& checkpoints, comm::ProcessGroup& group) {
   settle_parts(checkpoints, group);
   return checkpoints.finish();
+}
+
+std::vector<std::vector<std::byte>> gather_moments(checkpoint::Checkpoints& checkpoints,
+                                                   const parallel::DistributedDataParallel& ddp,
+                                                   const nn::Optimizer& optimizer, int root) {
+  if (!optimizer.is_sliced() || checkpoints.in_parts()) return {};
+  checkpoints.free_moments();
+  return ddp.gather_moments(optimizer, root);
 }
 
 std::vector<nn::ParameterSlice> whole_slices(const nn::Optimizer& optimizer) {

@@ -19,15 +19,20 @@ namespace lockstep::trainer {
 /// none: each copy is of one rank, which gathers what it has not.
 bool in_parts(const TrainConfig& config, int ranks);
 
-/// Collective: this rank's part of the checkpoints in `directory`, whose layout goes into `plan`. Nothing where rank 0
-/// writes the moments as one file: the optimizer has no slices or remembers nothing, the group is one rank, or not all
-/// ranks see rank 0's directory and can write there, which is said once. `directory` is made if it is not there.
-std::optional<checkpoint::OwnPart> place_part(const std::string& directory, comm::ProcessGroup& group,
-                                              const parallel::DistributedDataParallel& ddp,
-                                              const nn::Optimizer& optimizer, checkpoint::CheckpointManifest& plan);
+/// A directory for checkpoints, as the ranks see it.
+struct SeenDirectory {
+  std::string path;
+  std::string attempt;         // OwnPart's
+  std::vector<int> elsewhere;  // ranks that do not see rank 0's, or cannot write there; if any, none writes a part
+};
 
-/// The same for `lockstep train`; nothing unless in_parts().
-std::optional<checkpoint::OwnPart> place_part(const TrainConfig& config, comm::ProcessGroup& group,
+/// Collective: makes the directory if it is not there, and has each rank make a file in it, which goes again.
+SeenDirectory look_at_directory(const std::string& path, comm::ProcessGroup& group);
+
+/// This rank's part of the checkpoints in `directory`, whose layout goes into `plan`. Nothing where rank 0 writes the
+/// moments as one file: the optimizer has no slices or remembers nothing, the group is one rank, or ranks are
+/// elsewhere, which rank 0 says.
+std::optional<checkpoint::OwnPart> place_part(const SeenDirectory& directory, const comm::ProcessGroup& group,
                                               const parallel::DistributedDataParallel& ddp,
                                               const nn::Optimizer& optimizer, checkpoint::CheckpointManifest& plan);
 
@@ -37,6 +42,13 @@ void settle_parts(checkpoint::Checkpoints& checkpoints, comm::ProcessGroup& grou
 
 /// Collective: the same and Checkpoints::finish().
 bool finish_checkpoints(checkpoint::Checkpoints& checkpoints, comm::ProcessGroup& group);
+
+/// Collective, before a checkpoint is taken: what the optimizers of slices remember, as a whole on rank `root`, where
+/// the copy of the checkpoint before is freed for it. Nothing elsewhere, and where no moments are to be gathered:
+/// there are no slices, or checkpoints are in parts.
+std::vector<std::vector<std::byte>> gather_moments(checkpoint::Checkpoints& checkpoints,
+                                                   const parallel::DistributedDataParallel& ddp,
+                                                   const nn::Optimizer& optimizer, int root);
 
 /// What `optimizer` remembers of `slices` (by parameter), from the checkpoint at `path`, which is in parts: the bytes
 /// of each of its moments(). Files with nothing of them are not opened. Throws IoError where the parts do not have what

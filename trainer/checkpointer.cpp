@@ -64,7 +64,9 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
     sampler.restore(resumed->manifest.position);
     state.step = resumed->manifest.step;
   }
-  const auto part = place_part(state.options.directory, group, state.ddp, state.optimizer, plan);
+  std::optional<checkpoint::OwnPart> part;
+  if (state.optimizer.is_sliced() && group.size() > 1)
+    part = place_part(look_at_directory(state.options.directory, group), group, state.ddp, state.optimizer, plan);
   comm::run_collectively(group, [&] {
     state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed, part);
   });
@@ -86,8 +88,7 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
   more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
   if (state.session.group->rank() == 0) more.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
   settle_parts(state.checkpoints, *state.session.group);
-  if (state.optimizer.is_sliced() && !state.checkpoints.in_parts())
-    more.moments = state.ddp.gather_moments(state.optimizer, 0);
+  more.moments = gather_moments(state.checkpoints, state.ddp, state.optimizer, 0);
   state.checkpoints.take(step, since, position, state.optimizer.steps(), bucket_layout_of(state.ddp), std::move(more));
 }
 

@@ -21,7 +21,7 @@ struct MemoryPlan {
   std::int64_t batch = 0;
   int ranks = 1;                 // of the job
   bool checkpoints = false;      // this rank writes them
-  bool checkpoint_part = false;  // every rank writes what it remembers; rank 0 may have to gather that all the same
+  bool checkpoint_part = false;  // every rank writes what it remembers; else those that write have all of it
 };
 
 /// Builds the model of `config` for `dataset` and its optimizer, and walks one pass, on a backend of shapes in place of

@@ -21,6 +21,7 @@
 #include "trainer/build.h"
 #include "trainer/checkpoint_parts.h"
 #include "trainer/options.h"
+#include "trainer/shared_verification.h"
 
 namespace lockstep::trainer {
 
@@ -128,12 +129,12 @@ struct Looked {
 };
 
 /// With several, one that cannot be read is as one whose checkpoints are all corrupt.
-Looked look_into(const std::vector<std::string>& directories) {
+Looked look_into(const std::vector<std::string>& directories, checkpoint::Verify verify) {
   Looked all;
   for (const std::string& directory : directories) {
     checkpoint::Search search;
     try {
-      search = checkpoint::newest_whole(directory);
+      search = checkpoint::newest_whole(directory, verify);
     } catch (const IoError& error) {
       if (directories.size() == 1) rethrow_unusable(directory, error);
       search.corrupt.push_back({directory, error.what()});
@@ -145,17 +146,21 @@ Looked look_into(const std::vector<std::string>& directories) {
 }
 
 // Rank 0's, for a checkpoint that --resume PATH names.
-Resumed find_named(const ResumeFrom& from) {
+Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
   const std::string& path = from.resume;
   if (fs::exists(fmt::format("{}/{}", path, kManifestFile))) {
     Resumed resumed;
     resumed.path = path;
-    resumed.manifest = checkpoint::verify_checkpoint(path);
+    try {
+      resumed.manifest = verify(path);
+    } catch (const IoError& error) {
+      rethrow_unusable(path, error);
+    }
     std::error_code ignored;
     resumed.from_own_directories = fs::equivalent(fs::path(path + "/..").lexically_normal(), from.directory, ignored);
     return resumed;
   }
-  Looked looked = look_into({path});
+  Looked looked = look_into({path}, verify);
   if (!looked.found && !looked.corrupt.empty()) refuse_all(looked.corrupt, path);
   if (!looked.found)
     throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
@@ -178,7 +183,10 @@ std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& g
                          ? group.rank() == 0
                          : std::ranges::find(from.mirror->on_a_host, group.rank()) != from.mirror->on_a_host.end();
   comm::run_collectively(group, [&] {
-    if (looks) looked = look_into(directories);
+    if (from.mirror == nullptr)
+      verify_together(group, [&](checkpoint::Verify verify) { looked = look_into(directories, verify); });
+    else if (looks)
+      looked = look_into(directories, [](const std::string& path) { return checkpoint::verify_checkpoint(path); });
   });
   const auto steps = group.all_gather_numbers(looked.step());
   const auto newest = std::ranges::max_element(steps);
@@ -347,9 +355,8 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
     if (!resumed) return std::nullopt;
   } else {
     resumed.emplace();
-    collectively([&] {
-      if (group.rank() == 0) resumed = find_named(from);
-    });
+    comm::run_collectively(
+        group, [&] { verify_together(group, [&](checkpoint::Verify verify) { resumed = find_named(from, verify); }); });
     resumed->from_own_directories = group.all_gather_numbers(resumed->from_own_directories ? 1 : 0).front() != 0;
   }
   const bool reads = group.rank() == resumed->reader;

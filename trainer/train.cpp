@@ -60,11 +60,14 @@ class Run {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
-      const bool several = config_.parallel == Parallel::kDp;
+    });
+    // Where not all see it, rank 0 gathers the moments of all, which counts.
+    if (in_parts(config_, group_.size())) seen_ = look_at_directory(config_.checkpoint_dir, group_);
+    comm::run_collectively(group_, [&] {
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
                                 {.samples = samples_at_once(),
-                                 .devices = several ? session.devices.size() : 1,
+                                 .devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1,
                                  .passes = static_cast<std::size_t>(shards_at_once(session)),
                                  .gradients = places_of_gradients(session),
                                  .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
@@ -72,7 +75,7 @@ class Run {
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .ranks = group_.size(),
                                  .checkpoints = !checkpoint_directories().empty(),
-                                 .checkpoint_part = in_parts(config_, group_.size())});
+                                 .checkpoint_part = seen_ && seen_->elsewhere.empty()});
     });
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
@@ -133,7 +136,7 @@ class Run {
       if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
     }
     if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
-    const auto part = place_part(config_, group_, *ddp_, *optimizer, plan);
+    const auto part = seen_ ? place_part(*seen_, group_, *ddp_, *optimizer, plan) : std::nullopt;
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, average_ ? &*average_ : nullptr, plan,
                         checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_, part);
@@ -287,7 +290,7 @@ class Run {
     if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
     more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
     if (group_.rank() == root) more.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
-    if (config_.zero > 0 && !checkpoints_.in_parts()) more.moments = ddp_->gather_moments(step_->optimizer(), root);
+    more.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
     return more;
   }
 
@@ -559,6 +562,7 @@ class Run {
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   std::optional<Mirror> mirror_;
+  std::optional<SeenDirectory> seen_;    // nothing: no checkpoints in parts are wanted
   checkpoint::Checkpoints checkpoints_;  // its thread only has what it was given
   sampler::SamplerState position_;       // after the last step that has begun
   std::int64_t checked_ = 0;             // the step after which replicas were compared last

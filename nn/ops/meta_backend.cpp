@@ -165,7 +165,7 @@ class MetaLoss final : public LossKernels {
 
 class MetaOptim final : public OptimKernels {
  public:
-  void update(const UpdateRule&, T, std::span<const UpdateArrays>, T) override {}
+  void update(const UpdateRule&, T, std::span<const UpdateArrays>, T, std::span<const std::ptrdiff_t>) override {}
   void prepare(const UpdateRule&, T, std::span<const UpdateArrays>) override {}
   void compute_factors(const UpdateRule&, std::span<const UpdateArrays>, T) override {}
   void squares(std::span<const UpdateArrays>) override {}

@@ -377,6 +377,7 @@ void Optimizer::update(std::span<const std::size_t> indices) {
               "an update by gradients of scaled losses before it is known whether they are finite",
               "call add_squares() of all gradients, sum_squares() and compute_update_scale() before, or step()");
   if (share_.exchange != nullptr) share_.exchange->before_update(indices);
+  const auto replicas = share_.exchange != nullptr ? share_.exchange->replicas() : std::span<const std::ptrdiff_t>();
   if (needs_norms_) prepare_rest(indices);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto own = of_group(g, indices);
@@ -385,7 +386,7 @@ void Optimizer::update(std::span<const std::size_t> indices) {
       if (const auto whole = whole_sums_of(own); !whole.empty())
         backend_->optim().compute_factors(rule, whole, factors_);
     if (const auto all = arrays_of(own, nullptr, 0); !all.empty())
-      backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor());
+      backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor(), replicas);
   }
   // Of slices, the copy has what they have; the rest of the parameter comes later.
   for (const std::size_t index : indices)

@@ -317,6 +317,34 @@ TEST(Collectives, CopyAndZeroReachAnArena) {
   EXPECT_THROW(group().zero({arena.get(), 4, kCount, DType::kI32}), UsageError);
 }
 
+// See Note [Copies of other ranks]: each rank writes its slice into all copies.
+TEST(Collectives, CopiesOfOtherRanks) {
+  constexpr std::size_t kCount = 10007;
+  const auto arena = group().allocate(kCount * sizeof(std::int32_t));
+  const int size = group().size(), rank = group().rank();
+  EXPECT_EQ(arena->copy_of(rank), arena->data());
+  EXPECT_THROW(arena->copy_of(-1), UsageError);
+  EXPECT_THROW(arena->copy_of(size), UsageError);
+  const bool seen = size == 1 || group().name() == "shm";
+  for (int other = 0; other < size; ++other) EXPECT_EQ(arena->copy_of(other) != nullptr, seen || other == rank);
+  if (!seen || group().device().kind != DeviceKind::kCpu) return;
+  const Slice mine = slice_of(kCount, sizeof(std::int32_t), rank, size);
+  for (std::int32_t round = 1; round < 100; ++round) {
+    for (int other = 0; other < size; ++other) {
+      auto* const theirs = reinterpret_cast<std::int32_t*>(arena->copy_of(other));
+      std::fill_n(theirs + mine.begin, mine.count, round * 100 + rank);
+    }
+    group().barrier().wait_host();
+    const auto values = arena->view<std::int32_t>(0, kCount);
+    for (int owner = 0; owner < size; ++owner) {
+      const Slice slice = slice_of(kCount, sizeof(std::int32_t), owner, size);
+      const auto found = values.subspan(slice.begin, slice.count);
+      ASSERT_TRUE(std::ranges::all_of(found, [&](std::int32_t value) { return value == round * 100 + owner; }));
+    }
+    group().barrier().wait_host();
+  }
+}
+
 TEST(Collectives, MisuseIsAUsageErrorAndBreaksNothing) {
   const auto arena = group().allocate(64);
   EXPECT_THROW(group().all_reduce({arena.get(), 0, 17, DType::kF32}, ReduceOp::kSum), UsageError);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "nn/ops/update_rules.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {
@@ -453,6 +454,39 @@ TEST_F(Groups, MistakesAreNamed) {
             "a group of parameters with a negative factor of the learning rate");
   EXPECT_EQ(error_of({{.patterns = {"*"}, .weight_decay = -1.0}}), "an optimizer with a negative weight decay");
   EXPECT_THROW(make_sgd(named({0}), {})->step({.lr = 0.1, .clip_norm = -1}), UsageError);
+}
+
+// Further copies get what the parameters get, at any size, and nothing where nothing moves.
+TEST(Replicas, GetTheNewValues) {
+  for (const int threads : {1, 3})
+    for (const std::int64_t count : {1, 1023, 1025, 40001}) {
+      const auto backend = make_cpu_backend(threads);
+      // The parameters in the middle, a copy on either side, and a guard after each.
+      const std::int64_t apart = count + 3;
+      const Tensor all = backend->zeros({3 * apart}), g = backend->zeros({count}), alone = backend->zeros({count});
+      const Tensor control = backend->zeros({StepControl::kSize});
+      float* const p = all.f32() + apart;
+      for (std::int64_t i = 0; i < count; ++i) {
+        g.f32()[i] = static_cast<float>(i % 97) - 40;
+        alone.f32()[i] = p[i] = static_cast<float>(i % 31);
+      }
+      control.f32()[SgdRule::kRate] = 0.37f;
+      control.f32()[StepControl::kGradientScale] = 1.0f;
+      const std::ptrdiff_t replicas[] = {apart, -apart};
+      const UpdateArrays arrays = {.count = count, .gradient = g.f32(), .parameter = p};
+      const UpdateArrays without = {.count = count, .gradient = g.f32(), .parameter = alone.f32()};
+      backend->optim().update(SgdRule{}, control, std::span(&arrays, 1), {}, replicas);
+      for (const std::ptrdiff_t replica : replicas) EXPECT_EQ(p[replica + count / 2], 0) << "kApply is 0";
+      control.f32()[StepControl::kApply] = 1.0f;
+      backend->optim().update(SgdRule{}, control, std::span(&arrays, 1), {}, replicas);
+      backend->optim().update(SgdRule{}, control, std::span(&without, 1), {});
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(p[i], alone.f32()[i]) << i;
+        for (const std::ptrdiff_t replica : replicas) ASSERT_EQ(p[replica + i], p[i]) << i;
+      }
+      for (const std::ptrdiff_t place : {std::ptrdiff_t{0}, apart, -apart})
+        for (std::ptrdiff_t guard = count; guard < apart; ++guard) EXPECT_EQ(p[place + guard], 0);
+    }
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 // remembers, and what is refused.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/splitmix.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/ddp/sharded_update.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/ops/transfer.h"
@@ -257,6 +259,75 @@ TEST(Zero, WhoReadsAParameterWaitsForIt) {
     EXPECT_NO_THROW(with.training.ddp().check());
     for (std::size_t p = 0; p < count; ++p)
       EXPECT_EQ(bytes_of(taken[p]), bytes_of(expected[p].parameter->value())) << "check() leaves nothing under way";
+  }
+}
+
+/// Whether owners write into the parameters of all ranks (parallel: Note [Direct writes]).
+bool writes_directly() { return group().size() > 1 && group().name() == "shm"; }
+
+TEST(Zero, NothingIsGatheredWhereRanksShareMemory) {
+  ZeroLoop loop(1);
+  const std::size_t buckets = loop.training.ddp().reducer().plan().buckets.size();
+  ASSERT_GE(buckets, 3u);
+  loop.step(1);
+  const auto before = group().barrier().sequence();
+  loop.step(2);
+  const std::size_t operations = group().barrier().sequence() - before - 1;
+  // Scalars, counts, buckets; and two barriers, or as many gathers as buckets.
+  if (writes_directly()) {
+    EXPECT_EQ(operations, 2 + buckets + 2);
+  } else if (group().size() > 1 && rank_backend().device().kind == DeviceKind::kCpu) {
+    EXPECT_EQ(operations, 2 + buckets + buckets);
+  }
+  loop.training.ddp().check();
+}
+
+/// Whether this rank's parameters stay what they are while the others have time to change them.
+bool parameters_stay(const ZeroTraining& training) {
+  const Bytes before = training.parameters();
+  const auto until = Clock::now() + std::chrono::milliseconds(50);
+  while (Clock::now() < until) group().poll();
+  return training.parameters() == before;
+}
+
+// A loop may read its parameters until it comes to the update, however far the other ranks are.
+TEST(Zero, NobodyWritesWhereARankStillReads) {
+  for (int late = 0; late < group().size(); ++late) {
+    ZeroTraining training("adamw", {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1});
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      training.optimizer().zero_grad();
+      training.pass(step);
+      if (group().rank() == late) {
+        EXPECT_TRUE(parameters_stay(training)) << "between backward and step()";
+      }
+      training.optimizer().step(0.1);
+      if (group().rank() == late) {
+        EXPECT_TRUE(parameters_stay(training)) << "between two steps by the same gradients";
+      }
+      training.optimizer().step(0.1);
+    }
+    training.ddp().check();
+  }
+}
+
+// A layer's gradients are on their way before it has multiplied by its weights.
+TEST(Zero, NobodyWritesWhereALayerIsNotThrough) {
+  for (int late = 0; late < group().size(); ++late) {
+    ZeroLoop loop(1);
+    loop.step(1);
+    int layers = 0;
+    for (const auto& [name, parameter] : loop.training.model().named_parameters()) {
+      if (!name.ends_with("bias")) continue;  // a layer's last one
+      parameter->on_ready = [&loop, &layers, late, handed_over = parameter->on_ready] {
+        handed_over();
+        if (group().rank() != late) return;
+        ++layers;
+        EXPECT_TRUE(parameters_stay(loop.training));
+      };
+    }
+    loop.step(2);
+    EXPECT_EQ(layers, group().rank() == late ? 3 : 0);
+    loop.training.ddp().check();
   }
 }
 

@@ -123,18 +123,22 @@ TEST(Zero, ResumesFromAndToAnything) {
 TEST(Zero, APartThatIsNotWhole) {
   const TemporaryDirectory directory;
   const std::string train =
-      "lockstep train cnn --data digits --steps 12 --global-batch 60 --threads 1 --zero 1 --checkpoint-dir c --keep 0 "
+      "lockstep train cnn --data digits --steps 12 --global-batch 60 --threads 1 --checkpoint-dir c --keep 0 "
       "--checkpoint-every 5 --quiet ";
-  ASSERT_EQ(run(on_ranks(3) + train, directory.path()).code, 0);
+  ASSERT_EQ(run(on_ranks(3) + train + "--zero 1", directory.path()).code, 0);
   const fs::path last = directory.path() / "c" / "step-0000000012",
                  part = last / "optimizer-00001-of-00003.safetensors";
   const auto bytes = fs::file_size(part);
   const auto refusal = [&](const char* what) {
     for (const int ranks : {1, 2}) {
-      const auto outcome = run(on_ranks(ranks) + train + "--resume c/step-0000000012", directory.path());
+      const auto outcome = run(on_ranks(ranks) + train + "--zero 1 --resume c/step-0000000012", directory.path());
       EXPECT_EQ(outcome.code, 6) << what << outcome.err;
       EXPECT_THAT(outcome.err, HasSubstr("optimizer-00001-of-00003.safetensors")) << what;
     }
+    // With other moments, too: everybody looks at everything.
+    const auto whole = run(on_ranks(2) + train + "--resume c/step-0000000012", directory.path());
+    EXPECT_EQ(whole.code, 6) << what << whole.err;
+    EXPECT_THAT(whole.err, HasSubstr("optimizer-00001-of-00003.safetensors")) << what;
     const auto verified = run("lockstep checkpoint verify c", directory.path());
     EXPECT_EQ(verified.code, 6) << what;
     EXPECT_THAT(verified.err, HasSubstr("1 of 3 checkpoints cannot be used")) << what;
@@ -145,7 +149,7 @@ TEST(Zero, APartThatIsNotWhole) {
   refusal("changed");
   fs::remove(part);
   refusal("missing");
-  const auto outcome = run(on_ranks(2) + train + "--resume auto", directory.path());
+  const auto outcome = run(on_ranks(2) + train + "--zero 1 --resume auto", directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("the one before it is taken"));
   EXPECT_EQ(files_in(last), parts_and_others(2)) << "it takes the place of what was corrupt";
@@ -165,13 +169,18 @@ TEST(Zero, RanksThatDoNotSeeTheDirectory) {
       "lockstep train cnn --data digits --global-batch 60 --threads 1 --zero 1 --checkpoint-dir c --keep 0 "
       "--checkpoint-every 5 ";
   const auto line = [&](const std::string& more) { return on_ranks(3) + "sh on-a-host " + train + more; };
-  const auto outcome = run(line("--steps 10"), directory.path());
+  const auto outcome = run(line("--steps 10 --log-level debug"), directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("rank 2 cannot write to rank 0's --checkpoint-dir c"));
+  // Parameters, of 212 kB, and both of AdamW's moments.
+  EXPECT_THAT(outcome.err, HasSubstr("moments 141.4 kB")) << "a third";
+  EXPECT_THAT(outcome.err, HasSubstr("checkpoint 636.3 kB")) << "all of them";
   for (const char* step : {"step-0000000005", "step-0000000010"})
     EXPECT_EQ(files_in(directory.path() / "c" / step), parts_and_others(0));
   // And from one in parts, which that rank does not see either.
-  ASSERT_EQ(run(on_ranks(3) + train + "--quiet --steps 5", other.path()).code, 0);
+  const auto in_parts = run(on_ranks(3) + train + "--steps 5 --log-level debug", other.path());
+  ASSERT_EQ(in_parts.code, 0);
+  EXPECT_THAT(in_parts.err, HasSubstr("checkpoint 353.4 kB")) << "a third of them";
   EXPECT_EQ(files_in(other.path() / "c" / "step-0000000005"), parts_and_others(3));
   const ZeroResult one = zero_result_in(directory.path(), line("--steps 12 --resume auto"));
   const ZeroResult two = zero_result_in(other.path(), line("--steps 12 --resume auto"));

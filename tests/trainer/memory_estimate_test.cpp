@@ -176,6 +176,18 @@ TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
   EXPECT_LT(two.activations, 2 * one.activations);
 }
 
+// Where each rank writes what it remembers, the copy is of that; else the one that writes has all.
+TEST_F(EstimateOf, ShardedMomentsInCheckpoints) {
+  const std::uint64_t whole = need({.samples = 4}).moments, parameters = need({.samples = 4}).parameters;
+  const auto copied = [&](bool writes, bool part) {
+    return need({.samples = 4, .updates = 4, .ranks = 4, .checkpoints = writes, .checkpoint_part = part}).checkpoint;
+  };
+  EXPECT_EQ(copied(true, true), parameters + (whole + 3) / 4);
+  EXPECT_EQ(copied(false, true), (whole + 3) / 4);
+  EXPECT_EQ(copied(true, false), parameters + whole);
+  EXPECT_EQ(copied(false, false), 0u);
+}
+
 // The loss of each part is computed where its outputs are, so all devices need the same.
 TEST_F(EstimateOf, DevicesThatShareABatch) {
   constexpr std::int64_t kBatch = 64, kDevices = 2;

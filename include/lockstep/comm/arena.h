@@ -28,6 +28,13 @@ class ProcessGroup;
 ///
 /// It is destroyed by the thread that uses the group, when no operation on it is under way. Where one is, the memory
 /// stays until this process ends, and every later call on the group throws a UsageError that names both.
+///
+/// Note [Copies of other ranks]
+/// Where all ranks of a group share memory, copy_of() says where the copies of the others are, to be read and written
+/// with plain loads and stores. Nothing guards them, so ranks agree by operations whose copy is whose to touch: what a
+/// rank has read or written before it issues a barrier is over, and to be seen, for all for whom that barrier is
+/// complete. A copy is shared memory that lasts as long as this rank's arena: it may be written after the other rank
+/// has destroyed its arena or has ended, and nobody reads it then.
 class Arena {
  public:
   virtual ~Arena();
@@ -40,6 +47,10 @@ class Arena {
   std::uint32_t id() const { return id_; }
   /// Where the ranks of a host share memory: what lies between their copies, which are in the order of the ranks.
   std::size_t stride_bytes() const { return stride_bytes_; }
+  /// Where this process has rank `rank`'s copy mapped (Note [Copies of other ranks]): data() for this rank itself.
+  /// nullptr where it cannot reach it: the group has ranks on other hosts, MPI's messages or GPUs carry it, or it has
+  /// ended. The same answer on all ranks, so that they can decide by it. UsageError for a rank that there is not.
+  std::byte* copy_of(int rank) const;
 
   /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
   /// where that is the CPU. Throws UsageError where they do not lie within it, or not at a multiple of T's alignment.

@@ -223,7 +223,8 @@ class ProcessGroup {
   Work all_gather(const Region& region);
   /// Afterwards every rank's region holds rank `root`'s.
   Work broadcast(const Region& region, int root);
-  /// Done when every rank has issued it.
+  /// Done when every rank has issued it. What a rank has done before to memory that several ranks see is done then
+  /// (Note [Copies of other ranks]).
   Work barrier();
 
   /// Blocking: every rank's bytes (any sizes, also none) on every rank, in rank order. For small objects.
@@ -307,8 +308,8 @@ class ProcessGroup {
   virtual std::vector<int> ranks_by_host() const { return {}; }
 
  public:
-  /// Whether each rank sees the copies of all ranks, and start() takes Op::into (Note [Direct results]): all ranks
-  /// share memory, and each moves its operations on by itself.
+  /// Whether each rank sees the copies of all ranks (Arena::copy_of), and start() takes Op::into (Note [Direct
+  /// results]): all ranks share memory, and each moves its operations on by itself.
   virtual bool sees_all_copies() const { return false; }
 
  protected:

@@ -20,7 +20,8 @@ namespace lockstep::ddp {
 ///               unspecified
 ///   update      each rank moves its slice of a bucket, when the sums of that bucket are there
 ///   gather      the buckets' parameters, which lie in an arena of the same layout, are gathered in place, on the CPU
-///               while the next forward pass computes (parallel: Note [Gathers during forward])
+///               while the next forward pass computes (parallel: Note [Gathers during forward]). Where all ranks share
+///               memory, owners write into the copies of all ranks instead (parallel: Note [Direct writes])
 ///
 /// Rank r's slice of a bucket is comm::slice_of() it. Blocks of elements that nobody may cut (those over which norms
 /// are summed) are not cut: slots begin at multiples of a block (BucketLimits::slot_alignment), and a bucket is a

@@ -72,7 +72,8 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// backward a gradient holds sums in this rank's slice alone, so zero_grad() comes before each backward that begins a
 /// step, and an optimizer that was made without share() is a UsageError. A loop that calls Optimizer::update() by
 /// itself (set_bucket_callback()) reads parameters after the next pass has begun, or wait_for_parameters(); with
-/// start_gathering_parameters() they come from the other ranks during its next pass.
+/// start_gathering_parameters() they come from the other ranks during its next pass. From its first update of a step
+/// until then parameters may be half-written: where ranks share memory, the others write into them.
 /// Parameters lie in memory of the group as long as the DistributedDataParallel is there.
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/elements.h"
@@ -79,14 +80,14 @@ void round_to(BFloat16* copy, const float* p, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) copy[i] = narrow<BFloat16>(p[i]);
 }
 
-// A parameter with a copy is updated a piece at a time, which is still in the first cache when it is rounded.
+// A parameter with copies is updated a piece at a time, which is still in the first cache when it is rounded or copied.
 constexpr std::int64_t kPiece = 1024;
 
 class CpuOptim final : public OptimKernels {
  public:
   // Copies are bf16: activations are nothing else of 16 bits here.
-  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
-              const Tensor& factors) override {
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all, const Tensor& factors,
+              std::span<const std::ptrdiff_t> replicas) override {
     const float* const c = control.f32();
     if (c[StepControl::kApply] == 0.0f) return;
     std::visit(
@@ -94,7 +95,7 @@ class CpuOptim final : public OptimKernels {
           for (std::size_t i = 0; i < all.size(); ++i)
             for_blocks(all[i].count, [&, &a = all[i]](std::int64_t begin, std::int64_t last) {
               for (std::int64_t end = last; begin < last; begin = end) {
-                if (a.copy) end = std::min(begin + kPiece, last);
+                if (a.copy || !replicas.empty()) end = std::min(begin + kPiece, last);
                 float* const first = Rule::kMoments > 0 ? a.first + begin : nullptr;
                 float* const second = Rule::kMoments > 1 ? a.second + begin : nullptr;
                 if constexpr (RuleWithNorms<Rule>)
@@ -103,6 +104,9 @@ class CpuOptim final : public OptimKernels {
                 else
                   update_elements(by, c, a.gradient + begin, a.parameter + begin, first, second, end - begin);
                 if (a.copy) round_to(static_cast<BFloat16*>(a.copy.data) + begin, a.parameter + begin, end - begin);
+                for (const std::ptrdiff_t replica : replicas)
+                  std::memcpy(a.parameter + begin + replica, a.parameter + begin,
+                              static_cast<std::size_t>(end - begin) * sizeof(float));
               }
             });
         },

@@ -1,5 +1,6 @@
 #include "lockstep/nn/ops/optim.h"
 
+#include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/update_chunk.h"
@@ -227,8 +228,9 @@ class CudaOptim final : public OptimKernels {
  public:
   explicit CudaOptim(Context& context) : context_(context) {}
 
-  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
-              const Tensor& factors) override {
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all, const Tensor& factors,
+              std::span<const std::ptrdiff_t> replicas) override {
+    LOCKSTEP_ASSERT(replicas.empty(), "{} further copies of parameters on a GPU", replicas.size());
     const Work work(context_, "update", bytes_of(all));
     std::visit([&](const auto& by) { start(by, control, all, factors.defined() ? factors.f32() : nullptr); }, rule);
   }

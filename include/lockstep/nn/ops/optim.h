@@ -89,9 +89,14 @@ class OptimKernels {
  public:
   virtual ~OptimKernels() = default;
   /// Moves all of them as `rule` says (Note [Update rules]), each with as many moments as that has. `factors`
-  /// (all.size()) is what compute_factors() has found for a rule with norms, undefined for others.
+  /// (all.size()) is what compute_factors() has found for a rule with norms, undefined for others. `replicas`, on the
+  /// CPU alone: for each further copy of the parameters that gets the new values too, how many elements it lies from
+  /// UpdateArrays::parameter.
   virtual void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
-                      const Tensor& factors) = 0;
+                      const Tensor& factors, std::span<const std::ptrdiff_t> replicas) = 0;
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all, const Tensor& factors) {
+    update(rule, control, all, factors, {});
+  }
   /// For a rule with norms, before update(): moves what it remembers before the parameter, and sums[2b], sums[2b + 1] =
   /// Σ x², Σ y² over block b of what the rule takes the norms of.
   virtual void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) = 0;

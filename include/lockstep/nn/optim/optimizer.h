@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -33,6 +34,9 @@ class SliceExchange {
   virtual void end_sum(std::span<const Tensor> parts) = 0;
   /// The slices of these parameters are about to be written: not while somebody reads them.
   virtual void before_update(std::span<const std::size_t> indices) = 0;
+  /// Between the two: how many elements lie from each parameter to the same one of every other optimizer, which gets
+  /// the new values of a slice at once (OptimKernels::update). Nothing: after_update() and finish() see to them.
+  virtual std::span<const std::ptrdiff_t> replicas() const { return {}; }
   /// They have been: all optimizers' parameters get to be the same again, after finish().
   virtual void after_update(std::span<const std::size_t> indices) = 0;
   virtual void finish() = 0;
