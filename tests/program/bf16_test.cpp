@@ -91,7 +91,7 @@ TEST_F(Bf16Training, SaysWithWhichInstructions) {
     const std::string bench = capped + "lockstep bench step linear --batch 4 --steps 2 --warmup-steps 1 ";
     EXPECT_THAT(run(bench + "--precision bf16").out, HasSubstr(", bf16 (" + by + ")"));
     EXPECT_THAT(run(bench + "--precision bf16 --json").out, HasSubstr("\"bf16_by\":\"" + by + "\""));
-    EXPECT_EQ(run(bench + "--json").out.find("bf16"), std::string::npos);
+    EXPECT_EQ(run(bench + "--json").out.find("bf16_by"), std::string::npos);
   }
   const Outcome f32 = run(kTrainF32 + "--steps 1");
   EXPECT_EQ((f32.out + f32.err).find(", bf16"), std::string::npos);
