@@ -25,8 +25,7 @@ struct Packed {
   HeldPrimitive reorder;      // none: it is plain, or one of the others
   // Those that we move there ourselves:
   std::int64_t block = 0;  // of output channels
-  bool tiles = false;
-  PairTiles pair_tiles = PairTiles::kNone;
+  PairTiles tiles = PairTiles::kNone;
   Tensor memory;              // undefined until it is needed
   std::uint64_t version = 0;  // 0: never packed
 
@@ -297,9 +296,8 @@ class CpuConv final : public ConvKernels {
     if (plain == wanted) return packed;
     packed.layout = wanted;
     packed.block = output_block(wanted);
-    packed.tiles = is_tiled(wanted);
-    packed.pair_tiles = pair_tiles(wanted);
-    if (packed.block > 0 || packed.tiles || packed.pair_tiles != PairTiles::kNone) return packed;
+    packed.tiles = pair_tiles(wanted);
+    if (packed.block > 0 || packed.tiles != PairTiles::kNone) return packed;
     try {
       packed.reorder = make_reorder(plain, wanted, false);
     } catch (const dnnl::error&) {  // weights that Winograd's way has transformed already
@@ -327,8 +325,7 @@ class CpuConv final : public ConvKernels {
 
   void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
     if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
-    if (packed.tiles) return pack_tiles(w, memory.f32());
-    if (packed.pair_tiles != PairTiles::kNone) return pack_pair_tiles(w, packed.pair_tiles, memory.raw());
+    if (packed.tiles != PairTiles::kNone) return pack_pair_tiles(w, packed.tiles, memory.raw());
     Tensor from = w;
     if (packed.to_oihw) {
       from = Tensor::empty(allocator_, w.shape());

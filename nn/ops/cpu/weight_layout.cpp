@@ -113,17 +113,6 @@ void pack_turned(const Tensor& w, std::int64_t block, float* packed) {
   });
 }
 
-void pack_tiles(const Tensor& w, float* tiles) {
-  const std::int64_t taps = w.size(1) * w.size(2), in = w.size(3), row = taps * in;
-  each_piece(w.size(0) / kTile, kTile * row, [&](std::int64_t piece) {
-    const float* const from = w.f32() + piece * kTile * row;
-    float* to = tiles + piece * kTile * row;
-    for (std::int64_t i = 0; i < in; i += kTile)
-      for (std::int64_t tap = 0; tap < taps; ++tap, to += kTile * kTile)
-        transpose(from + tap * in + i, row, kTile, kTile, to, kTile);
-  });
-}
-
 void unpack_tiles(const float* tiles, const Tensor& w) {
   const std::int64_t taps = w.size(1) * w.size(2), in = w.size(3), row = taps * in;
   each_piece(w.size(0) / kTile, kTile * row, [&](std::int64_t piece) {

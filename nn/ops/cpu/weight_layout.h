@@ -28,8 +28,7 @@ void pack_pair_tiles(const Tensor& w, PairTiles tiles, void* packed);
 /// The same of w's backward, whose inputs are w's outputs: (I, Kh, Kw, O) with its windows turned by 180°, and blocks
 /// of `block` of the I.
 void pack_turned(const Tensor& w, std::int64_t block, float* packed);
-/// tiles = w (O, Kh, Kw, I), and back.
-void pack_tiles(const Tensor& w, float* tiles);
+/// w (O, Kh, Kw, I) = what is tiled.
 void unpack_tiles(const float* tiles, const Tensor& w);
 
 }  // namespace lockstep::nn::cpu
