@@ -154,6 +154,8 @@ class StepBenchmark {
     result.batch = static_cast<std::int64_t>(batch_->plan.global_count) / group_.size();
     result.device = session_.backend->describe();
     result.precision = precision_of(config, session_.device.kind);
+    if (config.precision == Precision::kBF16 && session_.device.kind == DeviceKind::kCpu)
+      result.bf16_by = nn::name_of(nn::cpu_bf16());
     result.samples_per_s = 1e3 * static_cast<double>(batch_->plan.global_count) / result.step_ms;
     result.flops_per_step =
         flops_per_step(nn::products_of(trainer::model_spec(config.model, *splits_.train)), result.batch);

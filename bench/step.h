@@ -46,6 +46,7 @@ struct StepResult {
   std::int64_t batch = 0;         // samples a rank
   std::string device;             // rank 0's, for people
   std::string precision = "f32";  // or "tf32", "bf16"
+  std::string bf16_by;            // the instructions that a CPU computed bf16 with; empty: none
   double step_ms = 0;             // median
   double step_ms_p10 = 0, step_ms_p90 = 0;
   double samples_per_s = 0;    // of all ranks together

@@ -81,6 +81,7 @@ JsonObject json_of(const StepResult& r) {
                      {"threads", r.threads},
                      {"steps", r.steps},
                      {"steps_a_block", r.steps_a_block}};
+  if (!r.bf16_by.empty()) json.add("bf16_by", r.bf16_by);
   if (r.peak_tflops) json.add("peak_tflops", *r.peak_tflops);
   if (r.mfu) json.add("mfu", rounded(*r.mfu));
   if (!r.graphs_refused.empty()) json.add("graphs_refused", r.graphs_refused);
@@ -126,7 +127,7 @@ std::string table_of(const StepResult& r) {
   std::string text =
       fmt::format("{}: {} rank{} ({}), {} thread{} and {} samples each, {} steps\n", r.model, r.world_size,
                   r.world_size == 1 ? "" : "s", r.backend, r.threads, r.threads == 1 ? "" : "s", r.batch, r.steps);
-  text += fmt::format("  on {}, {}{}\n", r.device, r.precision,
+  text += fmt::format("  on {}, {}{}{}\n", r.device, r.precision, r.bf16_by.empty() ? "" : " (" + r.bf16_by + ")",
                       r.graphs                        ? ", each step as one recording"
                       : !r.device.starts_with("cuda") ? ""
                                                       : ", steps are not recorded: " + r.graphs_refused);

@@ -26,16 +26,6 @@
 namespace lockstep::cli {
 namespace {
 
-const char* how_bf16_is_computed() {
-  switch (nn::cpu_bf16()) {
-    case nn::CpuBf16::kAmx: return "AMX";
-    case nn::CpuBf16::kAvx512: return "AVX512-BF16";
-    case nn::CpuBf16::kEmulated: return "emulated, slower than f32";
-    case nn::CpuBf16::kNone: break;
-  }
-  return "not on this CPU";
-}
-
 std::string line(const char* name, const std::string& value) { return fmt::format("{:<17}{}\n", name, value); }
 
 std::string hwloc_text() {
@@ -119,7 +109,7 @@ std::string version_text() {
       text += line(family->title.c_str(), family->library_version());
   if (probe_cuda().built) text += cuda_lines(probe_cuda());
   text += line("oneDNN", fmt::format("{} (computes with {}; bf16: {})", nn::onednn_version(), nn::cpu_kernel_isa(),
-                                     how_bf16_is_computed()));
+                                     nn::name_of(nn::cpu_bf16())));
   text += line("hwloc", hwloc_text());
   text += line("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
   text += line("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));

@@ -35,6 +35,15 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   return backend.allocator().stats().peak_bytes_asked - before;
 }
 
+/// What a pass leaves: the parameters' copies in 16 bits, which all passes share.
+std::uint64_t bytes_of_copies(const TrainConfig& config, nn::Backend& backend, nn::Module& module,
+                              const SampleFormat& format, std::int64_t samples, bool train) {
+  if (config.precision == Precision::kF32) return 0;
+  const std::uint64_t before = asked(backend);
+  bytes_of_pass(config, backend, module, format, samples, train);
+  return asked(backend) - before;
+}
+
 ddp::CommHook::Memory memory_of_hook(const TrainConfig& config, const std::vector<nn::NamedParameter>& trained,
                                      int ranks) {
   const auto hook = ddp::make_comm_hook(config.comm_hook);
@@ -49,7 +58,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   session::MemoryNeed on_device;
   ddp::CommHook::Memory hook;
   const auto model = build_shapes(config, *meta, dataset);
-  on_device.parameters = asked(*meta);
+  const std::uint64_t state = asked(*meta);
   std::unique_ptr<nn::Optimizer> optimizer;
   std::uint64_t average = 0, moments = 0, whole_moments = 0;
   if (plan.train) {
@@ -62,22 +71,22 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     hook = memory_of_hook(config, trained, plan.ranks);
     on_device.gradients += hook.held;
     optimizer = make_optimizer(config, trained);
-    whole_moments = asked(*meta) - on_device.parameters;
+    whole_moments = asked(*meta) - state;
     moments = on_device.moments = (whole_moments + plan.updates - 1) / plan.updates;
-    if (config.local_sgd > 0)
-      on_device.gradients += parallel::ModelAverager::arena_bytes(on_device.parameters + whole_moments);
+    if (config.local_sgd > 0) on_device.gradients += parallel::ModelAverager::arena_bytes(state + whole_moments);
     if (config.ema)
       for (const auto& [name, parameter] : trained) average += parameter->value().bytes();
   }
   on_device.moments += average;
   const auto devices = static_cast<std::int64_t>(plan.devices);
   const std::int64_t samples = (plan.samples + devices - 1) / devices;
-  on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format_of(dataset), samples, plan.train);
+  const SampleFormat format = format_of(dataset);
+  on_device.parameters = state + bytes_of_copies(config, *meta, *model, format, samples, plan.train);
+  on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format, samples, plan.train);
 
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});
-  if (plan.checkpoints)
-    on_host.checkpoint = on_device.parameters + hook.saved + (average > 0 ? on_device.parameters : 0);
+  if (plan.checkpoints) on_host.checkpoint = state + hook.saved + (average > 0 ? state : 0);
   if (plan.checkpoints || plan.checkpoint_part) on_host.checkpoint += plan.checkpoint_part ? moments : whole_moments;
   if (backend.device().kind != DeviceKind::kCpu) return {.host = on_host, .device = on_device};
   // The copies have parameters and gradients of their own, and the first device what is remembered of them.

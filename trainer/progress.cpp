@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -133,6 +134,12 @@ void Progress::checkpoint(const CheckpointReport& report) {
   next_checkpoint_ = now + kCheckpointEvery;
   announce(fmt::format("step {}  checkpoint of {} written in {:.2f} s, training stood still for {:.1f} ms", report.step,
                        human_bytes(static_cast<double>(report.bytes)), 1e-3 * report.write_ms, report.held_up_ms));
+}
+
+std::string note_of(Precision precision, DeviceKind kind) {
+  if (precision == Precision::kF32) return "";
+  const bool on_cpu = kind == DeviceKind::kCpu && precision == Precision::kBF16;
+  return fmt::format(", {}{}", name_of(precision), on_cpu ? fmt::format(" ({})", nn::name_of(nn::cpu_bf16())) : "");
 }
 
 std::string describe(const HookReport& hook) {

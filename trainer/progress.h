@@ -23,6 +23,8 @@ struct Summary {
 
 /// "bf16: a rank sends 1.2 MB of gradients in a step in place of 2.4 MB (50.0 %)".
 std::string describe(const HookReport& hook);
+/// What follows the description of a device: nothing for f32, ", bf16 (AVX512-BF16)" for a CPU that computes it so.
+std::string note_of(Precision precision, DeviceKind kind);
 
 /// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it
 /// is the only one that logs.

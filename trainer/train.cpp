@@ -177,13 +177,14 @@ class Run {
     const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
     Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every,
                       first_steps());
-    progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}{}, {}",
+    progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}{}, {}{}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   config_.shards > 0 ? fmt::format(" in {} shards", config_.shards)
                                   : averages()       ? fmt::format(", averaged every {} steps", config_.local_sgd)
                                                      : "",
-                                  data_parallel_ ? data_parallel_->describe() : backend_.describe()));
+                                  data_parallel_ ? data_parallel_->describe() : backend_.describe(),
+                                  note_of(config_.precision, backend_.device().kind)));
     std::optional<Evaluator> evaluator;
     if (splits_.test != nullptr)
       evaluator.emplace(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),

@@ -139,7 +139,8 @@ TEST_P(Bf16Test, Convolutions) {
   };
   for (const auto& [n, side, in, out, kernel, stride] :
        {Size{1, 5, 1, 3, 3, 1}, Size{2, 8, 3, 16, 3, 1}, Size{3, 9, 16, 32, 3, 2}, Size{2, 8, 64, 64, 3, 1},
-        Size{2, 7, 17, 5, 1, 2}, Size{1, 12, 3, 8, 7, 2}}) {
+        Size{2, 7, 17, 5, 1, 2}, Size{1, 12, 3, 8, 7, 2}, Size{2, 4, 32, 48, 3, 1}, Size{3, 16, 48, 16, 3, 1},
+        Size{2, 33, 16, 64, 3, 2}, Size{1, 20, 80, 32, 5, 1}, Size{8, 8, 256, 272, 3, 1}, Size{1, 1, 16, 16, 3, 1}}) {
     const Window window = {.kernel = {kernel, kernel}, .stride = {stride, stride}, .padding = {kernel / 2, kernel / 2}};
     const std::int64_t to = window.output_extent(0, side);
     const Shape xs = {n, side, side, in}, ws = {out, kernel, kernel, in}, ys = {n, to, to, out};
@@ -377,38 +378,48 @@ TEST_P(Bf16Test, CrossEntropy) {
 }
 
 TEST_P(Bf16Test, RecurrentLayers) {
-  for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru})
-    for (const bool some_end : {false, true}) {
-      constexpr std::int64_t kBatch = 3, kSteps = 5, kInputs = 7, kWidth = 33;
-      const std::int64_t gates = gates_of(cell) * kWidth;
-      const auto scaled = [&](const Tensor& x) {  // so that sums of a step stay near 1
-        const Tensor made = backend->empty(x.shape());
-        backend->elementwise().affine(x, 0.25f, 0.0f, made);
-        return made;
-      };
-      const Tensor x = exact({kBatch, kSteps, kInputs}, 1), w_ih = scaled(exact({gates, kInputs}, 2)),
-                   w_hh = scaled(exact({gates, kWidth}, 3)), b_ih = exact({gates}, 4), b_hh = exact({gates}, 5),
-                   dy = exact({kBatch, kSteps, kWidth}, 6), h = exact({kBatch, kWidth}, 7);
-      RnnOptions options = {.cell = cell, .reverse = some_end};
-      if (some_end) options.lengths = numbers({kBatch}, {5, 0, 3});
-      // h is rounded at each step: an error of 2⁻⁸ of it goes into the next step by weights whose sum is below
-      // 33 · 0.25, and is at most so much larger after each; what cells do with it has slopes of at most 1.
-      const double roundings = 8.0 * kSteps;
-      compare({x, w_ih, w_hh, b_ih, b_hh, dy, h}, {{kBatch, kSteps, kWidth}, {kBatch, kSteps, kInputs}},
-              {{gates, kInputs}, {gates, kWidth}, {gates}, {gates}}, {.roundings = roundings, .terms = 500, .scale = 3},
-              {.roundings = roundings, .terms = 500, .scale = 15}, [&](auto& from, auto& to) {
-                const RnnWeights weights = {.w_ih = from[1], .w_hh = from[2], .b_ih = from[3], .b_hh = from[4]};
-                const RnnState begin = {.h = from[6]};
-                const Tensor kept =
-                    backend->rnn().forward(options, from[0], weights, begin, to.activations[0], {}, /*keep=*/true);
-                int called = 0;
-                backend->rnn().backward(
-                    options, from[0], weights, begin, to.activations[0], kept, from[5],
-                    {.w_ih = to.plain[0], .w_hh = to.plain[1], .b_ih = to.plain[2], .b_hh = to.plain[3]},
-                    to.activations[1], [&] { ++called; });
-                EXPECT_EQ(called, 1);
-              });
-    }
+  struct Sizes {
+    std::int64_t batch, width;
+  };
+  // Around a panel of 32 features, tiles of 8 rows and 512 inputs; odd numbers of inputs.
+  for (const auto& [batch, width] : {Sizes{3, 33}, Sizes{1, 1}, Sizes{9, 64}, Sizes{8, 40}, Sizes{2, 275}})
+    for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru})
+      for (const bool some_end : {false, true}) {
+        constexpr std::int64_t kSteps = 5, kInputs = 7;
+        const std::int64_t gates = gates_of(cell) * width;
+        const auto scaled = [&](const Tensor& x) {  // so that sums of a step stay near 1
+          const Tensor made = backend->empty(x.shape());
+          backend->elementwise().affine(x, width > 33 ? 0.03125f : 0.25f, 0.0f, made);
+          return made;
+        };
+        const Tensor x = exact({batch, kSteps, kInputs}, 1), w_ih = scaled(exact({gates, kInputs}, 2)),
+                     w_hh = scaled(exact({gates, width}, 3)), b_ih = exact({gates}, 4), b_hh = exact({gates}, 5),
+                     dy = exact({batch, kSteps, width}, 6), h = exact({batch, width}, 7);
+        RnnOptions options = {.cell = cell, .reverse = some_end};
+        if (some_end) {
+          std::vector<std::int32_t> lengths = {5, 0, 3};
+          lengths.resize(static_cast<std::size_t>(batch), 4);
+          options.lengths = numbers({batch}, lengths);
+        }
+        // h is rounded at each step: an error of 2⁻⁸ of it goes into the next step by weights whose sum is below
+        // 33 · 0.25, and is at most so much larger after each; what cells do with it has slopes of at most 1.
+        const double roundings = 8.0 * kSteps;
+        compare({x, w_ih, w_hh, b_ih, b_hh, dy, h}, {{batch, kSteps, width}, {batch, kSteps, kInputs}},
+                {{gates, kInputs}, {gates, width}, {gates}, {gates}},
+                {.roundings = roundings, .terms = 500, .scale = 3}, {.roundings = roundings, .terms = 500, .scale = 15},
+                [&](auto& from, auto& to) {
+                  const RnnWeights weights = {.w_ih = from[1], .w_hh = from[2], .b_ih = from[3], .b_hh = from[4]};
+                  const RnnState begin = {.h = from[6]};
+                  const Tensor kept =
+                      backend->rnn().forward(options, from[0], weights, begin, to.activations[0], {}, /*keep=*/true);
+                  int called = 0;
+                  backend->rnn().backward(
+                      options, from[0], weights, begin, to.activations[0], kept, from[5],
+                      {.w_ih = to.plain[0], .w_hh = to.plain[1], .b_ih = to.plain[2], .b_hh = to.plain[3]},
+                      to.activations[1], [&] { ++called; });
+                  EXPECT_EQ(called, 1);
+                });
+      }
 }
 
 // A sequence in two parts has the bits of the whole one, if its state is handed on: h is rounded at each step.

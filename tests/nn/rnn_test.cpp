@@ -1,4 +1,4 @@
-// Recurrent kernels on the CPU against plain loops in f64, and the products of a few rows beneath them.
+// Recurrent kernels on the CPU against plain loops in f64.
 #include "lockstep/nn/ops/rnn.h"
 
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/fast_math.h"
-#include "nn/ops/cpu/panels.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {
@@ -417,35 +417,45 @@ TEST_P(RnnKernels, FollowTheirWeights) {
   }
 }
 
-// The same bits for any number of threads.
-TEST(RnnThreads, DoNotChangeTheNumbers) {
-  for (const RnnCell cell : kCells) {
-    const Sizes s = {5, 6, 40, 130};
-    const std::int64_t gates = gates_of(cell) * s.width;
-    std::vector<std::vector<float>> results;
-    for (const int threads : {1, 2, 3}) {
-      const auto backend = make_cpu_backend(threads);
-      const auto random = [&](const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); };
-      const RnnWeights weights = {.w_ih = random({gates, s.inputs}, 1),
-                                  .w_hh = random({gates, s.width}, 2),
-                                  .b_ih = random({gates}, 3),
-                                  .b_hh = random({gates}, 4),
-                                  .versions = {1, 2, 3, 4}};
-      // The product over all steps is oneDNN's, whose sums may be cut by threads: without inputs it adds nothing.
-      const Tensor x = backend->zeros({s.batch, s.steps, s.inputs}), y = backend->empty({s.batch, s.steps, s.width});
-      const Tensor kept = backend->rnn().forward({.cell = cell}, x, weights, {}, y, {}, true);
-      std::vector<float> all = values_of(y);
-      RnnGradients gradients;
-      gradients.b_ih = backend->empty({gates});
-      backend->rnn().backward({.cell = cell}, x, weights, {}, y, kept, random(y.shape(), 6), gradients, Tensor(),
-                              [] {});
-      const auto db = values_of(gradients.b_ih);
-      all.insert(all.end(), db.begin(), db.end());
-      results.push_back(std::move(all));
-    }
-    EXPECT_EQ(results[0], results[1]);
-    EXPECT_EQ(results[0], results[2]);
+void expect_same_bits_on_any_threads(RnnCell cell, DType dtype) {
+  SCOPED_TRACE(fmt::format("{} in {}", name_of(cell), name_of(dtype)));
+  const Sizes s = {5, 6, 40, 130};
+  const std::int64_t gates = gates_of(cell) * s.width;
+  std::vector<std::vector<float>> results;
+  for (const int threads : {1, 2, 3}) {
+    const auto backend = make_cpu_backend(threads);
+    const auto random = [&](const Shape& shape, std::uint64_t seed) {
+      const Tensor made = backend->empty(shape, dtype);
+      backend->pointwise().cast(random_tensor(*backend, shape, seed), made);
+      return made;
+    };
+    const RnnWeights weights = {.w_ih = random({gates, s.inputs}, 1),
+                                .w_hh = random({gates, s.width}, 2),
+                                .b_ih = random({gates}, 3),
+                                .b_hh = random({gates}, 4),
+                                .versions = {1, 2, 3, 4}};
+    // The product over all steps is oneDNN's, whose sums may be cut by threads: without inputs it adds nothing.
+    const Tensor x = backend->empty({s.batch, s.steps, s.inputs}, dtype);
+    backend->pointwise().fill(x, 0.0f);
+    const Tensor y = backend->empty({s.batch, s.steps, s.width}, dtype), y_f32 = backend->empty(y.shape());
+    const Tensor kept = backend->rnn().forward({.cell = cell}, x, weights, {}, y, {}, true);
+    backend->pointwise().cast(y, y_f32);
+    std::vector<float> all = values_of(y_f32);
+    RnnGradients gradients;
+    gradients.b_ih = backend->empty({gates});
+    backend->rnn().backward({.cell = cell}, x, weights, {}, y, kept, random(y.shape(), 6), gradients, Tensor(), [] {});
+    const auto db = values_of(gradients.b_ih);
+    all.insert(all.end(), db.begin(), db.end());
+    results.push_back(std::move(all));
   }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST(RnnThreads, DoNotChangeTheNumbers) {
+  for (const RnnCell cell : kCells) expect_same_bits_on_any_threads(cell, DType::kF32);
+  if (!make_cpu_backend(1)->computes_in(DType::kBF16)) return;
+  for (const RnnCell cell : kCells) expect_same_bits_on_any_threads(cell, DType::kBF16);
 }
 
 TEST_P(RnnKernels, KeepNaN) {
@@ -462,40 +472,32 @@ TEST_P(RnnKernels, KeepNaN) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, RnnKernels, ::testing::Values(1, 2));
 
-TEST(Panels, AreProductsOfAnySize) {
+// The product of a step reads the gates' gradients as the products over all steps do: rounded. Biases get their sums
+// before that.
+TEST(RnnBf16, StepsMultiplyRoundedGradients) {
   const auto backend = make_cpu_backend(1);
-  for (const std::int64_t rows : {1, 2, 5, 6, 7, 8, 9, 16, 19})
-    for (const std::int64_t depth : {1, 3, 255, 256, 300})
-      for (const std::int64_t width : {1, 16, 31, 32}) {
-        SCOPED_TRACE(fmt::format("{} rows of {} by {}", rows, depth, width));
-        const Tensor a = random_tensor(*backend, {rows, depth + 3}, 1),
-                     by_rows = random_tensor(*backend, {width, depth}, 2);
-        const Tensor by_columns = backend->empty({depth, width}), panel = backend->empty({depth, cpu::kPanel});
-        backend->pointwise().swap_last_axes(by_rows.reshaped({1, width, depth}), by_columns);
-        const Tensor first = random_tensor(*backend, {rows, width + 5}, 3);
-        std::vector<std::vector<float>> made;
-        for (const bool columns : {false, true}) {
-          for (float& v : panel.span<float>()) v = std::nanf("");
-          if (columns)
-            cpu::pack_columns(by_columns.f32(), width, width, depth, panel.f32());
-          else
-            cpu::pack_rows(by_rows.f32(), depth, width, depth, panel.f32());
-          const Tensor c = backend->empty(first.shape());
-          backend->pointwise().copy(first, c);
-          cpu::add_product(a.f32(), depth + 3, rows, depth, panel.f32(), width, c.f32(), width + 5);
-          made.push_back(values_of(c));
-          for (std::int64_t r = 0; r < rows; ++r)
-            for (std::int64_t i = 0; i < width + 5; ++i) {
-              double sum = static_cast<double>(first.f32()[r * (width + 5) + i]);
-              for (std::int64_t k = 0; k < depth && i < width; ++k)
-                sum += static_cast<double>(a.f32()[r * (depth + 3) + k]) *
-                       static_cast<double>(by_rows.f32()[i * depth + k]);
-              ASSERT_NEAR(sum, static_cast<double>(c.f32()[r * (width + 5) + i]), i < width ? 2e-5 : 0.0)
-                  << r << ", " << i;
-            }
-        }
-        EXPECT_EQ(made[0], made[1]);
-      }
+  if (!backend->computes_in(DType::kBF16)) GTEST_SKIP() << "no AVX-512";
+  const auto number = [&](const Shape& shape, std::vector<float> values) {
+    const Tensor made = backend->empty(shape, DType::kBF16);
+    backend->pointwise().cast(tensor_of(*backend, shape, values), made);
+    return made;
+  };
+  const RnnWeights weights = {.w_ih = number({1, 1}, {1}),
+                              .w_hh = number({1, 1}, {1}),
+                              .b_ih = number({1}, {0}),
+                              .b_hh = number({1}, {0}),
+                              .versions = {1, 2, 3, 4}};
+  const Tensor x = number({1, 2, 1}, {0.0f, 0.7f}), dy = number({1, 2, 1}, {0.0f, 1.0f});
+  const Tensor y = backend->empty(x.shape(), DType::kBF16), db = backend->empty({1});
+  const Tensor kept = backend->rnn().forward({.cell = RnnCell::kTanh}, x, weights, {}, y, {}, true);
+  RnnGradients gradients;
+  gradients.b_ih = db;
+  backend->rnn().backward({.cell = RnnCell::kTanh}, x, weights, {}, y, kept, dy, gradients, Tensor(), [] {});
+  const float h = y.data<BFloat16>()[1].to_float(), second = 1.0f - h * h;
+  const float rounded = BFloat16::from_float(second).to_float();
+  ASSERT_NE(second, rounded);
+  // The first step's h is 0, where the slope is 1.
+  EXPECT_EQ(db.f32()[0], second + (cpu::multiplies_pairs() ? rounded : second));
 }
 
 TEST(FastMath, TanhIsCloseEverywhere) {

@@ -81,6 +81,22 @@ TEST_F(Bf16Training, SaysOnceWhereItIsEmulated) {
   }
 }
 
+// The first line of a run, and of a benchmark; also where the processor has more than oneDNN may use.
+TEST_F(Bf16Training, SaysWithWhichInstructions) {
+  if (how == "not on this CPU") GTEST_SKIP() << "it is refused";
+  for (const std::string capped : {"", "ONEDNN_MAX_CPU_ISA=AVX512_CORE "}) {
+    const std::string by = capped.empty() ? how : "emulated, slower than f32";
+    const Outcome trained = run(capped + kTrain + "--steps 1");
+    EXPECT_THAT(trained.out + trained.err, HasSubstr(", bf16 (" + by + ")"));
+    const std::string bench = capped + "lockstep bench step linear --batch 4 --steps 2 --warmup-steps 1 ";
+    EXPECT_THAT(run(bench + "--precision bf16").out, HasSubstr(", bf16 (" + by + ")"));
+    EXPECT_THAT(run(bench + "--precision bf16 --json").out, HasSubstr("\"bf16_by\":\"" + by + "\""));
+    EXPECT_EQ(run(bench + "--json").out.find("bf16_by"), std::string::npos);
+  }
+  const Outcome f32 = run(kTrainF32 + "--steps 1");
+  EXPECT_EQ((f32.out + f32.err).find(", bf16"), std::string::npos);
+}
+
 TEST_F(Bf16Training, TheVersionSaysHow) {
   EXPECT_THAT(run("ONEDNN_MAX_CPU_ISA=AVX2 lockstep version").out, HasSubstr("bf16: not on this CPU"));
   EXPECT_THAT(how, ::testing::AnyOf("AMX", "AVX512-BF16", "emulated, slower than f32", "not on this CPU"));

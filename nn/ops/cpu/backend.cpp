@@ -136,6 +136,16 @@ CpuBf16 cpu_bf16() {
   return isa.starts_with("avx512") ? CpuBf16::kEmulated : CpuBf16::kNone;
 }
 
+const char* name_of(CpuBf16 how) {
+  switch (how) {
+    case CpuBf16::kAmx: return "AMX";
+    case CpuBf16::kAvx512: return "AVX512-BF16";
+    case CpuBf16::kEmulated: return "emulated, slower than f32";
+    case CpuBf16::kNone: break;
+  }
+  return "not on this CPU";
+}
+
 std::string onednn_version() {
   const dnnl::version_t* version = dnnl::version();
   return fmt::format("{}.{}.{}", version->major, version->minor, version->patch);

@@ -22,8 +22,10 @@ using Tag = memory::format_tag;
 struct Packed {
   dnnl::memory::desc layout;  // empty: the plain one is what the primitive wants
   HeldPrimitive to_oihw;      // first, where oneDNN knows no way from OHWI
-  HeldPrimitive reorder;      // none: it is plain, or `block`
-  std::int64_t block = 0;     // of output channels: we move them there ourselves
+  HeldPrimitive reorder;      // none: it is plain, or one of the others
+  // Those that we move there ourselves:
+  std::int64_t block = 0;  // of output channels
+  PairTiles tiles = PairTiles::kNone;
   Tensor memory;              // undefined until it is needed
   std::uint64_t version = 0;  // 0: never packed
 
@@ -35,15 +37,24 @@ struct Packed {
 // "Fast Algorithms for Convolutional Neural Networks", 2016), for some more rounding. oneDNN 2 has it for activations
 // with sixteen channels side by side: with enough channels, moving them there and back costs little of what is won.
 // Whether it is used is a question of the shape alone. oneDNN 3 has it no longer.
+// In bf16 direct convolutions are as fast. With AVX512-BF16 the weight gradients of many channels and of small images,
+// which tiles cover, are an exception: they are faster in Winograd's way, in f32 on the same numbers.
 constexpr std::int64_t kWinogradChannels = 64;  // at least
 constexpr std::int64_t kWinogradTiles = 32;     // of four by four pixels, at least: transforming the weights costs too
 constexpr std::int64_t kWinogradTile = 4;
+constexpr std::int64_t kWinogradChannelsOfBf16 = 256, kWinogradSideOfBf16 = 8;
 
 struct Forward {
   HeldPrimitive conv;
   Packed weights;
   bool winograd = false;
 };
+
+// Note [Direct in bf16]
+// With AVX512-BF16 oneDNN has two kinds of kernels for forward convolutions. It prefers brgemm, which multiplies the
+// images' padding, too: images of 4 × 4 pixels take 1.7 times as long as with the other kind. That is faster or as fast
+// for all windows that pad but in rows of 8 to 15 pixels.
+constexpr std::int64_t kShortRow = 8, kLongRow = 16;
 
 // Note [Backward as forward]
 // With stride 1 the input's gradient is itself a convolution: of dy, padded by kernel − 1 − padding, with the weights'
@@ -136,8 +147,8 @@ class CpuConv final : public ConvKernels {
     }
     auto& held = backward_weights_[key_of(x, dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv)
-      held =
-          make_backward_weight({x.dtype(), x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine()});
+      held = make_backward_weight({x.dtype(), x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine(),
+                                   Purpose::kTraining, Winograd::kOfBf16Too});
 
     const bool in_place = !held.unpack && !held.tiles && !accumulate_w;
     if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
@@ -162,10 +173,13 @@ class CpuConv final : public ConvKernels {
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
 
+  // In which types it may be; in bf16 for weight gradients alone.
+  enum class Winograd : std::uint8_t { kOfF32, kOfBf16Too };
+
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
     Problem(DType dtype, const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
-            const dnnl::engine& engine, Purpose purpose = Purpose::kTraining)
+            const dnnl::engine& engine, Purpose purpose = Purpose::kTraining, Winograd winograd = Winograd::kOfF32)
         : x(desc_of(dtype, {xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(desc_of(dtype, {ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
           plain_weights(desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
@@ -179,9 +193,23 @@ class CpuConv final : public ConvKernels {
           kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
-      if (dtype == DType::kF32) choose_algorithm(xs, ws, ys, engine);  // Winograd's rounding is too much for bf16
+      if (dtype == DType::kF32 || (winograd == Winograd::kOfBf16Too && suits_winograd_in_bf16(xs, ws, ys)))
+        choose_algorithm(xs, ws, ys, engine);
     }
 
+    static bool suits_winograd_in_bf16(const Shape& xs, const Shape& ws, const Shape& ys) {
+      const auto small = [](std::int64_t side) { return side <= kWinogradSideOfBf16 && side % kWinogradTile == 0; };
+      return cpu_bf16() == CpuBf16::kAvx512 && std::min(xs[3], ws[0]) >= kWinogradChannelsOfBf16 && small(ys[1]) &&
+             small(ys[2]);
+    }
+
+    // See Note [Direct in bf16].
+    bool prefers_direct() const {
+      const auto window = dims_of(any_weights), image = dims_of(y);
+      return cpu_bf16() == CpuBf16::kAvx512 && x == desc_of(DType::kBF16, dims_of(x), Tag::nhwc) &&
+             window[0] % kChannelBlock == 0 && window[1] % kChannelBlock == 0 && window[3] > 1 &&
+             (image[3] < kShortRow || image[3] >= kLongRow);
+    }
     bool winograd() const { return algorithm == dnnl::algorithm::convolution_winograd; }
 
     void choose_algorithm(const Shape& xs, const Shape& ws, const Shape& ys, const dnnl::engine& engine) {
@@ -196,6 +224,8 @@ class CpuConv final : public ConvKernels {
       algorithm = dnnl::algorithm::convolution_winograd;
       x = f32_desc(dims_of(x), Tag::nChw16c);
       y = f32_desc(dims_of(y), Tag::nChw16c);
+      any_weights = f32_desc(dims_of(any_weights), Tag::any);
+      if (bias.get_size() > 0) bias = bias_gradient;
       try {
         const auto forward = describe_forward(engine);
         if (kind == dnnl::prop_kind::forward_inference) return;
@@ -207,6 +237,9 @@ class CpuConv final : public ConvKernels {
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
+      if (prefers_direct())
+        return describe_by<dnnl::convolution_forward>("jit_bf16", engine, user_scratchpad(), kind, algorithm, x,
+                                                      any_weights, bias, y, strides, padding, padding);
       return describe<dnnl::convolution_forward>(engine, user_scratchpad(), kind, algorithm, x, any_weights, bias, y,
                                                  strides, padding, padding);
     }
@@ -263,7 +296,8 @@ class CpuConv final : public ConvKernels {
     if (plain == wanted) return packed;
     packed.layout = wanted;
     packed.block = output_block(wanted);
-    if (packed.block > 0) return packed;
+    packed.tiles = pair_tiles(wanted);
+    if (packed.block > 0 || packed.tiles != PairTiles::kNone) return packed;
     try {
       packed.reorder = make_reorder(plain, wanted, false);
     } catch (const dnnl::error&) {  // weights that Winograd's way has transformed already
@@ -291,6 +325,7 @@ class CpuConv final : public ConvKernels {
 
   void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
     if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
+    if (packed.tiles != PairTiles::kNone) return pack_pair_tiles(w, packed.tiles, memory.raw());
     Tensor from = w;
     if (packed.to_oihw) {
       from = Tensor::empty(allocator_, w.shape());

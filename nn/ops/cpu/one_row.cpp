@@ -1,13 +1,9 @@
 #include "nn/ops/cpu/one_row.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <cstring>
 
 #include "base/cpu.h"
-#include "lockstep/nn/ops/backend.h"
+#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/parallel.h"
@@ -73,7 +69,6 @@ LOCKSTEP_SIMD_CLONES void multiply_rows(const X* x, const X* w, const Y* b, std:
 }
 
 #if defined(__x86_64__)
-#define LOCKSTEP_AVX512_BF16 gnu::target("arch=x86-64-v4,avx512bf16")
 [[LOCKSTEP_AVX512_BF16, gnu::always_inline]] inline __m512bh pairs(const BFloat16* from) {
   return __builtin_bit_cast(__m512bh, _mm512_loadu_si512(from));
 }
@@ -81,7 +76,6 @@ LOCKSTEP_SIMD_CLONES void multiply_rows(const X* x, const X* w, const Y* b, std:
   return __builtin_bit_cast(__m512bh, _mm512_maskz_loadu_epi16(those, from));
 }
 
-// vdpbf16ps adds the products of two pairs of bf16 to a lane, and reads numbers below the normal ones as 0.
 template <class Y>
 [[LOCKSTEP_AVX512_BF16]] void multiply_rows_in_pairs(const BFloat16* x, const BFloat16* w, const Y* b, std::int64_t in,
                                                      std::int64_t begin, std::int64_t end, Y* y) {
@@ -158,7 +152,7 @@ template <class X, class Y>
 auto best_rows() {
 #if defined(__x86_64__)
   if constexpr (sizeof(X) < sizeof(float))
-    if (cpu_features().avx512_bf16 && cpu_bf16() >= CpuBf16::kAvx512) return multiply_rows_in_pairs<Y>;
+    if (multiplies_pairs()) return multiply_rows_in_pairs<Y>;
 #endif
   return multiply_rows<X, Y>;
 }

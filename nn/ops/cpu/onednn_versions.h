@@ -4,7 +4,19 @@
 
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include <string_view>
+
 namespace lockstep::nn::cpu {
+
+/// The first of its kinds of kernels whose name begins so; itself where there is none.
+template <class PrimitiveDesc>
+PrimitiveDesc first_by(std::string_view kernels, PrimitiveDesc preferred) {
+  PrimitiveDesc next = preferred;
+  do {
+    if (std::string_view(next.impl_info_str()).starts_with(kernels)) return next;
+  } while (next.next_impl());
+  return preferred;
+}
 
 #if DNNL_VERSION_MAJOR >= 3
 
@@ -17,6 +29,12 @@ template <class Primitive, class... Args>
 typename Primitive::primitive_desc describe(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
                                             const Args&... args) {
   return {engine, args..., attributes};
+}
+
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe_by(std::string_view kernels, const dnnl::engine& engine,
+                                               const dnnl::primitive_attr& attributes, const Args&... args) {
+  return first_by(kernels, typename Primitive::primitive_desc(engine, args..., attributes));
 }
 
 template <class Primitive, class Hint, class... Args>
@@ -37,6 +55,14 @@ template <class Primitive, class... Args>
 typename Primitive::primitive_desc describe(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
                                             const Args&... args) {
   return {typename Primitive::desc(args...), attributes, engine};
+}
+
+/// The same by kernels whose name begins with `kernels`, if there are any, in place of those that oneDNN prefers.
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe_by(std::string_view kernels, const dnnl::engine& engine,
+                                               const dnnl::primitive_attr& attributes, const Args&... args) {
+  const typename Primitive::desc description(args...);  // the search for other kernels reads it
+  return first_by(kernels, typename Primitive::primitive_desc(description, attributes, engine));
 }
 
 template <class Primitive, class Hint, class... Args>

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "base/cpu.h"
+#include "base/error.h"
+#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/transpose.h"
 
 namespace lockstep::nn::cpu {
@@ -83,6 +85,86 @@ template <class Vector, int kRows, int kVectors>
   }
 }
 
+#if defined(__x86_64__)
+constexpr int kPairRows = 8;  // with two vectors of sums each, as in Note [Tiles]
+constexpr std::int64_t kFloats = 16;
+
+// Adds what kDepth elements of each row, one or two, contribute.
+template <int kRows, int kDepth>
+[[LOCKSTEP_AVX512_BF16, gnu::always_inline]] inline void add_pairs(const BFloat16* a, std::int64_t a_stride,
+                                                                   const BFloat16* panel, __m512 (&low)[kRows],
+                                                                   __m512 (&high)[kRows]) {
+  const auto w_low = __builtin_bit_cast(__m512bh, _mm512_loadu_si512(panel));
+  const auto w_high = __builtin_bit_cast(__m512bh, _mm512_loadu_si512(panel + 2 * kFloats));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    std::int32_t pair = 0;
+    std::memcpy(&pair, a + r * a_stride, kDepth * sizeof(BFloat16));
+    const auto x = __builtin_bit_cast(__m512bh, _mm512_set1_epi32(pair));
+    low[r] = _mm512_dpbf16_ps(low[r], w_low, x);
+    high[r] = _mm512_dpbf16_ps(high[r], w_high, x);
+  }
+}
+
+template <int kRows>
+[[LOCKSTEP_AVX512_BF16, gnu::always_inline]] inline void tile_in_pairs(const BFloat16* a, std::int64_t a_stride,
+                                                                       std::int64_t depth, const BFloat16* panel,
+                                                                       float* c, std::int64_t c_stride) {
+  __m512 low[kRows], high[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    low[r] = _mm512_loadu_ps(c + r * c_stride);
+    high[r] = _mm512_loadu_ps(c + r * c_stride + kFloats);
+  }
+  std::int64_t k = 0;
+  for (; k + 2 <= depth; k += 2, panel += 2 * kPanel) {
+    _mm_prefetch(panel + 2 * kAhead, _MM_HINT_T0);
+    _mm_prefetch(panel + 2 * kAhead + kPanel, _MM_HINT_T0);
+    add_pairs<kRows, 2>(a + k, a_stride, panel, low, high);
+  }
+  if (k < depth) add_pairs<kRows, 1>(a + k, a_stride, panel, low, high);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(c + r * c_stride, low[r]);
+    _mm512_storeu_ps(c + r * c_stride + kFloats, high[r]);
+  }
+}
+
+template <int kRows>
+[[LOCKSTEP_AVX512_BF16, gnu::always_inline]] inline void some_rows_in_pairs(const BFloat16* a, std::int64_t a_stride,
+                                                                            std::int64_t rows, std::int64_t depth,
+                                                                            const BFloat16* panel, float* c,
+                                                                            std::int64_t c_stride) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return some_rows_in_pairs<kRows - 1>(a, a_stride, rows, depth, panel, c, c_stride);
+  }
+  tile_in_pairs<kRows>(a, a_stride, depth, panel, c, c_stride);
+}
+
+[[LOCKSTEP_AVX512_BF16]] void product_in_pairs(const BFloat16* a, std::int64_t a_stride, std::int64_t rows,
+                                               std::int64_t depth, const BFloat16* panel, std::int64_t width, float* c,
+                                               std::int64_t c_stride) {
+  constexpr std::int64_t kDeep = 2 * kDepthBlock;  // as many bytes
+  for (std::int64_t k = 0; k < depth; k += kDeep) {
+    const std::int64_t deep = depth - k < kDeep ? depth - k : kDeep;
+    for (std::int64_t r = 0; r < rows; r += kPairRows) {
+      const std::int64_t count = rows - r < kPairRows ? rows - r : kPairRows;
+      const BFloat16* const from = a + r * a_stride + k;
+      float* const to = c + r * c_stride;
+      if (width == kPanel) {
+        some_rows_in_pairs<kPairRows>(from, a_stride, count, deep, panel + k * kPanel, to, c_stride);
+        continue;
+      }
+      float padded[kPairRows * kPanel] = {};
+      const auto bytes = static_cast<std::size_t>(width) * sizeof(float);
+      for (std::int64_t i = 0; i < count; ++i) std::memcpy(padded + i * kPanel, to + i * c_stride, bytes);
+      some_rows_in_pairs<kPairRows>(from, a_stride, count, deep, panel + k * kPanel, padded, kPanel);
+      for (std::int64_t i = 0; i < count; ++i) std::memcpy(to + i * c_stride, padded + i * kPanel, bytes);
+    }
+  }
+}
+#endif
+
 using Product = void (*)(const float*, std::int64_t, std::int64_t, std::int64_t, const float*, std::int64_t, float*,
                          std::int64_t);
 
@@ -131,10 +213,46 @@ void pack_columns(const float* w, std::int64_t stride, std::int64_t width, std::
     std::memcpy(panel + k * kPanel, w + k * stride, static_cast<std::size_t>(width) * sizeof(float));
 }
 
+void pack_rows(const BFloat16* w, std::int64_t stride, std::int64_t width, std::int64_t depth, BFloat16* panel) {
+  if (width < kPanel || depth % 2 != 0) std::fill_n(panel, panel_size<BFloat16>(depth), BFloat16());
+  // A strip at a time, as above.
+  constexpr std::int64_t kStrip = 64;
+  for (std::int64_t first = 0; first < depth; first += kStrip) {
+    const std::int64_t end = std::min(depth, first + kStrip);
+    for (std::int64_t c = 0; c < width; ++c) {
+      const BFloat16* const from = w + c * stride;
+      BFloat16* const to = panel + 2 * c;
+      std::int64_t k = first;
+      for (; k + 2 <= end; k += 2) std::memcpy(to + k * kPanel, from + k, 2 * sizeof(BFloat16));
+      if (k < end) to[k * kPanel] = from[k];
+    }
+  }
+}
+
+void pack_columns(const BFloat16* w, std::int64_t stride, std::int64_t width, std::int64_t depth, BFloat16* panel) {
+  if (width < kPanel || depth % 2 != 0) std::fill_n(panel, panel_size<BFloat16>(depth), BFloat16());
+  for (std::int64_t k = 0; k < depth; ++k) {
+    const BFloat16* const from = w + k * stride;
+    BFloat16* const to = panel + k / 2 * 2 * kPanel + k % 2;
+    for (std::int64_t c = 0; c < width; ++c) to[2 * c] = from[c];
+  }
+}
+
 void add_product(const float* a, std::int64_t a_stride, std::int64_t rows, std::int64_t depth, const float* panel,
                  std::int64_t width, float* c, std::int64_t c_stride) {
   static const Product best = best_product();
   best(a, a_stride, rows, depth, panel, width, c, c_stride);
+}
+
+void add_product([[maybe_unused]] const BFloat16* a, [[maybe_unused]] std::int64_t a_stride,
+                 [[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t depth,
+                 [[maybe_unused]] const BFloat16* panel, [[maybe_unused]] std::int64_t width, [[maybe_unused]] float* c,
+                 [[maybe_unused]] std::int64_t c_stride) {
+#if defined(__x86_64__)
+  product_in_pairs(a, a_stride, rows, depth, panel, width, c, c_stride);
+#else
+  LOCKSTEP_ASSERT(false, "pairs of bf16 on this processor");
+#endif
 }
 
 }  // namespace lockstep::nn::cpu

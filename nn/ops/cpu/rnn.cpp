@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/panels.h"
@@ -24,8 +26,10 @@ namespace {
 // Sequences of different lengths take all steps: at a sequence's padding its state stays as it is, and no gradient
 // comes from there. Nothing else distinguishes them.
 //
-// In bf16 the products over all steps are bf16's. Gates, c and sums are f32 within the layer, and w_hh is widened when
-// it is packed; h is rounded at each step, as y is, so that a sequence may be cut anywhere.
+// In bf16 all products are of bf16, where the processor multiplies it in pairs: those of a step read h, which is
+// rounded at each step, as y is, so that a sequence may be cut anywhere, and the gates' gradients as the products over
+// all steps read them. Elsewhere w_hh is widened when it is packed, and the products of a step are f32's. Gates, c and
+// sums are f32 within the layer.
 
 constexpr std::int64_t kGrain = std::int64_t{1} << 18;  // multiplications of a step that are worth a thread
 
@@ -68,6 +72,11 @@ std::size_t bytes_of(std::int64_t floats) { return static_cast<std::size_t>(floa
 
 void copy_floats(float* to, const float* from, std::int64_t count) { std::memcpy(to, from, bytes_of(count)); }
 
+template <class From, class To>
+LOCKSTEP_SIMD_CLONES void convert(const From* from, To* to, std::int64_t count) {
+  for (std::int64_t u = 0; u < count; ++u) to[u] = narrow<To>(wide(from[u]));
+}
+
 // y = h, which is rounded as y is.
 void put_state(float* h, float* y, std::int64_t count) { copy_floats(y, h, count); }
 LOCKSTEP_SIMD_CLONES
@@ -79,17 +88,28 @@ void put_state(float* h, BFloat16* y, std::int64_t count) {
   }
 }
 
+// dh = dy + direct, which may be nullptr: zeros.
+template <class T>
+LOCKSTEP_SIMD_CLONES void begin_gradient(const T* dy, const float* direct, float* dh, std::int64_t count) {
+  if (direct == nullptr)
+    for (std::int64_t u = 0; u < count; ++u) dh[u] = wide(dy[u]);
+  else
+    for (std::int64_t u = 0; u < count; ++u) dh[u] = wide(dy[u]) + direct[u];
+}
+
 // w_hh as the products of each step want it.
 struct Packed {
   Tensor panels;
   std::uint64_t version = 0;  // 0: never packed
 };
 
-// What the steps of a forward pass work on.
+// What the steps of a forward pass work on. Their products are of Es: float or BFloat16.
+template <class E>
 struct ForwardArrays {
-  const float* panels = nullptr;   // of w_hh; nullptr: the state is zero
+  const E* panels = nullptr;       // of w_hh; nullptr: the state is zero
   float* gates = nullptr;          // (B, T, G · H)
   float* h = nullptr;              // (2, B, H): that of the step before and of this one, alternating
+  E* factor = nullptr;             // the same as products read it: h itself, or its copy
   float* memory = nullptr;         // of an LSTM (B, H), its c; of a GRU (B, T, H) or (B, H)
   float* kept_memory = nullptr;    // (B, T, H): where an LSTM's c goes for backward; nullptr: nowhere
   std::int64_t memory_stride = 0;  // of a GRU: from one sequence to the next
@@ -97,14 +117,17 @@ struct ForwardArrays {
   const float* b_n = nullptr;      // of a GRU: the bias of what its state contributes to n; nullptr: zeros
 };
 
+// The same of a backward pass, whose activations are Ts.
+template <class T, class E>
 struct BackwardArrays {
-  const float* panels = nullptr;  // of w_hh, transposed
-  float* gates = nullptr;         // (B, T, G · H)
-  float* memory = nullptr;        // (B, T, H)
-  const float* first = nullptr;   // (B, H): the first c of an LSTM, the first h of a GRU
-  const float* y = nullptr;
-  const float* dy = nullptr;
-  float* dgates = nullptr;  // (2, B, G · H): of the step after and of this one, alternating
+  const E* panels = nullptr;     // of w_hh, transposed
+  float* gates = nullptr;        // (B, T, G · H)
+  float* memory = nullptr;       // (B, T, H)
+  const float* first = nullptr;  // (B, H): the first c of an LSTM, the first h of a GRU
+  const float* y = nullptr;      // (B, T, H), of all cells but an LSTM's
+  const T* dy = nullptr;
+  E* dgates = nullptr;      // (2, B, G · H): of the step after and of this one, alternating
+  E* all_dgates = nullptr;  // (B, T, G · H): copies of them; nullptr: not wanted
   float* dh = nullptr;      // (B, H)
   float* dstate = nullptr;  // (B, H): of an LSTM's c; of a GRU's h, as far as no gate passes it on
 };
@@ -122,35 +145,10 @@ class CpuRnn final : public RnnKernels {
     const Tensor gates = kept.slice(0, at.rows() * at.gates).reshaped({at.rows(), at.gates});
     if (at.batch > 0) {
       linear_.forward(x.reshaped({at.rows(), at.inputs}), weights.w_ih, bias_of(at, weights), Epilogue::kNone, gates);
-      const Tensor h = empty({2, at.batch, at.width});
-      Tensor memory, b_hh;
-      ForwardArrays arrays = {.gates = gates.f32(), .h = h.f32()};
-      if (from.h.defined())
-        pointwise_.cast(from.h, h.slice(0, 1));
-      else if (at.lengths != nullptr || at.cell == RnnCell::kGru)  // else nobody reads it
-        pointwise_.fill(h.slice(0, 1), 0.0f);
-      float* const behind_gates = keeps_memory ? gates.f32() + gates.count() : nullptr;
-      if (at.cell == RnnCell::kLstm) {
-        memory = empty({at.batch, at.width});
-        start(from.c, memory);
-        arrays.memory = memory.f32();
-        arrays.kept_memory = behind_gates;
-      } else if (at.cell == RnnCell::kGru) {
-        if (!keep) memory = empty({at.batch, at.width});
-        arrays.memory = keep ? behind_gates : memory.f32();
-        arrays.memory_stride = (keep ? at.steps : 1) * at.width;
-        arrays.memory_step = keep ? at.width : 0;
-        if (weights.b_hh.defined()) {
-          b_hh = as_f32(weights.b_hh);
-          arrays.b_n = b_hh.f32() + 2 * at.width;
-        }
-      }
-      for (std::int64_t turn = 0; turn < at.steps; ++turn) {
-        if (turn > 0 || from.h.defined()) arrays.panels = forward_panels(at, weights);
-        with_type(y.dtype(), [&](auto type) { step(at, turn, arrays, y.data<decltype(type)>()); });
-      }
-      if (to.h.defined()) pointwise_.cast(h.slice(at.steps % 2, at.steps % 2 + 1), to.h);
-      if (to.c.defined() && at.cell == RnnCell::kLstm) pointwise_.cast(memory, to.c);
+      float* const kept_memory = keeps_memory ? gates.f32() + gates.count() : nullptr;
+      with_types(y.dtype(), [&](auto of_y, auto of_factor) {
+        forward_steps<decltype(of_y), decltype(of_factor)>(at, weights, from, gates.f32(), kept_memory, y, to);
+      });
     }
     return keep ? kept : Tensor();
   }
@@ -163,36 +161,16 @@ class CpuRnn final : public RnnKernels {
     Tensor memory;
     if (at.has_memory())
       memory = kept.slice(gates.count(), gates.count() + at.rows() * at.width).reshaped({at.rows(), at.width});
-    if (at.batch > 0) {
-      const Tensor dh = empty({at.batch, at.width});
-      const Tensor dgates = empty({2, at.batch, at.gates}), y_f32 = as_f32(y), dy_f32 = as_f32(dy);
-      BackwardArrays arrays = {.panels = at.steps > 1 ? backward_panels(at, weights) : nullptr,
-                               .gates = gates.f32(),
-                               .y = y_f32.f32(),
-                               .dy = dy_f32.f32(),
-                               .dgates = dgates.f32(),
-                               .dh = dh.f32()};
-      Tensor dstate, first;
-      if (at.has_memory()) {
-        dstate = empty({at.batch, at.width});
-        first = empty({at.batch, at.width});
-        start(at.cell == RnnCell::kLstm ? from.c : from.h, first);
-        pointwise_.fill(dstate, 0.0f);
-        arrays.memory = memory.f32();
-        arrays.first = first.f32();
-        arrays.dstate = dstate.f32();
-      }
-      for (std::int64_t turn = at.steps - 1; turn >= 0; --turn) step_backward(at, turn, arrays);
-    }
-    // The gates' gradients have taken their place.
+    // As the products over all steps read them; of f32 they take the place of the gates.
+    const Tensor dgates = x.dtype() == DType::kF32 ? gates : Tensor::empty(allocator_, gates.shape(), x.dtype());
+    if (at.batch > 0)
+      with_types(y.dtype(), [&](auto of_y, auto of_factor) {
+        backward_steps<decltype(of_y), decltype(of_factor)>(at, weights, from, y, gates, memory, dy, dgates);
+      });
     if (gradients.b_ih.defined() || gradients.b_hh.defined()) bias_gradients(at, gates, memory, gradients);
-    Tensor dgates = as(x.dtype(), gates);
     if (gradients.w_hh.defined())
       linear_.backward_weight(h_before(at, from.h, y), dgates, gradients.accumulate[1], gradients.w_hh);
-    if (at.cell == RnnCell::kGru && (gradients.w_ih.defined() || dx.defined())) {
-      turn_to_inputs(at, gates, memory);
-      dgates = as(x.dtype(), gates);
-    }
+    if (at.cell == RnnCell::kGru && (gradients.w_ih.defined() || dx.defined())) turn_to_inputs(at, dgates, memory);
     if (gradients.w_ih.defined())
       linear_.backward_weight(without_padding(at, x), dgates, gradients.accumulate[0], gradients.w_ih);
     gradients_done();
@@ -218,6 +196,89 @@ class CpuRnn final : public RnnKernels {
       pointwise_.fill(state, 0.0f);
   }
 
+  // use(T(), E()): activations are Ts, and the products of a step of Es.
+  template <class Use>
+  static void with_types(DType dtype, const Use& use) {
+    if (dtype == DType::kF32)
+      use(float(), float());
+    else if (multiplies_pairs())
+      use(BFloat16(), BFloat16());
+    else
+      use(BFloat16(), float());
+  }
+
+  // `gates` hold what inputs contribute. kept_memory: what comes after the gates in `kept`; nullptr: nothing.
+  template <class T, class E>
+  void forward_steps(const Layer& at, const RnnWeights& weights, const RnnState& from, float* gates, float* kept_memory,
+                     const Tensor& y, const RnnState& to) {
+    const Tensor h = empty({2, at.batch, at.width});
+    Tensor factor, memory, b_hh;
+    if (from.h.defined())
+      pointwise_.cast(from.h, h.slice(0, 1));
+    else if (at.lengths != nullptr || at.cell == RnnCell::kGru)  // else nobody reads it
+      pointwise_.fill(h.slice(0, 1), 0.0f);
+    ForwardArrays<E> arrays = {.gates = gates, .h = h.f32()};
+    if constexpr (std::is_same_v<E, float>) {
+      arrays.factor = h.f32();
+    } else {
+      factor = Tensor::empty(allocator_, h.shape(), DType::kBF16);
+      if (from.h.defined() || at.lengths != nullptr) pointwise_.cast(h.slice(0, 1), factor.slice(0, 1));
+      arrays.factor = factor.data<E>();
+    }
+    if (at.cell == RnnCell::kLstm) {
+      memory = empty({at.batch, at.width});
+      start(from.c, memory);
+      arrays.memory = memory.f32();
+      arrays.kept_memory = kept_memory;
+    } else if (at.cell == RnnCell::kGru) {
+      const bool keep = kept_memory != nullptr;
+      if (!keep) memory = empty({at.batch, at.width});
+      arrays.memory = keep ? kept_memory : memory.f32();
+      arrays.memory_stride = (keep ? at.steps : 1) * at.width;
+      arrays.memory_step = keep ? at.width : 0;
+      if (weights.b_hh.defined()) {
+        b_hh = as_f32(weights.b_hh);
+        arrays.b_n = b_hh.f32() + 2 * at.width;
+      }
+    }
+    for (std::int64_t turn = 0; turn < at.steps; ++turn) {
+      if (turn > 0 || from.h.defined()) arrays.panels = forward_panels<E>(at, weights);
+      step(at, turn, arrays, y.data<T>());
+    }
+    if (to.h.defined()) pointwise_.cast(h.slice(at.steps % 2, at.steps % 2 + 1), to.h);
+    if (to.c.defined() && at.cell == RnnCell::kLstm) pointwise_.cast(memory, to.c);
+  }
+
+  // The gates' gradients take their place, and are rounded into dgates, where that is another tensor.
+  template <class T, class E>
+  void backward_steps(const Layer& at, const RnnWeights& weights, const RnnState& from, const Tensor& y,
+                      const Tensor& gates, const Tensor& memory, const Tensor& dy, const Tensor& dgates) {
+    constexpr bool kInPairs = !std::is_same_v<E, float>;
+    const Tensor dh = empty({at.batch, at.width});
+    const Tensor alternating =
+        Tensor::empty(allocator_, {2, at.batch, at.gates}, kInPairs ? DType::kBF16 : DType::kF32);
+    const Tensor y_f32 = at.cell == RnnCell::kLstm ? Tensor() : as_f32(y);
+    BackwardArrays<T, E> arrays = {.panels = at.steps > 1 ? backward_panels<E>(at, weights) : nullptr,
+                                   .gates = gates.f32(),
+                                   .y = y_f32.defined() ? y_f32.f32() : nullptr,
+                                   .dy = dy.data<T>(),
+                                   .dgates = alternating.data<E>(),
+                                   .dh = dh.f32()};
+    if constexpr (kInPairs) arrays.all_dgates = dgates.data<E>();
+    Tensor dstate, first;
+    if (at.has_memory()) {
+      dstate = empty({at.batch, at.width});
+      first = empty({at.batch, at.width});
+      start(at.cell == RnnCell::kLstm ? from.c : from.h, first);
+      pointwise_.fill(dstate, 0.0f);
+      arrays.memory = memory.f32();
+      arrays.first = first.f32();
+      arrays.dstate = dstate.f32();
+    }
+    for (std::int64_t turn = at.steps - 1; turn >= 0; --turn) step_backward(at, turn, arrays);
+    if (!kInPairs && dgates.dtype() != DType::kF32) pointwise_.cast(gates, dgates);
+  }
+
   // What the product of the inputs begins with, f32: both biases, but of a GRU's n that of the inputs alone.
   Tensor bias_of(const Layer& at, const RnnWeights& weights) {
     if (!weights.b_ih.defined()) return {};
@@ -228,52 +289,58 @@ class CpuRnn final : public RnnKernels {
     return bias;
   }
 
-  // Panel (p · G + gate): what features [32 p, 32 p + 32) of h contribute that gate's product to, (H, 32).
-  const float* forward_panels(const Layer& at, const RnnWeights& weights) {
-    const std::int64_t panels = panels_of(at.width) * at.gate_count, width = at.width;
-    return packed(forward_, weights, {panels, width, kPanel}, [&](const Tensor& to) {
-      const Tensor w = as_f32(weights.w_hh);
+  // Panel (p · G + gate): what features [32 p, 32 p + 32) of h contribute that gate's product to, of depth H.
+  template <class E>
+  const E* forward_panels(const Layer& at, const RnnWeights& weights) {
+    const std::int64_t panels = panels_of(at.width) * at.gate_count, width = at.width, size = panel_size<E>(width);
+    return packed<E>(forward_, weights, {panels, size}, [&](const E* w, E* to) {
       parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t first = i / at.gate_count * kPanel, gate = i % at.gate_count;
-          pack_rows(w.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
-                    to.f32() + i * width * kPanel);
+          pack_rows(w + (gate * width + first) * width, width, std::min(kPanel, width - first), width, to + i * size);
         }
       });
     });
   }
 
-  // Panel p: (G · H, 32), features [32 p, 32 p + 32) of each row of w_hh.
-  const float* backward_panels(const Layer& at, const RnnWeights& weights) {
-    const std::int64_t panels = panels_of(at.width), width = at.width, depth = at.gates;
-    return packed(backward_, weights, {panels, depth, kPanel}, [&](const Tensor& to) {
-      const Tensor w = as_f32(weights.w_hh);
+  // Panel p, of depth G · H: features [32 p, 32 p + 32) of each row of w_hh.
+  template <class E>
+  const E* backward_panels(const Layer& at, const RnnWeights& weights) {
+    const std::int64_t panels = panels_of(at.width), width = at.width, size = panel_size<E>(at.gates);
+    return packed<E>(backward_, weights, {panels, size}, [&](const E* w, E* to) {
       parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t p = begin; p < end; ++p)
-          pack_columns(w.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
-                       to.f32() + p * depth * kPanel);
+          pack_columns(w + p * kPanel, width, std::min(kPanel, width - p * kPanel), at.gates, to + p * size);
       });
     });
   }
 
-  template <class Pack>
-  const float* packed(PrimitiveMap<Packed>& all, const RnnWeights& weights, const Shape& shape, const Pack& pack) {
+  // Calls pack(w_hh, panels), unless that has been done for this version.
+  template <class E, class Pack>
+  const E* packed(PrimitiveMap<Packed>& all, const RnnWeights& weights, const Shape& shape, const Pack& pack) {
+    constexpr DType kDType = std::is_same_v<E, float> ? DType::kF32 : DType::kBF16;
     PrimitiveKey key{};
     key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
     key[1] = weights.w_hh.size(0);
     key[2] = weights.w_hh.size(1);
+    key[3] = static_cast<std::int64_t>(weights.w_hh.dtype());
     Packed& held = all[key];
     const std::uint64_t version = weights.versions[1];
-    if (held.version == version && version != 0) return held.panels.f32();
+    const auto panels = [&] { return static_cast<E*>(held.panels.raw()); };
+    if (held.version == version && version != 0) return panels();
+    const auto fill = [&](const Tensor& to) {
+      const Tensor w = as(kDType, weights.w_hh);
+      pack(w.data<E>(), static_cast<E*>(to.raw()));
+    };
     if (shared_ != nullptr) {
-      held.panels =
-          shared_->get(weights.w_hh.raw(), version, f32_desc(to_dims(shape), dnnl::memory::format_tag::abc), pack);
+      held.panels = shared_->get(weights.w_hh.raw(), version,
+                                 desc_of(kDType, to_dims(shape), dnnl::memory::format_tag::ab), fill);
     } else {
-      if (!held.panels.defined()) held.panels = empty(shape);
-      pack(held.panels);
+      if (!held.panels.defined()) held.panels = Tensor::empty(allocator_, shape, kDType);
+      fill(held.panels);
     }
     held.version = version;
-    return held.panels.f32();
+    return panels();
   }
 
   // Calls body(first, end) on disjoint ranges of the features, whole panels each.
@@ -284,10 +351,12 @@ class CpuRnn final : public RnnKernels {
                  [&](std::int64_t begin, std::int64_t end) { body(begin * kPanel, std::min(end * kPanel, at.width)); });
   }
 
-  template <class T>
-  static void step(const Layer& at, std::int64_t turn, const ForwardArrays& a, T* all_y) {
-    const float* const before = a.h + (turn % 2) * at.batch * at.width;
-    float* const after = a.h + (1 - turn % 2) * at.batch * at.width;
+  template <class T, class E>
+  static void step(const Layer& at, std::int64_t turn, const ForwardArrays<E>& a, T* all_y) {
+    const std::int64_t state = at.batch * at.width;
+    const float* const before = a.h + (turn % 2) * state;
+    float* const after = a.h + (1 - turn % 2) * state;
+    const E* const factor = a.factor + (turn % 2) * state;
     const std::int64_t t = at.step_of(turn);
     const bool gru = at.cell == RnnCell::kGru;
     float* const b_n = gru ? a.memory + t * a.memory_step : nullptr;
@@ -304,15 +373,18 @@ class CpuRnn final : public RnnKernels {
       for (std::int64_t u = first; u < end && a.panels != nullptr; u += kPanel)
         for (std::int64_t gate = 0; gate < at.gate_count; ++gate) {
           const bool apart = gru && gate == 2;
-          add_product(before, at.width, at.batch, at.width,
-                      a.panels + (u / kPanel * at.gate_count + gate) * at.width * kPanel, std::min(kPanel, end - u),
-                      apart ? b_n + u : now + gate * at.width + u, apart ? a.memory_stride : at.steps * at.gates);
+          add_product(factor, at.width, at.batch, at.width,
+                      a.panels + (u / kPanel * at.gate_count + gate) * panel_size<E>(at.width),
+                      std::min(kPanel, end - u), apart ? b_n + u : now + gate * at.width + u,
+                      apart ? a.memory_stride : at.steps * at.gates);
         }
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
         T* const y = all_y + row * at.width + first;
         if (at.is_padding(b, t)) {
           copy_floats(after + place, before + place, count);
+          if constexpr (!std::is_same_v<E, float>)
+            std::copy_n(factor + place, count, a.factor + (1 - turn % 2) * state + place);
           std::fill_n(y, count, T());
           continue;
         }
@@ -328,29 +400,25 @@ class CpuRnn final : public RnnKernels {
           default: plain_cell(at.cell, gates, count, after + place);
         }
         put_state(after + place, y, count);
+        if constexpr (!std::is_same_v<E, float>) std::copy_n(y, count, a.factor + (1 - turn % 2) * state + place);
       }
     });
   }
 
-  static void step_backward(const Layer& at, std::int64_t turn, const BackwardArrays& a) {
-    const float* const later = a.dgates + (turn % 2) * at.batch * at.gates;
-    float* const now = a.dgates + (1 - turn % 2) * at.batch * at.gates;
+  template <class T, class E>
+  static void step_backward(const Layer& at, std::int64_t turn, const BackwardArrays<T, E>& a) {
+    const E* const later = a.dgates + (turn % 2) * at.batch * at.gates;
+    E* const now = a.dgates + (1 - turn % 2) * at.batch * at.gates;
     const std::int64_t t = at.step_of(turn);
     over_features(at, [&](std::int64_t first, std::int64_t end) {
       const std::int64_t count = end - first;
       for (std::int64_t b = 0; b < at.batch; ++b) {
-        const float* const dy = a.dy + (b * at.steps + t) * at.width + first;
-        float* const dh = a.dh + b * at.width + first;
-        if (at.cell == RnnCell::kGru) {
-          const float* const direct = a.dstate + b * at.width + first;
-          for (std::int64_t u = 0; u < count; ++u) dh[u] = dy[u] + direct[u];
-        } else {
-          copy_floats(dh, dy, count);
-        }
+        const float* const direct = at.cell == RnnCell::kGru ? a.dstate + b * at.width + first : nullptr;
+        begin_gradient(a.dy + (b * at.steps + t) * at.width + first, direct, a.dh + b * at.width + first, count);
       }
       for (std::int64_t u = first; u < end && turn + 1 < at.steps; u += kPanel)
-        add_product(later, at.gates, at.batch, at.gates, a.panels + u * at.gates, std::min(kPanel, end - u), a.dh + u,
-                    at.width);
+        add_product(later, at.gates, at.batch, at.gates, a.panels + u / kPanel * panel_size<E>(at.gates),
+                    std::min(kPanel, end - u), a.dh + u, at.width);
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
         float* const d = a.gates + row * at.gates + first;
@@ -373,9 +441,12 @@ class CpuRnn final : public RnnKernels {
             default: plain_cell_backward(at.cell, a.y + row * at.width + first, count, a.dh + place, d);
           }
         }
-        if (turn == 0) continue;
-        for (std::int64_t gate = 0; gate < at.gate_count; ++gate)
-          copy_floats(now + b * at.gates + gate * at.width + first, d + gate * at.width, count);
+        for (std::int64_t gate = 0; gate < at.gate_count; ++gate) {
+          const std::int64_t from = gate * at.width;
+          E* const to = now + b * at.gates + from + first;
+          if (turn > 0 || a.all_dgates != nullptr) convert(d + from, to, count);
+          if (a.all_dgates != nullptr) std::copy_n(to, count, a.all_dgates + row * at.gates + from + first);
+        }
       }
     });
   }
@@ -421,10 +492,13 @@ class CpuRnn final : public RnnKernels {
 
   // The gradients of a GRU's gates, so far of what its state contributes to them, become those of what inputs do: they
   // differ in n.
-  static void turn_to_inputs(const Layer& at, const Tensor& gates, const Tensor& dn) {
-    parallel_for(at.rows(), (std::int64_t{1} << 14) / at.width + 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row)
-        copy_floats(gates.f32() + row * at.gates + 2 * at.width, dn.f32() + row * at.width, at.width);
+  static void turn_to_inputs(const Layer& at, const Tensor& dgates, const Tensor& dn) {
+    with_type(dgates.dtype(), [&](auto type) {
+      auto* const to = dgates.data<decltype(type)>();
+      parallel_for(at.rows(), (std::int64_t{1} << 14) / at.width + 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row)
+          convert(dn.f32() + row * at.width, to + row * at.gates + 2 * at.width, at.width);
+      });
     });
   }
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/cpu.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cpu/transpose.h"
@@ -15,8 +16,24 @@ using Tag = memory::format_tag;
 constexpr std::int64_t kTile = 16;
 constexpr std::int64_t kGrain = 16384;  // elements
 
-bool is(const memory::desc& desc, Tag tag) {
-  return dims_of(desc).size() == 4 && desc == memory::desc(dims_of(desc), memory::data_type::f32, tag);
+bool is(const memory::desc& desc, memory::data_type type, Tag tag) {
+  return dims_of(desc).size() == 4 && desc == memory::desc(dims_of(desc), type, tag);
+}
+
+bool has_whole_tiles(const memory::desc& desc) {
+  return dims_of(desc)[0] % kTile == 0 && dims_of(desc)[1] % kTile == 0;
+}
+
+// Two bf16, which no layout of the inputs parts.
+std::int64_t words_of(const Tensor& w, std::int64_t elements) {
+  return elements * static_cast<std::int64_t>(size_of(w.dtype())) / static_cast<std::int64_t>(sizeof(float));
+}
+
+// Interleaves the tile's rows o and o + 1: taps of `in` inputs each.
+LOCKSTEP_SIMD_CLONES
+void pair_rows(const BFloat16* __restrict even, const BFloat16* __restrict odd, std::uint32_t* __restrict to) {
+  for (std::int64_t i = 0; i < kTile; ++i)
+    to[i] = static_cast<std::uint32_t>(even[i].bits) | static_cast<std::uint32_t>(odd[i].bits) << 16;
 }
 
 // Splits `count` pieces of `elements` each.
@@ -36,23 +53,52 @@ std::int64_t output_block(const memory::desc& desc) {
   };
   for (const auto& [tag, block] :
        {Known{Tag::Acdb16a, 16}, Known{Tag::Acdb32a, 32}, Known{Tag::Acdb48a, 48}, Known{Tag::Acdb64a, 64}})
-    if (is(desc, tag) && dims_of(desc)[0] % block == 0) return block;
+    if (is(desc, memory::data_type::f32, tag) && dims_of(desc)[0] % block == 0) return block;
+  for (const auto& [tag, block] :
+       {Known{Tag::AcdB16a2b, 16}, Known{Tag::AcdB32a2b, 32}, Known{Tag::AcdB48a2b, 48}, Known{Tag::AcdB64a2b, 64}})
+    if (is(desc, memory::data_type::bf16, tag) && dims_of(desc)[0] % block == 0 && dims_of(desc)[1] % 2 == 0)
+      return block;
   return 0;
 }
 
+PairTiles pair_tiles(const memory::desc& desc) {
+  if (is(desc, memory::data_type::bf16, Tag::ABcd8b16a2b) && has_whole_tiles(desc)) return PairTiles::kOfInputs;
+  if (is(desc, memory::data_type::bf16, Tag::ABcd8a16b2a) && has_whole_tiles(desc)) return PairTiles::kOfOutputs;
+  return PairTiles::kNone;
+}
+
 bool is_tiled(const memory::desc& desc) {
-  return is(desc, Tag::ABcd16b16a) && dims_of(desc)[0] % kTile == 0 && dims_of(desc)[1] % kTile == 0;
+  return is(desc, memory::data_type::f32, Tag::ABcd16b16a) && has_whole_tiles(desc);
 }
 
 void pack_outputs(const Tensor& w, std::int64_t block, float* packed) {
-  const std::int64_t row = w.size(1) * w.size(2) * w.size(3);
+  const std::int64_t row = words_of(w, w.size(1) * w.size(2) * w.size(3));
   // A strip of columns at a time: what it reads of `block` rows and what it writes stay in the first cache.
   constexpr std::int64_t kStrip = 64;
   each_piece(w.size(0) / block, block * row, [&](std::int64_t piece) {
-    const float* const from = w.f32() + piece * block * row;
+    const float* const from = static_cast<const float*>(w.raw()) + piece * block * row;
     float* const to = packed + piece * block * row;
     for (std::int64_t c = 0; c < row; c += kStrip)
       transpose(from + c, row, block, std::min(kStrip, row - c), to + c * block, block);
+  });
+}
+
+void pack_pair_tiles(const Tensor& w, PairTiles tiles, void* packed) {
+  const std::int64_t taps = w.size(1) * w.size(2), in = w.size(3), row = taps * in;
+  constexpr std::int64_t kWords = kTile * kTile / 2;
+  each_piece(w.size(0) / kTile, kTile * row, [&](std::int64_t piece) {
+    const BFloat16* const from = w.data<BFloat16>() + piece * kTile * row;
+    auto* to = static_cast<std::uint32_t*>(packed) + piece * kTile * row / 2;
+    for (std::int64_t i = 0; i < in; i += kTile)
+      for (std::int64_t tap = 0; tap < taps; ++tap, to += kWords) {
+        const BFloat16* const tile = from + tap * in + i;
+        if (tiles == PairTiles::kOfInputs)
+          transpose(reinterpret_cast<const float*>(tile), row / 2, kTile, kTile / 2, reinterpret_cast<float*>(to),
+                    kTile);
+        else
+          for (std::int64_t o = 0; o < kTile; o += 2)
+            pair_rows(tile + o * row, tile + (o + 1) * row, to + o / 2 * kTile);
+      }
   });
 }
 

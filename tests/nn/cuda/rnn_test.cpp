@@ -177,6 +177,57 @@ TEST_P(CudaRnn, Backward) {
     }
 }
 
+// Both in bf16: what either rounds is within the roundings of the other.
+TEST_P(CudaRnn, IsNearTheCpuInBf16) {
+  if (type() != DType::kBF16 || !cpu->computes_in(type())) GTEST_SKIP() << "the CPU computes in " << name_of(type());
+  const auto halved = [&](const Tensor& x) {
+    if (!x.defined()) return Tensor();
+    const Tensor made = cpu->empty(x.shape(), type());
+    cpu->pointwise().cast(x, made);
+    return made;
+  };
+  const auto widened = [&](const Tensor& x) {
+    const Tensor made = cpu->empty(x.shape());
+    cpu->pointwise().cast(x, made);
+    return made;
+  };
+  for (const LayerCase& layer : layer_cases()) {
+    SCOPED_TRACE(layer.text());
+    const LayerSizes& s = layer.sizes;
+    const RnnWeights host = weights_for(layer), device = on_device_of(host);
+    const RnnWeights on_cpu = {.w_ih = halved(host.w_ih),
+                               .w_hh = halved(host.w_hh),
+                               .b_ih = halved(host.b_ih),
+                               .b_hh = halved(host.b_hh),
+                               .versions = next_versions()};
+    const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
+    const Tensor x_host = random(s.x(), 5), dy_host = random(s.y(), 8), x = activation(x_host),
+                 dy = activation(dy_host);
+    const RnnState from_host = state_for(layer), from = on_device_of(from_host);
+    const RnnState from_cpu = {halved(from_host.h), halved(from_host.c)};
+    const Tensor y_cpu = halved(cpu->zeros(s.y())), dx_cpu = halved(cpu->zeros(s.x()));
+    const Tensor dw_cpu = cpu->zeros(host.w_hh.shape());
+    RnnGradients to_cpu;
+    to_cpu.w_hh = dw_cpu;
+    const Tensor kept = cpu->rnn().forward(host_options, halved(x_host), on_cpu, from_cpu, y_cpu, {}, true);
+    cpu->rnn().backward(host_options, halved(x_host), on_cpu, from_cpu, y_cpu, kept, halved(dy_host), to_cpu, dx_cpu,
+                        [] {});
+    const auto got =
+        results({activation_like(s.y()), activation_like(s.x()), {host.w_hh.shape()}}, [&](const auto& out) {
+          const Tensor reserve = rnn->forward(options, x, device, from, out[0], {}, true);
+          RnnGradients gradients;
+          gradients.w_hh = out[2];
+          rnn->backward(options, x, device, from, out[0], reserve, dy, gradients, out[1], [] {});
+        });
+    expect_close(widened(y_cpu), got[0], tolerance());
+    if (layer.cell == RnnCell::kRelu) continue;  // near 0 a rounding decides whether there is a gradient
+    expect_close(widened(dx_cpu), got[1], tolerance());
+    double scale = 1.0;
+    for (const float v : dw_cpu.span<float>()) scale = std::max(scale, std::abs(static_cast<double>(v)));
+    expect_close(dw_cpu, got[2], tolerance(scale));
+  }
+}
+
 // Padding may be anything.
 TEST_P(CudaRnn, NobodyReadsPadding) {
   for (const RnnCell cell : {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru})

@@ -209,6 +209,8 @@ std::string cpu_kernel_isa();
 /// take longer than f32 itself (AVX-512 alone), or not at all.
 enum class CpuBf16 : std::uint8_t { kNone, kEmulated, kAvx512, kAmx };
 CpuBf16 cpu_bf16();
+/// "AMX", "AVX512-BF16", "emulated, slower than f32" or "not on this CPU".
+const char* name_of(CpuBf16 how);
 /// "2.6.3"
 std::string onednn_version();
 
