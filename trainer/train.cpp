@@ -358,12 +358,10 @@ class Run {
 
   // The most that a rank computes with in training.
   std::int64_t samples_at_once() const {
-    if (config_.shards > 0) {
-      const auto shards = static_cast<std::uint64_t>(config_.shards);
-      return static_cast<std::int64_t>((sampler_->config().global_batch + shards - 1) / shards);
-    }
-    const auto parts = static_cast<std::uint64_t>(config_.accumulate);
-    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (sampler_->max_local_count() + parts - 1) / parts));
+    const bool sharded = config_.shards > 0;
+    const auto parts = static_cast<std::uint64_t>(sharded ? config_.shards : config_.accumulate);
+    const std::uint64_t samples = sharded ? sampler_->config().global_batch : sampler_->max_local_count();
+    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (samples + parts - 1) / parts));
   }
 
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
