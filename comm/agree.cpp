@@ -1,7 +1,6 @@
 #include "comm/agree.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <new>
@@ -129,7 +128,7 @@ std::vector<double> largest_of_ranks(ProcessGroup& group, std::span<const double
                                        all[rank].size() / sizeof(double), group.rank(), mine.size()),
                            "let all ranks pass equally many");
     std::vector<double> theirs(mine.size());
-    std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
+    std::ranges::copy(all[rank], std::as_writable_bytes(std::span(theirs)).begin());
     std::ranges::transform(largest, theirs, largest.begin(), [](double a, double b) { return std::max(a, b); });
   }
   return largest;
