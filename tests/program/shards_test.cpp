@@ -84,12 +84,12 @@ TEST(Shards, ABatchIsThatOfAShard) {
 }
 
 // What is computed at a time does not matter, nor does the rank that has more threads than its shards; the threads of
-// a shard do.
+// a shard may: oneDNN's convolutions for AVX-512 sum weight gradients in another order.
 TEST(Shards, ThreadsOfAShardAreItsIdentity) {
   const std::string options = "cnn --data digits --steps 8 --global-batch 60 --shards 6 ";
   const Result one = result_of("", options + "--threads 2");
   EXPECT_TRUE(result_of(launched(2), options + "--threads 2") == one);
-  EXPECT_FALSE(result_of("", options) == one);
+  if (__builtin_cpu_supports("avx512f")) EXPECT_FALSE(result_of("", options) == one);
 }
 
 TEST(Shards, ResumeOnAnyNumberOfRanks) {

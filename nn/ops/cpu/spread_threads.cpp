@@ -52,7 +52,7 @@ void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allo
   }
 }
 
-ThreadSpreader::ThreadSpreader(int threads) : threads_(threads) {
+ThreadSpreader::ThreadSpreader(int threads, Processor processor) : threads_(threads), processor_(processor) {
   if (threads_ < 2) return;
   const auto count = static_cast<std::size_t>(threads_);
   on_.resize(count);
@@ -68,7 +68,7 @@ int ThreadSpreader::spread() {
   next_ = now + kInterval;
 
   std::ranges::fill(on_, -1);
-  on_threads(threads_, [&](int thread, int) { on_[static_cast<std::size_t>(thread)] = ::sched_getcpu(); });
+  on_threads(threads_, [&](int thread, int) { on_[static_cast<std::size_t>(thread)] = processor_(); });
   // A thread that the region did not get, or a system without that call, says -1.
   if (contains(on_, -1)) return 0;
   bool distinct = true;

@@ -1,6 +1,8 @@
 // Keeps compute threads on processors of their own.
 #pragma once
 
+#include <sched.h>
+
 #include <chrono>
 #include <span>
 #include <vector>
@@ -19,7 +21,9 @@ void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allo
 /// threads that are started from these inherit no binding, and other jobs on the machine keep their share.
 class ThreadSpreader {
  public:
-  explicit ThreadSpreader(int threads);
+  using Processor = int (*)();  ///< the processor that the calling thread runs on; -1: unknown
+
+  explicit ThreadSpreader(int threads, Processor processor = ::sched_getcpu);
 
   /// To be called once per step, by the thread that starts the others. Costs a parallel region every few milliseconds,
   /// and allocates nothing.
@@ -28,6 +32,7 @@ class ThreadSpreader {
 
  private:
   int threads_;
+  Processor processor_;
   std::vector<int> on_, moves_;  // of each thread
   std::vector<std::vector<int>> allowed_;
   std::chrono::steady_clock::time_point next_{};

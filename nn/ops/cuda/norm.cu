@@ -185,10 +185,10 @@ __device__ bool is_above_0(float value) {
 }
 
 // How backward knows where y, to which a ReLU was applied, is above 0.
-enum class Mask {
-  kNone,       // there was no ReLU
-  kOfResult,   // from y
-  kOfNumbers,  // from x, of which y is computed again: that reads nothing more, where nothing was added to it
+enum class MaskOf {
+  kNone,     // there was no ReLU
+  kResult,   // from y
+  kNumbers,  // from x, of which y is computed again: that reads nothing more, where nothing was added to it
 };
 
 // y = (x − mean) / sqrt(variance + eps) · gamma + beta; with kRelu, max(y + residual, 0), where residual may be
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kBlock)
 
 // parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0. With kOfResult the
 // others are set to 0.
-template <int kWidth, Mask kMask, class T>
+template <int kWidth, MaskOf kMask, class T>
 __global__ void __launch_bounds__(kBlock)
     sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* gamma, const float* beta,
                    const float* mean, const float* variance, float eps, float* parts) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kBlock)
     float middle[kWidth];
     for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
     [[maybe_unused]] const auto made_of = [&] {
-      if constexpr (kMask == Mask::kOfNumbers)
+      if constexpr (kMask == MaskOf::kNumbers)
         return Normalisation<kWidth>(column, gamma, beta, mean, variance, eps);
       else
         return 0;
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kBlock)
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
         gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
-        if constexpr (kMask == Mask::kOfResult) {
+        if constexpr (kMask == MaskOf::kResult) {
           const auto results = load_pack<kWidth>(y + (row + i * plan.lines) * columns + column);
           for (int k = 0; k < kWidth; ++k)
             if (!(to_float(results.of[k]) > 0.0f)) gradients[i].of[k] = from_float<T>(0.0f);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kBlock)
         for (int k = 0; k < kWidth; ++k) {
           const float value = to_float(values[i].of[k]);
           float gradient = to_float(gradients[i].of[k]);
-          if constexpr (kMask == Mask::kOfNumbers)
+          if constexpr (kMask == MaskOf::kNumbers)
             if (!is_above_0<T>(made_of.of(k, value))) gradient = 0.0f;
           product[k] += gradient * (value - middle[k]);
           sum[k] += gradient;
@@ -379,7 +379,7 @@ class CudaNorm final : public NormKernels {
                 const Tensor& dbeta) override {
     const Work work(context_, "batch normalisation's backward",
                     {&x, &dy, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
-    differentiate<Mask::kNone>(x, x, dy, gamma, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+    differentiate<MaskOf::kNone>(x, x, dy, gamma, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
   void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
@@ -388,9 +388,9 @@ class CudaNorm final : public NormKernels {
     const Work work(context_, "batch normalisation's backward with ReLU",
                     {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
     if (residual)
-      differentiate<Mask::kOfResult>(x, y, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
+      differentiate<MaskOf::kResult>(x, y, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
     else
-      differentiate<Mask::kOfNumbers>(x, x, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
+      differentiate<MaskOf::kNumbers>(x, x, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -420,7 +420,7 @@ class CudaNorm final : public NormKernels {
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
     const Work work(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
-    add_up<Mask::kNone>(x, x, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
+    add_up<MaskOf::kNone>(x, x, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
@@ -481,17 +481,17 @@ class CudaNorm final : public NormKernels {
   }
 
   // `beta` is read for kOfNumbers alone, y for kOfResult.
-  template <Mask kMask>
+  template <MaskOf kMask>
   void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
                      const Tensor& mean, const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
                      const Tensor& dgamma, const Tensor& dbeta) {
     if (mean.count() == 0) return;
     add_up<kMask>(x, y, dy, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread_back_to<kMask == Mask::kOfNumbers>(x, dy, gamma, beta, mean, variance, dgamma.f32(), dbeta.f32(), nullptr,
+    spread_back_to<kMask == MaskOf::kNumbers>(x, dy, gamma, beta, mean, variance, dgamma.f32(), dbeta.f32(), nullptr,
                                               eps, given_statistics, dx);
   }
 
-  template <Mask kMask>
+  template <MaskOf kMask>
   void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
               const Tensor& mean, const Tensor& variance, double eps, float* dgamma, float* dbeta) {
     const std::int64_t columns = mean.count();
