@@ -146,7 +146,7 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
 }
 
 TEST_F(ReplicaCheck, BeforeWeightsAreSaved) {
-  const std::string said = train_with_altered(1, "--steps 20000 --metrics m.jsonl --save after.safetensors", [&] {
+  const std::string said = train_with_altered(1, "--steps 5000 --metrics m.jsonl --save after.safetensors", [&] {
     return lines_of(read_file(directory_.path() / "m.jsonl")).size() > 10;
   });
   expect_end(said, " on rank 1 differs from that of the other 2 ranks");

@@ -89,7 +89,7 @@ TEST(Shards, ThreadsOfAShardAreItsIdentity) {
   const std::string options = "cnn --data digits --steps 8 --global-batch 60 --shards 6 ";
   const Result one = result_of("", options + "--threads 2");
   EXPECT_TRUE(result_of(launched(2), options + "--threads 2") == one);
-  const bool with_avx512 = run("lockstep version").out.find("computes with avx512") != std::string::npos;
+  const bool with_avx512 = run("lockstep version", {}).out.find("computes with avx512") != std::string::npos;
   if (with_avx512) EXPECT_FALSE(result_of("", options) == one);
 }
 
