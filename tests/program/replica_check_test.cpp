@@ -135,7 +135,7 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
   const auto folder = directory_.path() / "c";
   // One is there and none is being written: of what has been compared before that, nothing changes.
   const std::string said = train_with_altered(
-      0, "--steps 100000000 --checkpoint-dir c --checkpoint-every 3000 --keep 1 --save after.safetensors",
+      0, "--steps 100000000 --checkpoint-dir c --checkpoint-every 1000 --keep 1 --save after.safetensors",
       [&] { return holds_one_checkpoint_alone(folder); });
   expect_end(said, " on rank 0 differs from that of the other 2 ranks");
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
@@ -146,7 +146,7 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
 }
 
 TEST_F(ReplicaCheck, BeforeWeightsAreSaved) {
-  const std::string said = train_with_altered(1, "--steps 5000 --metrics m.jsonl --save after.safetensors", [&] {
+  const std::string said = train_with_altered(1, "--steps 3000 --metrics m.jsonl --save after.safetensors", [&] {
     return lines_of(read_file(directory_.path() / "m.jsonl")).size() > 10;
   });
   expect_end(said, " on rank 1 differs from that of the other 2 ranks");
