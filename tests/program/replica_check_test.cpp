@@ -11,7 +11,6 @@
 #include <functional>
 #include <future>
 #include <sstream>
-#include <thread>
 
 #include "base/error.h"
 #include "lockstep/base/deadline.h"
@@ -100,10 +99,9 @@ class ReplicaCheck : public ::testing::Test {
     line += fmt::format("echo{0} > pids.new; mv pids.new pids; for p in{0}; do wait $p; echo code $? >&2; done", all);
     auto outcome = std::async(std::launch::async, [&] { return run(line, directory_.path(), 120); });
     const auto deadline = Deadline::after(60s);
-    const auto ended = [&] { return outcome.wait_for(5ms) == std::future_status::ready; };
+    const auto ended = [&] { return outcome.wait_for(10ms) == std::future_status::ready; };
     bool replaced = false;
     while (!replaced && !ended() && !deadline.expired()) {
-      std::this_thread::sleep_for(5ms);
       if (!begun()) continue;
       std::array<int, kRanks> pids{};
       std::ifstream in(directory_.path() / "pids");

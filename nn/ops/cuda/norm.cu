@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0. With kOfResult the
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0. With kResult the
 // others are set to 0.
 template <int kWidth, MaskOf kMask, class T>
 __global__ void __launch_bounds__(kBlock)
@@ -480,7 +480,7 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  // `beta` is read for kOfNumbers alone, y for kOfResult.
+  // `beta` is read for kNumbers alone, y for kResult.
   template <MaskOf kMask>
   void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
                      const Tensor& mean, const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
