@@ -1,6 +1,7 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
@@ -83,6 +84,8 @@ class CpuLinear final : public LinearKernels {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
     }
+    if (x.dtype() == DType::kF32 && multiplies_columns())
+      return multiply_columns(dy.f32(), x.f32(), n, out, in, accumulate, dw.f32(), allocator_);
     auto& matmul = product(kBackwardWeight, dy, dw, {n, in, out, accumulate}, [&] {
       return make(desc_of(dy.dtype(), {out, n}, Tag::ba), desc_of(x.dtype(), {n, in}, Tag::ab), {}, accumulate,
                   f32_desc({out, in}, Tag::ab));

@@ -1,0 +1,24 @@
+// Products of all columns of one matrix with all columns of another, aᵀ · b, as gradients of weights are. Internal to
+// nn/ops/cpu.
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/nn/tensor/allocator.h"
+
+namespace lockstep::nn::cpu {
+
+/// Note [Products of columns]
+/// Where oneDNN computes with AVX2, its product packs no operand of which one side is short, and reads the columns of a
+/// with a stride that often is a power of two: a cache holds few lines of that. It then runs at less than half of the
+/// speed at which it multiplies rows. With AVX-512 it packs them.
+/// Honours ONEDNN_MAX_CPU_ISA, so that all products are of one instruction set.
+bool multiplies_columns();
+
+/// c (m, n) = aᵀ · b, or c += where `accumulate`; a (depth, m), b (depth, n), f32 without gaps. The sums are taken in
+/// the order of depth ≥ 1, 256 products at a time, whatever the number of threads. Scratch memory comes from
+/// `allocator`.
+void multiply_columns(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
+                      bool accumulate, float* c, CachingAllocator& allocator);
+
+}  // namespace lockstep::nn::cpu
