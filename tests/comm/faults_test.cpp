@@ -27,12 +27,17 @@ class Faults : public ::testing::Test {
   void start(double timeout_seconds) {
     GroupOptions options = testing::group_options();
     options.timeout_seconds = timeout_seconds;
+    // Who is still on its way out of the barrier would hear there of what another rank does wrong next: so they meet in
+    // another group. A thread that moves MPI has all of MPI, which leaves nothing but to wait.
+    const bool mpi_is_taken = options.backend == "mpi" && options.progress == GroupOptions::Progress::kThread;
+    if (!mpi_is_taken) apart_ = make_group(testing::world(), options);
     group_ = make_group(testing::world(), options);
     arena_ = group_->allocate(4 << 20);
-    apart_ = group_->duplicate();
     group_->barrier().wait_host();
-    // Who is still on its way out of that barrier would hear there of what another rank does wrong next.
-    apart_->barrier().wait_host();
+    if (apart_)
+      apart_->barrier().wait_host();
+    else if (rank() == last())
+      std::this_thread::sleep_for(500ms);
   }
 
   int rank() const { return group_->rank(); }

@@ -113,6 +113,27 @@ constexpr std::int64_t up(std::int64_t count, std::int64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
+std::int64_t scratch_of_b(std::int64_t depth, std::int64_t n) {
+  return std::min(depth, kBlockDepth) * up(std::min(n, kBlockColumns), kTileColumns);
+}
+
+// A part of c, (m, n), whose rows are c_stride long; likewise a and b.
+void multiply_part(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, std::int64_t depth,
+                   std::int64_t m, std::int64_t n, bool accumulate, float* c, std::int64_t c_stride, float* scratch) {
+  float* const packed_b = scratch;
+  float* const packed_a = scratch + scratch_of_b(depth, n);
+  for (std::int64_t j = 0; j < n; j += kBlockColumns)
+    for (std::int64_t k = 0; k < depth; k += kBlockDepth) {
+      const std::int64_t columns = std::min(kBlockColumns, n - j), some = std::min(kBlockDepth, depth - k);
+      pack<kTileColumns>(b + k * b_stride + j, b_stride, columns, some, packed_b);
+      for (std::int64_t i = 0; i < m; i += kBlockRows) {
+        const std::int64_t rows = std::min(kBlockRows, m - i);
+        pack<kTileRows>(a + k * a_stride + i, a_stride, rows, some, packed_a);
+        block(packed_a, packed_b, some, rows, columns, accumulate || k > 0, c + i * c_stride + j, c_stride);
+      }
+    }
+}
+
 }  // namespace
 
 bool multiplies_columns() {
@@ -124,33 +145,32 @@ bool multiplies_columns() {
 #endif
 }
 
+std::int64_t column_scratch(std::int64_t depth, std::int64_t m, std::int64_t n) {
+  return up(scratch_of_b(depth, n) + std::min(depth, kBlockDepth) * up(std::min(m, kBlockRows), kTileRows),
+            kTileColumns);
+}
+
+void multiply_columns_alone(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
+                            bool accumulate, float* c, float* scratch) {
+  multiply_part(a, m, b, n, depth, m, n, accumulate, c, n, scratch);
+}
+
 void multiply_columns(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
                       bool accumulate, float* c, CachingAllocator& allocator) {
   // Threads share the longer side of c, and each packs all of the other one.
   const bool by_rows = m >= n;
-  const std::int64_t step = by_rows ? kTileRows : kTileColumns, tiles = up(by_rows ? m : n, step) / step;
-  const std::int64_t parts = std::min<std::int64_t>(omp_get_max_threads(), tiles);
-  const std::int64_t deep = std::min(depth, kBlockDepth);
-  const std::int64_t of_a = deep * up(std::min(m, kBlockRows), kTileRows),
-                     of_b = deep * up(std::min(n, kBlockColumns), kTileColumns);
-  const Tensor scratch = Tensor::empty(allocator, {parts, up(of_a + of_b, kTileColumns)});
+  const std::int64_t side = by_rows ? m : n, step = by_rows ? kTileRows : kTileColumns;
+  const std::int64_t tiles = up(side, step) / step, parts = std::min<std::int64_t>(omp_get_max_threads(), tiles);
+  const Tensor scratch = Tensor::empty(allocator, {parts, column_scratch(depth, m, n)});
   parallel_for(parts, 1, [&](std::int64_t first_part, std::int64_t end_part) {
     for (std::int64_t part = first_part; part < end_part; ++part) {
-      const std::int64_t begin = tiles * part / parts * step, end = tiles * (part + 1) / parts * step;
-      const std::int64_t first_row = by_rows ? begin : 0, end_row = by_rows ? std::min(end, m) : m;
-      const std::int64_t first_column = by_rows ? 0 : begin, end_column = by_rows ? n : std::min(end, n);
-      float* const packed_b = scratch.f32() + part * scratch.size(1);
-      float* const packed_a = packed_b + of_b;
-      for (std::int64_t j = first_column; j < end_column; j += kBlockColumns)
-        for (std::int64_t k = 0; k < depth; k += kBlockDepth) {
-          const std::int64_t columns = std::min(kBlockColumns, end_column - j), some = std::min(deep, depth - k);
-          pack<kTileColumns>(b + k * n + j, n, columns, some, packed_b);
-          for (std::int64_t i = first_row; i < end_row; i += kBlockRows) {
-            const std::int64_t rows = std::min(kBlockRows, end_row - i);
-            pack<kTileRows>(a + k * m + i, m, rows, some, packed_a);
-            block(packed_a, packed_b, some, rows, columns, accumulate || k > 0, c + i * n + j, n);
-          }
-        }
+      const std::int64_t begin = tiles * part / parts * step;
+      const std::int64_t count = std::min(tiles * (part + 1) / parts * step, side) - begin;
+      float* const mine = scratch.f32() + part * scratch.size(1);
+      if (by_rows)
+        multiply_part(a + begin, m, b, n, depth, count, n, accumulate, c + begin * n, n, mine);
+      else
+        multiply_part(a, m, b + begin, n, depth, m, count, accumulate, c + begin, n, mine);
     }
   });
 }

@@ -21,4 +21,9 @@ bool multiplies_columns();
 void multiply_columns(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
                       bool accumulate, float* c, CachingAllocator& allocator);
 
+/// The same by the calling thread alone, with scratch memory for column_scratch() floats.
+void multiply_columns_alone(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
+                            bool accumulate, float* c, float* scratch);
+std::int64_t column_scratch(std::int64_t depth, std::int64_t m, std::int64_t n);
+
 }  // namespace lockstep::nn::cpu

@@ -4,10 +4,12 @@
 
 #include "base/error.h"
 #include "nn/ops/cpu/blocked.h"
+#include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/transpose.h"
 #include "nn/ops/cpu/weight_layout.h"
+#include "nn/ops/cpu/winograd.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -82,11 +84,12 @@ struct BackwardWeight {
 class CpuConv final : public ConvKernels {
  public:
   CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared) {}
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared), winograd_(allocator) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
+    if (is_ours(x, w.shape(), window)) return winograd_.forward(x, w, b, epilogue == Epilogue::kRelu, y);
     auto key = key_of(x, w.shape(), y.shape(), window, b.defined());
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
@@ -119,6 +122,7 @@ class CpuConv final : public ConvKernels {
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
                       const Tensor& dx) override {
     if (dx.count() == 0) return;
+    if (is_ours(dx, w.shape(), window)) return winograd_.backward_input(dy, w, dx);
     auto key = key_of(dx, w.shape(), dy.shape(), window, false);
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
@@ -145,6 +149,7 @@ class CpuConv final : public ConvKernels {
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
       return;
     }
+    if (is_ours(x, dw.shape(), window)) return winograd_.backward_weight(x, dy, accumulate_w, dw, accumulate_b, db);
     auto& held = backward_weights_[key_of(x, dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv)
       held = make_backward_weight({x.dtype(), x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine(),
@@ -172,6 +177,13 @@ class CpuConv final : public ConvKernels {
   // Backends that share packed weights only evaluate: their forward need not go together with a backward, and of
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
+
+  // Where oneDNN computes with AVX2 it has nothing of Note [Winograd]. Ours transforms the weights at each call, which
+  // those who share packed ones need not.
+  bool is_ours(const Tensor& x, const Shape& w, const Window& window) const {
+    return shared_ == nullptr && x.dtype() == DType::kF32 && multiplies_columns() &&
+           WinogradConv::suits(x.shape(), w, window);
+  }
 
   // In which types it may be; in bf16 for weight gradients alone.
   enum class Winograd : std::uint8_t { kOfF32, kOfBf16Too };
@@ -432,6 +444,7 @@ class CpuConv final : public ConvKernels {
   CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
   PackedWeights* shared_;
+  WinogradConv winograd_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;
