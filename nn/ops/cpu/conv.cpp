@@ -84,12 +84,12 @@ struct BackwardWeight {
 class CpuConv final : public ConvKernels {
  public:
   CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared), winograd_(allocator) {}
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared), winograd_(allocator, shared) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
-    if (is_ours(x, w.shape(), window)) return winograd_.forward(x, w, b, epilogue == Epilogue::kRelu, y);
+    if (is_ours(x, w.shape(), window)) return winograd_.forward(x, w, w_version, b, epilogue == Epilogue::kRelu, y);
     auto key = key_of(x, w.shape(), y.shape(), window, b.defined());
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
@@ -178,11 +178,9 @@ class CpuConv final : public ConvKernels {
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
 
-  // Where oneDNN computes with AVX2 it has nothing of Note [Winograd]. Ours transforms the weights at each call, which
-  // those who share packed ones need not.
-  bool is_ours(const Tensor& x, const Shape& w, const Window& window) const {
-    return shared_ == nullptr && x.dtype() == DType::kF32 && multiplies_columns() &&
-           WinogradConv::suits(x.shape(), w, window);
+  // Where oneDNN computes with AVX2 it has nothing of Note [Winograd].
+  static bool is_ours(const Tensor& x, const Shape& w, const Window& window) {
+    return x.dtype() == DType::kF32 && multiplies_columns() && WinogradConv::suits(x.shape(), w, window);
   }
 
   // In which types it may be; in bf16 for weight gradients alone.

@@ -4,6 +4,7 @@
 #include "lockstep/nn/ops/conv.h"
 #include "lockstep/nn/tensor/allocator.h"
 #include "lockstep/nn/tensor/tensor.h"
+#include "nn/ops/cpu/packed_weights.h"
 
 namespace lockstep::nn::cpu {
 
@@ -18,24 +19,27 @@ namespace lockstep::nn::cpu {
 /// order that depends on the shapes alone.
 class WinogradConv {
  public:
-  explicit WinogradConv(CachingAllocator& allocator) : allocator_(allocator) {}
+  /// `shared`, or nullptr: keeps the weights that forward() has transformed. Without it they are at each call, for
+  /// they take four times the memory of the weights, and training changes them at each step.
+  WinogradConv(CachingAllocator& allocator, PackedWeights* shared) : allocator_(allocator), shared_(shared) {}
 
   /// x (N, H, W, C) and w (O, Kh, Kw, C), f32. Few channels or tiles gain less than the transformations cost; those of
   /// weights and of x are written for multiples of 32 channels.
   static bool suits(const Shape& x, const Shape& w, const Window& window);
 
   /// y = x * w + b, or the ReLU of that; b may be undefined.
-  void forward(const Tensor& x, const Tensor& w, const Tensor& b, bool relu, const Tensor& y);
+  void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, bool relu, const Tensor& y);
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx);
   /// db may be undefined.
   void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw, bool accumulate_b,
                        const Tensor& db);
 
  private:
-  enum class Weights { kAsTheyAre, kTurned };
-  void convolve(const Tensor& x, const Tensor& w, Weights weights, const float* bias, bool relu, const Tensor& y);
+  void transform_rows(const Tensor& w, float* u);
+  void convolve(const Tensor& x, const float* u, const float* bias, bool relu, const Tensor& y);
 
   CachingAllocator& allocator_;
+  PackedWeights* shared_;
 };
 
 }  // namespace lockstep::nn::cpu
