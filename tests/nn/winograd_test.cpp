@@ -16,7 +16,7 @@ using cpu::WinogradConv;
 
 constexpr Window kThree = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
 
-// Of the largest number: three times what is seen. The points 1 and 2 do not come as near.
+// Of the largest number: two to three times what is seen. The points 1 and 2 do not come as near.
 constexpr double kNear = 5e-6;
 
 struct Results {
