@@ -27,8 +27,8 @@ class Faults : public ::testing::Test {
   void start(double timeout_seconds) {
     GroupOptions options = testing::group_options();
     options.timeout_seconds = timeout_seconds;
-    // Who is still on its way out of the barrier would hear there of what another rank does wrong next: so they meet in
-    // another group. A thread that moves MPI has all of MPI, which leaves nothing but to wait.
+    // Who is still on its way out of the barrier would hear there of what another rank does wrong next: hence another
+    // barrier, of another group. A thread that moves MPI has all of MPI, which leaves nothing but to wait.
     const bool mpi_is_taken = options.backend == "mpi" && options.progress == GroupOptions::Progress::kThread;
     if (!mpi_is_taken) apart_ = make_group(testing::world(), options);
     group_ = make_group(testing::world(), options);

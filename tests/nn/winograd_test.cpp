@@ -37,8 +37,15 @@ Results computed(int threads, const Tensor& x, const Tensor& w, const Tensor& b,
   return {values_of(y), values_of(rectified), values_of(dx), values_of(dw), values_of(db)};
 }
 
+class Winograd : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cpu_features().avx2 || !cpu_features().fma) GTEST_SKIP() << "no AVX2";
+  }
+};
+
 // Tiles at both edges that are not whole, more of them than are taken at a time, and other numbers of channels.
-TEST(Winograd, IsTheConvolutionByAnyNumberOfThreads) {
+TEST_F(Winograd, IsTheConvolutionByAnyNumberOfThreads) {
   const auto backend = make_cpu_backend(1);
   const std::int64_t height = 65, width = 62, in = 64, out = 96;
   const Tensor x = random_tensor(*backend, {1, height, width, in}, 1), w = random_tensor(*backend, {out, 3, 3, in}, 2);
@@ -83,7 +90,7 @@ TEST(Winograd, IsTheConvolutionByAnyNumberOfThreads) {
   for (const int threads : {2, 3}) EXPECT_EQ(computed(threads, x, w, b, dy), alone) << threads << " threads";
 }
 
-TEST(Winograd, SaysWhatItSuits) {
+TEST_F(Winograd, SaysWhatItSuits) {
   const Shape x = {2, 16, 16, 64}, w = {96, 3, 3, 64};
   EXPECT_TRUE(WinogradConv::suits(x, w, kThree));
   EXPECT_FALSE(WinogradConv::suits({1, 16, 16, 64}, w, kThree)) << "sixteen tiles";
@@ -94,8 +101,8 @@ TEST(Winograd, SaysWhatItSuits) {
   EXPECT_FALSE(WinogradConv::suits(x, {96, 1, 1, 64}, {.kernel = {1, 1}, .stride = {1, 1}, .padding = {0, 0}}));
 }
 
-// A NaN stays, and what is beside it does not become one that is nothing of its tile.
-TEST(Winograd, RectifiesNoNaN) {
+// A NaN stays, and the other image has none.
+TEST_F(Winograd, RectifiesNoNaN) {
   const auto backend = make_cpu_backend(1);
   const Tensor x = random_tensor(*backend, {2, 16, 16, 64}, 1), w = random_tensor(*backend, {64, 3, 3, 64}, 2);
   x.f32()[0] = std::nanf("");

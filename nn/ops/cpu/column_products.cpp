@@ -136,7 +136,7 @@ void multiply_part(const float* a, std::int64_t a_stride, const float* b, std::i
 
 }  // namespace
 
-bool multiplies_columns() {
+bool computes_with_avx2() {
 #if defined(__x86_64__)
   static const bool does = cpu_features().avx2 && cpu_features().fma && cpu_kernel_isa().starts_with("avx2");
   return does;

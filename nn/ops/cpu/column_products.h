@@ -8,12 +8,14 @@
 
 namespace lockstep::nn::cpu {
 
+/// Whether oneDNN computes with AVX2 and no wider instruction set, which ONEDNN_MAX_CPU_ISA may ask for, and this CPU
+/// has what our loops in its place need.
+bool computes_with_avx2();
+
 /// Note [Products of columns]
-/// Where oneDNN computes with AVX2, its product packs no operand of which one side is short, and reads the columns of a
-/// with a stride that often is a power of two: a cache holds few lines of that. It then runs at less than half of the
-/// speed at which it multiplies rows. With AVX-512 it packs them.
-/// Honours ONEDNN_MAX_CPU_ISA, so that all products are of one instruction set.
-bool multiplies_columns();
+/// With AVX2 oneDNN's product packs no operand of which one side is short, and reads the columns of a with a stride
+/// that often is a power of two: a cache holds few lines of that. It then runs at half of the speed at which it
+/// multiplies rows. With AVX-512 it packs them.
 
 /// c (m, n) = aᵀ · b, or c += where `accumulate`; a (depth, m), b (depth, n), f32 without gaps. The sums are taken in
 /// the order of depth ≥ 1, 256 products at a time, whatever the number of threads. Scratch memory comes from

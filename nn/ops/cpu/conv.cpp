@@ -178,9 +178,9 @@ class CpuConv final : public ConvKernels {
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
 
-  // Where oneDNN computes with AVX2 it has nothing of Note [Winograd].
+  // With AVX2 oneDNN has nothing of Note [Winograd].
   static bool is_ours(const Tensor& x, const Shape& w, const Window& window) {
-    return x.dtype() == DType::kF32 && multiplies_columns() && WinogradConv::suits(x.shape(), w, window);
+    return x.dtype() == DType::kF32 && computes_with_avx2() && WinogradConv::suits(x.shape(), w, window);
   }
 
   // In which types it may be; in bf16 for weight gradients alone.

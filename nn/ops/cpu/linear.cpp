@@ -84,7 +84,7 @@ class CpuLinear final : public LinearKernels {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
     }
-    if (x.dtype() == DType::kF32 && multiplies_columns())
+    if (x.dtype() == DType::kF32 && computes_with_avx2())  // see Note [Products of columns]
       return multiply_columns(dy.f32(), x.f32(), n, out, in, accumulate, dw.f32(), allocator_);
     auto& matmul = product(kBackwardWeight, dy, dw, {n, in, out, accumulate}, [&] {
       return make(desc_of(dy.dtype(), {out, n}, Tag::ba), desc_of(x.dtype(), {n, in}, Tag::ab), {}, accumulate,
