@@ -57,12 +57,12 @@ class Installed(package.Case):
                 due += new
             return found
 
-        behind = {header: included(header) for header in headers}
-        left = sorted(headers, key=lambda header: len(behind[header]))
+        all_of = {header: included(header) for header in headers}
+        left = sorted(headers, key=lambda header: len(all_of[header]))
         made = []
         while left:
             chain = [left.pop()]
-            while inner := [header for header in left if header in behind[chain[0]]]:
+            while inner := [header for header in left if header in all_of[chain[0]]]:
                 chain.insert(0, inner[-1])
                 left.remove(inner[-1])
             made.append(chain)

@@ -114,6 +114,20 @@ struct Corner {
   std::int64_t image;  // where it begins, in floats
 };
 
+// Channels of kSide by kSide pixels from this row and column on; 0 beyond the image.
+template <std::int64_t kSide>
+[[gnu::always_inline]] inline void load_pixels(const float* channels, const Tiles& tiles, std::int64_t first_row,
+                                               std::int64_t first_column, Lanes* to) {
+  for (std::int64_t i = 0; i < kSide; ++i)
+    for (std::int64_t j = 0; j < kSide; ++j) {
+      const std::int64_t row = first_row + i, column = first_column + j;
+      if (row >= 0 && row < tiles.height && column >= 0 && column < tiles.width)
+        load(channels + (row * tiles.width + column) * tiles.channels, to[i * kSide + j]);
+      else
+        to[i * kSide + j] = Lanes{};
+    }
+}
+
 // Tiles [begin, end) of x to v, of which (tiles, channels) is a place's and `place` the distance to the next one's.
 LOCKSTEP_SIMD_CLONES
 void scatter_inputs(const float* x, const Tiles& tiles, std::int64_t first, std::int64_t begin, std::int64_t end,
@@ -122,14 +136,7 @@ void scatter_inputs(const float* x, const Tiles& tiles, std::int64_t first, std:
     const Corner corner(tiles, first + t);
     for (std::int64_t c = 0; c < tiles.channels; c += kLanes) {
       Lanes d[kPlaces], half[kPlaces], whole[kPlaces];
-      for (std::int64_t i = 0; i < kWide; ++i)
-        for (std::int64_t j = 0; j < kWide; ++j) {
-          const std::int64_t row = corner.row + i - 1, column = corner.column + j - 1;
-          if (row >= 0 && row < tiles.height && column >= 0 && column < tiles.width)
-            load(x + corner.image + (row * tiles.width + column) * tiles.channels + c, d[i * kWide + j]);
-          else
-            d[i * kWide + j] = Lanes{};
-        }
+      load_pixels<kWide>(x + corner.image + c, tiles, corner.row - 1, corner.column - 1, d);
       for (int j = 0; j < kWide; ++j) transform_input(d + j, kWide, half + j, kWide);
       for (int i = 0; i < kWide; ++i) transform_input(half + i * kWide, 1, whole + i * kWide, 1);
       for (std::int64_t p = 0; p < kPlaces; ++p) store(whole[p], v + p * place + t * tiles.channels + c);
@@ -137,7 +144,7 @@ void scatter_inputs(const float* x, const Tiles& tiles, std::int64_t first, std:
   }
 }
 
-// Tiles [begin, end) of dy to m, as above; beyond the images it is 0.
+// Tiles [begin, end) of dy to m, as above.
 LOCKSTEP_SIMD_CLONES
 void scatter_gradients(const float* dy, const Tiles& tiles, std::int64_t first, std::int64_t begin, std::int64_t end,
                        float* m, std::int64_t place) {
@@ -145,14 +152,7 @@ void scatter_gradients(const float* dy, const Tiles& tiles, std::int64_t first, 
     const Corner corner(tiles, first + t);
     for (std::int64_t c = 0; c < tiles.channels; c += kLanes) {
       Lanes d[kTile * kTile], half[kWide * kTile], whole[kPlaces];
-      for (std::int64_t i = 0; i < kTile; ++i)
-        for (std::int64_t j = 0; j < kTile; ++j) {
-          const std::int64_t row = corner.row + i, column = corner.column + j;
-          if (row < tiles.height && column < tiles.width)
-            load(dy + corner.image + (row * tiles.width + column) * tiles.channels + c, d[i * kTile + j]);
-          else
-            d[i * kTile + j] = Lanes{};
-        }
+      load_pixels<kTile>(dy + corner.image + c, tiles, corner.row, corner.column, d);
       for (int j = 0; j < kTile; ++j) transform_gradient(d + j, kTile, half + j, kTile);
       for (int i = 0; i < kWide; ++i) transform_gradient(half + i * kTile, 1, whole + i * kWide, 1);
       for (std::int64_t p = 0; p < kPlaces; ++p) store(whole[p], m + p * place + t * tiles.channels + c);
