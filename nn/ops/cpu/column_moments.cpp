@@ -147,7 +147,29 @@ void for_blocks(std::int64_t begin, std::int64_t end, std::int64_t width, const 
   for (std::int64_t r = begin; r < end; r += block) body(r, std::min(block, end - r));
 }
 
+// Columns [begin, end).
+template <class T>
+LOCKSTEP_SIMD_CLONES void sum_rows_of_some(const T* x, std::int64_t rows, std::int64_t columns, std::int64_t begin,
+                                           std::int64_t end, bool accumulate, float* sums) {
+  const std::int64_t some = end - begin;
+  if (!accumulate)
+    for (std::int64_t c = 0; c < some; ++c) sums[begin + c] = 0.0f;
+  float* out = sums + begin;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* row = x + r * columns + begin;
+    for (std::int64_t c = 0; c < some; ++c) out[c] += wide(row[c]);
+  }
+}
+
 }  // namespace
+
+template <class T>
+void sum_rows(const T* x, std::int64_t rows, std::int64_t columns, bool accumulate, float* sums) {
+  constexpr std::int64_t kGrain = 256;  // columns a thread, so that no two threads write one cache line
+  parallel_for((columns + 15) / 16, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
+    sum_rows_of_some(x, rows, columns, begin * 16, std::min(end * 16, columns), accumulate, sums);
+  });
+}
 
 void join_columns(double count, double more, double part_mean, double part_squares, double& mean, double& squares) {
   const double apart = part_mean - mean, share = more / (count + more);
@@ -260,6 +282,7 @@ void spread_columns(const T* x, const T* dy, const float* mean, const float* sca
   template void ColumnSums::moments(const T*, std::int64_t, std::int64_t, float*, float*);                          \
   template void ColumnSums::products(const T*, const T*, T*, const float*, std::int64_t, std::int64_t, float*,      \
                                      float*);                                                                       \
+  template void sum_rows(const T*, std::int64_t, std::int64_t, bool, float*);                                       \
   template void normalise_columns(const T*, const T*, const float*, const float*, const float*, bool, std::int64_t, \
                                   std::int64_t, T*);                                                                \
   template void spread_columns(const T*, const T*, const float*, const float*, const float*, const float*,          \

@@ -29,6 +29,10 @@ class ColumnSums {
 /// Variances", 1979.
 void join_columns(double count, double more, double part_mean, double part_squares, double& mean, double& squares);
 
+/// sums (columns) = or, where `accumulate`, += Σ x over its rows, one after the other, in f32: gradients of biases.
+template <class T>
+void sum_rows(const T* x, std::int64_t rows, std::int64_t columns, bool accumulate, float* sums);
+
 /// y = (x − mean) · scale + shift, then y + residual where that is not nullptr, then max(y, 0) where `relu` (NaN
 /// stays).
 template <class T>

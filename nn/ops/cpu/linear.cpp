@@ -1,6 +1,7 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
@@ -14,20 +15,6 @@ namespace {
 
 using dnnl::memory;
 using Tag = memory::format_tag;
-
-// Sums columns [begin, end) of dy (rows, width).
-template <class T>
-LOCKSTEP_SIMD_CLONES void sum_rows(const T* dy, std::int64_t rows, std::int64_t width, std::int64_t begin,
-                                   std::int64_t end, bool accumulate, float* sums) {
-  const std::int64_t columns = end - begin;
-  if (!accumulate)
-    for (std::int64_t c = 0; c < columns; ++c) sums[begin + c] = 0.0f;
-  float* out = sums + begin;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const T* row = dy + r * width + begin;
-    for (std::int64_t c = 0; c < columns; ++c) out[c] += wide(row[c]);
-  }
-}
 
 // Returns the scale; a row of zeros has 1.
 LOCKSTEP_SIMD_CLONES
@@ -97,14 +84,8 @@ class CpuLinear final : public LinearKernels {
   }
 
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
-    const std::int64_t rows = dy.size(0), width = dy.size(1);
-    constexpr std::int64_t kGrain = 256;  // columns a thread, so that no two threads write one cache line
-    with_type(dy.dtype(), [&](auto type) {
-      const auto* const from = dy.data<decltype(type)>();
-      parallel_for((width + 15) / 16, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
-        sum_rows(from, rows, width, begin * 16, std::min(end * 16, width), accumulate, db.f32());
-      });
-    });
+    with_type(dy.dtype(),
+              [&](auto type) { sum_rows(dy.data<decltype(type)>(), dy.size(0), dy.size(1), accumulate, db.f32()); });
   }
 
   bool multiplies_int8_rows() const override { return true; }

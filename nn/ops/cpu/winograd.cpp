@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/panels.h"
@@ -35,15 +36,21 @@ constexpr float kOf0 = 1.0f / (kA2 * kB2), kOfA = 0.5f / (kA2 * (kA2 - kB2)), kO
 
 // The matrices times a column. `step` is between the rows of what is read and of what is written.
 
+// Numbers at a, -a, b and -b from their even and odd parts there.
+[[gnu::always_inline]] inline void at_points(const Lanes& even_a, const Lanes& odd_a, const Lanes& even_b,
+                                             const Lanes& odd_b, Lanes* to, int step) {
+  to[0] = even_a + odd_a;
+  to[step] = even_a - odd_a;
+  to[2 * step] = even_b + odd_b;
+  to[3 * step] = even_b - odd_b;
+}
+
 // Bᵀ
 [[gnu::always_inline]] inline void transform_input(const Lanes* d, int d_step, Lanes* v, int v_step) {
   const Lanes even_a = d[4 * d_step] - kB2 * d[2 * d_step], odd_a = kA * (d[3 * d_step] - kB2 * d[d_step]);
   const Lanes even_b = d[4 * d_step] - kA2 * d[2 * d_step], odd_b = kB * (d[3 * d_step] - kA2 * d[d_step]);
   v[0] = kA2 * kB2 * d[0] - (kA2 + kB2) * d[2 * d_step] + d[4 * d_step];
-  v[v_step] = even_a + odd_a;
-  v[2 * v_step] = even_a - odd_a;
-  v[3 * v_step] = even_b + odd_b;
-  v[4 * v_step] = even_b - odd_b;
+  at_points(even_a, odd_a, even_b, odd_b, v + v_step, v_step);
   v[5 * v_step] = kA2 * kB2 * d[d_step] - (kA2 + kB2) * d[3 * d_step] + d[5 * d_step];
 }
 
@@ -62,10 +69,7 @@ constexpr float kOf0 = 1.0f / (kA2 * kB2), kOfA = 0.5f / (kA2 * (kA2 - kB2)), kO
   const Lanes even_a = y[0] + kA2 * y[2 * y_step], odd_a = kA * y[y_step] + kA3 * y[3 * y_step];
   const Lanes even_b = y[0] + kB2 * y[2 * y_step], odd_b = kB * y[y_step] + kB3 * y[3 * y_step];
   m[0] = y[0];
-  m[m_step] = even_a + odd_a;
-  m[2 * m_step] = even_a - odd_a;
-  m[3 * m_step] = even_b + odd_b;
-  m[4 * m_step] = even_b - odd_b;
+  at_points(even_a, odd_a, even_b, odd_b, m + m_step, m_step);
   m[5 * m_step] = y[3 * y_step];
 }
 
@@ -74,10 +78,7 @@ constexpr float kOf0 = 1.0f / (kA2 * kB2), kOfA = 0.5f / (kA2 * (kA2 - kB2)), kO
   const Lanes even_a = kOfA * g[0] + kOfA * kA2 * g[2 * g_step], odd_a = kOfA * kA * g[g_step];
   const Lanes even_b = kOfB * g[0] + kOfB * kB2 * g[2 * g_step], odd_b = kOfB * kB * g[g_step];
   u[0] = kOf0 * g[0];
-  u[u_step] = even_a + odd_a;
-  u[2 * u_step] = even_a - odd_a;
-  u[3 * u_step] = even_b + odd_b;
-  u[4 * u_step] = even_b - odd_b;
+  at_points(even_a, odd_a, even_b, odd_b, u + u_step, u_step);
   u[5 * u_step] = g[2 * g_step];
 }
 
@@ -212,14 +213,6 @@ void collect_weights(const float* u, std::int64_t place, std::int64_t channels, 
   }
 }
 
-LOCKSTEP_SIMD_CLONES
-void sum_pixels(const float* dy, std::int64_t pixels, std::int64_t channels, std::int64_t begin, std::int64_t end,
-                bool accumulate, float* sums) {
-  if (!accumulate) std::fill(sums + begin, sums + end, 0.0f);
-  for (std::int64_t p = 0; p < pixels; ++p)
-    for (std::int64_t c = begin; c < end; ++c) sums[c] += dy[p * channels + c];
-}
-
 // From one place of transformed weights to the next one, in floats; channels are multiples of kPanel.
 std::int64_t distance(std::int64_t in, std::int64_t out) { return in * out + kGap; }
 
@@ -233,12 +226,12 @@ std::int64_t tiles_at_a_time(const Tiles& tiles, std::int64_t channels) {
 }  // namespace
 
 bool WinogradConv::suits(const Shape& x, const Shape& w, const Window& window) {
-  const auto three = [](const std::array<std::int64_t, 2>& sides, std::int64_t size) {
+  const auto all = [](const std::array<std::int64_t, 2>& sides, std::int64_t size) {
     return sides[0] == size && sides[1] == size;
   };
   const auto enough = [](std::int64_t channels) { return channels >= kLeastChannels && channels % kPanel == 0; };
-  return three(window.kernel, 3) && three(window.stride, 1) && three(window.padding, 1) && enough(x[3]) &&
-         enough(w[0]) && Tiles(x, x[3]).count >= kLeastTiles;
+  return all(window.kernel, 3) && all(window.stride, 1) && all(window.padding, 1) && enough(x[3]) && enough(w[0]) &&
+         Tiles(x, x[3]).count >= kLeastTiles;
 }
 
 // u: of each place (panels, in, kPanel), of w (out, 3, 3, in).
@@ -333,10 +326,7 @@ void WinogradConv::backward_weight(const Tensor& x, const Tensor& dy, bool accum
     for (std::int64_t o = begin; o < end; ++o)
       collect_weights(u.f32() + o * in, u_place, in, accumulate_w, dw.f32() + o * 9 * in);
   });
-  if (!db.defined()) return;
-  parallel_for(out / kPanel, 1, [&](std::int64_t begin, std::int64_t end) {
-    sum_pixels(dy.f32(), dy.count() / out, out, begin * kPanel, end * kPanel, accumulate_b, db.f32());
-  });
+  if (db.defined()) sum_rows(dy.f32(), dy.count() / out, out, accumulate_b, db.f32());
 }
 
 }  // namespace lockstep::nn::cpu
