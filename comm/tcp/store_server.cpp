@@ -32,9 +32,11 @@ bool StoreServer::Table::any_is(Rank::State state) const {
   return std::ranges::any_of(ranks, [&](const Rank& rank) { return rank.state == state; });
 }
 
-StoreServer::StoreServer(std::vector<UniqueFd> listeners, Job job)
+StoreServer::StoreServer(std::vector<UniqueFd> listeners, Job job, UniqueFd own)
     : job_(std::move(job)), listeners_(std::move(listeners)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wakeup_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
+  // Before it serves: whoever finds the port open finds the group too.
+  open(own);
   // Signals are for the threads that look at stop requests.
   const AllSignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });

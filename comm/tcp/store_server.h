@@ -43,8 +43,8 @@ class StoreServer {
     friend bool operator==(const Job&, const Job&) = default;
   };
 
-  /// Serves `listeners`. The thread is running when the constructor returns.
-  StoreServer(std::vector<UniqueFd> listeners, Job job);
+  /// Serves `listeners`, and a first group as open() does. The thread is running when the constructor returns.
+  StoreServer(std::vector<UniqueFd> listeners, Job job, UniqueFd own);
   /// Close rank 0's ends of all open() first: what they have said is still passed on, then the thread ends, within a
   /// second.
   ~StoreServer();

@@ -57,8 +57,7 @@ class Servers {
                          "make groups of one job alike, or shut the first one down before");
       if (server->open(own)) return server;
     }
-    auto server = std::make_shared<StoreServer>(listen(), job);
-    server->open(own);
+    auto server = std::make_shared<StoreServer>(listen(), job, std::move(own));
     known = server;
     return server;
   }

@@ -18,6 +18,9 @@ BUILD = (places.build or places.source / "build").absolute()
 
 import shell  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
 
 class Examples(unittest.TestCase):
     def setUp(self):
@@ -100,7 +103,7 @@ class Examples(unittest.TestCase):
         commands = [f"two_ways dp {devices}" for devices in (1, 2, 3)]
         commands += ["two_ways ddp", *(f"lockstep launch -n {ranks} --no-prefix -- two_ways ddp" for ranks in (2, 3)),
                      "for r in 0 1; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                     "MASTER_PORT=29519 two_ways ddp & done"]
+                     f"MASTER_PORT={job.free_port()} two_ways ddp & done"]
         results = {}
         for command in commands:
             found = re.findall(r"^loss (\S+)  accuracy (\S+) %$", self.run_in(command).stdout, re.MULTILINE)

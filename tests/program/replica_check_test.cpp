@@ -110,7 +110,10 @@ class ReplicaCheck : public ::testing::Test {
       // In the middle of a step or not: the parameters are not written while nobody runs.
       const int pid = pids[static_cast<std::size_t>(rank)];
       ::kill(pid, SIGSTOP);
-      if ((replaced = begun())) EXPECT_GE(replace_in_memory(pid, before_, after_), 1);
+      replaced = begun();
+      if (replaced) {
+        EXPECT_GE(replace_in_memory(pid, before_, after_), 1);
+      }
       ::kill(pid, SIGCONT);
     }
     EXPECT_TRUE(replaced) << "the ranks have not come that far";

@@ -15,6 +15,10 @@ import unittest
 
 import wire
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
 OPTIONS = None
 SECRET = "5f0c1e6a7b2d4938a1c0ffee00112233"
 OTHER = "00000000000000000000000000000000"
@@ -22,25 +26,17 @@ JOB = ["train", "linear", "--data", "random:5,32", "--steps", "2", "--quiet", "-
 WIRE_TEXT = "it does not know this job's secret"
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def environment(**variables) -> dict:
-    prefixes = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_", "LOCKSTEP_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-    ours |= {"CUDA_VISIBLE_DEVICES": "", "HWLOC_COMPONENTS": "-gl", "OMP_NUM_THREADS": "1",
-             "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return ours | {name: str(value) for name, value in variables.items() if value is not None}
+    ours = {"CUDA_VISIBLE_DEVICES": "", "HWLOC_COMPONENTS": "-gl", "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return job.environment(**ours | {name: str(value) for name, value in variables.items() if value is not None})
 
 
 class Jobs(unittest.TestCase):
     """Ranks that are started by hand, and ended with the test."""
 
     def setUp(self):
-        self.port = free_port()
+        self.port = job.free_port()
         self.address = ("127.0.0.1", self.port)
         self.processes, self.connections = [], []
 
@@ -166,7 +162,7 @@ class Store(Jobs):
     def test_no_rank_ends_well_because_of_what_another_says(self):
         for secret, code in (None, 0), (None, 256), (SECRET, 0):
             with self.subTest(secret=secret is not None, code=code):
-                self.port = free_port()
+                self.port = job.free_port()
                 self.address = ("127.0.0.1", self.port)
                 first = self.rank(0, size=3, secret=secret)
                 second = self.rank(1, size=3, secret=secret)
@@ -363,7 +359,7 @@ class Encryption(Jobs):
         files, seen = {}, {}
         for flags in [], ["--encrypt"]:
             with tempfile.TemporaryDirectory() as directory:
-                relay_address = ("127.0.0.1", free_port())
+                relay_address = ("127.0.0.1", job.free_port())
                 relay = Relay(relay_address, self.address)
                 for process in self.both(flags, address=relay_address, save=f"{directory}/w"):
                     self.end(process)
@@ -382,7 +378,7 @@ class Encryption(Jobs):
         """Each side finds it, and says so, wherever after the handshake it is."""
         for way, at in (("up", 600), ("down", 600), ("up", 290), ("down", 160)):
             with self.subTest(way=way, at=at):
-                relay_address = ("127.0.0.1", free_port())
+                relay_address = ("127.0.0.1", job.free_port())
                 relay = Relay(relay_address, self.address, alters=(way, at))
                 ranks = self.both(["--encrypt"], address=relay_address)
                 said = "".join(self.end(process, 4) for process in ranks)

@@ -3,22 +3,46 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstddef>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::testing {
 
-/// A port on 127.0.0.1 at which nobody listened just now.
+/// A port on 127.0.0.1 at which nobody listened just now, and which no other test gets while this process lives: a
+/// socket whose name is the port's (support/job.py has the same) says that it is taken, for a port that only was free
+/// may be another test's by the time that somebody listens there. Lower than those that connections get.
 inline int free_port() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  LOCKSTEP_ASSERT(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
-  LOCKSTEP_ASSERT(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  return ntohs(address.sin_port);
+  static auto& claims = *new std::vector<UniqueFd>();
+  std::random_device random;
+  std::uniform_int_distribution<int> ports(10000, 19999);
+  for (int tries = 0; tries < 1000; ++tries) {
+    const int port = ports(random);
+    UniqueFd claim(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    const std::string text = "lockstep tests' port " + std::to_string(port);
+    std::memcpy(name.sun_path + 1, text.data(), text.size());  // abstract: no file
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<in_port_t>(port));
+    if (::bind(claim.get(), reinterpret_cast<sockaddr*>(&name), length) != 0 ||
+        ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+      continue;
+    claims.push_back(std::move(claim));
+    return port;
+  }
+  throw DeviceError("no port from 10000 to 19999 is free", "end what holds them");
 }
 
 }  // namespace lockstep::testing

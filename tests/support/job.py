@@ -2,12 +2,14 @@
 torchrun."""
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 
 # What launchers and users say to another job.
-OF_OTHER_JOBS = ("SLURM_", "OMPI_", "TORCHELASTIC_", "LOCKSTEP_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+OF_OTHER_JOBS = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "TORCHELASTIC_", "LOCKSTEP_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+CLAIMS = []
 
 
 def environment(**more):
@@ -16,8 +18,20 @@ def environment(**more):
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """A port on 127.0.0.1 at which nobody listened just now, and which no other test gets while this process lives, as with
+    free_port.h."""
+    for port in random.sample(range(10000, 20000), 1000):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0lockstep tests' port {port}")
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        CLAIMS.append(claim)
+        return port
+    raise AssertionError("no port from 10000 to 19999 is free")
 
 
 @contextlib.contextmanager
