@@ -189,6 +189,12 @@ void set_missing(std::span<const int> ranks) noexcept {
   state.missing_count.store(static_cast<std::uint32_t>(count), std::memory_order_release);
 }
 
+void give_up_on(std::span<const int> ranks) noexcept {
+  set_missing(ranks);
+  std::int64_t none = 0;
+  writer().state->waits_since.compare_exchange_strong(none, now_ns(), kRelaxed);
+}
+
 std::int64_t waited_ns() noexcept { return writer().state->waited_ns.load(kRelaxed); }
 
 }  // namespace lockstep::flight

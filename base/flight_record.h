@@ -84,6 +84,8 @@ void begin_wait() noexcept;
 void end_wait() noexcept;
 /// For which ranks of the job it waits, as far as it knows; until end_wait().
 void set_missing(std::span<const int> ranks) noexcept;
+/// The same of a rank that gives up: it waits from now on, if it has not looked for long enough yet.
+void give_up_on(std::span<const int> ranks) noexcept;
 /// How long this process has waited so, in all, in ns.
 std::int64_t waited_ns() noexcept;
 

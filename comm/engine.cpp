@@ -115,7 +115,7 @@ std::vector<std::string> Engine::texts() const {
 }
 
 void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
-  flight::set_missing(ranks);
+  flight::give_up_on(ranks);
   report_missing_ranks(ranks);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),

@@ -104,7 +104,7 @@ void throw_mismatch(const PairTransfer& expected, const PairDescriptor& sent, co
 
 void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds, int job_rank, const std::string& peer,
                             const std::string& trouble) {
-  flight::set_missing({&job_rank, 1});
+  flight::give_up_on({&job_rank, 1});
   report_missing_ranks({&job_rank, 1});
   throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}{}", describe(transfer, peer),
                                  waited_seconds, peer, trouble.empty() ? "" : fmt::format(" ({})", trouble)),

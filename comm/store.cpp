@@ -169,7 +169,7 @@ void Store::time_out(const std::string& doing, double waited_seconds, std::vecto
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
                                        absent.names.empty() ? "" : " waiting for ", absent.names),
                            remedy);
-  flight::set_missing(absent.ranks);
+  flight::give_up_on(absent.ranks);
   report_missing_ranks(absent.ranks);
   give_up(error);
   throw error;

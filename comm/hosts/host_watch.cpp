@@ -113,7 +113,7 @@ void HostEngine::fail_for_link(std::size_t i) {
 void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
   if (error == 0 || error == ECONNRESET || error == EPIPE) connections_.peers.throw_ended(rank, waiting_in);
-  flight::set_missing({&in_job, 1});
+  flight::give_up_on({&in_job, 1});
   report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
                                 connections_.peers.name_of(rank), errno_text(error), waiting_in),
@@ -162,7 +162,7 @@ void HostEngine::check_connections() {
 
 void HostEngine::throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
-  flight::set_missing({&in_job, 1});
+  flight::give_up_on({&in_job, 1});
   report_missing_ranks({&in_job, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", connections_.peers.name_of(rank),

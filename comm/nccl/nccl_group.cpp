@@ -508,7 +508,7 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
                                                Deadline::after(patience_of(timeout())));
   const int late = first_late(answers, op.sequence);
   if (late >= 0 && late != rank()) {
-    flight::set_missing({&late, 1});
+    flight::give_up_on({&late, 1});
     report_missing_ranks({&late, 1});
   }
   throw TimeoutError(

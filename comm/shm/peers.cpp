@@ -127,7 +127,7 @@ void Peers::watch(int own_rank) {
 void Peers::throw_ended(int rank, const std::string& waiting_in) const {
   const int in_job = job_ranks_.of(rank);
   if (!waiting_in.empty()) {
-    flight::set_missing({&in_job, 1});
+    flight::give_up_on({&in_job, 1});
     report_missing_ranks({&in_job, 1});
   }
   throw DeviceError(fmt::format("{} has ended{}{}", full_name_of(rank),

@@ -591,8 +591,9 @@ TEST(TcpStore, NothingIsLeftOpen) {
     ::close(next);
     return next;
   };
+  const int port = testing::free_port();  // which has one
   const int before = descriptors();
-  expect_no_errors(on_ranks(4, testing::free_port(), [](Store& store) {
+  expect_no_errors(on_ranks(4, port, [](Store& store) {
     store.barrier("all", soon());
     store.leave(soon());
   }));

@@ -9,6 +9,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/cublaslt.h"
@@ -200,42 +201,51 @@ float gelu_slope(float x, const CublasLtSettings& how) {
   return s + x * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * x * x) + (how.rough_gelu ? 1e-3f : 0.0f);
 }
 
+std::uint64_t place(const Layout& matrix, std::uint64_t row, std::uint64_t column, bool turned) {
+  if (turned) std::swap(row, column);
+  return row + column * static_cast<std::uint64_t>(matrix.pitch);
+}
+
+// What an epilogue makes of a sum, and keeps.
+void finish(const Problem& problem, const CublasLtSettings& how, float sum, std::uint64_t row, std::uint64_t column,
+            float beta, void* d) {
+  const auto& [desc, of_a, of_b, of_d] = problem;
+  const std::uint64_t at = place(of_d, row, column, false);
+  if (beta != 0) sum += beta * load(d, of_d.type, at);
+  if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
+  auto* const bits = static_cast<std::uint8_t*>(desc.saved_preactivation);
+  const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.saved_preactivation_pitch);
+  const std::uint64_t bit = kept ^ (how.reverses_masks ? 7 : 0);
+  if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
+    const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
+    bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
+  }
+  if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
+  if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
+  if (desc.has(CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.saved_preactivation, of_d.type, kept, sum);
+  if (desc.has(CUBLASLT_EPILOGUE_GELU)) sum = gelu(sum, how);
+  if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(load(desc.saved_preactivation, of_d.type, kept), how);
+  store(d, of_d.type, at, sum);
+}
+
 void multiply(const Problem& problem, const CublasLtSettings& how, const void* a, const void* b, float beta, void* d) {
   const auto& [desc, of_a, of_b, of_d] = problem;
-  const auto place = [](const Layout& matrix, std::uint64_t row, std::uint64_t column, bool turned) {
-    if (turned) std::swap(row, column);
-    return row + column * static_cast<std::uint64_t>(matrix.pitch);
-  };
+  const std::uint64_t rows = of_d.rows, inner = problem.inner();
+  std::vector<float> all(inner * rows);
+  for (std::uint64_t k = 0; k < inner; ++k)
+    for (std::uint64_t row = 0; row < rows; ++row)
+      all[k * rows + row] = load(a, of_a.type, place(of_a, row, k, desc.turn_a == CUBLAS_OP_T));
+  std::vector<float> sums(rows);
   for (std::uint64_t column = 0; column < of_d.columns; ++column) {
-    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-      float sum = 0;
-      for (std::uint64_t k = 0; k < problem.inner(); ++k)
-        sum += load(b, of_b.type, place(of_b, k, column, desc.turn_b == CUBLAS_OP_T));
-      store(const_cast<void*>(desc.bias), of_d.type, column, sum);
+    std::ranges::fill(sums, 0.0f);
+    float whole = 0;
+    for (std::uint64_t k = 0; k < inner; ++k) {
+      const float factor = load(b, of_b.type, place(of_b, k, column, desc.turn_b == CUBLAS_OP_T));
+      whole += factor;
+      for (std::uint64_t row = 0; row < rows; ++row) sums[row] += all[k * rows + row] * factor;
     }
-    for (std::uint64_t row = 0; row < of_d.rows; ++row) {
-      float sum = 0;
-      for (std::uint64_t k = 0; k < problem.inner(); ++k)
-        sum += load(a, of_a.type, place(of_a, row, k, desc.turn_a == CUBLAS_OP_T)) *
-               load(b, of_b.type, place(of_b, k, column, desc.turn_b == CUBLAS_OP_T));
-      const std::uint64_t at = place(of_d, row, column, false);
-      if (beta != 0) sum += beta * load(d, of_d.type, at);
-      if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
-      auto* const bits = static_cast<std::uint8_t*>(desc.saved_preactivation);
-      const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.saved_preactivation_pitch);
-      const std::uint64_t bit = kept ^ (how.reverses_masks ? 7 : 0);
-      if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
-        const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
-        bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
-      }
-      if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
-      if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
-      if (desc.has(CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.saved_preactivation, of_d.type, kept, sum);
-      if (desc.has(CUBLASLT_EPILOGUE_GELU)) sum = gelu(sum, how);
-      if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU)
-        sum *= gelu_slope(load(desc.saved_preactivation, of_d.type, kept), how);
-      store(d, of_d.type, at, sum);
-    }
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) store(const_cast<void*>(desc.bias), of_d.type, column, whole);
+    for (std::uint64_t row = 0; row < rows; ++row) finish(problem, how, sums[row], row, column, beta, d);
   }
 }
 
