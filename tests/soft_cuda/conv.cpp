@@ -2,6 +2,7 @@
 #include "lockstep/nn/ops/conv.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
@@ -27,8 +28,10 @@ struct Array {
     else
       static_cast<BFloat16*>(data)[i] = BFloat16::from_float(value);
   }
-  std::int64_t place(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
-    return ((a * shape[1] + b) * shape[2] + c) * shape[3] + d;
+  std::vector<float> all() const {
+    std::vector<float> values(static_cast<std::size_t>(shape.count()));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = get(static_cast<std::int64_t>(i));
+    return values;
   }
 
   void* data;
@@ -36,24 +39,24 @@ struct Array {
   Shape shape;
 };
 
-// Calls visit(place in x, place in w, place in y) for each product that a convolution has, those of one y together.
+// Calls visit(x's pixel, the place in a filter, y's pixel) for each of these that a convolution puts together, those of
+// one pixel of y together.
 template <class Visit>
-void for_each_product(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, const Visit& visit) {
-  const auto place = [](const Shape& s, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-    return ((a * s[1] + b) * s[2] + c) * s[3] + d;
-  };
+void for_each_tap(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, const Visit& visit) {
   for (std::int64_t n = 0; n < ys[0]; ++n)
     for (std::int64_t i = 0; i < ys[1]; ++i)
       for (std::int64_t j = 0; j < ys[2]; ++j)
-        for (std::int64_t o = 0; o < ys[3]; ++o)
-          for (std::int64_t a = 0; a < ws[1]; ++a)
-            for (std::int64_t b = 0; b < ws[2]; ++b) {
-              const std::int64_t h = i * window.stride[0] + a - window.padding[0];
-              const std::int64_t v = j * window.stride[1] + b - window.padding[1];
-              if (h < 0 || h >= xs[1] || v < 0 || v >= xs[2]) continue;
-              for (std::int64_t c = 0; c < xs[3]; ++c)
-                visit(place(xs, n, h, v, c), place(ws, o, a, b, c), place(ys, n, i, j, o));
-            }
+        for (std::int64_t a = 0; a < ws[1]; ++a)
+          for (std::int64_t b = 0; b < ws[2]; ++b) {
+            const std::int64_t h = i * window.stride[0] + a - window.padding[0];
+            const std::int64_t v = j * window.stride[1] + b - window.padding[1];
+            if (h < 0 || h >= xs[1] || v < 0 || v >= xs[2]) continue;
+            visit((n * xs[1] + h) * xs[2] + v, a * ws[2] + b, (n * ys[1] + i) * ys[2] + j);
+          }
+}
+
+void add_multiple(float factor, const float* from, std::int64_t count, float* to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] += factor * from[i];
 }
 
 class SoftConv final : public ConvKernels {
@@ -66,9 +69,16 @@ class SoftConv final : public ConvKernels {
     check({&x_tensor, &w_tensor, &y_tensor}, b_tensor);
     if (y_tensor.count() == 0) return;
     submit([=, x = Array(x_tensor), w = Array(w_tensor), b = Array(b_tensor), y = Array(y_tensor)] {
+      const std::int64_t channels = x.shape[3], filters = y.shape[3], taps = w.shape[1] * w.shape[2];
+      const std::vector<float> xs = x.all();
+      std::vector<float> ws(static_cast<std::size_t>(w.shape.count()));  // one filter's value after another's
+      for (std::int64_t i = 0; i < w.shape.count(); ++i)
+        ws[static_cast<std::size_t>(i % (taps * channels) * filters + i / (taps * channels))] = w.get(i);
       std::vector<float> sums(static_cast<std::size_t>(y.shape.count()));
-      for_each_product(x.shape, w.shape, y.shape, window, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) {
-        sums[static_cast<std::size_t>(yi)] += x.get(xi) * w.get(wi);
+      for_each_tap(x.shape, w.shape, y.shape, window, [&](std::int64_t from, std::int64_t tap, std::int64_t to) {
+        for (std::int64_t c = 0; c < channels; ++c)
+          add_multiple(xs.data()[from * channels + c], ws.data() + (tap * channels + c) * filters, filters,
+                       sums.data() + to * filters);
       });
       for (std::int64_t i = 0; i < y.shape.count(); ++i) {
         float value = sums[static_cast<std::size_t>(i)];
@@ -83,9 +93,13 @@ class SoftConv final : public ConvKernels {
     check({&dy_tensor, &w_tensor, &dx_tensor}, Tensor());
     if (dx_tensor.count() == 0) return;
     submit([=, dx = Array(dx_tensor), w = Array(w_tensor), dy = Array(dy_tensor)] {
+      const std::int64_t channels = dx.shape[3], filters = dy.shape[3], taps = w.shape[1] * w.shape[2];
+      const std::vector<float> dys = dy.all(), ws = w.all();
       std::vector<float> sums(static_cast<std::size_t>(dx.shape.count()));
-      for_each_product(dx.shape, w.shape, dy.shape, window, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) {
-        sums[static_cast<std::size_t>(xi)] += dy.get(yi) * w.get(wi);
+      for_each_tap(dx.shape, w.shape, dy.shape, window, [&](std::int64_t to, std::int64_t tap, std::int64_t from) {
+        for (std::int64_t o = 0; o < filters; ++o)
+          add_multiple(dys.data()[from * filters + o], ws.data() + (o * taps + tap) * channels, channels,
+                       sums.data() + to * channels);
       });
       for (std::int64_t i = 0; i < dx.shape.count(); ++i) dx.set(i, sums[static_cast<std::size_t>(i)]);
     });
@@ -99,9 +113,13 @@ class SoftConv final : public ConvKernels {
       if (!accumulate_w) pointwise_.fill(dw_tensor, 0.0f);
     } else {
       submit([=, x = Array(x_tensor), dw = Array(dw_tensor), dy = Array(dy_tensor)] {
+        const std::int64_t channels = x.shape[3], filters = dy.shape[3], taps = dw.shape[1] * dw.shape[2];
+        const std::vector<float> xs = x.all(), dys = dy.all();
         std::vector<float> sums(static_cast<std::size_t>(dw.shape.count()));
-        for_each_product(x.shape, dw.shape, dy.shape, window, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) {
-          sums[static_cast<std::size_t>(wi)] += dy.get(yi) * x.get(xi);
+        for_each_tap(x.shape, dw.shape, dy.shape, window, [&](std::int64_t xi, std::int64_t tap, std::int64_t yi) {
+          for (std::int64_t o = 0; o < filters; ++o)
+            add_multiple(dys.data()[yi * filters + o], xs.data() + xi * channels, channels,
+                         sums.data() + (o * taps + tap) * channels);
         });
         for (std::int64_t i = 0; i < dw.shape.count(); ++i)
           dw.set(i, sums[static_cast<std::size_t>(i)] + (accumulate_w ? dw.get(i) : 0.0f));
