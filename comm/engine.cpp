@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "base/status_report.h"
 #include "comm/flight.h"
 #include "comm/wait.h"
 
@@ -115,8 +114,7 @@ std::vector<std::string> Engine::texts() const {
 }
 
 void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
-  flight::give_up_on(ranks);
-  report_missing_ranks(ranks);
+  give_up_on(ranks);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",

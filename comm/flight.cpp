@@ -5,6 +5,7 @@
 
 #include "base/flight_record.h"
 #include "base/flight_snapshot.h"
+#include "base/status_report.h"
 #include "base/text.h"
 #include "comm/wait.h"
 #include "lockstep/base/deadline.h"
@@ -42,6 +43,11 @@ std::string where_is(int job_rank, std::size_t nth) {
   std::string text = ", " + flight::describe_state(*snapshot, std::chrono::nanoseconds(now).count());
   if (const auto why = flight::standstill_of(*snapshot); !why.empty()) text += "; " + why;
   return text;
+}
+
+void give_up_on(std::span<const int> job_ranks) noexcept {
+  flight::give_up_on(job_ranks);
+  report_missing_ranks(job_ranks);
 }
 
 }  // namespace lockstep::comm

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "lockstep/comm/op.h"
@@ -20,5 +21,9 @@ std::uint64_t record_issue(const OpDescriptor& op, std::uint16_t group);
 /// first_names() leaves out, and where this process keeps no record in a directory
 /// (LOCKSTEP_FLIGHT_DIR), or that rank has none there or is on another host. It reads a file: for messages alone.
 std::string where_is(int job_rank, std::size_t nth = 0);
+
+/// This rank is about to throw because it has waited for these ranks of the job in vain: its flight record says so, and
+/// the launcher hears it.
+void give_up_on(std::span<const int> job_ranks) noexcept;
 
 }  // namespace lockstep::comm

@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/flight_record.h"
-#include "base/status_report.h"
+#include "comm/flight.h"
 
 namespace lockstep::comm {
 namespace {
@@ -104,8 +103,7 @@ void throw_mismatch(const PairTransfer& expected, const PairDescriptor& sent, co
 
 void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds, int job_rank, const std::string& peer,
                             const std::string& trouble) {
-  flight::give_up_on({&job_rank, 1});
-  report_missing_ranks({&job_rank, 1});
+  give_up_on({&job_rank, 1});
   throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}{}", describe(transfer, peer),
                                  waited_seconds, peer, trouble.empty() ? "" : fmt::format(" ({})", trouble)),
                      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", job_rank));

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/flight_record.h"
-#include "base/status_report.h"
 #include "base/text.h"
+#include "comm/flight.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
@@ -169,8 +168,7 @@ void Store::time_out(const std::string& doing, double waited_seconds, std::vecto
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
                                        absent.names.empty() ? "" : " waiting for ", absent.names),
                            remedy);
-  flight::give_up_on(absent.ranks);
-  report_missing_ranks(absent.ranks);
+  give_up_on(absent.ranks);
   give_up(error);
   throw error;
 }

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "base/status_report.h"
 #include "base/text.h"
 #include "comm/flight.h"
 #include "comm/hosts/host_engine.h"
@@ -113,8 +112,7 @@ void HostEngine::fail_for_link(std::size_t i) {
 void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
   if (error == 0 || error == ECONNRESET || error == EPIPE) connections_.peers.throw_ended(rank, waiting_in);
-  flight::give_up_on({&in_job, 1});
-  report_missing_ranks({&in_job, 1});
+  give_up_on({&in_job, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
                                 connections_.peers.name_of(rank), errno_text(error), waiting_in),
                     "look at that host and the network to it");
@@ -162,8 +160,7 @@ void HostEngine::check_connections() {
 
 void HostEngine::throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const {
   const int in_job = connections_.peers.job_ranks().of(rank);
-  flight::give_up_on({&in_job, 1});
-  report_missing_ranks({&in_job, 1});
+  give_up_on({&in_job, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", connections_.peers.name_of(rank),
                   std::chrono::duration<double>(silence).count(), connections_.peers.name_of(this->rank()), waiting_in),

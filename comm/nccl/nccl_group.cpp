@@ -11,7 +11,6 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "base/status_report.h"
 #include "base/stop.h"
 #include "comm/agree.h"
 #include "comm/flight.h"
@@ -507,10 +506,7 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
   const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = op_log_.completed()},
                                                Deadline::after(patience_of(timeout())));
   const int late = first_late(answers, op.sequence);
-  if (late >= 0 && late != rank()) {
-    flight::give_up_on({&late, 1});
-    report_missing_ranks({&late, 1});
-  }
+  if (late >= 0 && late != rank()) give_up_on({&late, 1});
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
       late < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")

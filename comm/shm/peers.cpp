@@ -12,9 +12,8 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "base/flight_record.h"
 #include "base/log.h"
-#include "base/status_report.h"
+#include "comm/flight.h"
 #include "comm/shm/sockets.h"
 #include "devices/cpus.h"
 #include "lockstep/base/env.h"
@@ -126,10 +125,7 @@ void Peers::watch(int own_rank) {
 
 void Peers::throw_ended(int rank, const std::string& waiting_in) const {
   const int in_job = job_ranks_.of(rank);
-  if (!waiting_in.empty()) {
-    flight::give_up_on({&in_job, 1});
-    report_missing_ranks({&in_job, 1});
-  }
+  if (!waiting_in.empty()) give_up_on({&in_job, 1});
   throw DeviceError(fmt::format("{} has ended{}{}", full_name_of(rank),
                                 waiting_in.empty() ? "" : ", and this rank waits for it in ", waiting_in),
                     fmt::format("look at the log of rank {}", in_job));

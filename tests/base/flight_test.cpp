@@ -161,6 +161,21 @@ TEST_F(FlightRecord, AWaitThatEndsIsCounted) {
   EXPECT_GE(made.waited_ns, 2'000'000);
 }
 
+// Whether it had begun to wait or not, it waits when it gives up.
+TEST_F(FlightRecord, WhoGivesUpWaits) {
+  for (const bool begins : {false, true}) {
+    recorded([&] {
+      if (begins) begin_wait();
+      ::usleep(2000);
+      const int missing[] = {2};
+      give_up_on(missing);
+    });
+    const Snapshot made = snapshot();
+    EXPECT_NE(made.waits_since, 0);
+    EXPECT_EQ(made.missing, std::vector<int>{2});
+  }
+}
+
 TEST_F(FlightRecord, WithoutADirectoryThereIsNoFile) {
   const int status = in_child(err(), [] {
     unset_env(kDirectoryVariable);
