@@ -120,7 +120,7 @@ class Connection:
         length = struct.unpack("<I", body[:4])[0]
         answer = body[4:4 + length]
         assert body[8 + length:] == proof(secret, port, 1, nonce, listener_nonce, identity, answer, encrypts)
-        assert port != STORE or answer.startswith(number(0)), "rank 0 has a store for no group yet, and says: come again"
+        assert port != STORE or answer.startswith(number(0)), "rank 0 has no store for this group yet"
         return answer
 
     def last_words(self, seconds: float = 20) -> bytes:
