@@ -2,19 +2,18 @@
 
 #include <execinfo.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstddef>
 #include <cstring>
 
+#include "base/signals.h"
+
 namespace lockstep {
 namespace {
 
 constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-// Saving AMX's registers takes more than the 8 KB that are usual: with less the kernel refuses them to the process.
-constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr int kFrames = 16;
 constexpr int kOwnFrames = 2;  // the handler, and what the kernel returns through
 
@@ -93,16 +92,7 @@ void install_crash_handlers() noexcept {
   // The first call loads a library, which a handler must not.
   void* frame = nullptr;
   ::backtrace(&frame, 1);
-  stack_t present = {};
-  if (::sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE) != 0) {
-    // Never given back: handlers run until the end.
-    void* const memory =
-        ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    if (memory != MAP_FAILED) {
-      const stack_t stack = {.ss_sp = memory, .ss_flags = 0, .ss_size = kStackBytes};
-      ::sigaltstack(&stack, nullptr);
-    }
-  }
+  use_alternate_signal_stack();
   for (const int number : kCrashes) {
     struct sigaction current = {};
     if (::sigaction(number, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0 ||

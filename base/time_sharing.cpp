@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/signals.h"
 
 namespace lockstep {
 namespace {
@@ -76,6 +77,7 @@ std::optional<std::string> openmp_spin_count(const EnvLookup& lookup, int proces
 }
 
 void share_processors_well(char** argv) {
+  take_signals_on_this_thread();
   ask_for_short_slices();
   const auto spins = openmp_spin_count(env, allowed_processors());
   if (!spins) return;
@@ -84,6 +86,8 @@ void share_processors_well(char** argv) {
   std::string path(PATH_MAX, '\0');
   const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
   path.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  // Timers of profilers go on, and their handlers are there again only when their libraries have been loaded again.
+  const SignalsBlocked across;
   ::execv(path.c_str(), argv);
   log_warn(
       "\"{}\" cannot be started again with GOMP_SPINCOUNT={} ({}) → set that variable, or compute is slow beside "

@@ -215,7 +215,7 @@ std::string line_of(const AllReduceResult& r, const AllReduceOptions& options, c
 }
 
 int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageError>& refusal) {
-  install_stop_handlers();
+  watch_for_stops();
   const session::Session session = session::join_session(options.group, [&] {
     if (refusal) throw *refusal;
     validate(options);

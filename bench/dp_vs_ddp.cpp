@@ -121,7 +121,7 @@ std::optional<double> busy_ratio(const Way& way) {
 }
 
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal) {
-  install_stop_handlers();
+  watch_for_stops();
   if (refusal) throw *refusal;
   check_usage(comm::discover_world(env).size == 1, "bench dp-vs-ddp as one of several ranks",
               "start it without a launcher: it starts its processes itself");

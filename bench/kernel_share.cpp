@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/cuda/probe.h"
+#include "base/signals.h"
 #include "devices/read_gpus.h"
 #include "lockstep/base/deadline.h"
 
@@ -27,7 +28,7 @@ std::vector<std::string> places_of(const std::vector<int>& gpus) {
 }  // namespace
 
 KernelShare::KernelShare(std::vector<int> gpus)
-    : bus_ids_(places_of(gpus)), sums_(gpus.size()), times_(gpus.size()), thread_([this] { ask(); }) {}
+    : bus_ids_(places_of(gpus)), sums_(gpus.size()), times_(gpus.size()), thread_(start_thread([this] { ask(); })) {}
 
 KernelShare::~KernelShare() { end(); }
 

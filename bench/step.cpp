@@ -275,7 +275,7 @@ class StepBenchmark {
 }  // namespace
 
 int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
-  install_stop_handlers();
+  watch_for_stops();
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));

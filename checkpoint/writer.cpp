@@ -4,16 +4,15 @@
 #include <exception>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "base/status_report.h"
-#include "base/stop.h"
 #include "base/text.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
 
 CheckpointWriter::CheckpointWriter(const StateCopy& copy, Options options) : copy_(copy), options_(std::move(options)) {
-  const AllSignalsBlocked blocked;
-  thread_ = std::thread([this] { work(); });
+  thread_ = start_thread([this] { work(); });
 }
 
 CheckpointWriter::~CheckpointWriter() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/flight_record.h"
+#include "base/signals.h"
 #include "base/stop.h"
 
 namespace lockstep::comm {
@@ -296,11 +297,7 @@ ThreadGroup::ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engin
     : EngineGroup(rank, size, nullptr, std::move(store), timeout) {
   issued_.reserve(256);
   taken_.reserve(256);
-  {
-    // Signals are for the threads that look at stop requests.
-    const AllSignalsBlocked blocked;
-    thread_ = std::thread([this, make = std::move(make)] { run(make); });
-  }
+  thread_ = start_thread([this, make = std::move(make)] { run(make); });
   nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
 }
 

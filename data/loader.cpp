@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
+#include "base/signals.h"
 #include "base/splitmix.h"
-#include "base/stop.h"
 
 namespace lockstep::data {
 
@@ -216,10 +216,9 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSourc
 Loader::~Loader() { stop_workers(); }
 
 void Loader::start_workers(int count) {
-  const AllSignalsBlocked blocked;
   workers_.reserve(static_cast<std::size_t>(count));
   try {
-    for (int i = 0; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 0; i < count; ++i) workers_.push_back(start_thread([this, i] { work(i); }));
   } catch (const std::exception& error) {
     const std::size_t started = workers_.size();
     stop_workers();

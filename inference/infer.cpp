@@ -193,7 +193,7 @@ void validate(const InferConfig& config) {
 }
 
 int infer(const InferConfig& config) {
-  install_stop_handlers();
+  watch_for_stops();
   validate(config);
   session::Session session = open_alone(config);
   run(config, session);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "base/stop.h"
 #include "devices/binding.h"
 #include "lockstep/base/deadline.h"
@@ -55,7 +56,7 @@ class Streams {
   Streams& operator=(const Streams&) = delete;
 
   StreamsResult run() {
-    for (std::size_t i = 0; i < tallies_.size(); ++i) threads_.emplace_back([this, i] { live(i); });
+    for (std::size_t i = 0; i < tallies_.size(); ++i) threads_.push_back(start_thread([this, i] { live(i); }));
     ready_.wait();
     const auto start = Clock::now();
     let_go();

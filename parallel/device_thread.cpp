@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -18,7 +19,7 @@ std::chrono::nanoseconds read_clock(clockid_t clock) {
 
 }  // namespace
 
-DeviceThread::DeviceThread(nn::Backend& backend) : backend_(backend), thread_([this] { run(); }) {}
+DeviceThread::DeviceThread(nn::Backend& backend) : backend_(backend), thread_(start_thread([this] { run(); })) {}
 
 DeviceThread::~DeviceThread() {
   {

@@ -110,12 +110,26 @@ void check_place(const DeviceChoice& choice) {
                     "leave CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES alone while it runs");
 }
 
+/// What was asked for, or where nothing was, what OpenMP gives of `session.threads`.
+int obtain_threads(const SessionOptions& options, const Session& session) {
+  const int got = nn::obtainable_threads(session.threads);
+  if (got == session.threads) return got;
+  const std::string what = fmt::format("{} compute threads, and OpenMP gives this process {} (OMP_THREAD_LIMIT={})",
+                                       session.threads, got, env("OMP_THREAD_LIMIT").value_or("?"));
+  // The results of shards depend on how many threads compute one.
+  if (options.threads > 0) throw UsageError("--threads " + what, fmt::format("unset it, or give --threads {}", got));
+  if (options.default_threads > 0) throw UsageError(what, "unset it");
+  if (session.world.local_rank == 0) log_warn("{} → unset it to use all", what);
+  return got;
+}
+
 /// Collective. A device that cannot be opened must not leave the other ranks waiting for this one.
 void open_device(const SessionOptions& options, const DeviceChoice& choice, Session& session) {
   comm::ProcessGroup& group = *session.group;
   const bool gpu = choice.device.kind == DeviceKind::kCuda;
   comm::run_collectively(group, [&] {
     if (!gpu) {
+      session.threads = obtain_threads(options, session);
       session.backend = nn::make_cpu_backend(session.threads);
       return;
     }

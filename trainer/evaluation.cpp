@@ -62,7 +62,7 @@ void run(TrainConfig config, session::Session& session) {
 }  // namespace
 
 int evaluate(const TrainConfig& config, const std::optional<UsageError>& refusal) {
-  install_stop_handlers();
+  watch_for_stops();
   session::Session session = open_session(config, refusal);
   run(config, session);
   session.shutdown();

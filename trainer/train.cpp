@@ -578,7 +578,7 @@ class Run {
 }  // namespace
 
 int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
-  install_stop_handlers();
+  watch_for_stops();
   TrainConfig config = given;
   if (config.shards > 0) config.default_threads = threads_of_a_shard(config);
   session::Session session = open_session(config, refusal);

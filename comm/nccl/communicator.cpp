@@ -11,7 +11,7 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "comm/wait.h"
 #include "lockstep/base/deadline.h"
 
@@ -118,8 +118,7 @@ void Communicator::abort() noexcept {
   if (comm_ == nullptr) return;
   try {
     auto done = std::make_shared<AbortDone>();
-    const AllSignalsBlocked blocked;
-    std::thread([&api = api_, comm = comm_, device = device_, done] {
+    start_thread([&api = api_, comm = comm_, device = device_, done] {
       // A new thread is on the first GPU, where the call would make a context.
       static_cast<void>(cudaSetDevice(device));
       static_cast<void>(api.comm_abort(comm));

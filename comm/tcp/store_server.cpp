@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
 #include "lockstep/comm/failure.h"
@@ -37,9 +37,7 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, Job job, UniqueFd own)
   if (!wakeup_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
   // Before it serves: whoever finds the port open finds the group too.
   open(own);
-  // Signals are for the threads that look at stop requests.
-  const AllSignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
 }
 
 StoreServer::~StoreServer() {

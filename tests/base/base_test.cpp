@@ -317,12 +317,12 @@ TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
 
 TEST(Stop, AHangupIsOneUnlessItIsIgnored) {
   std::signal(SIGHUP, SIG_IGN);  // nohup
-  install_stop_handlers();
+  watch_for_stops();
   struct sigaction current = {};
   ASSERT_EQ(::sigaction(SIGHUP, nullptr, &current), 0);
   EXPECT_EQ(current.sa_handler, SIG_IGN);
   std::signal(SIGHUP, SIG_DFL);
-  install_stop_handlers();
+  watch_for_stops();
   ASSERT_EQ(::sigaction(SIGHUP, nullptr, &current), 0);
   EXPECT_NE(current.sa_handler, SIG_DFL);
 }
@@ -368,10 +368,11 @@ TEST(StatusReport, GoesNowhereWithoutALauncher) {
 }
 
 TEST(Stop, TheFirstSignalIsRemembered) {
-  install_stop_handlers();
+  watch_for_stops();
   EXPECT_NO_THROW(throw_if_stopped("testing"));
-  std::raise(SIGTERM);
-  std::raise(SIGINT);  // at once after the first: the same request
+  ::kill(::getpid(), SIGTERM);
+  while (stop_signal() == 0) std::this_thread::yield();  // it arrives, or the test's time is over
+  ::kill(::getpid(), SIGINT);                            // at once after the first: the same request
   EXPECT_EQ(stop_signal(), SIGTERM);
   {
     const DeferredStops deferred;

@@ -260,14 +260,14 @@ TEST_F(Faults, ARankThatNeverComesToABarrier) {
 
 TEST_F(Faults, AStopWhileWaiting) {
   start(30);
-  install_stop_handlers();
+  watch_for_stops();
   if (rank() == last()) {
     std::this_thread::sleep_for(2s);
     return;
   }
   std::thread stopper([] {
     std::this_thread::sleep_for(300ms);
-    std::raise(SIGTERM);
+    ::kill(::getpid(), SIGTERM);
   });
   const std::string what =
       expect_broken_by<InterruptedError>([&] { group_->all_reduce(region(10), ReduceOp::kSum).wait_host(); });

@@ -275,11 +275,11 @@ TEST(PairFaults, AStopWhileReceiving) {
       const std::vector<float> values(kMuch);
       return throws<Error>([&] { group.send(std::span(values), 0); }, {});
     }
-    install_stop_handlers();
+    watch_for_stops();
     void* const memory =
         ::mmap(nullptr, kMuch * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const Transfer transfer = group.irecv(std::span(static_cast<float*>(memory), kMuch), 1);
-    std::raise(SIGTERM);
+    ::kill(::getpid(), SIGTERM);
     const bool well = throws<InterruptedError>([&] { transfer.wait(); }, {"SIGTERM"});
     ::mprotect(memory, kMuch * sizeof(float), PROT_NONE);
     std::this_thread::sleep_for(1s);

@@ -1,12 +1,20 @@
 #include "lockstep/nn/ops/backend.h"
 
 #include <omp.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <cstring>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/signals.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cpu/spread_threads.h"
 
 namespace lockstep::nn {
@@ -29,12 +37,54 @@ class CpuAsyncDownload final : public AsyncDownload {
   std::size_t used_ = 0;
 };
 
+// Kernels of ours and of oneDNN keep blocks of some KB there.
+constexpr std::size_t kLeastStackBytes = 256 * 1024;
+
+/// Note [Threads that OpenMP gives]
+/// oneDNN divides its work by the number of threads that OpenMP is set to, computes with those that a region gets, and
+/// leaves the rest undone, or waits for it for ever, where these are fewer. So what may be set is set before, in each
+/// thread that starts regions, and what a region gets is counted once: no setting but OMP_THREAD_LIMIT makes it fewer.
+void set_threads(int threads) {
+  omp_set_dynamic(0);
+  omp_set_max_active_levels(std::max(omp_get_max_active_levels(), omp_get_active_level() + 1));
+  omp_set_num_threads(threads);
+}
+
+/// Where the system has no more threads, libgomp ends the process.
+void check_threads_can_start(int threads) {
+  std::vector<std::thread> others;
+  std::atomic<bool> end = false;
+  std::string problem;
+  try {
+    for (int i = 1; i < threads; ++i) others.push_back(start_thread([&end] { end.wait(false); }));
+  } catch (const std::system_error& error) {
+    problem = error.code().message();
+  }
+  end = true;
+  end.notify_all();
+  for (std::thread& thread : others) thread.join();
+  if (!problem.empty())
+    throw DeviceError(fmt::format("compute thread {} of {} cannot start: {}", others.size() + 2, threads, problem),
+                      "give fewer threads (--threads), or raise ulimit -u and the control group's pids.max");
+}
+
+std::size_t stack_bytes_of_this_thread() {
+  pthread_attr_t attributes;
+  if (::pthread_getattr_np(::pthread_self(), &attributes) != 0) return std::numeric_limits<std::size_t>::max();
+  std::size_t bytes = 0;
+  ::pthread_attr_getstacksize(&attributes, &bytes);
+  ::pthread_attr_destroy(&attributes);
+  return bytes;
+}
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads, std::shared_ptr<cpu::PackedWeights> shared = nullptr)
       : threads_(threads), spreader_(threads), shared_(std::move(shared)), allocator_(make_host_memory()) {
     check_usage(threads >= 1, "a CPU backend needs at least one thread");
-    omp_set_num_threads(threads);
+    if (const int got = obtainable_threads(threads); got < threads)
+      throw UsageError(fmt::format("a CPU backend of {} threads, of which OpenMP gives this thread {}", threads, got),
+                       fmt::format("unset OMP_THREAD_LIMIT, or use {}", got));
   }
 
   Device device() const override { return {}; }
@@ -86,7 +136,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Backend> make_stream(int threads) override {
     return std::make_unique<CpuBackend>(threads, shared_ != nullptr ? shared_ : for_streams_);
   }
-  void move_to_this_thread() override { omp_set_num_threads(threads_); }
+  void move_to_this_thread() override { set_threads(threads_); }
   std::uint64_t primitives_created() const override { return onednn_.primitives_created(); }
 
  private:
@@ -114,6 +164,29 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+
+int obtainable_threads(int wanted) {
+  check_threads_can_start(std::min(wanted, omp_get_thread_limit()));
+  set_threads(wanted);
+  int got = 1;
+  std::atomic<std::size_t> least_stack = std::numeric_limits<std::size_t>::max();
+  cpu::on_threads(wanted, [&](int thread, int threads) {
+    use_alternate_signal_stack();
+    if (thread == 0) {
+      got = threads;
+      return;
+    }
+    const std::size_t bytes = stack_bytes_of_this_thread();
+    std::size_t least = least_stack;
+    while (bytes < least && !least_stack.compare_exchange_weak(least, bytes)) {
+    }
+  });
+  if (least_stack < kLeastStackBytes)
+    throw DeviceError(fmt::format("OpenMP's threads have stacks of {} KB, and kernels need {}", least_stack / 1024,
+                                  kLeastStackBytes / 1024),
+                      "unset OMP_STACKSIZE and GOMP_STACKSIZE, or raise them and ulimit -s");
+  return got;
+}
 
 std::string cpu_kernel_isa() {
   switch (dnnl::get_effective_cpu_isa()) {

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace lockstep::nn::cpu {
 
@@ -54,6 +55,7 @@ void HeldPrimitive::bind(int argument, const void* data) {
 
 void HeldPrimitive::run() {
   if (scratch_bytes_ > 0) bind(DNNL_ARG_SCRATCHPAD, onednn_->scratch(scratch_bytes_));
+  const SignalsBlocked blocked;  // Note [Signals]
   const auto status = dnnl_primitive_execute(primitive_.get(), onednn_->stream().get(),
                                              static_cast<int>(arguments_.size()), arguments_.data());
   LOCKSTEP_ASSERT(status == dnnl_success, "oneDNN returned status {}", static_cast<int>(status));

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/signals.h"
+
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -27,11 +29,13 @@ inline void tsan_release(char*) {}
 inline void tsan_acquire(char*) {}
 #endif
 
-/// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. The
-/// compiler's own writes for the region are unchecked: they follow the only place where the order could be declared.
+/// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. Those
+/// that it starts take no signals (Note [Signals]). The compiler's own writes for the region are unchecked: they follow
+/// the only place where the order could be declared.
 template <class Body>
 LOCKSTEP_TSAN_UNCHECKED void on_threads(int threads, const Body& body) {
   [[maybe_unused]] char ends = 0;
+  const SignalsBlocked inherited;
   tsan_release(&region_begins);
 #pragma omp parallel num_threads(threads)
   {

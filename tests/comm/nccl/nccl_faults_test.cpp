@@ -262,14 +262,14 @@ TEST_F(NcclFaults, AnArenaThatIsDestroyedUnderASend) {
 
 TEST_F(NcclFaults, AStopWhileWaiting) {
   start(30s);
-  install_stop_handlers();
+  watch_for_stops();
   if (is_last()) {
     std::this_thread::sleep_for(2s);
     return;
   }
   std::thread stopper([] {
     std::this_thread::sleep_for(300ms);
-    std::raise(SIGTERM);
+    ::kill(::getpid(), SIGTERM);
   });
   const std::string what = broken_by<InterruptedError>([&] { all_reduce(10).wait_host(); });
   stopper.join();

@@ -200,8 +200,12 @@ struct CudaOptions {
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 /// `threads` compute threads at most (at least 1), OpenMP's on the calling thread: the thread that makes the backend
-/// is the one that calls its kernels.
+/// is the one that calls its kernels. Throws UsageError where OpenMP gives fewer (OMP_THREAD_LIMIT), and DeviceError
+/// where the system has no more threads, or such with small stacks (OMP_STACKSIZE).
 std::unique_ptr<Backend> make_cpu_backend(int threads);
+/// How many of `wanted` threads (at least 1) OpenMP's settings leave to make_cpu_backend(). Settings that may be
+/// changed are, for the calling thread: OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS, OMP_NUM_THREADS.
+int obtainable_threads(int wanted);
 
 /// The instruction set that oneDNN uses here: "avx512_core_amx", "avx2"…; honours ONEDNN_MAX_CPU_ISA.
 std::string cpu_kernel_isa();

@@ -1,0 +1,114 @@
+#include "base/signals.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <cstddef>
+
+namespace lockstep {
+namespace {
+
+// A frame with AMX's registers takes 11 KB, and with less than that on any thread the kernel refuses them to the
+// process.
+constexpr std::size_t kStackBytes = 64 * 1024;
+
+thread_local bool takes_none = false;  // of what others send, for as long as the thread lives
+sigset_t mask_before;                  // of the thread that called keep_signals_off_this_thread() first
+
+/// Those that other processes and timers send. Not what a thread itself causes by what it does, and not what stops a
+/// process for its terminal.
+sigset_t from_outside() noexcept {
+  sigset_t set;
+  ::sigfillset(&set);
+  for (const int number :
+       {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS, SIGPIPE, SIGXFSZ, SIGTSTP, SIGTTIN, SIGTTOU})
+    ::sigdelset(&set, number);
+  return set;
+}
+
+/// Handlers that are there, of other libraries too, run on the stacks of use_alternate_signal_stack().
+void move_handlers_off_stacks() noexcept {
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action = {};
+    if (::sigaction(number, nullptr, &action) != 0 || (action.sa_flags & SA_ONSTACK) != 0) continue;
+    if ((action.sa_flags & SA_SIGINFO) == 0 && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN)) continue;
+    action.sa_flags |= SA_ONSTACK;
+    ::sigaction(number, &action, nullptr);
+  }
+}
+
+bool has_handler(int number) noexcept {
+  struct sigaction action = {};
+  return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN;
+}
+
+/// Of one thread.
+class SignalStack {
+ public:
+  SignalStack() noexcept {
+    stack_t present = {};
+    if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;
+    memory_ = ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    const stack_t stack = {.ss_sp = memory_, .ss_flags = 0, .ss_size = kStackBytes};
+    if (memory_ != MAP_FAILED) ::sigaltstack(&stack, nullptr);
+  }
+  ~SignalStack() {
+    if (memory_ == MAP_FAILED) return;
+    stack_t present = {};
+    if (::sigaltstack(nullptr, &present) != 0 || present.ss_sp != memory_) return;
+    const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
+    if (::sigaltstack(&none, nullptr) == 0) ::munmap(memory_, kStackBytes);
+  }
+  SignalStack(const SignalStack&) = delete;
+  SignalStack& operator=(const SignalStack&) = delete;
+
+ private:
+  void* memory_ = MAP_FAILED;
+};
+
+void restore_in_child() noexcept {
+  if (takes_none) ::pthread_sigmask(SIG_SETMASK, &mask_before, nullptr);
+  takes_none = false;
+}
+
+}  // namespace
+
+void use_alternate_signal_stack() noexcept { static thread_local SignalStack stack; }
+
+void keep_signals_off_this_thread() noexcept {
+  use_alternate_signal_stack();
+  move_handlers_off_stacks();
+  if (takes_none) return;
+  sigset_t wanted = from_outside();
+  if (has_handler(SIGPROF)) ::sigdelset(&wanted, SIGPROF);
+  static const bool first = [&wanted] {
+    ::pthread_sigmask(SIG_BLOCK, &wanted, &mask_before);
+    ::pthread_atfork(nullptr, nullptr, restore_in_child);
+    return true;
+  }();
+  static_cast<void>(first);
+  ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);
+  takes_none = true;
+}
+
+void take_signals_on_this_thread() noexcept {
+  const sigset_t all = from_outside();
+  ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);
+  takes_none = false;
+}
+
+SignalsBlocked::SignalsBlocked() noexcept {
+  if (takes_none) return;
+  const sigset_t wanted = from_outside();
+  blocks_ = ::pthread_sigmask(SIG_BLOCK, &wanted, &before_) == 0;
+}
+
+namespace detail {
+
+void begin_thread() noexcept {
+  use_alternate_signal_stack();
+  takes_none = true;
+}
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,65 @@
+// Which threads take signals, and on what stack.
+//
+// Note [Signals]
+// oneDNN's f32 matrix products for AVX2 and AVX-512 keep the stack pointer in the heap while they run (oneDNN#4845). A
+// handler that runs on the stack of such a thread writes its frame into whatever lies there. A handler's frame holds
+// the vector registers besides, more than 10 KB where there is AMX. So
+// - no thread that computes takes a signal that comes from outside: they are blocked before there are threads, which
+//   inherit that, and one thread waits for those that stop a run (base/stop.h) and takes all others;
+// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (base/thread_stacks.cpp), and every
+//   handler that was there before runs on it: of signals that a thread causes itself, and of profilers (SIGPROF),
+//   which are there to interrupt threads that compute;
+// - a program of which lockstep is a library keeps its handlers and masks: there, signals are blocked while a kernel
+//   runs and while threads for kernels start.
+#pragma once
+
+#include <csignal>
+
+#include <thread>
+#include <utility>
+
+namespace lockstep {
+
+/// Blocks in the calling thread, and in those that it starts from now on, the signals that others send. Those that a
+/// thread causes itself stay (SIGSEGV and the like, SIGPIPE), and so does SIGPROF if it has a handler: all handlers
+/// that are there run on the threads' alternate stacks from now on. A process that is forked has the mask that was
+/// before.
+void keep_signals_off_this_thread() noexcept;
+
+/// Unblocks in the calling thread the signals that others send.
+void take_signals_on_this_thread() noexcept;
+
+/// Gives the calling thread an alternate signal stack until it ends, if it has none. Allocates on its first call.
+void use_alternate_signal_stack() noexcept;
+
+/// While it lives, the calling thread takes no signal that others send. Free where keep_signals_off_this_thread() has
+/// been called, there or in the thread that started it; two system calls elsewhere.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept;
+  ~SignalsBlocked() {
+    if (blocks_) ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  bool blocks_ = false;
+  sigset_t before_;
+};
+
+namespace detail {
+void begin_thread() noexcept;
+}
+
+/// A thread of ours: it takes no signal from outside, and has an alternate stack.
+template <class Work>
+std::thread start_thread(Work&& work) {
+  const SignalsBlocked inherited;
+  return std::thread([work = std::forward<Work>(work)]() mutable {
+    detail::begin_thread();
+    work();
+  });
+}
+
+}  // namespace lockstep
