@@ -6,7 +6,7 @@
 Storms: N trainings of each model (20) while a handler that knows nothing of alternate stacks runs a thousand times a second,
 on a timer of its own or of the time that is computed (storm.c): each ends with 0 and the parameters of an undisturbed one.
 An own loop over the library, which leaves signals to the program, stands them too.
-Stops: N trainings of each model (100) get SIGTERM, SIGINT or SIGUSR1 at a random moment: each ends with 75, and goes on
+Stops: N trainings of each model (100) get SIGTERM, SIGINT or SIGUSR1 at a random moment: each ends with 75, and resumes
 from the checkpoint. --quick is what every change runs: two of each, of fewer models. Exit code 1: something failed.
 """
 import argparse
