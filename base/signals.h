@@ -6,7 +6,7 @@
 // the vector registers besides, more than 10 KB where there is AMX. So
 // - no thread that computes takes a signal that comes from outside: they are blocked before there are threads, which
 //   inherit that, and one thread waits for those that stop a run (base/stop.h) and takes all others;
-// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (base/thread_stacks.cpp), and every
+// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (cli/thread_stacks.cpp), and every
 //   handler that was there before runs on it: of signals that a thread causes itself, and of profilers (SIGPROF),
 //   which are there to interrupt threads that compute;
 // - a program of which lockstep is a library keeps its handlers and masks: there, signals are blocked while a kernel

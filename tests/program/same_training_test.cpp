@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
@@ -176,6 +177,44 @@ TEST(SameTraining, WaitsOfThreadsAreShortAndTheirBitsTheSame) {
   EXPECT_EQ(parameters.size(), 1u);
   if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor";
   EXPECT_EQ(by_default.find("GOMP_SPINCOUNT not set"), std::string::npos) << by_default;
+}
+
+// A kernel that is made for two threads and gets one leaves half of its result out, or waits for ever.
+TEST(SameTraining, ThreadsThatOpenMPWithholdsAreCounted) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() / "text") << [] {
+    std::string text;
+    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
+    return text;
+  }();
+  const std::string line =
+      " lockstep train gpt --data text:text --layers 2 --width 64 --context 32 --steps 10 --quiet --metrics m.jsonl ";
+  const auto parameters = [&](const std::string& environment, const std::string& flags) {
+    std::filesystem::remove(directory.path() / "m.jsonl");
+    const auto outcome = run(environment + line + flags, directory.path());
+    EXPECT_EQ(outcome.code, 0) << environment << outcome.err;
+    return std::pair(read_metrics(directory.path() / "m.jsonl").final["params_sha256"].get<std::string>(), outcome.err);
+  };
+  const std::string two = parameters("", "--threads 2").first, one = parameters("", "--threads 1").first;
+  for (const char* environment : {"OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=7", "OMP_NESTED=true",
+                                  "OMP_STACKSIZE=300k", "OMP_THREAD_LIMIT=2"})
+    EXPECT_EQ(parameters(environment, "--threads 2").first, two) << environment;
+
+  const auto expect_refusal = [&](const std::string& environment, const std::string& flags, int code, const char* why) {
+    const auto outcome = run(environment + line + flags, directory.path());
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+    EXPECT_EQ(lines_of(outcome.err).size(), 1u) << outcome.err;
+  };
+  expect_refusal("OMP_THREAD_LIMIT=1", "--threads 2", 2,
+                 "--threads 2 compute threads, and OpenMP gives this process 1 (OMP_THREAD_LIMIT=1) → unset it, or give "
+                 "--threads 1");
+  expect_refusal("OMP_STACKSIZE=32k", "--threads 2", 4, "OpenMP's threads have stacks of 32 KB");
+  const auto [limited, warning] = parameters("OMP_THREAD_LIMIT=1", "");
+  EXPECT_EQ(limited, one);
+  if (std::thread::hardware_concurrency() > 1) {
+    EXPECT_NE(warning.find("(OMP_THREAD_LIMIT=1) → unset it to use all"), std::string::npos) << warning;
+  }
 }
 
 // It has started itself again by then.

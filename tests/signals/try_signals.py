@@ -23,15 +23,14 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETS = ("AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
-IMAGES = "--data random:1x28x28,600 --batch 16 --steps 60"
-MODELS = {
-    "mlp": f"mlp {IMAGES}",
-    "cnn": f"cnn {IMAGES}",
-    "gpt": "gpt --data text:text --layers 2 --width 64 --context 32 --steps 30",
-    "lstm": "lstm --data text:text --width 48 --context 32 --steps 30",
-    "bert": "bert --data texts:labelled --layers 1 --width 64 --heads 2 --vocab 300 --max-length 32 --batch 8 --steps 20",
-    "vgg11": "vgg11 --data random:3x32x32,40 --image-size 32 --batch 8 --steps 2",
-    "resnet18-cifar": "resnet18-cifar --data random:3x32x32,32 --batch 16 --steps 3",
+MODELS = {  # with the steps of a storm
+    "mlp": ("mlp --data random:1x28x28,600 --batch 16", 60),
+    "cnn": ("cnn --data random:1x28x28,600 --batch 16", 60),
+    "gpt": ("gpt --data text:text --layers 2 --width 64 --context 32", 30),
+    "lstm": ("lstm --data text:text --width 48 --context 32", 30),
+    "bert": ("bert --data texts:labelled --layers 1 --width 64 --heads 2 --max-length 32 --batch 8", 20),
+    "vgg11": ("vgg11 --data random:3x32x32,40 --batch 8 --lr 1e-6", 2),
+    "resnet18-cifar": ("resnet18-cifar --data random:3x32x32,32 --batch 16", 3),
 }
 QUICK = ("mlp", "cnn", "gpt")
 SECONDS = 120  # of a run that hangs
@@ -60,7 +59,7 @@ class Trial:
                 for i in range(count):
                     (folder / f"{i}.txt").write_text(f"it was {word} at {i} and then {i * 7 % 11} times {word}\n")
 
-    def run(self, words, isa, storm="", threads=2):
+    def run(self, words, isa, storm=""):
         environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "CUDA_VISIBLE_DEVICES": ""}
         if storm:
             environment |= {"STORM": storm, "LD_PRELOAD": str(self.build / "tests" / "libsignal_storm.so")}
@@ -68,8 +67,9 @@ class Trial:
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def train(self, model, isa, *more, **how):
-        flags = [*MODELS[model].split(), "--threads", str(how.pop("threads", 2)), "--quiet", *more]
-        return self.run([self.build / "lockstep", "train", *flags], isa, **how)
+        flags, steps = MODELS[model]
+        words = ["train", *flags.split(), "--threads", str(how.pop("threads", 2)), "--steps", str(how.pop("steps", steps))]
+        return self.run([self.build / "lockstep", *words, "--quiet", *more], isa, **how)
 
     def parameters(self, model, isa, **how):
         process = self.train(model, isa, **how)
@@ -100,9 +100,8 @@ class Trial:
         kept = self.directory / "kept"
         subprocess.run(["rm", "-rf", kept], check=True)
         checkpoints = ("--checkpoint-dir", "kept", "--checkpoint-every", "0", "--resume", "auto")
-        endless = ("--steps", "100000000", "--metrics", "m.jsonl", *checkpoints)
         (self.directory / "m.jsonl").unlink(missing_ok=True)
-        process = self.train(model, isa, *endless, threads=random.choice((1, 2)))
+        process = self.train(model, isa, "--metrics", "m.jsonl", *checkpoints, steps=10**8, threads=random.choice((1, 2)))
         metrics, end = self.directory / "m.jsonl", time.monotonic() + SECONDS
         while time.monotonic() < end and not (metrics.exists() and '"step"' in metrics.read_text()):
             time.sleep(0.005)
@@ -115,7 +114,7 @@ class Trial:
         found = re.search(r"step (\d+)", said)
         if found is None:
             return f"{number.name}: no step is named: {said[-300:]}"
-        resumed = self.train(model, isa, *checkpoints, "--steps", str(int(found.group(1)) + 2))
+        resumed = self.train(model, isa, *checkpoints, steps=int(found.group(1)) + 2)
         said, _ = resumed.communicate(timeout=SECONDS)
         return "" if resumed.returncode == 0 else f"resumed after {number.name}: exit code {resumed.returncode}: {said[-300:]}"
 
