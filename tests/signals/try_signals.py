@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Signals while it computes, at each instruction set of oneDNN's that this CPU has.
 
-  try_signals.py [--quick] [--storms N] [--stops N] [--build DIR]
+  try_signals.py [--quick] [--models NAME,…] [--storms N] [--stops N] [--build DIR]
 
 Storms: N trainings of each model (20) while a handler that knows nothing of alternate stacks runs a thousand times a second,
 on a timer of its own or of the time that is computed (storm.c): each ends with 0 and the parameters of an undisturbed one.
@@ -122,13 +122,16 @@ class Trial:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--models", type=lambda names: names.split(","))
     parser.add_argument("--storms", type=int)
     parser.add_argument("--stops", type=int)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     given = parser.parse_args()
     storms = given.storms if given.storms is not None else 2 if given.quick else 20
     stops = given.stops if given.stops is not None else 2 if given.quick else 100
-    models = QUICK if given.quick else MODELS
+    models = given.models or (QUICK if given.quick else MODELS)
+    if unknown := set(models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))} → {', '.join(MODELS)}")
     failed = 0
     counts = collections.Counter()
 
