@@ -99,6 +99,10 @@ std::optional<Complaint> complaint_about(const SettingSpec& spec, const SettingV
     return std::nullopt;
   };
   const auto check_word = [&](const std::string& word) -> std::optional<Complaint> {
+    if (spec.choices.empty()) {
+      if (!word.empty()) return std::nullopt;
+      return Complaint{"it is empty", fmt::format("give {}", spec.placeholder)};
+    }
     if (std::ranges::find(spec.choices, word) != spec.choices.end()) return std::nullopt;
     return Complaint{fmt::format("'{}' is none of the choices", word),
                      fmt::format("give {}", listed(spec.choices, "or"))};

@@ -6,18 +6,19 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "data/file_list.h"
 #include "data/labelled_texts.h"
+#include "data/text_table.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
 
 namespace fs = std::filesystem;
 
-CsvReader::CsvReader(std::string_view text, char separator, std::string source)
-    : rest_(text), separator_(separator), source_(std::move(source)) {
+CsvReader::CsvReader(std::string_view text, char separator, std::string source, bool quotes)
+    : rest_(text), separator_(separator), source_(std::move(source)), quotes_(quotes) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // spreadsheets put it first
   if (rest_.starts_with(kByteOrderMark)) rest_.remove_prefix(kByteOrderMark.size());
 }
@@ -25,7 +26,7 @@ CsvReader::CsvReader(std::string_view text, char separator, std::string source)
 // Takes the text of a field, up to its separator or the end of its line.
 std::string CsvReader::field() {
   std::string text;
-  if (!rest_.starts_with('"')) {
+  if (!quotes_ || !rest_.starts_with('"')) {
     const std::size_t length = std::min(rest_.find_first_of(std::string{separator_, '\n'}), rest_.size());
     text = rest_.substr(0, length);
     rest_.remove_prefix(length);
@@ -37,7 +38,8 @@ std::string CsvReader::field() {
     const std::size_t quote = rest_.find('"');
     if (quote == std::string_view::npos)
       throw IoError(fmt::format("{}: the quote that opens in line {} is not closed", source_, line_),
-                    "write a quote within a quoted field twice, or close the field");
+                    "write a quote within a quoted field twice, or close the field; with --quotes no a quote is a "
+                    "character like others");
     text += rest_.substr(0, quote);
     next_line_ += std::ranges::count(rest_.substr(0, quote), '\n');
     rest_.remove_prefix(quote + 1);
@@ -48,7 +50,7 @@ std::string CsvReader::field() {
   if (rest_.starts_with("\r\n")) rest_.remove_prefix(1);
   if (!rest_.empty() && rest_.front() != separator_ && rest_.front() != '\n')
     throw IoError(fmt::format("{}: text follows a quoted field in line {}", source_, next_line_),
-                  "write a quote within a quoted field twice");
+                  "write a quote within a quoted field twice; with --quotes no a quote is a character like others");
   return text;
 }
 
@@ -56,6 +58,7 @@ bool CsvReader::next(std::vector<std::string>& fields) {
   while (true) {
     if (rest_.empty()) return false;
     line_ = next_line_;
+    const bool quoted = quotes_ && rest_.front() == '"';  // an empty field in quotes is no empty line
     fields.clear();
     while (true) {
       fields.push_back(field());
@@ -63,75 +66,19 @@ bool CsvReader::next(std::vector<std::string>& fields) {
       rest_.remove_prefix(1);
     }
     if (!rest_.empty()) rest_.remove_prefix(1);
+    if (next_line_ > line_) {
+      ++long_rows_;
+      if (next_line_ - line_ > longest_row_.second - longest_row_.first) longest_row_ = {line_, next_line_};
+    }
     ++next_line_;
-    if (fields.size() > 1 || !fields[0].empty()) return true;
+    if (fields.size() > 1 || quoted || !fields[0].empty()) return true;
   }
 }
 
 namespace {
 
-constexpr const char* kLabel = "label";
-
-struct Columns {
-  std::vector<std::string> names;
-  std::size_t label = 0;
-  std::vector<std::size_t> texts;  // one or two
-};
-
-Columns columns_of(std::vector<std::string> names, const std::string& source) {
-  Columns columns;
-  std::vector<std::string> shown;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    names[i] = trim(names[i]);
-    shown.push_back(printable(utf8_prefix(names[i], 40)));
-    if (names[i] == kLabel)
-      columns.label = i;
-    else
-      columns.texts.push_back(i);
-  }
-  if (std::ranges::count(names, kLabel) != 1)
-    throw IoError(fmt::format("{}: its first line names no column '{}', or several: {}", source, kLabel,
-                              utf8_prefix(join(shown, ", "), 200)),
-                  "let the first line name the columns: 'label' is the class, and the others, one or two, are texts");
-  if (columns.texts.empty() || columns.texts.size() > 2)
-    throw IoError(fmt::format("{}: it has {} columns beside '{}'", source, columns.texts.size(), kLabel),
-                  "keep one column of texts, or two whose texts are compared");
-  columns.names = std::move(names);
-  return columns;
-}
-
-struct Table {
-  Columns columns;
-  std::vector<TextRow> rows;
-  std::vector<std::string> labels;  // of the rows
-};
-
-Table read_table(const std::string& path) {
-  const MappedFile file(path);
-  const std::string source = printable(path);
-  CsvReader reader(file.text(), path.ends_with(".tsv") ? '\t' : ',', source);
-  std::vector<std::string> fields;
-  if (!reader.next(fields)) throw IoError(source + ": it is empty", "let the first line name the columns");
-  Table table = {.columns = columns_of(fields, source), .rows = {}, .labels = {}};
-  while (reader.next(fields)) {
-    if (fields.size() != table.columns.names.size())
-      throw IoError(fmt::format("{}: line {} has {} fields, and the first line {}", source, reader.line(),
-                                fields.size(), table.columns.names.size()),
-                    "write fields that have commas or ends of lines in double quotes; tabs separate in .tsv files");
-    const auto& texts = table.columns.texts;
-    table.labels.emplace_back(trim(fields[table.columns.label]));
-    if (table.labels.back().empty())
-      throw IoError(fmt::format("{}: line {} has no class", source, reader.line()), "give each line one");
-    table.rows.push_back({.first = std::move(fields[texts[0]]),
-                          .second = texts.size() > 1 ? std::move(fields[texts[1]]) : std::string(),
-                          .label = 0,
-                          .source = fmt::format("{}, line {}", source, reader.line())});
-  }
-  return table;
-}
-
 // As people count: 2 before 10 where all are numbers.
-std::vector<std::string> classes_of(const Table& table) {
+std::vector<std::string> classes_of(const TextTable& table) {
   std::vector<std::string> classes(table.labels);
   std::ranges::sort(classes);
   const auto same = std::ranges::unique(classes);
@@ -141,7 +88,7 @@ std::vector<std::string> classes_of(const Table& table) {
   return classes;
 }
 
-void number_labels(Table& table, const std::vector<std::string>& classes, const std::string& trained_on) {
+void number_labels(TextTable& table, const std::vector<std::string>& classes, const std::string& trained_on) {
   std::map<std::string, std::int32_t> numbers;
   for (const auto& name : classes) numbers.emplace(name, static_cast<std::int32_t>(numbers.size()));
   for (std::size_t i = 0; i < table.rows.size(); ++i) {
@@ -154,32 +101,37 @@ void number_labels(Table& table, const std::vector<std::string>& classes, const 
   }
 }
 
-// "DIR/val.csv" where `path` is "DIR/train.csv" and that is there; otherwise nothing.
+// "DIR/val.csv" where `path` is "DIR/train.csv" and that is there; otherwise nothing. Likewise with .gz after both.
 std::string validation_of(const std::string& path) {
   const fs::path given(path);
   std::error_code error;
-  if (given.stem() != "train") return {};
-  for (const char* name : {"val", "dev", "test"}) {
-    const fs::path other = fs::path(given).replace_filename(name + given.extension().string());
+  const std::string name = given.filename().string();
+  if (given.stem() != "train" && !(name.starts_with("train.") && given.stem().stem() == "train" && is_table(path)))
+    return {};
+  for (const char* part : {"val", "dev", "test"}) {
+    const fs::path other = fs::path(given).replace_filename(part + name.substr(5));
     if (fs::exists(other, error)) return other.string();
   }
   return {};
 }
 
 DataSplits open_csv(const std::string& path, const OpenOptions& options) {
-  Table table = read_table(path);
+  const TextTableOptions columns = text_table_options(options.settings);
+  TextTable table = read_text_table(path, columns);
+  log_info("csv {}", table.summary);
   TextRows rows = {.name = "csv " + printable(path),
                    .classes = classes_of(table),
-                   .pairs = table.columns.texts.size() > 1,
+                   .pairs = table.texts.size() > 1,
                    .train = {},
                    .validation = {}};
   number_labels(table, rows.classes, printable(path));
   rows.train = std::move(table.rows);
   if (const std::string beside = validation_of(path); !beside.empty()) {
-    Table other = read_table(beside);
-    if (other.columns.names != table.columns.names)
+    TextTable other = read_text_table(beside, columns);
+    log_info("csv {}", other.summary);
+    if (columns.texts.empty() && other.names != table.names)
       throw IoError(fmt::format("{} has other columns than {}", printable(beside), printable(path)),
-                    "let both have the same first line");
+                    "let both have the same first line, or say with --text which columns are texts");
     number_labels(other, rows.classes, printable(path));
     rows.validation = std::move(other.rows);
   } else {
@@ -194,7 +146,8 @@ const DatasetFamily& csv_family() {
   static const DatasetFamily family = {.name = "csv",
                                        .argument = "FILE",
                                        .about = "texts with a class each",
-                                       .remedy = "a table with a column 'label', .csv or .tsv",
+                                       .remedy = "a table with a column of classes, .csv or .tsv",
+                                       .settings = text_table_settings(),
                                        .has_tokens = true,
                                        .open = [](const std::string&, const std::string& path,
                                                   const OpenOptions& options) { return open_csv(path, options); },

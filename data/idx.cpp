@@ -1,16 +1,13 @@
 #include "data/idx.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <limits>
 #include <new>
 #include <optional>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "data/content_reader.h"
 
 namespace lockstep::data {
 
@@ -19,63 +16,6 @@ namespace {
 constexpr std::uint8_t kUnsignedByte = 0x08;
 // DEFLATE codes at most 258 bytes in 2 bits.
 constexpr std::uint64_t kMostBytesPerCompressedByte = 1032;
-constexpr const char* kFetchAgain = "fetch the file again, or compare its size and checksum with the source's";
-
-// The content of a file, decompressed if it is compressed, from front to back.
-class ContentReader {
- public:
-  explicit ContentReader(const std::string& path) : path_(path) {
-    RegularFile file = open_regular(path);
-    if (!file.problem.empty())
-      throw IoError(fmt::format("{}: {}", path, file.problem), "check the path and its permissions");
-    file_bytes_ = file.size;
-    if (file_bytes_ == 0) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFetchAgain);
-    file_ = ::gzdopen(file.fd.get(), "rb");
-    if (file_ == nullptr) throw IoError(fmt::format("{}: no memory to read it", path));
-    static_cast<void>(file.fd.release());  // gzclose closes it
-    ::gzbuffer(file_, 1u << 17);
-  }
-  ~ContentReader() { ::gzclose(file_); }
-  ContentReader(const ContentReader&) = delete;
-  ContentReader& operator=(const ContentReader&) = delete;
-
-  std::uint64_t file_bytes() const { return file_bytes_; }
-  /// Known after the first read.
-  bool compressed() const { return ::gzdirect(file_) == 0; }
-
-  /// Reads up to `count` bytes; fewer at the end of the content. Throws IoError where the file or its compression
-  /// breaks.
-  std::uint64_t read(std::uint8_t* out, std::uint64_t count) {
-    std::uint64_t done = 0;
-    while (done < count) {
-      const auto piece = static_cast<unsigned>(std::min<std::uint64_t>(count - done, 1u << 24));
-      const int got = ::gzread(file_, out + done, piece);
-      if (got > 0) done += static_cast<unsigned>(got);
-      int error = Z_OK;
-      const char* text = ::gzerror(file_, &error);
-      if (error == Z_ERRNO) throw IoError(fmt::format("{}: {}", path_, errno_text(errno)));
-      if (error != Z_OK) {
-        throw IoError(fmt::format("{}: {} at byte {} of the compressed file, after {} bytes of content", path_,
-                                  error == Z_BUF_ERROR ? "the compressed data are cut off" : strip_path(text),
-                                  ::gzoffset(file_), ::gztell(file_)),
-                      kFetchAgain);
-      }
-      if (got <= 0) break;
-    }
-    return done;
-  }
-
- private:
-  // zlib puts the name that it knows, "<fd:n>: ", before its messages.
-  static std::string strip_path(const std::string& text) {
-    const auto colon = text.find(": ");
-    return colon == std::string::npos ? text : text.substr(colon + 2);
-  }
-
-  const std::string& path_;
-  gzFile file_ = nullptr;
-  std::uint64_t file_bytes_ = 0;
-};
 
 [[noreturn]] void fail_cut(const std::string& path, std::uint64_t end, std::uint64_t expected) {
   throw IoError(fmt::format("{}: cut off: it ends at byte {}, {} bytes are needed", path, end, expected), kFetchAgain);

@@ -12,7 +12,7 @@
 namespace lockstep::data {
 namespace {
 
-enum Further : std::size_t { kTypes, kLength };
+enum TextInput : std::size_t { kTextTypes, kTextLength };
 
 class LabelledTexts final : public Dataset {
  public:
@@ -21,8 +21,8 @@ class LabelledTexts final : public Dataset {
 
   void read_sample(std::uint64_t index, const Sample& sample) const override {
     LOCKSTEP_ASSERT(index < texts_.size() && sample.further.size() == 2 && sample.labels.size() == 1);
-    sample.further[kLength].integers[0] =
-        write_sample(*word_pieces(), texts_[index], sample.tokens, sample.further[kTypes].integers);
+    sample.further[kTextLength].integers[0] =
+        write_sample(*word_pieces(), texts_[index], sample.tokens, sample.further[kTextTypes].integers);
     sample.labels[0] = labels_[index];
   }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "data/masked.h"
+#include "data/text_file.h"
 #include "data/tokens.h"
 #include "lockstep/data/families.h"
 
@@ -33,25 +33,6 @@ void each_character(std::string_view text, const std::string& source, const Visi
     if (code < kLeast[length] || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF) refuse();
     visit(code, at);
     at += length;
-  }
-}
-
-void append_utf8(std::string& text, char32_t code) {
-  const auto put = [&](char32_t bits) { text += static_cast<char>(bits); };
-  if (code < 0x80) {
-    put(code);
-  } else if (code < 0x800) {
-    put(0xC0 | code >> 6);
-    put(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    put(0xE0 | code >> 12);
-    put(0x80 | (code >> 6 & 0x3F));
-    put(0x80 | (code & 0x3F));
-  } else {
-    put(0xF0 | code >> 18);
-    put(0x80 | (code >> 12 & 0x3F));
-    put(0x80 | (code >> 6 & 0x3F));
-    put(0x80 | (code & 0x3F));
   }
 }
 
@@ -112,7 +93,7 @@ std::string Characters::text() const {
 }
 
 Characters read_characters(const std::string& path) {
-  const MappedFile file(path);
+  const TextFile file(path);
   return {file.text(), path};
 }
 
@@ -138,13 +119,13 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
 }  // namespace
 
 DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
-  const MappedFile file(path);
+  const TextFile file(path);
   if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
   return rows_of(file.text(), path, *characters, context, characters);
 }
 
 DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options) {
-  const MappedFile file(path);
+  const TextFile file(path);
   auto pieces = options.pieces;
   if (pieces == nullptr) {
     WordPieceLearner learner;

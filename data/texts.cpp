@@ -1,9 +1,9 @@
 // texts:DIR, a folder of text files for each class.
 #include "base/error.h"
-#include "base/file.h"
 #include "base/text.h"
 #include "data/file_list.h"
 #include "data/labelled_texts.h"
+#include "data/text_file.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
@@ -12,7 +12,7 @@ namespace {
 std::vector<TextRow> read_texts(const FileList& list) {
   std::vector<TextRow> rows;
   for (std::uint64_t i = 0; i < list.size(); ++i) {
-    const MappedFile file(list.path(i));
+    const TextFile file(list.path(i));
     rows.push_back(
         {.first = std::string(file.text()), .second = {}, .label = list.label(i), .source = printable(list.path(i))});
   }

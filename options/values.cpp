@@ -110,6 +110,10 @@ std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& s
 }
 
 std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::string& value) {
+  if (spec.choices.empty()) {
+    value = text;
+    return std::nullopt;
+  }
   std::size_t index = 0;
   if (auto complaint = parse_choice(text, spec.choices, index)) return complaint;
   value = spec.choices[index];

@@ -291,6 +291,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("inner"), 8);
   EXPECT_EQ(config.vocabulary, "v.txt");
   EXPECT_EQ(train_config({"bert", "--vocab-size=77"}).vocabulary_size, 77);
+  config = train_config({"bert", "--data=csv:x", "--text=a,b c", "--label=d", "--quotes=no"});
+  EXPECT_EQ(config.data_settings.word("text"), "a,b c");
+  EXPECT_EQ(config.data_settings.word("label"), "d");
+  EXPECT_EQ(config.data_settings.word("quotes"), "no");
   config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});
   EXPECT_TRUE(config.stateful);
   EXPECT_TRUE(config.model.settings.flag("bidirectional"));

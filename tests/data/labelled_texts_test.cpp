@@ -47,6 +47,19 @@ TEST(Csv, MistakesAreNamedWithTheirLine) {
   std::vector<std::int64_t> lines;
   while (reader.next(fields)) lines.push_back(reader.line());
   EXPECT_THAT(lines, ElementsAre(1, 2, 5));
+  EXPECT_EQ(reader.long_rows(), 1);
+  EXPECT_EQ(reader.longest_row().first, 2);
+  EXPECT_EQ(reader.longest_row().second, 3);
+}
+
+TEST(Csv, WithoutQuotesAQuoteIsACharacter) {
+  CsvReader reader("a\t\"b\n\"c\"\td\"", '\t', "t.tsv", /*quotes=*/false);
+  std::vector<std::string> fields;
+  ASSERT_TRUE(reader.next(fields));
+  EXPECT_THAT(fields, ElementsAre("a", "\"b"));
+  ASSERT_TRUE(reader.next(fields));
+  EXPECT_THAT(fields, ElementsAre("\"c\"", "d\""));
+  EXPECT_FALSE(reader.next(fields));
 }
 
 class LabelledTexts : public ::testing::Test {
@@ -194,7 +207,7 @@ TEST_F(LabelledTexts, MistakesAreNamed) {
   };
   refused("", "it is empty");
   refused("text,class\na,b\n", "names no column 'label'");
-  refused("label\na\n", "0 columns beside 'label'");
+  refused("label\na\n", "no column for texts beside 'label'");
   refused("label,a,b,c\n", "3 columns beside 'label'");
   refused("label,text\ngood,a\nbad,b,c\n", "line 3 has 3 fields, and the first line 2");
   refused("label,text\n,a\n", "line 2 has no class");

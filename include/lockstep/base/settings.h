@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-/// One value. Whole numbers are held as std::int64_t, others as double; a word is one of a few choices.
+/// One value. Whole numbers are held as std::int64_t, others as double; a word is one of a few choices, or any text.
 class SettingValue {
  public:
   using Any = std::variant<bool, std::int64_t, double, std::vector<std::int64_t>, std::vector<double>, std::string>;
@@ -107,7 +107,7 @@ struct SettingSpec {
   std::string placeholder = "N";                 // "N", "X", "yes|no"; flags have none
   std::string default_text = {};                 // for help; empty: `fallback`
   std::size_t least_many = 0, most_many = 1024;  // of a list
-  std::vector<std::string> choices = {};         // of a word
+  std::vector<std::string> choices = {};         // of a word; empty: any text
   std::vector<std::string> synonyms = {};        // other spellings of the flag
   std::optional<SettingValue> neutral = {};  // asks for nothing, so it is accepted where it has no effect; false is so
   SettingNeed need = {};
