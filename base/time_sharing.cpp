@@ -86,7 +86,8 @@ void share_processors_well(char** argv) {
   std::string path(PATH_MAX, '\0');
   const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
   path.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
-  // Timers of profilers continue, while their handlers are there again only when their libraries have been loaded again.
+  // Timers of profilers continue, while their handlers are there again only when their libraries have been loaded
+  // again.
   const SignalsBlocked across;
   ::execv(path.c_str(), argv);
   log_warn(

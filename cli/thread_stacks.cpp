@@ -1,5 +1,5 @@
-// Replaces the C library's pthread_create(), of which OpenMP's, MPI's and all other threads of the program are made, by one
-// that gives each thread an alternate signal stack first (Note [Signals] in base/signals.h).
+// Replaces the C library's pthread_create(), of which OpenMP's, MPI's and all other threads of the program are made, by
+// one that gives each thread an alternate signal stack first (Note [Signals] in base/signals.h).
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -206,9 +206,10 @@ TEST(SameTraining, ThreadsThatOpenMPWithholdsAreCounted) {
     EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
     EXPECT_EQ(lines_of(outcome.err).size(), 1u) << outcome.err;
   };
-  expect_refusal("OMP_THREAD_LIMIT=1", "--threads 2", 2,
-                 "--threads 2 compute threads, and OpenMP gives this process 1 (OMP_THREAD_LIMIT=1) → unset it, or give "
-                 "--threads 1");
+  expect_refusal(
+      "OMP_THREAD_LIMIT=1", "--threads 2", 2,
+      "--threads 2 compute threads, and OpenMP gives this process 1 (OMP_THREAD_LIMIT=1) → unset it, or give "
+      "--threads 1");
   expect_refusal("OMP_STACKSIZE=32k", "--threads 2", 4, "OpenMP's threads have stacks of 32 KB");
   const auto [limited, warning] = parameters("OMP_THREAD_LIMIT=1", "");
   EXPECT_EQ(limited, one);
