@@ -90,7 +90,7 @@ class Installed(package.Case):
             lines = run(["nm", "-DC", "--defined-only", library]).stdout.splitlines()
             words = [line.split(" ", 2)[1:] for line in lines]
             self.assertGreater(len(words), 10)
-            self.assertEqual([word for _, word in words if "lockstep" not in word], [])
+            self.assertEqual([word for kind, word in words if "lockstep" not in word and kind != "A"], [])  # A: a version
             functions[library.name] = {word for kind, word in words if kind in "TBD"}
             needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]).stdout)
             foreign = [name for name in needed if re.match("lib(dnnl|turbojpeg|spng|zip|pcre|gomp|gtest)", name)]
