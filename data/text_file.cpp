@@ -1,5 +1,7 @@
 #include "data/text_file.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
@@ -99,6 +101,17 @@ TextFile::TextFile(const std::string& path) : file_(path), text_(file_.text()) {
     throw IoError(fmt::format("{}: it has bytes of 0 as UTF-16 has, and no byte order mark", printable(path)),
                   iconv(name, path));
   }
+}
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    utf8proc_int32_t code = 0;
+    const auto length = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                         static_cast<utf8proc_ssize_t>(text.size()), &code);
+    if (length <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(length));
+  }
+  return true;
 }
 
 void append_utf8(std::string& text, char32_t code) {

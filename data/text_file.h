@@ -29,6 +29,7 @@ class TextFile {
 /// it has none of the known beginnings.
 std::optional<std::string> foreign_kind(std::string_view beginning);
 
+bool is_utf8(std::string_view text);
 void append_utf8(std::string& text, char32_t code);
 
 /// As a shell takes it for one word: 'a b'.

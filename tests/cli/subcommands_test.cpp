@@ -295,6 +295,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.data_settings.word("text"), "a,b c");
   EXPECT_EQ(config.data_settings.word("label"), "d");
   EXPECT_EQ(config.data_settings.word("quotes"), "no");
+  EXPECT_EQ(train_config({"gpt", "--data=tokens:x", "--token-type=u32"}).data_settings.word("token-type"), "u32");
   config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});
   EXPECT_TRUE(config.stateful);
   EXPECT_TRUE(config.model.settings.flag("bidirectional"));

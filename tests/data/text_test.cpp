@@ -29,7 +29,7 @@ class Text : public ::testing::Test {
     try {
       call();
     } catch (const Error& error) {
-      return error.what();
+      return error.line();
     }
     return "nothing was thrown";
   }
@@ -137,14 +137,115 @@ TEST_F(Text, AFileThatIsCutWhileItIsInUseIsNamed) {
 }
 
 TEST_F(Text, TokensThatCannotBe) {
-  const auto splits =
-      open_tokens(directory_.write("big.bin", little_endian(std::vector<int>(40, 60000))), 3, kGpt2Tokens);
+  const std::string path = directory_.write("big.bin", little_endian(std::vector<int>(40, 60000)));
+  EXPECT_THAT(message_of([&] { open_tokens(path, 3, kGpt2Tokens); }),
+              AllOf(HasSubstr("big.bin"), HasSubstr("token 60000 at byte 0"), HasSubstr("50257"),
+                    HasSubstr("--classes 60001")));
+  // Wherever it is, and later, when the file has changed.
+  std::vector<int> late(700'000, 3);
+  late[600'000] = 10;
+  EXPECT_THAT(
+      message_of([&] { open_tokens(directory_.write("late.bin", little_endian(late)), 3, 10); }),
+      AllOf(HasSubstr("late.bin: token 10 at byte 1200000 is out of range for 10 tokens"), HasSubstr("--classes 11")));
+  EXPECT_EQ(open_tokens(directory_.path() / "late.bin", 3, 11).train->classes(), 11);
+  const auto splits = open_tokens(path, 3, 60001);
+  directory_.write("big.bin", little_endian(std::vector<int>(40, 60002)));
   std::vector<std::int32_t> tokens(3), labels(3);
   EXPECT_THAT(message_of([&] { splits.train->read_tokens(1, tokens, labels); }),
-              AllOf(HasSubstr("big.bin"), HasSubstr("token 60000 at byte 6"), HasSubstr("50257")));
+              HasSubstr("token 60002 at byte 6 is out of range"));
   EXPECT_THAT(message_of([&] { open_tokens(directory_.write("odd.bin", "abc"), 3, 10); }),
               HasSubstr("odd.bin: 3 bytes"));
-  EXPECT_THAT(message_of([&] { open_tokens(directory_.write("short.bin", "abcd"), 3, 10); }), HasSubstr("2 tokens"));
+  EXPECT_THAT(message_of([&] { open_tokens(directory_.write("short.bin", "abcd"), 3, 30000); }), HasSubstr("2 tokens"));
+}
+
+std::string numbers(const std::vector<std::uint64_t>& tokens, std::size_t bytes) {
+  std::string all;
+  for (const std::uint64_t token : tokens)
+    for (std::size_t i = 0; i < bytes; ++i) all += static_cast<char>(token >> 8 * i & 0xff);
+  return all;
+}
+
+std::vector<std::uint64_t> some_tokens(std::uint64_t most) {
+  std::vector<std::uint64_t> tokens;
+  for (std::uint64_t i = 0; i < 200; ++i) tokens.push_back(i * 7919 % most);
+  return tokens;
+}
+
+TEST_F(Text, NumbersOf32BitsAreRecognised) {
+  std::vector<std::int32_t> tokens(3), labels(3);
+  for (const std::uint64_t most : {65u, 50257u, 128256u}) {
+    SCOPED_TRACE(most);
+    const auto made = some_tokens(most);
+    const std::string path = directory_.write("n.bin", numbers(made, 4));
+    const auto open = [&](const char* type) {
+      return open_data("tokens:" + path,
+                       {.classes = static_cast<int>(most), .context = 3, .settings = {{"token-type", type}}});
+    };
+    EXPECT_THAT(message_of([&] { open_tokens(path, 3, kGpt2Tokens); }),
+                AllOf(HasSubstr("n.bin: its numbers seem to have 32 bits"), HasSubstr("give --token-type u32")));
+    const auto splits = open("u32");
+    EXPECT_EQ(splits.train->size(), 59u);  // of 180
+    splits.train->read_tokens(1, tokens, labels);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(tokens[i], static_cast<std::int32_t>(made[3 + i]));
+      EXPECT_EQ(labels[i], static_cast<std::int32_t>(made[4 + i]));
+    }
+    if (most <= 50257) {
+      EXPECT_EQ(open("u16").train->size(), 119u);  // of 360: what was asked for
+    }
+    EXPECT_THAT(message_of([&] { open_tokens(directory_.write("n.bin", numbers(made, 8)), 3, kGpt2Tokens); }),
+                AllOf(HasSubstr("its numbers seem to have 64 bits"), HasSubstr("give --token-type u32")));
+    if (most > 65536) continue;
+    directory_.write("n.bin", numbers(made, 2));
+    EXPECT_EQ(open_tokens(path, 3, static_cast<int>(most)).train->size(), 59u);
+    if (most > 1000) {
+      EXPECT_THAT(message_of([&] { open("u32"); }), AllOf(HasSubstr("at byte 0 is out of range for"),
+                                                          HasSubstr("numbers of 16 bits, leave --token-type out")));
+    }
+  }
+  EXPECT_THAT(message_of([&] { open_tokens(directory_.write("n.bin", "abcdef"), 3, 9, TokenType::kU32); }),
+              HasSubstr("6 bytes are no whole number of 32-bit tokens"));
+}
+
+TEST_F(Text, HeadersOfLlmcAreRecognised) {
+  const auto file = [&](std::uint64_t magic, std::uint64_t version, std::uint64_t count, std::size_t bytes,
+                        std::uint64_t most) {
+    std::vector<std::uint64_t> header(256);
+    header[0] = magic, header[1] = version, header[2] = count;
+    return directory_.write("llmc.bin", numbers(header, 4) + numbers(some_tokens(most), bytes));
+  };
+  std::vector<std::int32_t> tokens(3), labels(3);
+  for (const auto& [magic, version, bytes, classes] :
+       {std::tuple{20240520u, 1u, std::size_t{2}, 50257}, {20240801u, 7u, std::size_t{4}, 128256}}) {
+    const auto made = some_tokens(static_cast<std::uint64_t>(classes));
+    const auto splits = open_tokens(file(magic, version, 200, bytes, static_cast<std::uint64_t>(classes)), 3, classes);
+    EXPECT_EQ(splits.train->size(), 59u);
+    EXPECT_EQ(splits.test->size(), 6u);
+    splits.test->read_tokens(0, tokens, labels);
+    EXPECT_EQ(tokens[0], static_cast<std::int32_t>(made[180]));
+    EXPECT_EQ(labels[2], static_cast<std::int32_t>(made[183]));
+  }
+  const std::string path = file(20240520, 1, 200, 2, 50257);
+  EXPECT_THAT(message_of([&] { open_tokens(path, 3, kGpt2Tokens, TokenType::kU32); }),
+              HasSubstr("--token-type for " + path + ", whose header (llm.c's) says u16"));
+  EXPECT_THAT(message_of([&] { open_tokens(path, 3, 1000); }), HasSubstr("at byte 1026 is out of range"));
+  EXPECT_THAT(message_of([&] { open_tokens(file(20240520, 1, 201, 2, 50257), 3, kGpt2Tokens); }),
+              HasSubstr("says 201 tokens of 16 bits, and 400 bytes follow"));
+  EXPECT_THAT(message_of([&] { open_tokens(file(20240520, 2, 200, 2, 50257), 3, kGpt2Tokens); }),
+              HasSubstr("of version 2, and 1 is known"));
+}
+
+TEST_F(Text, OtherFilesAreNoTokens) {
+  const auto error_of = [&](const std::string& bytes) {
+    return message_of([&] { open_tokens(directory_.write("n.bin", bytes), 3, kGpt2Tokens); });
+  };
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += "to be, caf\xC3\xA9s\n";
+  EXPECT_THAT(error_of(text), AllOf(HasSubstr("it is a text, not a file of tokens"), HasSubstr("text:")));
+  EXPECT_THAT(error_of("\x93NUMPY" + text),
+              AllOf(HasSubstr("it is a NumPy array"), HasSubstr("numpy.load(sys.argv[1])")));
+  EXPECT_THAT(error_of(std::string("MMIDIDX\0\0", 9)), HasSubstr("Megatron"));
+  EXPECT_THAT(error_of("\x1f\x8b" + text), HasSubstr("compressed by gzip"));
 }
 
 }  // namespace

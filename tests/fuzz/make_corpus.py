@@ -152,6 +152,8 @@ def main():
     seed("tokens", "whole", b"".join(struct.pack("<H", i % 1000) for i in range(60)))
     seed("tokens", "too_large", b"".join(struct.pack("<H", 65535 - i) for i in range(60)))
     seed("tokens", "odd", bytes(41))
+    seed("tokens", "wide", b"".join(struct.pack("<I", i % 1000) for i in range(60)))
+    seed("tokens", "llmc", struct.pack("<3I1012x", 20240520, 1, 60) + b"".join(struct.pack("<H", i) for i in range(60)))
 
     golden = HERE.parent / "data" / "bpe"
     files = [(golden / name).read_bytes() for name in ("vocab.json", "merges.txt")]

@@ -198,6 +198,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --max-corrupt 8", 2, "--max-corrupt"},
         BadInput{"lockstep train gpt --data text:text.txt --text a", 2, "it applies to csv, and the data is text"},
         BadInput{"lockstep train cnn --data digits --label a", 2, "it applies to csv, and the data is digits"},
+        BadInput{"lockstep train gpt --data text:text.txt --token-type u32", 2,
+                 "it applies to tokens, and the data is text"},
         BadInput{"lockstep eval bert --data texts:d --weights w --quotes no", 2, "it applies to csv"},
         BadInput{"lockstep train gpt --data text:text.txt --classes 80", 2, "--classes 80"},
         BadInput{"lockstep train cnn --data digits --momentum 0.9", 2,
