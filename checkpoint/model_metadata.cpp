@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/json_value.h"
+#include "base/log.h"
 #include "base/version.h"
 #include "data/image_views.h"
 #include "lockstep/nn/io/weights.h"
@@ -15,6 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kKey = "lockstep";
+constexpr const char* kTextRules = "text_rules";
 constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
@@ -40,6 +42,14 @@ Json json_of(const nn::ModelSpec& spec) {
 Json json_of(const data::ImageForm& form) {
   return {{"height", form.height},           {"width", form.width},           {"channels", form.channels},
           {"mean", form.normalisation.mean}, {"std", form.normalisation.std}, {"cropped", form.cropped}};
+}
+
+Json json_of(const data::WordPieceRules& rules) {
+  Json json = {{"lower_case", rules.lower_case.value()}};
+  if (rules.strip_marks) json["strip_marks"] = *rules.strip_marks;
+  if (!rules.split_ideographs) json["split_ideographs"] = false;
+  if (!rules.added.empty()) json["added"] = rules.added;
+  return json;
 }
 
 /// Reads metadata; nothing in it is trusted.
@@ -140,6 +150,18 @@ class MetadataReader {
     return std::make_shared<const data::ImageForm>(form);
   }
 
+  /// Versions before it was there went by the vocabulary alone.
+  static data::WordPieceRules rules_from(const Json& metadata) {
+    data::WordPieceRules rules;
+    const auto found = metadata.find(kTextRules);
+    if (found == metadata.end()) return rules;
+    rules.lower_case = found->at("lower_case").get<bool>();
+    if (const auto strip = found->find("strip_marks"); strip != found->end()) rules.strip_marks = strip->get<bool>();
+    rules.split_ideographs = found->value("split_ideographs", true);
+    rules.added = found->value("added", std::vector<std::string>{});
+    return rules;
+  }
+
   ModelMetadata metadata_from(const Json& json) const {
     ModelMetadata metadata{.spec = spec_from(json.at("model")),
                            .tokens = json.at("tokens").get<bool>(),
@@ -161,7 +183,8 @@ class MetadataReader {
     }
     if (const auto found = json.find("word_pieces"); found != json.end()) {
       const std::int64_t tokens = metadata.spec.vocabulary > 0 ? metadata.spec.vocabulary : metadata.spec.classes;
-      auto pieces = std::make_shared<const data::WordPieces>(found->get<std::vector<std::string>>(), source_);
+      auto pieces =
+          std::make_shared<const data::WordPieces>(found->get<std::vector<std::string>>(), source_, rules_from(json));
       if (pieces->size() != tokens) refuse(fmt::format("{} word pieces of {}", pieces->size(), tokens));
       metadata.word_pieces = std::move(pieces);
     }
@@ -185,7 +208,10 @@ std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
                {"version", version()}};
   if (!metadata.class_names.empty()) json["class_names"] = metadata.class_names;
   if (metadata.characters != nullptr) json["characters"] = metadata.characters->text();
-  if (metadata.word_pieces != nullptr) json["word_pieces"] = metadata.word_pieces->pieces();
+  if (metadata.word_pieces != nullptr) {
+    json["word_pieces"] = metadata.word_pieces->pieces();
+    json[kTextRules] = json_of(metadata.word_pieces->rules());
+  }
   if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
   // Folders may be called what is no UTF-8.
   return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};
@@ -225,6 +251,25 @@ void apply_tokens(nn::ModelConfig& model, const ModelMetadata& metadata) {
 
 std::optional<ModelMetadata> read_model_metadata(const std::string& path) {
   return find_model_metadata(nn::read_weights_metadata(path), path);
+}
+
+std::shared_ptr<const data::WordPieces> open_word_pieces(const std::string& vocabulary, std::optional<bool> cased,
+                                                         const std::optional<ModelMetadata>& metadata,
+                                                         const std::string& weights) {
+  auto given = vocabulary.empty() ? nullptr : data::WordPieces::read(vocabulary, cased);
+  const auto pieces = metadata ? metadata->word_pieces : nullptr;
+  if (pieces == nullptr) {
+    if (given != nullptr) log_info("{}: {} word pieces, of texts {}", vocabulary, given->size(), given->reads());
+    return given;
+  }
+  if (given != nullptr && given->pieces() != pieces->pieces())
+    throw UsageError(fmt::format("{} has other word pieces than {} was trained with", vocabulary, weights),
+                     "leave --vocab out: the weights have theirs");
+  if (cased && *cased != pieces->cased())
+    throw UsageError(
+        fmt::format("--cased {}, but the texts of {} were read {}", *cased ? "yes" : "no", weights, pieces->reads()),
+        "leave --cased out: the file says it");
+  return pieces;
 }
 
 void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source) {

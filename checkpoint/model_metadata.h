@@ -39,6 +39,13 @@ std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std
 /// Of a file: nothing where it is another program's, or of another kind. Throws IoError as nn::read_weights() does.
 std::optional<ModelMetadata> read_model_metadata(const std::string& path);
 
+/// The pieces of the vocabulary file `vocabulary`, or, where it is empty, of the metadata of `weights`; nullptr:
+/// neither says any. What the metadata says of how texts are read holds. Throws IoError for the file, and UsageError
+/// for other pieces than the metadata's, and for a `cased` that is not theirs.
+std::shared_ptr<const data::WordPieces> open_word_pieces(const std::string& vocabulary, std::optional<bool> cased,
+                                                         const std::optional<ModelMetadata>& metadata,
+                                                         const std::string& weights);
+
 /// Sizes that `model` leaves open become those of the metadata. Throws UsageError naming the flag for others, and for
 /// another model. An lstm takes texts of any context: one that is given stays.
 void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source);

@@ -83,7 +83,7 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
         fmt::format("give --max-length {} or more", least));
   auto pieces = options.word_pieces->pieces;
   if (pieces == nullptr) {
-    WordPieceLearner learner;
+    WordPieceLearner learner(options.word_pieces->cased);
     for (const TextRow& row : rows.train) {
       learner.add(row.first, row.source);
       learner.add(row.second, row.source);

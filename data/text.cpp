@@ -128,7 +128,7 @@ DataSplits open_masked_text(const std::string& path, std::int64_t context, const
   const TextFile file(path);
   auto pieces = options.pieces;
   if (pieces == nullptr) {
-    WordPieceLearner learner;
+    WordPieceLearner learner(options.cased);
     learner.add(file.text(), path);
     pieces = learner.learn(static_cast<std::size_t>(options.vocabulary_size));
   }

@@ -248,7 +248,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
                               tabs && !options.quotes ? "fields of .tsv files are taken as they are"
                                                       : "fields are taken as they are"),
                   "give --quotes yes, with which quotes are no part of a field");
-  for (const auto& name : fields) for_each_word(name, true, source + ", line 1", [](std::string_view) {});
+  for (const auto& name : fields) check_utf8(name, source + ", line 1");
   const ColumnChoice choice(fields, options, source);
   const Columns columns = choice.choose();
   TextTable table = {.names = columns.names, .texts = {}, .rows = {}, .labels = {}, .summary = {}};
@@ -265,7 +265,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
                              "quotes, give --quotes yes");
     const std::string row = fmt::format("{}, line {}", source, reader.line());
     if (options.classes) {
-      for_each_word(fields[*columns.label], true, row, [](std::string_view) {});  // it is UTF-8
+      check_utf8(fields[*columns.label], row);
       table.labels.emplace_back(trim(fields[*columns.label]));
       if (table.labels.back().empty())
         throw IoError(fmt::format("{}: line {} has no class", source, reader.line()), "give each line one");

@@ -31,11 +31,22 @@ std::string_view character_of(std::string_view piece) {
   return piece.size() > 2 && piece.starts_with("##") ? piece.substr(2) : piece;
 }
 
+/// A mark of a script without capitals, or a character of one that has marks.
+bool is_kept(char32_t code) {
+  // Marks of any script, and those of the scripts that have capitals.
+  constexpr std::pair<char32_t, char32_t> kAccents[] = {{0x300, 0x36F},   {0x483, 0x487},   {0x1AB0, 0x1AFF},
+                                                        {0x1DC0, 0x1DFF}, {0x20D0, 0x20FF}, {0x2DE0, 0x2DFF},
+                                                        {0xA66F, 0xA69F}, {0xFE20, 0xFE2F}};
+  if (kind_of(code) == CharacterKind::kMark)
+    return std::ranges::none_of(kAccents, [code](const auto& b) { return code >= b.first && code <= b.second; });
+  return !has_case(decomposed(code).codes[0]);
+}
+
 // Words as rows of pieces, and how often each two neighbours are there.
 class Joining {
  public:
   Joining(const std::map<std::string, std::int64_t>& words, std::size_t size) : size_(size) {
-    pieces_ = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+    pieces_.assign(kSpecialPieces.begin(), kSpecialPieces.end());
     take_characters(words);
     for (const auto& [word, count] : words) take_word(word, count);
     for (const auto& [pair, count] : counts_) queue_.push({count, pair});
@@ -149,13 +160,28 @@ class Joining {
 
 }  // namespace
 
+WordPieceLearner::WordPieceLearner(bool cased)
+    : tokenizer_(cased ? TextRules{.lower_case = false, .marks = TextRules::Marks::kKept}
+                       : TextRules{.lower_case = true, .marks = TextRules::Marks::kLeftOutUnlessHeld},
+                 is_kept) {
+  for (const std::string_view name : kSpecialPieces) special_.add(std::string(name), 0);
+}
+
 void WordPieceLearner::add(std::string_view text, const std::string& source) {
-  for_each_word(text, /*cased=*/false, source, [&](std::string_view word) { ++words_[std::string(word)]; });
+  special_.cut(
+      text,
+      [&](std::string_view part) {
+        tokenizer_.for_each_word(
+            part, source, [&](std::string_view word) { ++words_[std::string(word)]; },
+            static_cast<std::size_t>(part.data() - text.data()));
+      },
+      [](std::int32_t) {});
 }
 
 std::shared_ptr<const WordPieces> WordPieceLearner::learn(std::size_t size) const {
   const std::map<std::string, std::int64_t> sorted(words_.begin(), words_.end());
-  return std::make_shared<const WordPieces>(Joining(sorted, size).run(), "a vocabulary of its own");
+  WordPieceRules rules = {.lower_case = tokenizer_.rules().lower_case};
+  return std::make_shared<const WordPieces>(Joining(sorted, size).run(), "a vocabulary of its own", std::move(rules));
 }
 
 }  // namespace lockstep::data

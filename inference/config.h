@@ -38,8 +38,9 @@ struct InferConfig {
   std::optional<int> image_size;  // pixels; default: what the weights say, or the model's
 
   // Text.
-  std::string vocabulary, merges;       // GPT-2's vocab.json and merges.txt
-  std::optional<std::int64_t> tokens;   // most that are generated of a text (default kDefaultTokens)
+  std::string vocabulary, merges;      // GPT-2's vocab.json and merges.txt; a BERT's vocab.txt
+  std::optional<bool> cased;           // a BERT's texts keep capital letters and accents (default: its vocabulary says)
+  std::optional<std::int64_t> tokens;  // most that are generated of a text (default kDefaultTokens)
   std::optional<std::int64_t> samples;  // continuations of each prompt (default 1)
   std::optional<double> temperature;    // 0: always the likeliest token (default 1)
   std::optional<std::int64_t> top_k;    // the likeliest so many are drawn from; 0: all (default)

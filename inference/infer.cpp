@@ -39,6 +39,7 @@ void refuse_text_flags(const InferConfig& config, const char* what) {
   refuse("prompt", config.prompt.has_value(), what);
   refuse("lines", config.lines, what);
   refuse("vocab", !config.vocabulary.empty(), what);
+  refuse("cased", config.cased.has_value(), what);
 }
 
 void refuse_image_flags(const InferConfig& config, const char* what) {
@@ -79,6 +80,7 @@ InferTask open_task(const InferConfig& config, const InferDevices& devices, cons
   }
   if (model.language() != nullptr) {
     refuse_image_flags(config, "a model of text");
+    refuse("cased", config.cased.has_value(), "a model that continues texts");
     refuse("batch", config.batch.value_or(1) > 1, "a model of text, which continues its prompts one by one");
     return text_task(config, model);
   }

@@ -39,6 +39,9 @@ bool takes_prompts(const InferConfig& config) {
 bool continues_texts(const InferConfig& config) {
   return takes_prompts(config) && (family_of(config) == nullptr || !family_of(config)->word_pieces);
 }
+bool reads_texts(const InferConfig& config) {
+  return takes_prompts(config) && (family_of(config) == nullptr || family_of(config)->word_pieces);
+}
 bool names_classes(const InferConfig& config) {
   const nn::ModelFamily* const family = family_of(config);
   return (family == nullptr || family->takes_images || family->word_pieces) && !is_random(config);
@@ -169,6 +172,16 @@ void add_text(OptionTable& table, InferConfig& config) {
              .help = "GPT-2's vocab.json, for models of its tokens; the vocab.txt of a BERT",
              .value = text(config.vocabulary),
              .applies = to_prompts(config)});
+  options::Binding cased = boolean(config.cased);
+  cased.asked = [&config] { return config.cased.has_value(); };
+  table.add({.name = "cased",
+             .placeholder = "yes|no",
+             .help = "whether texts keep capital letters and accents",
+             .default_text = "what the weights or the vocabulary say, or a tokenizer_config.json beside it",
+             .value = std::move(cased),
+             .applies = applies_to(
+                 fmt::format("texts that {} read", nn::models_that([](const auto& f) { return f.word_pieces; })),
+                 config, reads_texts, instead)});
   table.add({.name = "merges",
              .placeholder = "FILE",
              .help = "GPT-2's merges.txt",

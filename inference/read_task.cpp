@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/model_metadata.h"
 #include "data/labelled_texts.h"
 #include "inference/prompts.h"
 #include "inference/ranking.h"
@@ -143,15 +144,7 @@ class ReadWorker final : public InferWorker {
 };
 
 std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, const InferModel& model) {
-  auto pieces = model.metadata ? model.metadata->word_pieces : nullptr;
-  if (!config.vocabulary.empty()) {
-    auto given = data::WordPieces::read(config.vocabulary);
-    if (pieces != nullptr && *given != *pieces)
-      throw UsageError(
-          fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
-          "leave --vocab out: the weights have theirs");
-    pieces = std::move(given);
-  }
+  auto pieces = checkpoint::open_word_pieces(config.vocabulary, config.cased, model.metadata, config.weights);
   if (pieces == nullptr)
     throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
                      "give the vocabulary that it was trained with: --vocab vocab.txt");
@@ -160,20 +153,6 @@ std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, c
     throw UsageError(fmt::format("{} has {} word pieces, and the model {}", config.vocabulary, pieces->size(), tokens),
                      "give the vocabulary that the model was trained with");
   return pieces;
-}
-
-/// With [MASK] where the text has it.
-std::vector<std::int32_t> encode_masked(const data::WordPieces& pieces, std::string_view text,
-                                        const std::string& source) {
-  std::vector<std::int32_t> tokens;
-  while (true) {
-    const std::size_t at = text.find(kMask);
-    const auto part = pieces.encode(text.substr(0, at), source);
-    tokens.insert(tokens.end(), part.begin(), part.end());
-    if (at == std::string_view::npos) return tokens;
-    tokens.push_back(pieces.mask());
-    text.remove_prefix(at + kMask.size());
-  }
 }
 
 }  // namespace
@@ -196,7 +175,7 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   for (PromptText& prompt : read_prompts(config)) {
     ReadText read;
     if (shared->masked) {
-      read.encoded.first = encode_masked(*shared->pieces, prompt.text, prompt.source);
+      read.encoded.first = shared->pieces->encode(prompt.text, prompt.source);
       if (std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
         throw UsageError(
             fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),

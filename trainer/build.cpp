@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/model_of_file.h"
-#include "data/word_pieces.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
 #include "lockstep/ddp/comm_hooks.h"
@@ -70,18 +69,11 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
   data::WordPieceOptions options;
   const data::DatasetFamily* const data = data::find_dataset_family(config.data);
   if (config.vocabulary_size) options.vocabulary_size = *config.vocabulary_size;
-  if (!config.vocabulary.empty()) options.pieces = data::WordPieces::read(config.vocabulary);
-  if (!metadata || metadata->word_pieces == nullptr) {
-    if (options.pieces == nullptr && !config.weights.empty() && data != nullptr && !data->synthetic)
-      throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
-                       "give the vocabulary that it was trained with: --vocab vocab.txt");
-    return options;
-  }
-  if (options.pieces != nullptr && *options.pieces != *metadata->word_pieces)
-    throw UsageError(
-        fmt::format("{} has other word pieces than {} was trained with", config.vocabulary, config.weights),
-        "leave --vocab out: the weights have theirs");
-  options.pieces = metadata->word_pieces;
+  options.cased = config.cased.value_or(false);
+  options.pieces = checkpoint::open_word_pieces(config.vocabulary, config.cased, metadata, config.weights);
+  if (options.pieces == nullptr && !config.weights.empty() && data != nullptr && !data->synthetic)
+    throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
+                     "give the vocabulary that it was trained with: --vocab vocab.txt");
   return options;
 }
 

@@ -89,6 +89,15 @@ void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
              .default_text = "the weights', or learned from the text",
              .value = text(config.vocabulary),
              .applies = {.to = to, .unless = unless}});
+  options::Binding cased = boolean(config.cased);
+  cased.asked = [&config] { return config.cased.has_value(); };
+  table.add({.name = "cased",
+             .placeholder = "yes|no",
+             .help = "whether texts keep capital letters and accents",
+             .default_text = "what the vocabulary says, or a tokenizer_config.json beside it; learned: no",
+             .value = std::move(cased),
+             .applies = {.to = to, .unless = unless},
+             .agree = Agree::kValue});
   table.add({.name = "vocab-size",
              .placeholder = "N",
              .help = "the most word pieces that are learned",

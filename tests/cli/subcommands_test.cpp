@@ -291,6 +291,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("inner"), 8);
   EXPECT_EQ(config.vocabulary, "v.txt");
   EXPECT_EQ(train_config({"bert", "--vocab-size=77"}).vocabulary_size, 77);
+  EXPECT_EQ(train_config({"bert", "--cased=yes"}).cased, true);
+  EXPECT_EQ(infer_config({"bert", "--cased=no", "--prompt=x"}).cased, false);
   config = train_config({"bert", "--data=csv:x", "--text=a,b c", "--label=d", "--quotes=no"});
   EXPECT_EQ(config.data_settings.word("text"), "a,b c");
   EXPECT_EQ(config.data_settings.word("label"), "d");

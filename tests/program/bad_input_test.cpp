@@ -165,6 +165,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "it applies to BERTs, and the model is gpt"},
         BadInput{"lockstep train gpt --data text:text.txt --vocab v.txt", 2, "--vocab v.txt on the command line"},
         BadInput{"lockstep train bert --data text:text.txt --vocab v.txt --vocab-size 99", 2, "there is --vocab"},
+        BadInput{"lockstep train gpt --data text:text.txt --cased no", 2, "and the model is gpt"},
+        BadInput{"lockstep infer gpt2 --prompt x --weights w --cased no", 2, "texts that BERTs read"},
         BadInput{"lockstep train cnn --data digits --hidden 5", 2, "it applies to mlp, and the model is cnn"},
         BadInput{"lockstep train resnet18-cifar --data random:3x32x32,9 --context 8", 2, "--context 8"},
         BadInput{"lockstep train lstm --data digits --context 8", 2, "lstm and gru, and the data is digits"},

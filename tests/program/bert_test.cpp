@@ -191,6 +191,12 @@ TEST_F(Bert, WhatCannotBeIsRefused) {
   expect_refusal("infer bert --weights docs.safetensors --vocab v.txt --prompt [MASK]", 2, "has other word pieces");
   expect_refusal("train bert --data text:docs.txt --weights docs.safetensors --vocab v.txt --quiet", 2,
                  "has other word pieces");
+  for (const char* command : {"infer bert --prompt [MASK]", "train bert --data text:docs.txt --quiet"})
+    expect_refusal(std::string(command) + " --weights docs.safetensors --cased yes", 2,
+                   "--cased yes, but the texts of docs.safetensors were read in lower case");
+  directory_->write("tokenizer_config.json", R"({"do_basic_tokenize": false})");
+  expect_refusal("train bert --data csv:kind.csv --vocab v.txt", 3, "do_basic_tokenize is false");
+  fs::remove(directory_->path() / "tokenizer_config.json");
 }
 
 }  // namespace

@@ -81,6 +81,33 @@ nlohmann::json gpt() {
       {"seed", 1}};
 }
 
+TEST(ModelMetadata, OfWordPieces) {
+  const std::vector<std::string> names = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "が", "A", "<x>"};
+  nlohmann::json json = {{"model",
+                          {{"name", "bert"},
+                           {"sample", {8}},
+                           {"classes", names.size()},
+                           {"layers", 1},
+                           {"heads", 1},
+                           {"width", 8},
+                           {"inner", 0},
+                           {"context", 8},
+                           {"token-types", 2}}},
+                         {"tokens", true},
+                         {"word_pieces", names}};
+  // Of versions that did not say how texts are read.
+  EXPECT_TRUE(find_model_metadata({{"lockstep", json.dump()}}, "it")->word_pieces->cased());
+  for (const data::WordPieceRules& rules :
+       {data::WordPieceRules{.lower_case = true}, {.lower_case = true, .strip_marks = true, .added = {"<x>"}}}) {
+    ModelMetadata metadata = find_model_metadata({{"lockstep", json.dump()}}, "it").value();
+    metadata.word_pieces = std::make_shared<const data::WordPieces>(names, "it", rules);
+    EXPECT_EQ(*read_back(metadata).word_pieces, *metadata.word_pieces);
+    EXPECT_FALSE(metadata.word_pieces->cased());
+    EXPECT_THROW(open_word_pieces("", true, metadata, "w"), UsageError);
+    EXPECT_EQ(open_word_pieces("", false, metadata, "w"), metadata.word_pieces);
+  }
+}
+
 TEST(ModelMetadata, OfTexts) {
   const ModelMetadata metadata = read_back(find_model_metadata({{"lockstep", gpt().dump()}}, "it").value());
   EXPECT_EQ(metadata.spec.settings.integer("heads"), 4);

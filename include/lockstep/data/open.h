@@ -18,6 +18,7 @@ inline constexpr int kDefaultImageSize = 224;
 struct WordPieceOptions {
   std::shared_ptr<const WordPieces> pieces = {};  // nullptr: they are learned from the text that is trained on
   std::int64_t vocabulary_size = 8192;            // the most that are learned
+  bool cased = false;                             // whether they are learned with capital letters and accents
 };
 
 struct OpenOptions {

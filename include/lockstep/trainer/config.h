@@ -37,9 +37,10 @@ struct TrainConfig : session::SessionOptions {
   std::optional<int> classes;                   // default: what the data has
   std::string vocabulary;                       // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
-  std::optional<std::int64_t> batch;            // samples a rank and part of a step, or a shard
-  std::optional<std::int64_t> global_batch;     // samples of all ranks together and step
-  int accumulate = 1;  // parts in which a rank computes its share of a step, one after the other
+  std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no
+  std::optional<std::int64_t> batch;         // samples a rank and part of a step, or a shard
+  std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
+  int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
   /// a run has the same bits at any number of ranks up to that. 0: none. `batch` is then the samples of a shard.
   std::int64_t shards = 0;
