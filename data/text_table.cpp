@@ -212,7 +212,7 @@ std::string summary_of(const TextTable& table, const Columns& columns, const Csv
                        const std::string& source) {
   std::vector<std::string> unread;
   for (std::size_t i = 0; i < table.names.size(); ++i)
-    if (i != columns.label && std::ranges::find(columns.texts, i) == columns.texts.end())
+    if ((i != columns.label || table.labels.empty()) && std::ranges::find(columns.texts, i) == columns.texts.end())
       unread.push_back(table.names[i]);
   std::string text = fmt::format("{}: {} row{}", source, table.rows.size(), table.rows.size() == 1 ? "" : "s");
   if (reader.long_rows() > 0)
@@ -292,31 +292,34 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
   return table;
 }
 
-std::vector<SettingSpec> text_table_settings() {
-  return {{.name = kText,
-           .fallback = "",
-           .help = "the column of texts, or two whose texts are pairs",
-           .placeholder = "COLUMN,…",
-           .default_text = "all but the class, if they are one or two"},
-          {.name = kLabel,
-           .fallback = "",
-           .help = "the column of classes",
-           .placeholder = "COLUMN",
-           .default_text = kLabelColumn},
-          {.name = kQuotes,
-           .fallback = "",
-           .help = "fields may stand in double quotes",
-           .placeholder = "yes|no",
-           .default_text = "yes, of .tsv files no",
-           .choices = {"yes", "no"}}};
+std::vector<SettingSpec> text_table_settings(bool classes) {
+  std::vector<SettingSpec> all = {{.name = kText,
+                                   .fallback = "",
+                                   .help = "the column of texts, or two whose texts are pairs",
+                                   .placeholder = "COLUMN,…",
+                                   .default_text = "all but the class, if they are one or two"},
+                                  {.name = kQuotes,
+                                   .fallback = "",
+                                   .help = "fields may stand in double quotes",
+                                   .placeholder = "yes|no",
+                                   .default_text = "yes, of .tsv files no",
+                                   .choices = {"yes", "no"}}};
+  if (classes)
+    all.push_back({.name = kLabel,
+                   .fallback = "",
+                   .help = "the column of classes",
+                   .placeholder = "COLUMN",
+                   .default_text = kLabelColumn});
+  return all;
 }
 
 TextTableOptions text_table_options(const Settings& settings) {
   const std::string& quotes = settings.word(kQuotes);
+  const bool classes = settings.has(kLabel);
   return {.texts = settings.word(kText),
-          .label = settings.word(kLabel),
+          .label = classes ? settings.word(kLabel) : std::string(),
           .quotes = quotes.empty() ? std::nullopt : std::optional(quotes == "yes"),
-          .classes = true};
+          .classes = classes};
 }
 
 }  // namespace lockstep::data

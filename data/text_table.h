@@ -35,8 +35,9 @@ bool is_table(const std::string& path);
 /// having been asked for by name (`texts`) and have no name, or no words in any row.
 TextTable read_text_table(const std::string& path, const TextTableOptions& options);
 
-/// --text, --label and --quotes, as a data set has them.
-std::vector<SettingSpec> text_table_settings();
+/// --text, --quotes and, where rows have `classes`, --label.
+std::vector<SettingSpec> text_table_settings(bool classes = true);
+/// Of those settings, all of which are there.
 TextTableOptions text_table_options(const Settings& settings);
 
 }  // namespace lockstep::data

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/base/dtype.h"
+#include "lockstep/base/settings.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::inference {
@@ -44,7 +45,8 @@ struct InferConfig {
   std::optional<std::int64_t> samples;  // continuations of each prompt (default 1)
   std::optional<double> temperature;    // 0: always the likeliest token (default 1)
   std::optional<std::int64_t> top_k;    // the likeliest so many are drawn from; 0: all (default)
-  bool lines = false;                   // each line of the input is a prompt
+  bool lines = false;                   // each line of the input, or row of a table, is a prompt
+  Settings table;                       // data::text_table_settings() of a table
   std::optional<std::uint64_t> seed;    // of drawn tokens, synthetic inputs, and parameters without weights (default 1)
 
   // Streams.

@@ -3,6 +3,7 @@
 
 #include "checkpoint/model_options.h"
 #include "data/image_views.h"
+#include "data/text_table.h"
 #include "lockstep/nn/models/models.h"
 #include "options/sources.h"
 #include "options/values.h"
@@ -90,6 +91,29 @@ void add_model(OptionTable& table, InferConfig& config) {
   checkpoint::add_model_structure(table, config.model, "the weights'");
 }
 
+// How tables are read: lockstep train has the same for its data.
+void add_table_settings(OptionTable& table, InferConfig& config) {
+  const auto is_read = [](const InferConfig& c) {
+    return takes_prompts(c) && !c.prompt && c.lines && data::is_table(c.input);
+  };
+  const auto reason = [](const InferConfig& c) {
+    return !takes_prompts(c) ? instead(c)
+           : c.prompt        ? std::string("this run has --prompt")
+           : !c.lines        ? std::string("this run has no --lines")
+                             : "this run has --input " + c.input;
+  };
+  for (const auto& spec : data::text_table_settings(/*classes=*/false)) {
+    Applies applies = applies_to("tables (.csv, .tsv) that are read with --lines", config, is_read, reason);
+    applies.forget = [&config] { config.table = {}; };
+    table.add({.name = spec.name,
+               .placeholder = spec.placeholder,
+               .help = spec.help,
+               .default_text = spec.default_text,
+               .value = options::setting(config.table, spec),
+               .applies = std::move(applies)});
+  }
+}
+
 void add_input(OptionTable& table, InferConfig& config) {
   table.group("Input");
   table.add({.name = "input",
@@ -106,12 +130,13 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.exclusive({"input", "prompt"});
   table.add({.name = "lines",
              .kind = OptionKind::kFlag,
-             .help = "each line of the input is a prompt, or a text to read",
+             .help = "each line of the input is a prompt, or a text to read; of a table (.csv, .tsv) each row",
              .value = boolean(config.lines),
              .applies = applies_to(
                  "texts that are read from --input", config,
                  [](const InferConfig& c) { return takes_prompts(c) && !c.prompt; },
                  [](const InferConfig& c) { return c.prompt ? std::string("this run has --prompt") : instead(c); })});
+  add_table_settings(table, config);
   table.group("Images and classes");
   table.add({.name = "top",
              .placeholder = "K",

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/log.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "data/text_file.h"
+#include "data/text_table.h"
 
 namespace lockstep::inference {
 namespace {
@@ -21,12 +23,29 @@ std::string read_standard_input() {
   return text;
 }
 
+std::vector<PromptText> read_table(const InferConfig& config) {
+  const Settings settings = resolve(data::text_table_settings(/*classes=*/false), config.table, "a table");
+  data::TextTable table = data::read_text_table(config.input, data::text_table_options(settings));
+  if (!config.quiet) log_info("{}", table.summary);
+  if (table.rows.empty())
+    throw IoError(fmt::format("{}: it has no row after its first line, which names the columns", config.input),
+                  "write a text per line");
+  std::vector<PromptText> prompts;
+  for (data::TextRow& row : table.rows) {
+    PromptText prompt = {.text = std::move(row.first), .source = std::move(row.source), .of_table = true};
+    if (table.texts.size() > 1) prompt.second = std::move(row.second);
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
 }  // namespace
 
 std::vector<PromptText> read_prompts(const InferConfig& config) {
   if (config.prompt) return {{*config.prompt, "--prompt"}};
+  if (config.lines && data::is_table(config.input)) return read_table(config);
   const std::string source = config.input == "-" ? "standard input" : config.input;
-  std::string text = config.input == "-" ? read_standard_input() : std::string(MappedFile(config.input).text());
+  std::string text = config.input == "-" ? read_standard_input() : std::string(data::TextFile(config.input).text());
   if (!config.lines) return {{std::move(text), source}};
   std::vector<PromptText> prompts;
   const auto lines = split(text, '\n');

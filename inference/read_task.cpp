@@ -1,5 +1,6 @@
 // Texts that a model reads as a whole: their classes, or the tokens that are masked in them.
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/error.h"
@@ -8,6 +9,8 @@
 #include "base/text.h"
 #include "checkpoint/model_metadata.h"
 #include "data/labelled_texts.h"
+#include "data/text_file.h"
+#include "data/text_table.h"
 #include "inference/prompts.h"
 #include "inference/ranking.h"
 #include "inference/workers.h"
@@ -155,6 +158,21 @@ std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, c
   return pieces;
 }
 
+/// Of a table whose second column of two is no text, but what the model is asked for.
+void refuse_classes_as_texts(const InferConfig& config, const std::vector<PromptText>& prompts,
+                             const std::vector<std::string>& classes) {
+  const auto is_class = [&](const std::string& text) {
+    return std::ranges::find(classes, trim(text)) != classes.end();
+  };
+  if (!config.table.has("text") && prompts.front().second &&
+      std::ranges::any_of(std::array{false, true}, [&](bool second) {
+        return std::ranges::all_of(prompts, [&](const auto& row) { return is_class(second ? *row.second : row.text); });
+      }))
+    throw UsageError(
+        fmt::format("{}: in each row, the one text or the other is a class of {}", config.input, config.weights),
+        "say which column is the text: --text COLUMN");
+}
+
 }  // namespace
 
 InferTask read_task(const InferConfig& config, const InferModel& model) {
@@ -172,9 +190,20 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
   std::size_t cut = 0;
-  for (PromptText& prompt : read_prompts(config)) {
+  if (!config.prompt && !config.lines && data::is_table(config.input))
+    throw UsageError(
+        fmt::format("{} is a table, and would be read as one text", config.input),
+        fmt::format("give --lines, with which each row is a text; as one text it is read with --input - <{}",
+                    data::shell_word(config.input)));
+  auto prompts = read_prompts(config);
+  refuse_classes_as_texts(config, prompts, shared->class_names);
+  for (PromptText& prompt : prompts) {
     ReadText read;
     if (shared->masked) {
+      if (prompt.second)
+        throw UsageError(
+            fmt::format("{}: its rows are pairs of texts, and {} predicts tokens of one", config.input, config.weights),
+            "say which column is the text: --text COLUMN");
       read.encoded.first = shared->pieces->encode(prompt.text, prompt.source);
       if (std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
         throw UsageError(
@@ -185,14 +214,17 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
             fmt::format("{}: {} tokens, and the model takes {}", prompt.source, read.encoded.tokens(), shared->most),
             "give a shorter text");
     } else {
-      const std::size_t tab = prompt.text.find('\t');
-      read.encoded.first = shared->pieces->encode(std::string_view(prompt.text).substr(0, tab), prompt.source);
-      read.encoded.pair = tab != std::string::npos;
-      if (read.encoded.pair)
-        read.encoded.second = shared->pieces->encode(std::string_view(prompt.text).substr(tab + 1), prompt.source);
+      if (const std::size_t tab = prompt.text.find('\t'); !prompt.of_table && tab != std::string::npos) {
+        prompt.second = prompt.text.substr(tab + 1);
+        prompt.text.resize(tab);
+      }
+      read.encoded.first = shared->pieces->encode(prompt.text, prompt.source);
+      read.encoded.pair = prompt.second.has_value();
+      if (read.encoded.pair) read.encoded.second = shared->pieces->encode(*prompt.second, prompt.source);
     }
     if (read.encoded.tokens() > shared->most) ++cut;
     read.text = std::move(prompt.text);
+    if (prompt.second) read.text += "\t" + *prompt.second;
     shared->texts.push_back(std::move(read));
   }
   if (cut > 0)

@@ -114,6 +114,10 @@ std::shared_ptr<const data::Vocabulary> open_vocabulary(const InferConfig& confi
 std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabulary& vocabulary) {
   std::vector<Prompt> prompts;
   for (PromptText& prompt : read_prompts(config)) {
+    if (prompt.second)
+      throw UsageError(
+          fmt::format("{}: its rows are pairs of texts, and {} continues one", config.input, config.model.name),
+          "say which column is the text: --text COLUMN");
     auto tokens = vocabulary.encode(prompt.text, prompt.source);
     if (tokens.empty() && vocabulary.end_of_text()) tokens = {*vocabulary.end_of_text()};
     if (tokens.empty() && config.prompt)

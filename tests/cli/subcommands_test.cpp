@@ -123,6 +123,9 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.warmup, 13);
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(infer_config({"gpt", "--prompt=to be"}).prompt, "to be");
+  config = infer_config({"bert", "--input=t.csv", "--lines", "--text=a,b", "--quotes=no"});
+  EXPECT_EQ(config.table.word("text"), "a,b");
+  EXPECT_EQ(config.table.word("quotes"), "no");
   EXPECT_EQ(infer_config({"gpt", "--precision=int8w"}).precision, inference::InferPrecision::kInt8W);
   config =
       infer_config({"cnn", "--input", "a.png,b.png", "--top=2", "--class-names=c.txt", "--image-size=96", "--batch=8"});

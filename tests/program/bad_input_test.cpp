@@ -273,6 +273,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --top 2", 2, "this run has --input random:"},
         BadInput{"lockstep infer gpt --weights w --prompt a --top 2", 2, "it applies to images that are classified"},
         BadInput{"lockstep infer gpt --weights w --prompt a --lines", 2, "this run has --prompt"},
+        BadInput{"lockstep infer gpt --weights w --input t.csv --text a", 2, "this run has no --lines"},
+        BadInput{"lockstep infer bert --weights w --input t.txt --lines --quotes no", 2, "this run has --input t.txt"},
         BadInput{"lockstep infer gpt --weights w --prompt a --temperature 0 --top-k 3", 2, "the temperature is 0"},
         BadInput{"lockstep infer gpt --weights w --prompt a --temperature 0 --seed 3", 2, "the temperature is 0"},
         BadInput{"lockstep infer cnn --weights w --input a.png --seed 3", 2, "--seed 3 on the command line"},

@@ -112,6 +112,22 @@ TEST_F(Bert, TellsTextsApart) {
   EXPECT_THAT(expect_done("lockstep infer bert --weights kind.safetensors --input ask.txt --lines --quiet").out,
               AllOf(ContainsRegex("table.find\\(key\\);: code 9[0-9]\\.[0-9]* %, prose"),
                     ContainsRegex("every batch.: prose 9[0-9]\\.[0-9]* %, code")));
+  // A table's first line is no text, and its rows line up with the results.
+  const std::string ask = "lockstep infer bert --weights kind.safetensors --lines --top 1 --quiet --input ";
+  directory_->write("ask.CSV", "text,label\n\"Every rank, alone, reads its shard.\",code\n,prose\n\"a\tb\",code\n");
+  const auto rows = lines_of(expect_done(ask + "ask.CSV").out);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_THAT(rows[0], ContainsRegex("^Every rank, alone, reads its shard.: prose 9"));
+  EXPECT_THAT(rows[1], ContainsRegex("^: (prose|code)"));
+  directory_->write("pairs.tsv", "first\tsecond\n\"quite\tso\n");
+  EXPECT_EQ(lines_of(expect_done(ask + "pairs.tsv").out).size(), 1u);
+  EXPECT_THAT(expect_done(ask + "pairs.tsv --text second").out, ::testing::StartsWith("so: "));
+  expect_refusal(ask.substr(9) + "pairs.tsv --text third", 3, "names no column 'third'");
+  directory_->write("asked.csv", "text,kind\nquite so,prose\nelse,code\n");
+  expect_refusal(ask.substr(9) + "asked.csv", 2, "the one text or the other is a class of kind.safetensors");
+  directory_->write("index.csv", ",text\n0,quite so\n");
+  expect_refusal(ask.substr(9) + "index.csv", 3, "its column 1 has no name");
+  expect_refusal("infer bert --weights kind.safetensors --input ask.CSV", 2, "give --lines");
   const auto answer =
       json_in(expect_done("lockstep infer bert --weights kind.safetensors --prompt \"Every rank reads its own "
                           "shard of every batch.\" --json --quiet --top 1")
