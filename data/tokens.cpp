@@ -54,7 +54,8 @@ bool is_text(std::span<const std::byte> beginning) {
   std::string_view text(reinterpret_cast<const char*>(beginning.data()), beginning.size());
   if (text.size() < kLeast) return false;
   text = utf8_prefix(text, text.size() - 1);
-  if (std::ranges::any_of(text, [](char c) { return c >= 0 && c < ' ' && std::strchr("\t\n\r\f", c) == nullptr; }))
+  constexpr std::string_view kControls = "\t\n\r\f";
+  if (std::ranges::any_of(text, [&](char c) { return c >= 0 && c < ' ' && kControls.find(c) == kControls.npos; }))
     return false;
   return is_utf8(text);
 }
@@ -190,7 +191,7 @@ class TokenFile {
     if (!remedy.empty())
       way += ", or " + remedy;
     else if (largest < kMostClasses)
-      way += fmt::format(", or give the number of tokens: --classes {}", largest + 1);
+      way += fmt::format(", or give the number of tokens: --classes {}, unless --weights say it", largest + 1);
     if (asked_ && *asked_ == TokenType::kU32) way += "; if it has numbers of 16 bits, leave --token-type out";
     refuse_token(token, first, classes, way);
   }

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/text.h"
+#include "data/text_file.h"
 
 namespace lockstep::inference {
 
@@ -44,7 +44,7 @@ void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>&
 }
 
 std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes) {
-  const MappedFile file(path);
+  const data::TextFile file(path);
   std::vector<std::string> names;
   for (const std::string& line : split(file.text(), '\n')) names.emplace_back(trim(line));
   while (!names.empty() && names.back().empty()) names.pop_back();

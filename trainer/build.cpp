@@ -77,6 +77,15 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
   return options;
 }
 
+[[noreturn]] void refuse_kind_of_tokens(const TrainConfig& config, const checkpoint::ModelMetadata& metadata,
+                                        const std::string& data) {
+  constexpr const char *kCharacters = "characters", *kOther = "tokens of another kind";
+  const bool trained = metadata.characters != nullptr;  // on characters
+  throw UsageError(fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
+                               trained ? kCharacters : kOther, metadata.data, data, trained ? kOther : kCharacters),
+                   trained ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+}
+
 }  // namespace
 
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
@@ -89,6 +98,10 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
+  // A model of characters has fewer of them than there are tokens: say why before one is out of range.
+  if (metadata && metadata->characters != nullptr && !config.reset_head && family != nullptr && family->has_tokens &&
+      family->any_classes)
+    refuse_kind_of_tokens(config, *metadata, config.data);
   if (options.classes == 0) options.classes = static_cast<int>(classes_setting(config.model).value_or(0));
   // Synthetic data has as many classes as the model is known for.
   if (options.classes == 0 && family != nullptr && family->synthetic &&
@@ -169,11 +182,7 @@ void check_meaning(const TrainConfig& config, const data::Dataset& dataset, cons
   check_sample_size(config, dataset, metadata);
   if (config.reset_head) return;
   if (dataset.has_tokens() && (metadata.characters == nullptr) != (dataset.characters() == nullptr))
-    throw UsageError(
-        fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
-                    metadata.characters != nullptr ? "characters" : "tokens of another kind", metadata.data,
-                    dataset.name(), dataset.characters() != nullptr ? "characters" : "tokens of another kind"),
-        metadata.characters != nullptr ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+    refuse_kind_of_tokens(config, metadata, dataset.name());
   const auto& names = dataset.class_names();
   if (names.empty() || metadata.class_names.empty()) return;
   for (std::size_t i = 0; i < std::max(names.size(), metadata.class_names.size()); ++i) {

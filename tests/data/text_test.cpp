@@ -241,6 +241,7 @@ TEST_F(Text, OtherFilesAreNoTokens) {
   };
   std::string text;
   for (int i = 0; i < 20; ++i) text += "to be, caf\xC3\xA9s\n";
+  EXPECT_EQ(error_of(little_endian(std::vector<int>(200, 'a'))), "nothing was thrown");
   EXPECT_THAT(error_of(text), AllOf(HasSubstr("it is a text, not a file of tokens"), HasSubstr("text:")));
   EXPECT_THAT(error_of("\x93NUMPY" + text),
               AllOf(HasSubstr("it is a NumPy array"), HasSubstr("numpy.load(sys.argv[1])")));

@@ -1,5 +1,8 @@
-// Tables: what is read is written, with all fields in quotes, so that it is read the same.
+// Tables: what is read is written, with all fields in quotes, so that it is read the same; and whole files, in whatever
+// bytes, with the choice of their columns.
 #include "data/csv.h"
+
+#include "data/text_table.h"
 
 #include "tests/fuzz/fuzz.h"
 
@@ -18,6 +21,11 @@ Rows rows_of(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string path = lockstep::fuzz::file_of(data, size);
+  lockstep::fuzz::parse([&] {
+    const auto table = lockstep::data::read_text_table(path, {});
+    if (table.labels.size() != table.rows.size() || table.texts.empty() || table.texts.size() > 2) std::abort();
+  });
   return lockstep::fuzz::parse([&] {
     const Rows rows = rows_of(lockstep::fuzz::text_of(data, size));
     std::string written;

@@ -168,6 +168,8 @@ def main():
     seed("csv", "lines", "a,b\r\n\"1\n2\",\"\"\r\n\n,\n")
     seed("csv", "open", "a,\"b\nc")
     seed("csv", "beside", "\"a\"b,c\n")
+    seed("csv", "utf16", "label,text,id\na,b c,1\n".encode("utf-16"))
+    seed("csv", "gzip", gzip.compress(b",text,label\n0,b c,a\n", mtime=0))
 
     special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     seed("word_pieces", "plain", (special + "a\n##b\nab\n\0Ab abb, b \u00e2\u4e2d").encode())
