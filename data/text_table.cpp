@@ -61,6 +61,12 @@ bool is_without_words(std::string_view field) {
          std::ranges::find(kMissing, lower_case(std::string(field))) != kMissing.end();
 }
 
+// What is a text, or a number, rather than a column's name.
+bool is_like_a_field(const std::string& name) {
+  constexpr std::size_t kMostWords = 7;
+  return words_of(name).size() > kMostWords || is_without_words(name);
+}
+
 struct Columns {
   std::vector<std::string> names;
   std::optional<std::size_t> label;
@@ -157,8 +163,14 @@ class ColumnChoice {
           fmt::format("{}: it has {} columns{}, and one or two can be texts: {}", source_, others.size(),
                       label ? fmt::format(" beside {}", shown(names_[*label])) : std::string(), shown(names_)),
           fmt::format("say which are texts: {}", how_to_choose(with_name)));
-    for (const std::size_t i : others)
+    for (const std::size_t i : others) {
       if (std::ranges::count(names_, names_[i]) > 1) named(names_[i], "--text");
+      if (is_like_a_field(names_[i]))
+        throw IoError(
+            fmt::format("{}: its first line, which names the columns, seems to be a row: {}", source_,
+                        shown(names_[i])),
+            fmt::format("put a line with names before it; if it is the column's name: {}", how_to_choose({i})));
+    }
     return others;
   }
 
@@ -184,6 +196,7 @@ class ColumnChoice {
 struct Seen {
   bool words = false;
   std::string example;  // of what has none
+  std::size_t empty = 0;
 };
 
 // Columns that nobody has asked for by name are texts only if they look like it.
@@ -209,7 +222,7 @@ void check_words(std::span<const Seen> seen, const Columns& columns, const Colum
 }
 
 std::string summary_of(const TextTable& table, const Columns& columns, const CsvReader& reader,
-                       const std::string& source) {
+                       std::span<const Seen> seen, const std::string& source) {
   std::vector<std::string> unread;
   for (std::size_t i = 0; i < table.names.size(); ++i)
     if ((i != columns.label || table.labels.empty()) && std::ranges::find(columns.texts, i) == columns.texts.end())
@@ -222,6 +235,8 @@ std::string summary_of(const TextTable& table, const Columns& columns, const Csv
     text += fmt::format(", the class in {}", shown(table.names[*columns.label]));
   text += table.texts.size() > 1 ? fmt::format(", pairs of texts in {}", shown(table.texts))
                                  : fmt::format(", the text in {}", shown(table.texts));
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    if (seen[i].empty > 0) text += fmt::format(", {} empty in {}", seen[i].empty, shown(table.texts[i]));
   if (!unread.empty()) text += fmt::format(", not read: {}", shown(unread));
   return text;
 }
@@ -273,6 +288,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
     if (!quotes && std::ranges::any_of(fields, is_in_quotes)) ++in_quotes;
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const std::string& text = fields[columns.texts[i]];
+      if (trim(text).empty()) ++seen[i].empty;
       if (seen[i].words) continue;
       seen[i].words = !is_without_words(text);
       if (seen[i].example.empty()) seen[i].example = text;
@@ -288,7 +304,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
         "{}: {} of {} rows have a field in double quotes, which are read as part of it; with --quotes yes they "
         "are not",
         source, in_quotes, table.rows.size());
-  table.summary = summary_of(table, columns, reader, source);
+  table.summary = summary_of(table, columns, reader, seen, source);
   return table;
 }
 

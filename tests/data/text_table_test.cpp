@@ -95,7 +95,9 @@ TEST_F(Tables, ColumnsAreChosenByName) {
                        "'idx'"));
   EXPECT_THAT(firsts(read("label,\"a,b\"\nx,why not\n", {.texts = "a,b"})), ElementsAre("why not"));
   // What only the class's column lacks.
-  EXPECT_THAT(firsts(read("text\nso\n\"\"\n", {.classes = false})), ElementsAre("so", ""));
+  const auto texts = read("text\nso\n\"\"\n", {.classes = false});
+  EXPECT_THAT(firsts(texts), ElementsAre("so", ""));
+  EXPECT_THAT(texts.summary, EndsWith(": 2 rows, the text in 'text', 1 empty in 'text'"));
   EXPECT_THAT(firsts(read("label,text\n,so\n", {.classes = false})), ElementsAre("so"));
 }
 
@@ -120,6 +122,12 @@ TEST_F(Tables, ColumnsThatAreNoTextsAreRefused) {
   EXPECT_THAT(firsts(read("label,text\na,12\nb,twelve\n")), ElementsAre("12", "twelve"));
   EXPECT_THAT(firsts(read("label,text\na,\xE5\x8D\x81\n")), ElementsAre("\xE5\x8D\x81"));
 
+  // Without a line of names.
+  EXPECT_THAT(error("\"In all, a film that I would see twice.\"\nso\n", {.classes = false}),
+              AllOf(HasSubstr("seems to be a row: 'In all, a film"),
+                    EndsWith("--text 'In all, a film that I would see twice.'")));
+  EXPECT_THAT(error("label,0\na,so\n"), EndsWith("if it is the column's name: --text 0"));
+  EXPECT_EQ(read("label,0\na,so\n", {.texts = "0"}).rows.size(), 1u);
   EXPECT_THAT(error("text,class\nx,a\n"), HasSubstr("→ say which column is the class, --label text or --label class;"));
   EXPECT_THAT(error("text;label\nx;a\n"), HasSubstr("separate fields by commas"));
   EXPECT_THAT(error("text\tlabel\nx\ta\n"), HasSubstr("call a table with tabs between its fields .tsv"));
