@@ -90,7 +90,9 @@ TEST(Shards, ThreadsOfAShardAreItsIdentity) {
   const Result one = result_of("", options + "--threads 2");
   EXPECT_TRUE(result_of(launched(2), options + "--threads 2") == one);
   const bool with_avx512 = run("lockstep version", {}).out.find("computes with avx512") != std::string::npos;
-  if (with_avx512) EXPECT_FALSE(result_of("", options) == one);
+  if (with_avx512) {
+    EXPECT_FALSE(result_of("", options) == one);
+  }
 }
 
 TEST(Shards, ResumeOnAnyNumberOfRanks) {
