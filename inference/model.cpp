@@ -101,7 +101,7 @@ session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& bac
   const bool tokens = nn::model_family(spec.name).takes_tokens && spec.sample_shape.size() == 1;
   // Inputs that are used as they lie in the host's memory cost nothing.
   const nn::Tensor x = tokens || activations == DType::kF32
-                           ? meta->from_host(nn::meta_address(), shape, tokens ? DType::kI32 : DType::kF32)
+                           ? meta->stage(nn::meta_address(), shape, tokens ? DType::kI32 : DType::kF32, 0)
                            : meta->empty(shape, activations);
   nn::Tape tape(*meta);
   tape.set_recording(false);

@@ -91,7 +91,7 @@ Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFor
   };
   return make_inputs(format, static_cast<std::int64_t>(batch.count),
                      [&](int input, const nn::Shape& shape, DType dtype) {
-                       return backend.from_host(data_of(input, dtype), shape, dtype, input);
+                       return backend.stage(data_of(input, dtype), shape, dtype, input);
                      });
 }
 

@@ -27,7 +27,7 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   if (dropout_of(config.model) > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
   const Inputs on_host = make_inputs(format, samples, [&](int input, const nn::Shape& shape, DType dtype) {
-    return backend.from_host(nn::meta_address(), shape, dtype, input);
+    return backend.stage(nn::meta_address(), shape, dtype, input);
   });
   const Inputs inputs = with_activations(backend, on_host, dtype_of(config.precision));
   const nn::Loss loss = forward(tape, module, inputs, training_loss(config), 1.0f);

@@ -73,7 +73,7 @@ class TrainingStep {
   /// are.
   void set_graphs(StepGraphs* graphs) { graphs_ = graphs; }
 
-  /// Gives the batch to the device. Valid as long as Backend::from_host() says; undefined where the batch is empty.
+  /// Gives the batch to the device. Valid as long as Backend::stage() says; undefined where the batch is empty.
   Inputs upload(const data::Batch& batch);
   /// Collective: step `step` (from 1) with learning rate `lr`. Parameters stay as they were where the
   /// loss is not finite, or, with a scaler, the gradients; no rank returns before it has taken part in all collectives.

@@ -211,8 +211,7 @@ class MetaBackend final : public Backend {
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
   bool computes_in(DType dtype) const override { return like_.computes_in(dtype); }
-  using Backend::from_host;
-  Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
+  Tensor stage(void* data, const Shape& shape, DType dtype, int) override {
     return device().kind == DeviceKind::kCpu ? Tensor::view_of(data, shape, dtype) : empty(shape, dtype);
   }
   void finish_inputs() override {}

@@ -15,7 +15,7 @@ namespace lockstep::nn {
 /// `like` must outlive it.
 std::unique_ptr<Backend> make_meta_backend(Backend& like);
 
-/// An address for tensors in memory of others (Backend::from_host, a bound gradient): nothing is read or written there.
+/// An address for tensors in memory of others (Backend::stage, a bound gradient): nothing is read or written there.
 inline void* meta_address() { return reinterpret_cast<void*>(kShapesAlone); }
 
 }  // namespace lockstep::nn

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace {
 using namespace lockstep::nn::testing;
 using lockstep::testing::refusal_of;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -356,6 +358,14 @@ TEST_F(Misuse, ATapeOnAnotherBackend) {
   EXPECT_THAT(refusal_of([&] { layer->forward(elsewhere, elsewhere.input(x)); }), HasSubstr("another one"));
   elsewhere.set_recording(false);  // on the same device, to read them is right: that is what streams do
   EXPECT_NO_THROW(layer->forward(elsewhere, elsewhere.input(x)));
+}
+
+TEST_F(Misuse, HostMemoryThatEndsAfterItsTensorWasMade) {
+  auto values = std::make_unique<std::vector<float>>(std::vector<float>{1, 2, 3, 4});
+  const Tensor copy = backend->from_host(values->data(), {2, 2}, DType::kF32);
+  values->assign(4, 0.0f);
+  values.reset();
+  EXPECT_THAT(values_of(*backend, copy), ElementsAre(1, 2, 3, 4));
 }
 
 TEST_F(Misuse, TensorsOutliveTheirBackend) {

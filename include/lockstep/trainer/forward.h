@@ -56,7 +56,7 @@ enum InputNumber : int { kSamples, kTargets, kFurther };
 /// axes than a tensor has.
 Inputs make_inputs(const SampleFormat& format, std::int64_t samples,
                    FunctionRef<nn::Tensor(int input, const nn::Shape& shape, DType dtype)> make);
-/// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::from_host() says.
+/// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::stage() says.
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
 /// Of no samples.
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);

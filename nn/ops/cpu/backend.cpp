@@ -98,8 +98,7 @@ class CpuBackend final : public Backend {
   bool computes_in(DType dtype) const override {
     return dtype == DType::kF32 || (dtype == DType::kBF16 && computes_in_bf16_);
   }
-  using Backend::from_host;
-  Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
+  Tensor stage(void* data, const Shape& shape, DType dtype, int) override {
     return Tensor::view_of(data, shape, dtype);
   }
   void finish_inputs() override { spreader_.spread(); }

@@ -110,7 +110,7 @@ Tensor CudaBackend::contiguous(const Tensor& x) {
   return made;
 }
 
-Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype, int input) {
+Tensor CudaBackend::stage(void* data, const Shape& shape, DType dtype, int input) {
   make_current(context_.device);
   return feed_.take(data, shape, dtype, input);
 }

@@ -52,8 +52,7 @@ class CudaBackend final : public Backend {
   int steps_ahead() const override { return 1; }
   bool computes_in(DType dtype) const override { return dtype == DType::kF32 || is_half(dtype); }
 
-  using Backend::from_host;
-  Tensor from_host(void* data, const Shape& shape, DType dtype, int input) override;
+  Tensor stage(void* data, const Shape& shape, DType dtype, int input) override;
   void finish_inputs() override;
   std::shared_ptr<MemorySource> staging_memory() override;
   void upload(std::span<const std::byte> from, const Tensor& to) override;

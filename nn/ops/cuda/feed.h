@@ -16,7 +16,7 @@ class Feed {
  public:
   explicit Feed(Context& context) : context_(context) {}
 
-  /// Backend::from_host().
+  /// Backend::stage().
   Tensor take(const void* data, const Shape& shape, DType dtype, int input);
   /// Waits until all that was taken has been read.
   void finish();

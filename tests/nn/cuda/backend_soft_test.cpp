@@ -32,7 +32,7 @@ TEST_F(SoftBackend, CopiesABatchBesideTheStepBefore) {
   std::vector<int> done(6, 0);
   std::vector<float> x(100, 0.0f);
   for (std::size_t step = 0; step < done.size(); ++step) {
-    backend->from_host(x.data(), {100}, DType::kF32);
+    backend->stage(x.data(), {100}, DType::kF32, 0);
     backend->finish_inputs();
     if (step >= 3) {  // the first three get new buffers
       EXPECT_EQ(done[step - 1], 0) << "copying for step " << step << " waited for the step before";
@@ -47,7 +47,7 @@ TEST_F(SoftBackend, KernelsWaitForTheirBatch) {
   const PinnedMemory pinned(sizeof(float));
   auto* const value = reinterpret_cast<float*>(pinned.data());
   *value = 5;
-  const Tensor x = backend->from_host(value, {1}, DType::kF32);
+  const Tensor x = backend->stage(value, {1}, DType::kF32, 0);
   float got = 0;
   soft_cuda::submit(native(backend->stream()), [&] { got = *x.f32(); });
   check_cuda(cudaStreamSynchronize(native(backend->stream())), "waiting");
@@ -64,7 +64,7 @@ TEST_F(SoftBackend, FreshBuffersWaitForWhoHadTheirMemoryBefore) {
     soft_cuda::submit(native(backend->stream()), [&, data = before.f32()] { seen = *data; });
   }
   const PinnedMemory pinned(400);
-  backend->from_host(pinned.data(), {100}, DType::kF32);  // takes the same memory
+  backend->stage(pinned.data(), {100}, DType::kF32, 0);  // takes the same memory
   backend->finish_inputs();
   EXPECT_EQ(seen, 1.0f);
 }
@@ -74,10 +74,10 @@ TEST_F(SoftBackend, NothingButFinishInputsWaits) {
   const auto download = backend->make_async_download(4);
   const Tensor x = backend->empty({1});
   std::vector<float> batch(10, 1.0f);
-  backend->from_host(batch.data(), {10}, DType::kF32);
+  backend->stage(batch.data(), {10}, DType::kF32, 0);
   const std::uint64_t before = soft_cuda::counts().host_waits;
   for (int step = 0; step < 5; ++step) {
-    backend->from_host(batch.data(), {10}, DType::kF32);
+    backend->stage(batch.data(), {10}, DType::kF32, 0);
     const float one = 1;
     backend->write(std::as_bytes(std::span(&one, 1)), x);
     download->begin(x);
@@ -120,7 +120,7 @@ TEST_F(SoftBackend, OneContextOnItsOwnGpu) {
     std::thread([&] { staging->free(memory, 100); }).join();
     std::thread([&] { backend->empty({1000}); }).join();
     std::vector<float> batch(10, 1.0f);
-    backend->from_host(batch.data(), {10}, DType::kF32);
+    backend->stage(batch.data(), {10}, DType::kF32, 0);
     const auto download = backend->make_async_download(4);
     EXPECT_EQ(soft_cuda::counts().contexts, 1u);
   }
@@ -131,7 +131,7 @@ TEST_F(SoftBackend, GivesEverythingBack) {
   {
     const auto backend = make_cuda_backend({});
     std::vector<float> batch(10, 1.0f);
-    backend->from_host(batch.data(), {10}, DType::kF32);
+    backend->stage(batch.data(), {10}, DType::kF32, 0);
     const Tensor x = backend->empty({5});
     const auto download = backend->make_async_download(20);
     download->begin(x);

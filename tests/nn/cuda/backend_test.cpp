@@ -89,7 +89,7 @@ TEST_F(CudaBackendTest, EmptyTensorsAreNoTrouble) {
   EXPECT_TRUE(none.defined());
   backend_->upload({}, none);
   EXPECT_TRUE(download<float>(none).empty());
-  const Tensor fed = backend_->from_host(nullptr, {0, 3}, DType::kF32);
+  const Tensor fed = backend_->stage(nullptr, {0, 3}, DType::kF32, 0);
   EXPECT_TRUE(fed.defined());
   backend_->finish_inputs();
   const auto download = backend_->make_async_download(0);
@@ -179,7 +179,7 @@ TEST_F(CudaBackendTest, BatchesArriveWhole) {
     const std::int64_t rows = i % 5 == 4 ? 7 : (i % 3 == 2 ? 59 : 60);
     backend_->finish_inputs();
     for (std::int64_t j = 0; j < rows * 10; ++j) values[j] = 1000.0f * static_cast<float>(i) + static_cast<float>(j);
-    const Tensor x = backend_->from_host(values, {rows, 10}, DType::kF32);
+    const Tensor x = backend_->stage(values, {rows, 10}, DType::kF32, 0);
     EXPECT_EQ(x.shape(), (Shape{rows, 10}));
     kept.push_back(backend_->empty(x.shape()));
     check_cuda(
@@ -207,7 +207,7 @@ TEST_F(CudaBackendTest, AsManyInputsOfOneShapeAsAStepHas) {
     backend_->finish_inputs();
     for (int j = 0; j < kInputs * 4; ++j) values[j] = static_cast<float>(step * kInputs * 4 + j);
     std::vector<Tensor> inputs;
-    for (int i = 0; i < kInputs; ++i) inputs.push_back(backend_->from_host(values + 4 * i, {4}, DType::kF32, i));
+    for (int i = 0; i < kInputs; ++i) inputs.push_back(backend_->stage(values + 4 * i, {4}, DType::kF32, i));
     for (int i = 0; i < kInputs; ++i)
       check_cuda(cudaMemcpyAsync(kept.slice(step * kInputs + i, step * kInputs + i + 1).raw(),
                                  inputs[static_cast<std::size_t>(i)].raw(), 16, cudaMemcpyDeviceToDevice,
@@ -227,8 +227,8 @@ TEST_F(CudaBackendTest, TwoBatchesOfOneShapeMayBeUsedTogether) {
   for (std::int64_t step = 0; step < 10; ++step) {
     backend_->finish_inputs();
     for (std::size_t j = 0; j < 32; ++j) values[j] = static_cast<float>(step) * 32 + static_cast<float>(j);
-    const Tensor x = backend_->from_host(values.data(), {16}, DType::kF32);
-    const Tensor target = backend_->from_host(values.data() + 16, {16}, DType::kF32);
+    const Tensor x = backend_->stage(values.data(), {16}, DType::kF32, 0);
+    const Tensor target = backend_->stage(values.data() + 16, {16}, DType::kF32, 0);
     float* const to = kept.slice(step, step + 1).f32();
     const cudaStream_t stream = native(backend_->stream());
     check_cuda(cudaMemcpyAsync(to, x.raw(), 64, cudaMemcpyDeviceToDevice, stream), "copying");

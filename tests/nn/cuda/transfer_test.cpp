@@ -165,8 +165,8 @@ TEST(Transfer, TwoGpusKeepApart) {
     const std::vector<float> a(4, i), b(4, -i);
     one->write(std::as_bytes(std::span(a)), x);
     other->write(std::as_bytes(std::span(b)), y);
-    const Tensor fed_one = one->from_host(const_cast<float*>(a.data()), {4}, DType::kF32);
-    const Tensor fed_other = other->from_host(const_cast<float*>(b.data()), {4}, DType::kF32);
+    const Tensor fed_one = one->from_host(a.data(), {4}, DType::kF32);
+    const Tensor fed_other = other->from_host(b.data(), {4}, DType::kF32);
     one->finish_inputs();
     other->finish_inputs();
     EXPECT_EQ(download(*one, x), a);

@@ -132,15 +132,22 @@ class Backend {
   /// Whether activations may be of this type: f32 everywhere.
   virtual bool computes_in(DType dtype) const = 0;
 
-  /// A batch, in memory of staging_memory(), as a tensor of this device, which is valid until the second following call
-  /// for the same shape, type and `input`: arrays that a step takes together have different numbers.
-  /// On the CPU it is a view. The host's memory must stay valid and unchanged until finish_inputs(), on the CPU for as
-  /// long as the tensor is used.
-  virtual Tensor from_host(void* data, const Shape& shape, DType dtype, int input) = 0;
-  Tensor from_host(void* data, const Shape& shape, DType dtype) { return from_host(data, shape, dtype, 0); }
-  /// Waits until everything given to from_host() has been read.
+  /// A copy of the host's values at `data`, dense and of this shape and type, as a tensor of this device. `data` has been
+  /// read when it returns.
+  Tensor from_host(const void* data, const Shape& shape, DType dtype) {
+    Tensor made = empty(shape, dtype);
+    upload({static_cast<const std::byte*>(data), made.bytes()}, made);
+    return made;
+  }
+
+  /// A batch that stays the caller's, in memory of staging_memory(), as a tensor of this device without waiting. On the
+  /// CPU the tensor is a view of `data`, which must stay valid and unchanged for as long as the tensor is used, on GPUs
+  /// until finish_inputs(). The tensor is valid until the second following call for the same shape, type and `input`:
+  /// arrays that a step takes together have different numbers.
+  virtual Tensor stage(void* data, const Shape& shape, DType dtype, int input) = 0;
+  /// Waits until everything given to stage() has been read.
   virtual void finish_inputs() = 0;
-  /// Host memory that from_host() reads fastest.
+  /// Host memory that stage() reads fastest.
   virtual std::shared_ptr<MemorySource> staging_memory() = 0;
 
   /// Blocking copies between the host's bytes and as many of a tensor's first ones, after all work given before.
