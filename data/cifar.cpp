@@ -176,6 +176,7 @@ DatasetFamily cifar_family() {
           .remedy = "the directory with the files of its binary version",
           .settings = {augment_setting()},
           .classes = kFiles().labels.back(),
+          .test_validates = true,
           .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
             return open_cifar(kFiles(), directory, options.classes, options.settings.flag(kAugment));
           }};

@@ -101,43 +101,59 @@ void number_labels(TextTable& table, const std::vector<std::string>& classes, co
   }
 }
 
-// "DIR/val.csv" where `path` is "DIR/train.csv" and that is there; otherwise nothing. Likewise with .gz after both.
-std::string validation_of(const std::string& path) {
+// "DIR/val.csv" where `path` is "DIR/train.csv", `names` has "val", and it is there; otherwise nothing. Likewise with .gz
+// after both.
+std::string beside(const std::string& path, std::initializer_list<const char*> names) {
   const fs::path given(path);
   std::error_code error;
   const std::string name = given.filename().string();
   if (given.stem() != "train" && !(name.starts_with("train.") && given.stem().stem() == "train" && is_table(path)))
     return {};
-  for (const char* part : {"val", "dev", "test"}) {
+  for (const char* part : names) {
     const fs::path other = fs::path(given).replace_filename(part + name.substr(5));
     if (fs::exists(other, error)) return other.string();
   }
   return {};
 }
 
+// What is validated on beside train.csv.
+std::string validation_of(const std::string& path) { return beside(path, {"val", "dev", "test"}); }
+
 DataSplits open_csv(const std::string& path, const OpenOptions& options) {
   const TextTableOptions columns = text_table_options(options.settings);
   TextTable table = read_text_table(path, columns);
   log_info("csv {}", table.summary);
+  const auto& known = options.parts.class_names;
   TextRows rows = {.name = "csv " + printable(path),
-                   .classes = classes_of(table),
+                   .classes = known.empty() ? classes_of(table) : known,
                    .pairs = table.texts.size() > 1,
                    .train = {},
                    .validation = {}};
-  number_labels(table, rows.classes, printable(path));
+  number_labels(table, rows.classes, known.empty() ? printable(path) : "the weights");
   rows.train = std::move(table.rows);
-  if (const std::string beside = validation_of(path); !beside.empty()) {
-    TextTable other = read_text_table(beside, columns);
+  const auto rows_of = [&](const std::string& file) {
+    TextTable other = read_text_table(file, columns);
     log_info("csv {}", other.summary);
     if (columns.texts.empty() && other.names != table.names)
-      throw IoError(fmt::format("{} has other columns than {}", printable(beside), printable(path)),
+      throw IoError(fmt::format("{} has other columns than {}", printable(file), printable(path)),
                     "let both have the same first line, or say with --text which columns are texts");
     number_labels(other, rows.classes, printable(path));
-    rows.validation = std::move(other.rows);
-  } else {
+    return std::move(other.rows);
+  };
+  const std::string validation = validation_of(path), test = beside(path, {"test"});
+  if (!validation.empty())
+    rows.validation = rows_of(validation);
+  else if (!options.parts.whole)
     hold_out(rows);
+  if (!test.empty() && test != validation) {
+    if (options.parts.test)
+      rows.test = rows_of(test);
+    else
+      log_info("{} is left untouched: lockstep eval --split test measures it", printable(test));
   }
-  return open_labelled_texts(std::move(rows), options);
+  DataSplits splits = open_labelled_texts(std::move(rows), options);
+  if (options.parts.test && !test.empty() && test == validation) splits.test = splits.validation;
+  return splits;
 }
 
 }  // namespace
@@ -152,8 +168,8 @@ const DatasetFamily& csv_family() {
                                        .open = [](const std::string&, const std::string& path,
                                                   const OpenOptions& options) { return open_csv(path, options); },
                                        .files = [](const std::string& path) -> std::vector<std::string> {
-                                         const std::string beside = validation_of(path);
-                                         return beside.empty() ? std::vector{path} : std::vector{path, beside};
+                                         const std::string other = validation_of(path);
+                                         return other.empty() ? std::vector{path} : std::vector{path, other};
                                        }};
   return family;
 }

@@ -18,7 +18,47 @@ std::size_t product(const std::vector<std::int64_t>& dims, const std::string& na
   return elements;
 }
 
+class Concatenation final : public Dataset {
+ public:
+  Concatenation(Info info, std::vector<std::shared_ptr<const Dataset>> parts)
+      : Dataset(std::move(info)), parts_(std::move(parts)) {}
+
+  void read_sample(std::uint64_t index, const Sample& sample) const override {
+    auto part = parts_.begin();
+    for (; index >= (*part)->size(); ++part) index -= (*part)->size();
+    (*part)->read_sample(index, sample);
+  }
+  std::uint64_t corrupt() const override {
+    std::uint64_t count = 0;
+    for (const auto& part : parts_) count += part->corrupt();
+    return count;
+  }
+
+ private:
+  std::vector<std::shared_ptr<const Dataset>> parts_;
+};
+
+bool same_samples(const Dataset::Info& a, const Dataset::Info& b) {
+  return a.dims == b.dims && a.classes == b.classes && a.tokens == b.tokens && a.vocabulary == b.vocabulary &&
+         a.own_targets == b.own_targets && a.target_dims == b.target_dims &&
+         a.numeric_targets == b.numeric_targets && a.further_inputs == b.further_inputs;
+}
+
 }  // namespace
+
+std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dataset>> parts, std::string name) {
+  check_usage(!parts.empty(), "no parts to concatenate", "give at least one");
+  Dataset::Info info = parts.front()->info();
+  info.name = std::move(name);
+  info.size = 0;
+  for (const auto& part : parts) {
+    if (!same_samples(part->info(), info))
+      throw UsageError(fmt::format("{} and {} have samples of different kinds", parts.front()->name(), part->name()),
+                       "give parts of one data set");
+    info.size += part->size();
+  }
+  return std::make_shared<Concatenation>(std::move(info), std::move(parts));
+}
 
 Dataset::Dataset(Info info) : info_(std::move(info)) {
   elements_ = product(info_.dims, name(), "samples");

@@ -67,6 +67,7 @@ const DatasetFamily& digits_family() {
   static const DatasetFamily family = {.name = "digits",
                                        .about = "shipped",
                                        .classes = kDigitsClasses,
+                                       .test_validates = true,
                                        .open = [](const std::string&, const std::string&, const OpenOptions& options) {
                                          return open_digits(options.classes);
                                        }};

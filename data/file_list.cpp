@@ -109,24 +109,36 @@ bool has_directory(const std::string& directory, const char* name) {
   return fs::is_directory(directory + "/" + name, error);
 }
 
-// The labels of `directory`, with the places of its folders' names among the classes of `train`.
-FileList list_validation(const std::string& directory, const std::vector<std::string>& classes,
-                         const std::string& train, const FileKind& kind) {
+// The files of `directory`, with the places of its folders' names among `classes`, which `where` has.
+FileList list_known(const std::string& directory, const std::vector<std::string>& classes, const std::string& where,
+                    const FileKind& kind) {
   const auto found = list_classes(directory, kind);
   const FileList own = list_files(directory, found, kind);
   std::vector<std::int32_t> places;
   for (const std::string& name : found) {
-    const auto place = std::ranges::lower_bound(classes, name);
-    if (place == classes.end() || *place != name)
-      throw IoError(
-          fmt::format("{}/{}: no such folder is in {}", printable(directory), printable(name), printable(train)),
-          "train and val have the same classes, a folder for each");
+    const auto place = std::ranges::find(classes, name);
+    if (place == classes.end())
+      throw IoError(fmt::format("{}/{}: no such class is in {}", printable(directory), printable(name), where),
+                    "all parts have the same classes, a folder for each");
     places.push_back(static_cast<std::int32_t>(place - classes.begin()));
   }
   FileList list(directory);
   for (std::uint64_t i = 0; i < own.size(); ++i)
     list.add(own.path(i).substr(directory.size() + 1), places[static_cast<std::size_t>(own.label(i))]);
   return list;
+}
+
+// Of a directory that has no classes as folders, but parts, one of which is missing.
+[[noreturn]] void refuse_parts(const std::string& directory, const std::vector<std::string>& folders,
+                               const FileKind& kind) {
+  const bool has_train = std::ranges::count(folders, "train") > 0;
+  throw IoError(fmt::format("{}: its folders ({}) are no classes, and to be parts it takes train and val",
+                            printable(directory), join(folders, ", ")),
+                has_train ? fmt::format("rename the part to validate on to val, or give {}:{}/train, every tenth {} of "
+                                        "which is for validation then",
+                                        kind.family, printable(directory), kind.one)
+                          : fmt::format("call them train and val, or give one itself: {}:{}/{}", kind.family,
+                                        printable(directory), folders[0]));
 }
 
 }  // namespace
@@ -166,6 +178,8 @@ std::vector<std::string> list_classes(const std::string& directory, const FileKi
   bool files = false;
   for (auto& [name, is_directory] : entries_of(directory)) {
     files |= !is_directory && contains(kind.ends, suffix_of(name));
+    if (!is_directory && suffix_of(name).empty() && fs::is_symlink(directory + "/" + name, error) && !fs::exists(directory + "/" + name, error))
+      refuse(directory + "/" + name, "a link to nowhere, perhaps of a class", "mend the link, or remove it");
     if (is_directory) classes.push_back(std::move(name));
   }
   if (classes.empty())
@@ -220,35 +234,44 @@ FileList list_all_files(const std::string& directory, const FileKind& kind) {
   return list;
 }
 
-FileParts list_parts(const std::string& given, const FileKind& kind) {
+FileParts list_parts(const std::string& given, const FileKind& kind, const Parts& wanted) {
   std::string directory = given;
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-  const bool has_train = has_directory(directory, "train");
-  std::string validation;
-  if (has_train && has_directory(directory, "val"))
-    validation = directory + "/val";
-  else if (has_train && kind.takes_test && has_directory(directory, "test"))
-    validation = directory + "/test";
-  const std::string train = validation.empty() ? directory : directory + "/train";
+  const std::string val = directory + "/val", test = directory + "/test";
+  const bool has_train = has_directory(directory, "train"), has_test = has_train && has_directory(directory, "test");
+  const bool has_val = has_train && has_directory(directory, "val");
   FileParts parts = {.directory = directory,
-                     .classes = list_classes(train, kind),
-                     .train = FileList(train),
-                     .validation = FileList(directory)};
+                     .classes = {},
+                     .divided = has_val || (has_test && kind.takes_test),
+                     .test_validates = has_test && !has_val && kind.takes_test,
+                     .train = FileList(directory),
+                     .validation = FileList(val),
+                     .test = FileList(test)};
+  const std::string train = parts.divided ? directory + "/train" : directory;
+  parts.classes = list_classes(train, kind);
   constexpr std::array<std::string_view, 5> kParts = {"train", "val", "test", "valid", "validation"};
-  if (validation.empty() &&
+  if (!parts.divided &&
       std::ranges::all_of(parts.classes, [&](const auto& name) { return std::ranges::count(kParts, name) > 0; }))
-    throw IoError(fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts",
-                              printable(directory), join(parts.classes, ", ")),
-                  fmt::format("call them train and val, or name one itself: {}:{}/{}", kind.family,
-                              printable(directory), parts.classes[0]));
-  parts.train = list_files(train, parts.classes, kind);
-  if (!validation.empty()) {
-    parts.validation = list_validation(validation, parts.classes, train, kind);
-  } else if (parts.train.size() < kNthForValidation) {
-    throw IoError(fmt::format("{}: {} {}s are too few: every tenth is for validation", printable(directory),
-                              parts.train.size(), kind.one),
-                  fmt::format("add {}s, or divide them into DIR/train and DIR/val", kind.one));
+    refuse_parts(directory, parts.classes, kind);
+  if (wanted.class_names.empty()) {
+    parts.train = list_files(train, parts.classes, kind);
+  } else {
+    parts.classes = wanted.class_names;
+    parts.train = list_known(train, parts.classes, "the weights", kind);
   }
+  if (!parts.divided) {
+    if (!wanted.whole && parts.train.size() < kNthForValidation)
+      throw IoError(fmt::format("{}: {} {}s are too few: every tenth is for validation", printable(directory),
+                                parts.train.size(), kind.one),
+                    fmt::format("add {}s, or divide them into DIR/train and DIR/val", kind.one));
+    return parts;
+  }
+  parts.validation = list_known(has_val ? val : test, parts.classes, printable(train), kind);
+  if (!has_test || parts.test_validates) return parts;
+  if (wanted.test)
+    parts.test = list_known(test, parts.classes, printable(train), kind);
+  else
+    log_info("{} is left untouched: lockstep eval --split test measures it", printable(test));
   return parts;
 }
 

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/data/open.h"
+
 namespace lockstep::data {
 
 /// Which files are listed, by how their names end, in lower case; any case fits.
@@ -67,19 +69,21 @@ FileList list_files(const std::string& directory, const std::vector<std::string>
 /// where there are none.
 FileList list_all_files(const std::string& directory, const FileKind& kind);
 
-/// A directory of training and validation files. Both lists have the classes' numbers; `validation` is empty where
-/// every kNthForValidation-th file of `train` is for validation.
+/// A directory of files for training, validation and tests. The lists have the classes' numbers.
 struct FileParts {
   std::string directory;  // as it was given, without a slash at its end
   std::vector<std::string> classes;
-  FileList train, validation;
+  bool divided = false;         // into folders; else all files are in `train`
+  bool test_validates = false;  // DIR/test is `validation`
+  FileList train, validation, test;
 };
 inline constexpr std::uint64_t kNthForValidation = 10;
 /// The 10th, the 20th, …
 inline bool is_for_validation(std::uint64_t i) { return i % kNthForValidation == kNthForValidation - 1; }
 /// DIR/train and DIR/val where both are there (of texts DIR/test too, in place of val), else DIR itself, in which every
-/// tenth file of the sorted list is for validation. Throws IoError as list_files() does, where val has a folder that
-/// train lacks, and where a tenth is no file.
-FileParts list_parts(const std::string& directory, const FileKind& kind);
+/// tenth file of the sorted list is for validation unless it stays whole. DIR/test beside the two is listed if `parts`
+/// asks for it; otherwise a line says that it is there. Throws IoError as list_files() does, where a part has a folder
+/// that is no class, and where a tenth is no file.
+FileParts list_parts(const std::string& directory, const FileKind& kind, const Parts& parts);
 
 }  // namespace lockstep::data

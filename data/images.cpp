@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -169,13 +170,13 @@ std::shared_ptr<const FileList> checked_list(FileList list) {
 }  // namespace
 
 DataSplits open_images(const std::string& given, const ImagesOptions& options) {
-  FileParts parts = list_parts(given, image_files());
+  FileParts parts = list_parts(given, image_files(), options.parts);
   check_classes(options.classes, parts.classes, parts.train.directory());
   const int count = options.classes > 0 ? options.classes : static_cast<int>(parts.classes.size());
   const auto form = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size});
   const auto part = [&](const char* name, const std::shared_ptr<const FileList>& list,
                         std::vector<std::uint32_t> files) {
-    Dataset::Info info{.name = fmt::format("images {} {}", printable(parts.directory), name),
+    Dataset::Info info{.name = fmt::format("images {}{}", printable(parts.directory), name),
                        .size = files.size(),
                        .dims = {options.size, options.size, 3},
                        .classes = count,
@@ -183,17 +184,22 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
                        .image = form};
     return std::make_shared<Images>(std::move(info), list, std::move(files), options);
   };
-  const bool split = parts.validation.size() > 0;
+  const auto all_of = [&](const char* name, FileList& files) -> std::shared_ptr<const Dataset> {
+    const auto list = checked_list(std::move(files));
+    std::vector<std::uint32_t> numbers(list->size());
+    std::iota(numbers.begin(), numbers.end(), 0U);
+    return part(name, list, std::move(numbers));
+  };
+  if (parts.divided)
+    return {.train = all_of(" train", parts.train),
+            .validation = all_of(" validation", parts.validation),
+            .test = parts.test.size() > 0 ? all_of(" test", parts.test) : nullptr};
+  if (options.parts.whole) return {.whole = all_of("", parts.train)};
   const auto list = checked_list(std::move(parts.train));
   std::vector<std::uint32_t> mine, others;
   for (std::uint64_t i = 0; i < list->size(); ++i)
-    (!split && is_for_validation(i) ? others : mine).push_back(static_cast<std::uint32_t>(i));
-  if (!split) return {part("train", list, std::move(mine)), part("validation", list, std::move(others))};
-
-  const auto validation = checked_list(std::move(parts.validation));
-  others.resize(validation->size());
-  for (std::uint32_t i = 0; i < others.size(); ++i) others[i] = i;
-  return {part("train", list, std::move(mine)), part("validation", validation, std::move(others))};
+    (is_for_validation(i) ? others : mine).push_back(static_cast<std::uint32_t>(i));
+  return {.train = part(" train", list, std::move(mine)), .validation = part(" validation", list, std::move(others))};
 }
 
 const DatasetFamily& images_family() {
@@ -221,7 +227,8 @@ const DatasetFamily& images_family() {
                            {.classes = options.classes,
                             .size = size > 0 ? size : options.usual_image_size,
                             .augment = options.settings.flag(kAugment),
-                            .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt"))});
+                            .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt")),
+                            .parts = options.parts});
       }};
   return family;
 }

@@ -17,11 +17,12 @@ struct ImagesOptions {
   int size = kDefaultImageSize;
   bool augment = true;  // training samples may be read changed at random
   std::uint64_t max_corrupt = kDefaultMaxCorrupt;
+  Parts parts = {};
 };
 
 /// images:DIR. The folders of DIR, or of DIR/train where that and DIR/val are there, are the classes, numbered in their
 /// names' order. Validation is on DIR/val, whose folders must be among them; without it on every tenth image of the
-/// sorted list (the 10th, the 20th, …), which then is not trained on.
+/// sorted list (the 10th, the 20th, …), which then is not trained on. DIR/test is a test part.
 ///
 /// Samples have dims {size, size, 3}, normalised with ImageNet's constants: training_view() of the file where they are
 /// read changed, evaluation_view() elsewhere. Files are opened, decoded and resampled by whoever reads them.

@@ -91,8 +91,8 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
     pieces = learner.learn(static_cast<std::size_t>(options.word_pieces->vocabulary_size));
   }
   WordPieceEncoder encoder(*pieces);
-  const auto part = [&](const char* name, std::vector<TextRow>& texts) {
-    if (texts.empty()) throw IoError(fmt::format("{}: it has no text for {}", rows.name, name), "add some");
+  const auto part = [&](const std::string& name, std::vector<TextRow>& texts) {
+    if (texts.empty()) throw IoError(fmt::format("{}: it has no text", rows.name + name), "add some");
     std::vector<EncodedText> encoded;
     std::vector<std::int32_t> labels;
     std::size_t cut = 0;
@@ -105,9 +105,9 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
       labels.push_back(row.label);
     }
     if (cut > 0)
-      log_info("{} {}: {} of {} texts have more than {} tokens, and are cut", rows.name, name, cut, texts.size(),
+      log_info("{}{}: {} of {} texts have more than {} tokens, and are cut", rows.name, name, cut, texts.size(),
                options.context);
-    Dataset::Info info{.name = fmt::format("{} {}", rows.name, name),
+    Dataset::Info info{.name = rows.name + name,
                        .size = texts.size(),
                        .dims = {options.context},
                        .classes = std::max(options.classes, found),
@@ -121,7 +121,10 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
     texts = {};
     return std::make_shared<LabelledTexts>(std::move(info), std::move(encoded), std::move(labels));
   };
-  return {part("train", rows.train), part("validation", rows.validation)};
+  if (options.parts.whole && rows.validation.empty()) return {.whole = part("", rows.train)};
+  return {.train = part(" train", rows.train),
+          .validation = part(" validation", rows.validation),
+          .test = rows.test.empty() ? nullptr : part(" test", rows.test)};
 }
 
 }  // namespace lockstep::data

@@ -38,7 +38,8 @@ struct TextRows {
   std::string name;  // for people: "csv reviews.csv"
   std::vector<std::string> classes;
   bool pairs = false;
-  std::vector<TextRow> train, validation;
+  std::vector<TextRow> train, validation;  // no row for validation: it is no part, and `train` is the whole
+  std::vector<TextRow> test = {};
 };
 
 /// One of each ten consecutive ones to train on, of which there are 10 or more (IoError), is for validation instead:

@@ -87,7 +87,10 @@ DataSplits mask_rows(const DataSplits& rows, const SpecialTokens& special, std::
                       .word_pieces = pieces},
         part, special);
   };
-  return {masked(rows.train), masked(rows.test)};
+  return {.train = masked(rows.train),
+          .validation = masked(rows.validation),
+          .test = masked(rows.test),
+          .whole = masked(rows.whole)};
 }
 
 }  // namespace lockstep::data

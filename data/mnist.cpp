@@ -104,7 +104,7 @@ DataSplits open_mnist(const std::string& directory, int classes) {
   }
   DataSplits splits{open_part(directory, "train", "train", classes), open_part(directory, "t10k", "test", classes)};
   const auto& train = splits.train->sample_dims();
-  const auto& test = splits.test->sample_dims();
+  const auto& test = splits.validation->sample_dims();
   if (train != test) {
     throw IoError(fmt::format("{}: training images are {}×{} but test images are {}×{}", directory, train[0], train[1],
                               test[0], test[1]),
@@ -121,6 +121,7 @@ const DatasetFamily& mnist_family() {
       .argument = "DIR",
       .about = "IDX files, plain or .gz",
       .remedy = "the directory with MNIST's IDX files",
+      .test_validates = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
         return open_mnist(directory, options.classes > 0 ? options.classes : kMnistClasses);
       }};

@@ -92,7 +92,9 @@ DataSplits open_data(const std::string& spec, const OpenOptions& options) {
   if (whole.classes < family->classes)
     throw UsageError(fmt::format("{} has {} classes, {} were asked for", family->name, family->classes, whole.classes),
                      fmt::format("leave --classes out, or give {} or more", family->classes));
-  return family->open(spec, argument, whole);
+  DataSplits splits = family->open(spec, argument, whole);
+  if (family->test_validates && options.parts.test) splits.test = splits.validation;
+  return splits;
 }
 
 std::string dataset_help() {

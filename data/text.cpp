@@ -101,11 +101,10 @@ namespace {
 
 // Rows of the tokens of `text`, the file `path`, with a label for each.
 DataSplits rows_of(std::string_view text, const std::string& path, const Vocabulary& vocabulary, std::int64_t context,
-                   std::shared_ptr<const Characters> characters) {
+                   std::shared_ptr<const Characters> characters, bool whole) {
   const auto tokens = std::make_shared<const std::vector<std::int32_t>>(vocabulary.encode(text, path));
-  const TokenParts parts = split_tokens(tokens->size(), context, path);
   const auto part = [&](const char* name, const TokenRows& rows) {
-    return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {} {}", path, name),
+    return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {}{}", path, name),
                                                 .size = rows.count(),
                                                 .dims = {context},
                                                 .classes = vocabulary.size(),
@@ -113,18 +112,22 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
                                                 .characters = characters},
                                   tokens, rows);
   };
-  return {part("train", parts.train), part("validation", parts.validation)};
+  if (whole) return {.whole = part("", whole_tokens(tokens->size(), context, path))};
+  const TokenParts parts = split_tokens(tokens->size(), context, path);
+  return {.train = part(" train", parts.train), .validation = part(" validation", parts.validation)};
 }
 
 }  // namespace
 
-DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
+DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters,
+                     bool whole) {
   const TextFile file(path);
   if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
-  return rows_of(file.text(), path, *characters, context, characters);
+  return rows_of(file.text(), path, *characters, context, characters, whole);
 }
 
-DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options) {
+DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,
+                            bool whole) {
   const TextFile file(path);
   auto pieces = options.pieces;
   if (pieces == nullptr) {
@@ -132,8 +135,8 @@ DataSplits open_masked_text(const std::string& path, std::int64_t context, const
     learner.add(file.text(), path);
     pieces = learner.learn(static_cast<std::size_t>(options.vocabulary_size));
   }
-  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr), special_tokens(*pieces),
-                   pieces);
+  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr, whole),
+                   special_tokens(*pieces), pieces);
 }
 
 const DatasetFamily& text_family() {
@@ -149,8 +152,9 @@ const DatasetFamily& text_family() {
               throw UsageError(fmt::format("--classes {} for {}: a text has as many tokens as it has {}",
                                            options.classes, spec, options.word_pieces ? "word pieces" : "characters"),
                                "leave --classes out");
-            if (options.word_pieces) return open_masked_text(path, options.context, *options.word_pieces);
-            return open_text(path, options.context, options.characters);
+            const bool whole = options.parts.whole;
+            if (options.word_pieces) return open_masked_text(path, options.context, *options.word_pieces, whole);
+            return open_text(path, options.context, options.characters, whole);
           },
       .files = [](const std::string& path) -> std::vector<std::string> { return {path}; }};
   return family;

@@ -37,11 +37,13 @@ class Characters final : public Vocabulary {
 /// is a row of `context` tokens; rows follow one another without overlap. Throws IoError for a file that is missing,
 /// is no UTF-8 or too short. `characters`: the vocabulary, which may not lack any of the text's (IoError); none: the
 /// text's own.
+/// `whole`: all of them are DataSplits::whole.
 DataSplits open_text(const std::string& path, std::int64_t context,
-                     std::shared_ptr<const Characters> characters = nullptr);
+                     std::shared_ptr<const Characters> characters = nullptr, bool whole = false);
 /// text:FILE for masked-language training (mask_rows()): the same of word pieces, which are learned from the whole text
 /// unless options have them. A sample has `context` tokens, [CLS] and [SEP] included.
-DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options);
+DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,
+                            bool whole = false);
 /// The vocabulary of that file.
 Characters read_characters(const std::string& path);
 

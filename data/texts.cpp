@@ -29,14 +29,17 @@ const DatasetFamily& texts_family() {
       .remedy = "a directory with a folder for each class",
       .has_tokens = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
-        const FileParts parts = list_parts(directory, text_files());
+        const FileParts parts = list_parts(directory, text_files(), options.parts);
         TextRows rows = {.name = "texts " + printable(parts.directory),
                          .classes = parts.classes,
                          .pairs = false,
                          .train = read_texts(parts.train),
-                         .validation = read_texts(parts.validation)};
-        if (parts.validation.size() == 0) hold_out(rows);
-        return open_labelled_texts(std::move(rows), options);
+                         .validation = read_texts(parts.validation),
+                         .test = read_texts(parts.test)};
+        if (!parts.divided && !options.parts.whole) hold_out(rows);
+        DataSplits splits = open_labelled_texts(std::move(rows), options);
+        if (parts.test_validates && options.parts.test) splits.test = splits.validation;
+        return splits;
       }};
   return family;
 }

@@ -232,9 +232,11 @@ class Tokens final : public Dataset {
   TokenRows rows_;
 };
 
-// val.bin beside a train.bin; otherwise nothing.
-fs::path validation_of(const fs::path& path) {
-  return path.filename() == "train.bin" ? fs::path(path).replace_filename("val.bin") : fs::path();
+// val.bin, or test.bin, beside a train.bin; otherwise nothing.
+std::string beside(const fs::path& path, const char* name) {
+  if (path.filename() != "train.bin") return {};
+  const fs::path other = fs::path(path).replace_filename(name);
+  return fs::exists(other) ? other.string() : std::string();
 }
 
 std::uint64_t checked(std::int64_t context) {
@@ -265,27 +267,33 @@ TokenParts split_tokens(std::uint64_t tokens, std::int64_t context, const std::s
 }
 
 DataSplits open_tokens(const std::string& path, std::int64_t context, int classes, std::optional<TokenType> type,
-                       const std::string& remedy) {
+                       const std::string& remedy, const Parts& parts) {
   const auto open = [&](const std::string& name) {
     return std::make_shared<const TokenFile>(name, type, classes, remedy);
   };
   const auto part = [&](const char* name, const std::shared_ptr<const TokenFile>& file, const TokenRows& rows) {
-    return std::make_shared<Tokens>(Dataset::Info{.name = fmt::format("tokens {} {}", file->path(), name),
+    return std::make_shared<Tokens>(Dataset::Info{.name = fmt::format("tokens {}{}", file->path(), name),
                                                   .size = rows.count(),
                                                   .dims = {context},
                                                   .classes = classes,
                                                   .tokens = true},
                                     file, rows);
   };
-  const auto file = open(path);
-  const fs::path beside = validation_of(path);
-  if (beside.empty() || !fs::exists(beside)) {
-    const TokenParts parts = split_tokens(file->tokens(), context, path);
-    return {part("train", file, parts.train), part("validation", file, parts.validation)};
+  const auto all_of = [&](const char* name, const std::string& file_name) {
+    const auto file = open(file_name);
+    return part(name, file, whole_tokens(file->tokens(), context, file_name));
+  };
+  const std::string validation = beside(path, "val.bin"), test = beside(path, "test.bin");
+  if (validation.empty()) {
+    if (parts.whole) return {.whole = all_of("", path)};
+    const auto file = open(path);
+    const TokenParts divided = split_tokens(file->tokens(), context, path);
+    return {.train = part(" train", file, divided.train), .validation = part(" validation", file, divided.validation)};
   }
-  const auto other = open(beside.string());
-  return {part("train", file, whole_tokens(file->tokens(), context, path)),
-          part("validation", other, whole_tokens(other->tokens(), context, beside.string()))};
+  if (!test.empty() && !parts.test) log_info("{} is left untouched: lockstep eval --split test measures it", test);
+  return {.train = all_of(" train", path),
+          .validation = all_of(" validation", validation),
+          .test = test.empty() || !parts.test ? nullptr : all_of(" test", test)};
 }
 
 namespace {
@@ -305,7 +313,7 @@ DataSplits open_masked_tokens(const std::string& path, const OpenOptions& option
     throw UsageError(fmt::format("--classes {} with a vocabulary of {}", options.classes, pieces->size()),
                      "leave --classes out");
   return mask_rows(open_tokens(path, masked_row_tokens(options.context), pieces->size(), token_type(options.settings),
-                               "give the vocabulary that it was made with: --vocab"),
+                               "give the vocabulary that it was made with: --vocab", options.parts),
                    special_tokens(*pieces), pieces);
 }
 
@@ -329,11 +337,11 @@ const DatasetFamily& tokens_family() {
                                              if (options.word_pieces) return open_masked_tokens(path, options);
                                              return open_tokens(path, options.context,
                                                                 options.classes > 0 ? options.classes : kGpt2Tokens,
-                                                                token_type(options.settings));
+                                                                token_type(options.settings), {}, options.parts);
                                            },
                                        .files = [](const std::string& path) -> std::vector<std::string> {
-                                         const fs::path beside = validation_of(path);
-                                         return beside.empty() ? std::vector{path} : std::vector{path, beside.string()};
+                                         const std::string other = beside(path, "val.bin");
+                                         return other.empty() ? std::vector{path} : std::vector{path, other};
                                        }};
   return family;
 }

@@ -64,7 +64,7 @@ void train() {
     tape.reset();
   }
 
-  trainer::Evaluator evaluator(*group, *backend, digits.test, /*batch=*/32, /*workers=*/0);
+  trainer::Evaluator evaluator(*group, *backend, digits.validation, /*batch=*/32, /*workers=*/0);
   const auto report = evaluator.run(model, 300);
   if (group->rank() == 0)
     std::printf("accuracy %.1f %% on %d rank%s\n", 100 * report.accuracy, group->size(), group->size() == 1 ? "" : "s");

@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
     return train(argc, argv, defaults,
                  {.model = nn::factory<Net>(64),
                   .data = {.train = std::make_shared<Waves>("waves", 4000, 0),
-                           .test = std::make_shared<Waves>("waves to test", 500, 4000)},
+                           .validation = std::make_shared<Waves>("waves to test", 500, 4000)},
                   .loss = pseudo_huber,
                   .name = "net"});
   });

@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     return train(argc, argv, defaults,
                  {.model = nn::factory<Estimator>(),
                   .data = {.train = std::make_shared<Sensor>("sensor", 2000, 1),
-                           .test = std::make_shared<Sensor>("sensor to test", 500, 2)},
+                           .validation = std::make_shared<Sensor>("sensor to test", 500, 2)},
                   .loss = gaussian,
                   .name = "estimator"});
   });

@@ -88,13 +88,15 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
 
 }  // namespace
 
-data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata,
+                             const data::Parts& parts) {
   const nn::ModelFamily& model = nn::model_family(config.model.name);
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
                             .settings = config.data_settings,
                             .usual_image_size = usual_image_size(config.model.name),
-                            .characters = metadata ? metadata->characters : nullptr};
+                            .characters = metadata ? metadata->characters : nullptr,
+                            .parts = parts};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
@@ -108,10 +110,11 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
       model.takes_tokens == data::may_have_tokens(config.data))
     options.classes = static_cast<int>(model.variant(config.model.name).classes_of_random_data.value_or(0));
   data::DataSplits splits = data::open_data(config.data, options);
-  if (splits.test != nullptr && format_of(*splits.test) != format_of(*splits.train))
+  if (splits.train != nullptr && splits.validation != nullptr &&
+      format_of(*splits.validation) != format_of(*splits.train))
     throw UsageError(
         fmt::format("{} has samples {}, and {} has {}", splits.train->name(), format_of(*splits.train).describe(),
-                    splits.test->name(), format_of(*splits.test).describe()),
+                    splits.validation->name(), format_of(*splits.validation).describe()),
         "evaluate on samples of the same kind, with the same inputs in the same order");
   return splits;
 }

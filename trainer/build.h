@@ -26,7 +26,8 @@ session::Session open_session(const TrainConfig& config, const std::optional<Usa
 /// A text is read with the characters of `metadata`, if it has any. Throws UsageError for names and sizes that cannot
 /// be, IoError for files.
 data::DataSplits open_splits(const TrainConfig& config,
-                             const std::optional<checkpoint::ModelMetadata>& metadata = std::nullopt);
+                             const std::optional<checkpoint::ModelMetadata>& metadata = std::nullopt,
+                             const data::Parts& parts = {});
 
 /// What the model's setting for classes says, if it has one and it was given.
 std::optional<std::int64_t> classes_setting(const ModelConfig& model);

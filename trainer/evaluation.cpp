@@ -2,11 +2,13 @@
 #include "lockstep/trainer/train.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "base/stop.h"
+#include "base/text.h"
 #include "comm/agree.h"
 #include "lockstep/sampler/slice.h"
 #include "lockstep/session/session.h"
@@ -18,18 +20,55 @@
 namespace lockstep::trainer {
 namespace {
 
-std::string text_of(const EvalReport& report, const data::Dataset& dataset) {
+/// What is evaluated on, and how many samples its source has in all parts that were opened.
+struct Evaluated {
+  std::shared_ptr<const data::Dataset> dataset;
+  std::uint64_t of = 0;
+};
+
+Evaluated choose_samples(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
+  const bool all = config.split == kSplitAll, by_default = config.split.empty();
+  data::Parts parts{.whole = all || by_default, .test = all || config.split == kSplitTest};
+  if (metadata) parts.class_names = metadata->class_names;
+  const data::DataSplits splits = open_splits(config, metadata, parts);
+  if (splits.whole != nullptr) return {splits.whole, splits.whole->size()};
+  std::vector<std::shared_ptr<const data::Dataset>> there;
+  std::uint64_t count = 0;
+  for (const auto& part : {splits.train, splits.validation, splits.test == splits.validation ? nullptr : splits.test}) {
+    if (part == nullptr) continue;
+    there.push_back(part);
+    count += part->size();
+  }
+  if (all) return {data::concatenate(std::move(there), config.data), count};
+  const auto& part = config.split == kSplitTrain  ? splits.train
+                     : config.split == kSplitTest ? splits.test
+                                                  : splits.validation;
+  if (part == nullptr)
+    throw UsageError(fmt::format("{} has no part for --split {}", config.data,
+                                 by_default ? std::string(kSplitValidation) : config.split),
+                     config.split == kSplitTest ? "name the test data as --data: all of data without parts is measured"
+                                                : "leave --split out");
+  return {part, count};
+}
+
+std::string text_of(const EvalReport& report, const Evaluated& evaluated) {
+  const data::Dataset& dataset = *evaluated.dataset;
   std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
   if (dataset.has_tokens() && dataset.vocabulary() == 0)
     text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
   if (!std::isnan(report.accuracy)) text += fmt::format("  accuracy {:.2f} %", 100 * report.accuracy);
   if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
-  return text + fmt::format("  of {} samples", report.samples);
+  return text + fmt::format("  {} of {} samples", report.samples, evaluated.of);
+}
+
+void print(const std::string& line) {
+  if (std::printf("%s\n", line.c_str()) < 0 || std::fflush(stdout) != 0)
+    throw IoError(fmt::format("standard output: {}", errno_text(errno)), "the evaluation is complete, and not shown");
 }
 
 void run(TrainConfig config, session::Session& session) {
   comm::ProcessGroup& group = *session.group;
-  data::DataSplits splits;
+  Evaluated evaluated;
   std::unique_ptr<nn::Module> model;
   Metrics metrics;
   RunWeights weights;
@@ -38,25 +77,36 @@ void run(TrainConfig config, session::Session& session) {
   comm::run_collectively(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
     weights = apply_weights(config);
-    splits = open_splits(config, weights.metadata);
-    const auto mine = sampler::eval_slice(splits.test->size(), group.rank(), group.size());
+    evaluated = choose_samples(config, weights.metadata);
+    const auto mine = sampler::eval_slice(evaluated.dataset->size(), group.rank(), group.size());
     const auto most = static_cast<std::int64_t>(std::min(static_cast<std::uint64_t>(batch), mine.count));
-    needs = estimate_memory(config, *session.backend, *splits.test,
+    needs = estimate_memory(config, *session.backend, *evaluated.dataset,
                             {.train = false, .samples = most, .workers = config.workers, .batch = most});
   });
   session::check_memory(group, *session.backend, needs);
+  const data::Dataset& dataset = *evaluated.dataset;
   comm::run_collectively(group, [&] {
     // The file's tensors go with this statement.
-    model = build_model(config, *session.backend, *splits.test, std::exchange(weights, {}));
+    model = build_model(config, *session.backend, dataset, std::exchange(weights, {}));
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
-  comm::compare_manifests(group, manifest_of(config, *model, *splits.test));
-  Evaluator evaluator(group, *session.backend, splits.test, batch, config.workers, dtype_of(config.precision),
+  comm::compare_manifests(group, manifest_of(config, *model, dataset));
+  Evaluator evaluator(group, *session.backend, evaluated.dataset, batch, config.workers, dtype_of(config.precision),
                       evaluation_loss(config));
-  if (splits.test->classes() > 5) evaluator.count_top5();
+  if (dataset.classes() > 5) evaluator.count_top5();
   const EvalReport report = evaluator.run(*model, 0);
-  metrics.write(report);
-  if (group.rank() == 0) std::printf("%s\n", text_of(report, *splits.test).c_str());
+  comm::run_collectively(group, [&] {
+    if (group.rank() == 0) {
+      metrics.write(report);
+      print(text_of(report, evaluated));
+      if (!metrics.failure().empty())
+        throw IoError(metrics.failure(), "free some space and evaluate again if the metrics matter");
+      if (!std::isfinite(report.loss))
+        throw DivergedError(fmt::format("the evaluation loss of {} is {}", config.weights,
+                                        std::isnan(report.loss) ? "NaN" : "infinite"),
+                            "use weights of a training that did not diverge, or look at the data");
+    }
+  });
 }
 
 }  // namespace

@@ -186,8 +186,8 @@ class Run {
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe(),
                                   note_of(config_.precision, backend_.device().kind)));
     std::optional<Evaluator> evaluator;
-    if (splits_.test != nullptr)
-      evaluator.emplace(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),
+    if (splits_.validation != nullptr)
+      evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers, dtype_of(config_.precision),
                         evaluation_loss(config_));
     if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
@@ -511,7 +511,7 @@ class Run {
 
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
   void report_corrupt() {
-    for (const auto& dataset : {splits_.train, splits_.test}) {
+    for (const auto& dataset : {splits_.train, splits_.validation}) {
       if (dataset == nullptr) continue;
       const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->corrupt()));
       const std::int64_t most = *std::ranges::max_element(counts);

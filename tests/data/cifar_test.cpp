@@ -60,7 +60,7 @@ class Cifar10Test : public ::testing::Test {
 TEST_F(Cifar10Test, PlanesBecomePixels) {
   const DataSplits splits = open();
   EXPECT_EQ(splits.train->size(), 10u);
-  EXPECT_EQ(splits.test->size(), 1u);
+  EXPECT_EQ(splits.validation->size(), 1u);
   EXPECT_EQ(splits.train->classes(), 10);
   EXPECT_EQ(splits.train->sample_dims(), (std::vector<std::int64_t>{32, 32, 3}));
   std::vector<float> x(3072);
@@ -75,7 +75,7 @@ TEST_F(Cifar10Test, PlanesBecomePixels) {
       EXPECT_EQ(byte_of(pixel[2], 2), static_cast<int>(10 * (i / 2 + 1) + i % 2));
     }
   }
-  splits.test->read(0, x, label);
+  splits.validation->read(0, x, label);
   EXPECT_EQ(label, 9);
 }
 
@@ -177,7 +177,7 @@ class Cifar100Test : public ::testing::Test {
 TEST_F(Cifar100Test, TheFineLabelIsTheClass) {
   const DataSplits splits = open();
   EXPECT_EQ(splits.train->size(), 3u);
-  EXPECT_EQ(splits.test->size(), 1u);
+  EXPECT_EQ(splits.validation->size(), 1u);
   EXPECT_EQ(splits.train->classes(), 100);
   EXPECT_EQ(splits.train->class_names().size(), 100u);
   EXPECT_EQ(splits.train->sample_dims(), (std::vector<std::int64_t>{32, 32, 3}));
@@ -195,7 +195,7 @@ TEST_F(Cifar100Test, TheFineLabelIsTheClass) {
     EXPECT_EQ(byte(1, 0.4865f, 0.2564f), 4);
     EXPECT_EQ(byte(2, 0.4409f, 0.2762f), static_cast<int>(10 * (i + 1)));
   }
-  splits.test->read(0, x, label);
+  splits.validation->read(0, x, label);
   EXPECT_EQ(label, 55);
   EXPECT_EQ(open({.classes = 120}).train->classes(), 120);
   EXPECT_THROW(open({.classes = 99}), UsageError);

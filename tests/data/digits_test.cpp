@@ -39,8 +39,8 @@ TEST(Digits, FileIsTheOneThatTheReadmeDescribes) {
 TEST(Digits, SplitsByEveryFifth) {
   const DataSplits digits = open_data("digits");
   EXPECT_EQ(digits.train->size(), 1437u);
-  EXPECT_EQ(digits.test->size(), 360u);
-  for (const auto& part : {digits.train, digits.test}) {
+  EXPECT_EQ(digits.validation->size(), 360u);
+  for (const auto& part : {digits.train, digits.validation}) {
     EXPECT_EQ(part->sample_dims(), (std::vector<std::int64_t>{8, 8, 1}));
     EXPECT_EQ(part->sample_elements(), 64u);
     EXPECT_EQ(part->classes(), 10);
@@ -48,7 +48,7 @@ TEST(Digits, SplitsByEveryFifth) {
   std::uint64_t train = 0, test = 0;
   for (std::uint64_t i = 0; i < 1797; ++i) {
     const auto record = digits_file().subspan(i * 65, 65);
-    const Dataset& part = i % 5 == 0 ? *digits.test : *digits.train;
+    const Dataset& part = i % 5 == 0 ? *digits.validation : *digits.train;
     std::array<float, 64> x{};
     std::int32_t label = -1;
     part.read(i % 5 == 0 ? test++ : train++, x, label);
@@ -56,13 +56,13 @@ TEST(Digits, SplitsByEveryFifth) {
     for (std::size_t p = 0; p < 64; ++p) ASSERT_EQ(x[p] * 16, static_cast<float>(record[p]));
   }
   EXPECT_EQ(train, digits.train->size());
-  EXPECT_EQ(test, digits.test->size());
+  EXPECT_EQ(test, digits.validation->size());
 }
 
 TEST(Digits, ClassesAreThoseThatScikitLearnCounts) {
   const DataSplits digits = open_digits(kDigitsClasses);
   Histogram all = histogram_of(*digits.train);
-  const Histogram test = histogram_of(*digits.test);
+  const Histogram test = histogram_of(*digits.validation);
   std::transform(all.begin(), all.end(), test.begin(), all.begin(), std::plus<>());
   EXPECT_EQ(all, (Histogram{178, 182, 177, 183, 181, 182, 181, 179, 174, 180}));
 }
@@ -70,7 +70,7 @@ TEST(Digits, ClassesAreThoseThatScikitLearnCounts) {
 TEST(Digits, FirstImageIsTheZeroOfTheDocumentation) {
   std::array<float, 64> x{};
   std::int32_t label = -1;
-  open_digits(kDigitsClasses).test->read(0, x, label);
+  open_digits(kDigitsClasses).validation->read(0, x, label);
   EXPECT_EQ(label, 0);
   const std::array<float, 8> first_row = {0, 0, 5, 13, 9, 1, 0, 0};
   for (std::size_t p = 0; p < 8; ++p) EXPECT_EQ(x[p] * 16, first_row[p]);
@@ -85,7 +85,7 @@ TEST(Digits, IndexOutsideIsABug) {
   std::array<float, 64> x{};
   std::int32_t label = -1;
   EXPECT_THROW(open_digits(10).train->read(1437, x, label), InternalError);
-  EXPECT_THROW(open_digits(10).test->read(0, std::span<float>(x).first(63), label), InternalError);
+  EXPECT_THROW(open_digits(10).validation->read(0, std::span<float>(x).first(63), label), InternalError);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_F(ImagesTest, EveryTenthIsForValidation) {
   put_classes({"b", "a", "c"});
   const DataSplits splits = open();
   EXPECT_EQ(splits.train->size(), 27u);
-  EXPECT_EQ(splits.test->size(), 3u);
+  EXPECT_EQ(splits.validation->size(), 3u);
   EXPECT_EQ(splits.train->classes(), 3);
   EXPECT_EQ(splits.train->sample_dims(), (std::vector<std::int64_t>{8, 8, 3}));
   std::int32_t label = -1;
@@ -80,7 +80,7 @@ TEST_F(ImagesTest, EveryTenthIsForValidation) {
     EXPECT_EQ(label, static_cast<int>(i / 9));
   }
   for (std::uint64_t i = 0; i < 3; ++i) {
-    read(*splits.test, i, &label);
+    read(*splits.validation, i, &label);
     EXPECT_EQ(label, static_cast<int>(i));
   }
   EXPECT_EQ(open({.classes = 5}).train->classes(), 5);
@@ -94,14 +94,14 @@ TEST_F(ImagesTest, TrainAndValAreFoundAndLabelledAlike) {
   put("val/ant/1.png");
   const DataSplits splits = open();
   EXPECT_EQ(splits.train->size(), 30u);
-  EXPECT_EQ(splits.test->size(), 2u);
+  EXPECT_EQ(splits.validation->size(), 2u);
   std::int32_t label = -1;
-  read(*splits.test, 0, &label);
+  read(*splits.validation, 0, &label);
   EXPECT_EQ(label, 0);
-  read(*splits.test, 1, &label);
+  read(*splits.validation, 1, &label);
   EXPECT_EQ(label, 2);
   put("val/dog/1.png");
-  EXPECT_THAT(error(), AllOf(HasSubstr("val/dog"), HasSubstr("no such folder")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("val/dog"), HasSubstr("no such class")));
   fs::remove_all(directory_.path("val"));
   EXPECT_THAT(error(), HasSubstr("no classes"));
   fs::create_directory(directory_.path("test"));
@@ -118,7 +118,7 @@ TEST_F(ImagesTest, FoldersWithinAndLinksAreFollowedAndHiddenOnesAreNot) {
   fs::rename(directory_.path("elsewhere.d"), directory_.path(".elsewhere"));
   fs::create_directory_symlink(directory_.path(".elsewhere"), directory_.path("linked"));
   const DataSplits splits = open();
-  EXPECT_EQ(splits.train->size() + splits.test->size(), 12u);
+  EXPECT_EQ(splits.train->size() + splits.validation->size(), 12u);
   EXPECT_EQ(splits.train->classes(), 2);
   fs::create_directory_symlink(directory_.path("a"), directory_.path("a/deep/loop"));
   EXPECT_THAT(error(), HasSubstr("contains itself"));
@@ -165,7 +165,7 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(splits.train->corrupt(), 4u);
-  EXPECT_EQ(splits.test->corrupt(), 0u);
+  EXPECT_EQ(splits.validation->corrupt(), 0u);
   EXPECT_THAT(said, AllOf(HasSubstr("a/3.jpg: it starts as neither"), HasSubstr("a/4.png: "),
                           HasSubstr("a/5.jpg: No such file"), HasSubstr("b/90.png: not a regular file")));
   EXPECT_EQ(std::ranges::count(said, '\n'), 4) << said;

@@ -101,7 +101,7 @@ TEST_F(LabelledTexts, ATableNamesItsColumns) {
   const auto data = open("csv:" + table("label,review", 20));
   EXPECT_THAT(data.train->class_names(), ElementsAre("bad", "good"));
   EXPECT_EQ(data.train->size(), 18u);  // one of ten is for validation
-  EXPECT_EQ(data.test->size(), 2u);
+  EXPECT_EQ(data.validation->size(), 2u);
   EXPECT_EQ(data.train->classes(), 2);
   EXPECT_EQ(data.train->vocabulary(), data.train->word_pieces()->size());
   const TextSample first = read_text(*data.train, 0);
@@ -170,7 +170,7 @@ TEST_F(LabelledTexts, AFileForValidationLiesBeside) {
   table("label,review", 6, "dev.csv");
   const auto data = open("csv:" + train);
   EXPECT_EQ(data.train->size(), 20u);
-  EXPECT_EQ(data.test->size(), 6u);
+  EXPECT_EQ(data.validation->size(), 6u);
   directory_.write("dev.csv", "label,review\nawful,x\n");
   EXPECT_THAT([&] { open("csv:" + train); }, (ThrowsMessage<IoError>(HasSubstr("dev.csv, line 2: no text of"))));
   directory_.write("dev.csv", "label,text\ngood,x\n");
@@ -191,11 +191,11 @@ TEST_F(LabelledTexts, FoldersAreClasses) {
   const auto whole = open("texts:" + (directory_.path() / "d").string() + "/");
   EXPECT_THAT(whole.train->class_names(), ElementsAre("neg", "pos"));
   EXPECT_EQ(whole.train->size(), 11u);
-  EXPECT_EQ(whole.test->size(), 1u);
+  EXPECT_EQ(whole.validation->size(), 1u);
   const auto split = open("texts:" + (directory_.path() / "s").string());
   EXPECT_EQ(split.train->size(), 12u);
-  EXPECT_EQ(split.test->size(), 6u);
-  EXPECT_EQ(read_text(*split.test, 0).label, 0);
+  EXPECT_EQ(split.validation->size(), 6u);
+  EXPECT_EQ(read_text(*split.validation, 0).label, 0);
   directory_.write("d/pos/7.txt", "no \xff UTF-8");
   EXPECT_THAT([&] { open("texts:" + (directory_.path() / "d").string()); },
               (ThrowsMessage<IoError>(HasSubstr("7.txt: byte 3 is not UTF-8"))));

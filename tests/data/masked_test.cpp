@@ -98,8 +98,8 @@ TEST(Masked, DependsOnTheDrawAndTheSampleAlone) {
   EXPECT_EQ(read_masked(*one.train, 3, 12), read_masked(*other.train, 3, 12));
   EXPECT_NE(read_masked(*one.train, 3, 12).positions, read_masked(*one.train, 3, 13).positions);
   // Evaluations look at the same masks each time.
-  EXPECT_EQ(read_masked(*one.test, 3), read_masked(*other.test, 3));
-  EXPECT_NE(read_masked(*one.test, 3).positions, read_masked(*one.test, 4).positions);
+  EXPECT_EQ(read_masked(*one.validation, 3), read_masked(*other.validation, 3));
+  EXPECT_NE(read_masked(*one.validation, 3).positions, read_masked(*one.validation, 4).positions);
 }
 
 TEST(Masked, TextIsReadAsWordPieces) {

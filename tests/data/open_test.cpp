@@ -34,7 +34,7 @@ TEST(OpenRandom, Tokens) {
   EXPECT_TRUE(data.train->has_tokens());
   EXPECT_EQ(data.train->sample_dims(), std::vector<std::int64_t>{9});
   EXPECT_EQ(data.train->size(), 50u);
-  EXPECT_EQ(data.test->size(), 5u);
+  EXPECT_EQ(data.validation->size(), 5u);
   std::vector<std::int32_t> tokens(9), labels(9), again(9);
   std::set<std::int32_t> seen;
   for (std::uint64_t i = 0; i < 50; ++i) {
@@ -46,7 +46,7 @@ TEST(OpenRandom, Tokens) {
   EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2, 3, 4, 5, 6}));
   data.train->read_tokens(49, again, labels);
   EXPECT_EQ(tokens, again);
-  data.test->read_tokens(0, again, labels);
+  data.validation->read_tokens(0, again, labels);
   EXPECT_NE(tokens, again);
   EXPECT_EQ(open_data("random:tokens,50").train->classes(), kRandomTokens);
   EXPECT_THAT(error_of<UsageError>("random:tokens,5", {.context = 0}), HasSubstr("--context"));
@@ -81,12 +81,12 @@ TEST(OpenRandom, ShapesAndLengths) {
   const DataSplits vectors = open_data("random:5,1000");
   EXPECT_EQ(vectors.train->sample_dims(), (std::vector<std::int64_t>{5}));
   EXPECT_EQ(vectors.train->size(), 1000u);
-  EXPECT_EQ(vectors.test->size(), 100u);
+  EXPECT_EQ(vectors.validation->size(), 100u);
   EXPECT_EQ(vectors.train->classes(), 10);
   const DataSplits images = open_data("random:3x32x40,7", {.classes = 4});
   EXPECT_EQ(images.train->sample_dims(), (std::vector<std::int64_t>{32, 40, 3}));
-  EXPECT_EQ(images.test->size(), 1u);
-  EXPECT_EQ(images.test->classes(), 4);
+  EXPECT_EQ(images.validation->size(), 1u);
+  EXPECT_EQ(images.validation->classes(), 4);
   EXPECT_EQ(open_data("random:1x1x1,9223372036854775807").train->size(), 9223372036854775807u);
 }
 
@@ -111,9 +111,9 @@ TEST(OpenRandom, SamplesArePureFunctionsOfSeedAndIndex) {
   const auto a = open_data("random:9,100", {.seed = 3}), b = open_data("random:9,100", {.seed = 3});
   const auto other = open_data("random:9,100", {.seed = 4});
   EXPECT_EQ(sample(*a.train, 42), sample(*b.train, 42));
-  EXPECT_EQ(sample(*a.test, 9), sample(*b.test, 9));
+  EXPECT_EQ(sample(*a.validation, 9), sample(*b.validation, 9));
   EXPECT_NE(sample(*a.train, 42), sample(*a.train, 43));
-  EXPECT_NE(sample(*a.train, 0), sample(*a.test, 0));
+  EXPECT_NE(sample(*a.train, 0), sample(*a.validation, 0));
   EXPECT_NE(sample(*a.train, 42), sample(*other.train, 42));
 }
 
@@ -124,7 +124,7 @@ TEST(OpenRandom, BitsNeverChange) {
   EXPECT_EQ(label, 3);
   EXPECT_THAT(train, ::testing::Pointwise(::testing::FloatEq(), {-0.334878588f, 1.10249067f, 0.239897723f, -1.07720805f,
                                                                  -0.750342078f, 0.641787214f}));
-  const auto test = sample(*data.test, 7, &label);
+  const auto test = sample(*data.validation, 7, &label);
   EXPECT_EQ(label, 1);
   EXPECT_THAT(test, ::testing::Pointwise(::testing::FloatEq(), {-0.811783462f, 0.502203627f, -2.06756411f,
                                                                 -0.828595431f, 1.19301275f, -0.921311503f}));
@@ -174,7 +174,7 @@ class OpenMnist : public ::testing::Test {
 TEST_F(OpenMnist, ReadsAndNormalises) {
   const DataSplits mnist = open_data(spec());
   EXPECT_EQ(mnist.train->size(), 4u);
-  EXPECT_EQ(mnist.test->size(), 2u);
+  EXPECT_EQ(mnist.validation->size(), 2u);
   EXPECT_EQ(mnist.train->sample_dims(), (std::vector<std::int64_t>{2, 3, 1}));
   std::int32_t label = -1;
   EXPECT_FLOAT_EQ(sample(*mnist.train, 1, &label)[0], -0.1307f / 0.3081f);
@@ -183,7 +183,7 @@ TEST_F(OpenMnist, ReadsAndNormalises) {
   EXPECT_FLOAT_EQ(last[5], (1 - 0.1307f) / 0.3081f);
   EXPECT_FLOAT_EQ(last[4], -0.1307f / 0.3081f);
   EXPECT_EQ(label, 3);
-  EXPECT_FLOAT_EQ(sample(*mnist.test, 1)[0], ('a' / 255.0f - 0.1307f) / 0.3081f);
+  EXPECT_FLOAT_EQ(sample(*mnist.validation, 1)[0], ('a' / 255.0f - 0.1307f) / 0.3081f);
 }
 
 TEST_F(OpenMnist, TakesCompressedFilesAndDottedNames) {
@@ -216,7 +216,7 @@ TEST_F(OpenMnist, NamesWhatDoesNotFit) {
             directory_.path("train-labels-idx1-ubyte") +
                 ": label 9 of sample 1 (byte 9) is out of range for 9 classes → repair the file, or give the number of "
                 "classes (--classes)");
-  EXPECT_EQ(open_data(spec(), {.classes = 300}).test->classes(), 300);
+  EXPECT_EQ(open_data(spec(), {.classes = 300}).validation->classes(), 300);
 
   write_file(directory_.path("t10k-images-idx3-ubyte"), idx_content({2, 3, 2}, std::string(12, 'a')));
   EXPECT_THAT(error_of<IoError>(spec()), HasSubstr("training images are 2×3 but test images are 3×2"));

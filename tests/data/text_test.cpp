@@ -64,12 +64,12 @@ TEST_F(Text, RowsFollowOneAnother) {
   EXPECT_EQ(splits.train->classes(), 26);
   EXPECT_EQ(splits.train->targets_per_sample(), 4u);
   ASSERT_EQ(splits.train->size(), 22u);  // of 90 tokens, the last of which is only a label
-  ASSERT_EQ(splits.test->size(), 2u);    // of 10
+  ASSERT_EQ(splits.validation->size(), 2u);    // of 10
   std::vector<std::int32_t> tokens(4), labels(4);
   splits.train->read_tokens(21, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(84 % 26, 85 % 26, 86 % 26, 87 % 26));
   EXPECT_THAT(labels, ElementsAre(85 % 26, 86 % 26, 87 % 26, 88 % 26));
-  splits.test->read_tokens(0, tokens, labels);
+  splits.validation->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(90 % 26, 91 % 26, 92 % 26, 93 % 26));
   float x = 0;
   std::int32_t label = 0;
@@ -102,9 +102,9 @@ TEST_F(Text, TokensAreReadWhereTheyAre) {
   const auto splits = open_data("tokens:" + directory_.write("some.bin", little_endian(numbers)), {.context = 3});
   EXPECT_EQ(splits.train->classes(), kGpt2Tokens);
   ASSERT_EQ(splits.train->size(), 11u);  // of 36
-  ASSERT_EQ(splits.test->size(), 1u);    // of 4
+  ASSERT_EQ(splits.validation->size(), 1u);    // of 4
   std::vector<std::int32_t> tokens(3), labels(3);
-  splits.test->read_tokens(0, tokens, labels);
+  splits.validation->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(1036, 1037, 1038));
   EXPECT_THAT(labels, ElementsAre(1037, 1038, 1039));
 }
@@ -114,9 +114,9 @@ TEST_F(Text, TrainAndValBesideEachOther) {
   directory_.write("val.bin", little_endian({9, 8, 7}));
   const auto splits = open_tokens(train, 2, 10);
   EXPECT_EQ(splits.train->size(), 3u);
-  ASSERT_EQ(splits.test->size(), 1u);
+  ASSERT_EQ(splits.validation->size(), 1u);
   std::vector<std::int32_t> tokens(2), labels(2);
-  splits.test->read_tokens(0, tokens, labels);
+  splits.validation->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(9, 8));
   EXPECT_THAT(labels, ElementsAre(8, 7));
 }
@@ -133,7 +133,7 @@ TEST_F(Text, AFileThatIsCutWhileItIsInUseIsNamed) {
   EXPECT_THAT(message_of([&] { splits.train->read_tokens(3, tokens, labels); }), HasSubstr("now ends at byte 101"));
   splits.train->read_tokens(1, tokens, labels);
   EXPECT_THAT(labels, Each(3));
-  EXPECT_THAT(message_of([&] { splits.test->read_tokens(0, tokens, labels); }), HasSubstr("cut.bin"));
+  EXPECT_THAT(message_of([&] { splits.validation->read_tokens(0, tokens, labels); }), HasSubstr("cut.bin"));
 }
 
 TEST_F(Text, TokensThatCannotBe) {

@@ -88,7 +88,7 @@ bool register_families() {
        .open = [](const std::string&, const std::string&, const data::OpenOptions& options) {
          reach(Place::kStart);
          data::DataSplits real = data::open_data("digits", options);
-         return data::DataSplits{std::make_shared<FaultyData>(real.train), std::make_shared<FaultyData>(real.test)};
+         return data::DataSplits{std::make_shared<FaultyData>(real.train), std::make_shared<FaultyData>(real.validation)};
        }});
   std::atexit([] { reach(Place::kExit); });
   reach(Place::kMain);

@@ -6,7 +6,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   return lockstep::fuzz::parse([&] {
     constexpr int kContext = 3, kTokens = 1000;
     const auto splits = lockstep::data::open_tokens(path, kContext, kTokens);
-    for (const auto& part : {splits.train, splits.test})
+    for (const auto& part : {splits.train, splits.validation})
       for (std::uint64_t i = 0; i < part->size(); ++i) {
         std::int32_t tokens[kContext], labels[kContext];
         part->read_tokens(i, tokens, labels);

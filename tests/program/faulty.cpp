@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
     defaults.batch = 16;
     return train(argc, argv, defaults,
                  {.model = nn::factory<Net>(),
-                  .data = {.train = std::make_shared<Points>(100000), .test = nullptr},
+                  .data = {.train = std::make_shared<Points>(100000), .validation = nullptr},
                   .loss = nullptr,
                   .name = "net"});
   });

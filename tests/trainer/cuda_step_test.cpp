@@ -109,7 +109,7 @@ class Training {
 
   EvalReport evaluate() {
     comm::SelfGroup control(kPatience);
-    Evaluator evaluator(control, *backend_, splits_.test, 50, 0, setting_.activations);
+    Evaluator evaluator(control, *backend_, splits_.validation, 50, 0, setting_.activations);
     return evaluator.run(*module_, steps_);
   }
 

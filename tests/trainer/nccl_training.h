@@ -111,7 +111,7 @@ class NcclTraining {
   double evaluate() {
     graphs_->expect_other_work();
     comm::SelfGroup alone(kPatience);
-    return Evaluator(alone, *backend_, splits_.test, 50, 0, activations_).run(*module_, steps_).loss;
+    return Evaluator(alone, *backend_, splits_.validation, 50, 0, activations_).run(*module_, steps_).loss;
   }
 
   /// From now on so many bytes are all that there are, beside those in use and what the graphs keep.

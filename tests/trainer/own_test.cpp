@@ -75,7 +75,7 @@ std::string error_of(const TrainConfig& config, const OwnTraining& own) {
 TEST(OwnTraining, TrainsWithAndWithoutAnEvaluation) {
   EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}), 0);
   EXPECT_EQ(
-      train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers(), .test = numbers()}, .loss = absolute}),
+      train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers(), .validation = numbers()}, .loss = absolute}),
       0);
 }
 
@@ -119,7 +119,7 @@ TEST(OwnTraining, LossesAreMeansOverTargets) {
 TEST(OwnTraining, LabelsOfAnyShape) {
   const auto labels = std::make_shared<Points>(
       data::Dataset::Info{.name = "pixels", .size = 40, .dims = {3, 2}, .classes = 2, .target_dims = {3}});
-  EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(2), .data = {.train = labels, .test = labels}}), 0);
+  EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(2), .data = {.train = labels, .validation = labels}}), 0);
 }
 
 // A module of two inputs and two outputs, on data that have them.
@@ -164,7 +164,7 @@ TEST(OwnTraining, SeveralInputsAndOutputs) {
       config.device = "cpu:0,1,2";
     }
     EXPECT_EQ(train(config, {.model = nn::factory<testing::Fusion>(),
-                             .data = {.train = points, .test = points},
+                             .data = {.train = points, .validation = points},
                              .loss = testing::joint_loss}),
               0);
     losses.push_back(last_loss(config.metrics));
@@ -185,7 +185,7 @@ TEST(OwnTraining, InputsThatNobodyTakes) {
   EXPECT_THAT(error_of(quiet(), {.model = nn::factory<testing::Fusion>(), .data = {.train = points}}),
               HasSubstr("2 values where 1 is expected → take as many as there are"));
   data::register_dataset({.name = "masked", .about = "points", .open = [&](const auto&, const auto&, const auto&) {
-                            return data::DataSplits{.train = points, .test = points};
+                            return data::DataSplits{.train = points, .validation = points};
                           }});
   TrainConfig config = quiet();
   config.model.name = "mlp";
@@ -223,7 +223,7 @@ TEST(OwnTraining, AnEvaluationOnSamplesOfAnotherKind) {
   const auto other = std::make_shared<Points>(
       data::Dataset::Info{.name = "bare points", .size = 40, .dims = {testing::Fusion::kFeatures}, .classes = 3});
   EXPECT_THAT(error_of(quiet(), {.model = nn::factory<testing::Fusion>(),
-                                 .data = {.train = points, .test = other},
+                                 .data = {.train = points, .validation = other},
                                  .loss = testing::joint_loss}),
               AllOf(HasSubstr("masked points has samples [6] f32, mask [8] f32, targets [] i32"),
                     HasSubstr("bare points has [6] f32, targets [] i32")));
@@ -284,7 +284,7 @@ TEST(Registries, FamiliesOfAProgram) {
   EXPECT_EQ(nn::model_family("netlet").settings.size(), 1U);
   data::register_dataset(
       {.name = "points", .about = "forty of them", .open = [](const auto&, const auto&, const auto&) {
-         return data::DataSplits{.train = numbers({2}), .test = numbers({2})};
+         return data::DataSplits{.train = numbers({2}), .validation = numbers({2})};
        }});
   TrainConfig config = quiet();
   config.model = {.name = "netlet", .settings = {{"outputs", 2}}};

@@ -70,7 +70,7 @@ TEST_P(TextTraining, IsLearnt) {
   }
   EXPECT_LT(loss, 0.3);
   ddp.check();
-  Evaluator evaluator(group(), *backend, splits.test, 5, 0);
+  Evaluator evaluator(group(), *backend, splits.validation, 5, 0);
   const EvalReport report = evaluator.run(*module, 120);
   EXPECT_LT(report.loss, 0.3);
   EXPECT_EQ(evaluator.run(*module, 120).loss, report.loss);

@@ -70,6 +70,7 @@ class Dataset {
   Dataset(const Dataset&) = delete;
   Dataset& operator=(const Dataset&) = delete;
 
+  const Info& info() const { return info_; }
   const std::string& name() const { return info_.name; }
   std::uint64_t size() const { return info_.size; }
   const std::vector<std::int64_t>& sample_dims() const { return info_.dims; }
@@ -120,10 +121,17 @@ class Dataset {
   std::vector<std::size_t> further_elements_;
 };
 
-/// The training and validation samples; no sample is in both.
+/// The parts of what was opened; no sample is in two of them, but that a published test part may be what training is
+/// validated on: `test` is `validation` then.
 struct DataSplits {
   std::shared_ptr<const Dataset> train = nullptr;
-  std::shared_ptr<const Dataset> test = nullptr;
+  std::shared_ptr<const Dataset> validation = nullptr;
+  std::shared_ptr<const Dataset> test = nullptr;   // which training leaves untouched; of Parts::test
+  std::shared_ptr<const Dataset> whole = nullptr;  // instead of the others: a source without parts, of Parts::whole
 };
+
+/// The samples of all `parts`, one part after the other. They are of one kind; throws UsageError otherwise, and where
+/// there are none.
+std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dataset>> parts, std::string name);
 
 }  // namespace lockstep::data

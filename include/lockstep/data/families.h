@@ -24,6 +24,7 @@ struct DatasetFamily {
   bool any_classes = false;     // its numbers do not say how many classes there are
   bool any_image_size = false;  // its images are scaled to what is asked for
   bool synthetic = false;       // nothing is read
+  bool test_validates = false;  // the part that training is validated on is the test part that was published
   /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0.
   std::function<DataSplits(const std::string& spec, const std::string& argument, const OpenOptions& options)> open = {};
   /// The regular files that `argument` names; empty: it is a directory, or none.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/settings.h"
 #include "lockstep/data/dataset.h"
@@ -21,6 +22,14 @@ struct WordPieceOptions {
   bool cased = false;                             // whether they are learned with capital letters and accents
 };
 
+/// Which parts of a source are opened, besides those for training and validation.
+struct Parts {
+  bool whole = false;  // a source without parts is not divided: DataSplits::whole
+  bool test = false;   // a test part beside the two others is opened too; else a line says that there is one
+  // The classes, by their numbers, of sources that name theirs; all that these have are among them. {}: theirs, sorted.
+  std::vector<std::string> class_names = {};
+};
+
 struct OpenOptions {
   int classes = 0;                                    // 0: the data set's own number
   std::uint64_t seed = 1;                             // of synthetic data
@@ -29,6 +38,7 @@ struct OpenOptions {
   int usual_image_size = kDefaultImageSize;           // pixels, of data whose images may have any size
   std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
   std::optional<WordPieceOptions> word_pieces = {};   // texts are cut into them, and rows of tokens are masked
+  Parts parts = {};
 };
 
 /// Opens what `spec` names (`lockstep train --help` lists them). Throws UsageError for a name, shape, setting or number

@@ -28,6 +28,8 @@ using nn::ModelConfig;
 
 inline constexpr const char* kAllBlocks = "blocks";  // of a model: TrainConfig::recompute
 
+inline constexpr const char *kSplitTrain = "train", *kSplitValidation = "val", *kSplitTest = "test", *kSplitAll = "all";
+
 struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
@@ -35,6 +37,7 @@ struct TrainConfig : session::SessionOptions {
   std::string data;                             // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
   Settings data_settings;                       // that its family declares
   std::optional<int> classes;                   // default: what the data has
+  std::string split;                            // of an evaluation: kSplits; empty: all of what has no parts, else "val"
   std::string vocabulary;                       // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
   std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no

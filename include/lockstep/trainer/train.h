@@ -45,7 +45,7 @@ int train(TrainConfig config, const OwnTraining& own);
 ///   }
 int train(int argc, char** argv, TrainConfig config, const OwnTraining& own);
 
-/// Collective: what `config.weights` make of the data's test part: every sample is looked at by one rank. Prints loss
+/// Collective: what `config.weights` make of the data, or of its part `config.split`: each sample once. Prints loss
 /// and accuracy (top-1, and top-5 where there are more than five classes; of tokens the perplexity) on rank 0, and
 /// writes them to the metrics file. `refusal`: as train() has it. Returns the exit code 0; throws lockstep::Error
 /// otherwise.
