@@ -101,8 +101,8 @@ void number_labels(TextTable& table, const std::vector<std::string>& classes, co
   }
 }
 
-// "DIR/val.csv" where `path` is "DIR/train.csv", `names` has "val", and it is there; otherwise nothing. Likewise with .gz
-// after both.
+// "DIR/val.csv" where `path` is "DIR/train.csv", `names` has "val", and it is there; otherwise nothing. Likewise with
+// .gz after both.
 std::string beside(const std::string& path, std::initializer_list<const char*> names) {
   const fs::path given(path);
   std::error_code error;

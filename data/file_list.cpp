@@ -178,7 +178,8 @@ std::vector<std::string> list_classes(const std::string& directory, const FileKi
   bool files = false;
   for (auto& [name, is_directory] : entries_of(directory)) {
     files |= !is_directory && contains(kind.ends, suffix_of(name));
-    if (!is_directory && suffix_of(name).empty() && fs::is_symlink(directory + "/" + name, error) && !fs::exists(directory + "/" + name, error))
+    if (!is_directory && suffix_of(name).empty() && fs::is_symlink(directory + "/" + name, error) &&
+        !fs::exists(directory + "/" + name, error))
       refuse(directory + "/" + name, "a link to nowhere, perhaps of a class", "mend the link, or remove it");
     if (is_directory) classes.push_back(std::move(name));
   }

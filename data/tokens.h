@@ -36,11 +36,11 @@ enum class TokenType : std::uint8_t { kU16, kU32 };  // little-endian, without a
 
 /// tokens:FILE, numbers below `classes`, which are read sample by sample. They are of `type`; by default of 16 bits, or
 /// what the header of llm.c's files says, which is skipped. Where FILE is train.bin and val.bin lies beside it, that
-/// one is for validation, and test.bin a test part; otherwise the last 10 % of FILE are. Samples are rows of `context` tokens as in open_text().
-/// Throws IoError for files that are missing, cut, too short or of another kind (texts, archives, arrays; numbers of 32
-/// or 64 bits, unless `type` says that they are not), and for a number that is too large in the first GB, with its byte
-/// and `remedy` (default: --classes). One that comes later is found when it is read; so is the end of a file that has
-/// been cut since.
+/// one is for validation, and test.bin a test part; otherwise the last 10 % of FILE are. Samples are rows of `context`
+/// tokens as in open_text(). Throws IoError for files that are missing, cut, too short or of another kind (texts,
+/// archives, arrays; numbers of 32 or 64 bits, unless `type` says that they are not), and for a number that is too
+/// large in the first GB, with its byte and `remedy` (default: --classes). One that comes later is found when it is
+/// read; so is the end of a file that has been cut since.
 DataSplits open_tokens(const std::string& path, std::int64_t context, int classes, std::optional<TokenType> type = {},
                        const std::string& remedy = {}, const Parts& parts = {});
 

@@ -86,12 +86,13 @@ Option batch_option(TrainConfig& config, const char* help) {
 
 void add_split_option(OptionTable& table, TrainConfig& config) {
   const std::vector<std::string> splits = {kSplitTrain, kSplitValidation, kSplitTest, kSplitAll};
-  table.add({.name = "split",
-             .placeholder = join(splits, "|"),
-             .help = "the part to evaluate on; train and val of data without parts are those that training makes of them",
-             .default_text = "all of data without parts, else val",
-             .value = options::choice_of_names(config.split, splits),
-             .agree = Agree::kValue});
+  table.add(
+      {.name = "split",
+       .placeholder = join(splits, "|"),
+       .help = "the part to evaluate on; train and val of data without parts are those that training makes of them",
+       .default_text = "all of data without parts, else val",
+       .value = options::choice_of_names(config.split, splits),
+       .agree = Agree::kValue});
 }
 
 void add_accumulate_option(OptionTable& table, TrainConfig& config) {
@@ -474,10 +475,11 @@ OptionTable own_training_options(TrainConfig& config, const std::string& program
 }
 
 OptionTable eval_options(TrainConfig& config) {
-  OptionTable table("eval",
-                    "Evaluates MODEL with the weights of a file on DATA: on all of it, or on the validation part of data "
-                    "that have parts. The ranks of the world that mpirun, srun or lockstep launch has started share the "
-                    "samples.");
+  OptionTable table(
+      "eval",
+      "Evaluates MODEL with the weights of a file on DATA: on all of it, or on the validation part of data "
+      "that have parts. The ranks of the world that mpirun, srun or lockstep launch has started share the "
+      "samples.");
   add_model_options(table, config);
   add_split_option(table, config);
   add_loss_options(table, config, /*training=*/false);

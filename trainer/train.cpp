@@ -187,8 +187,8 @@ class Run {
                                   note_of(config_.precision, backend_.device().kind)));
     std::optional<Evaluator> evaluator;
     if (splits_.validation != nullptr)
-      evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers, dtype_of(config_.precision),
-                        evaluation_loss(config_));
+      evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers,
+                        dtype_of(config_.precision), evaluation_loss(config_));
     if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {

@@ -105,7 +105,47 @@ TEST_F(ImagesTest, TrainAndValAreFoundAndLabelledAlike) {
   fs::remove_all(directory_.path("val"));
   EXPECT_THAT(error(), HasSubstr("no classes"));
   fs::create_directory(directory_.path("test"));
-  EXPECT_THAT(error(), HasSubstr("(test, train)"));
+  EXPECT_THAT(error(), AllOf(HasSubstr("(test, train)"), HasSubstr("/train, every tenth image"),
+                             HasSubstr("rename the part to validate on to val")));
+}
+
+TEST_F(ImagesTest, WholeAndTestParts) {
+  put("some/ant/1.png");
+  put("some/bee/1.png");
+  const std::string some = "images:" + directory_.path("some");
+  const DataSplits whole = open_data(some, {.parts = {.whole = true}});
+  EXPECT_EQ(whole.train, nullptr);
+  EXPECT_EQ(whole.whole->size(), 2u);
+  EXPECT_EQ(whole.whole->name(), "images " + directory_.path("some"));
+  std::int32_t label = -1;
+  const DataSplits known = open_data(some, {.parts = {.whole = true, .class_names = {"cow", "bee", "ant"}}});
+  read(*known.whole, 0, &label);
+  EXPECT_EQ(label, 2);
+  EXPECT_EQ(known.whole->classes(), 3);
+  EXPECT_THROW(open_data(some, {.parts = {.whole = true, .class_names = {"ant", "cow"}}}), IoError);
+
+  put_classes({"ant", "bee"}, "d/train/");
+  put("d/val/bee/1.png");
+  put("d/test/bee/1.png");
+  put("d/test/bee/2.png");
+  const std::string divided = "images:" + directory_.path("d");
+  EXPECT_EQ(open_data(divided).test, nullptr);
+  const DataSplits all = open_data(divided, {.parts = {.whole = true, .test = true}});
+  EXPECT_EQ(all.whole, nullptr);
+  EXPECT_EQ(all.test->size(), 2u);
+  const auto joined = concatenate({all.train, all.validation, all.test}, "all");
+  EXPECT_EQ(joined->size(), 23u);
+  for (const auto& [index, wanted] : std::map<std::uint64_t, int>{{0, 0}, {19, 1}, {20, 1}, {22, 1}}) {
+    std::vector<float> x(joined->sample_elements());
+    joined->read_sample(index, {.x = x, .tokens = {}, .labels = std::span(&label, 1), .targets = {}});
+    EXPECT_EQ(label, wanted) << index;
+  }
+}
+
+TEST_F(ImagesTest, AClassThatIsALinkToNowhereIsNamed) {
+  put_classes({"ant", "bee"});
+  fs::create_directory_symlink("/nowhere", directory_.path("cow"));
+  EXPECT_THAT(error(), AllOf(HasSubstr("cow"), HasSubstr("a link to nowhere")));
 }
 
 TEST_F(ImagesTest, FoldersWithinAndLinksAreFollowedAndHiddenOnesAreNot) {

@@ -196,6 +196,7 @@ TEST_F(LabelledTexts, FoldersAreClasses) {
   EXPECT_EQ(split.train->size(), 12u);
   EXPECT_EQ(split.validation->size(), 6u);
   EXPECT_EQ(read_text(*split.validation, 0).label, 0);
+  EXPECT_EQ(split.test, nullptr);
   directory_.write("d/pos/7.txt", "no \xff UTF-8");
   EXPECT_THAT([&] { open("texts:" + (directory_.path() / "d").string()); },
               (ThrowsMessage<IoError>(HasSubstr("7.txt: byte 3 is not UTF-8"))));

@@ -63,8 +63,8 @@ TEST_F(Text, RowsFollowOneAnother) {
   EXPECT_TRUE(splits.train->has_tokens());
   EXPECT_EQ(splits.train->classes(), 26);
   EXPECT_EQ(splits.train->targets_per_sample(), 4u);
-  ASSERT_EQ(splits.train->size(), 22u);  // of 90 tokens, the last of which is only a label
-  ASSERT_EQ(splits.validation->size(), 2u);    // of 10
+  ASSERT_EQ(splits.train->size(), 22u);      // of 90 tokens, the last of which is only a label
+  ASSERT_EQ(splits.validation->size(), 2u);  // of 10
   std::vector<std::int32_t> tokens(4), labels(4);
   splits.train->read_tokens(21, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(84 % 26, 85 % 26, 86 % 26, 87 % 26));
@@ -101,8 +101,8 @@ TEST_F(Text, TokensAreReadWhereTheyAre) {
   for (int i = 0; i < 40; ++i) numbers[static_cast<std::size_t>(i)] = 1000 + i;
   const auto splits = open_data("tokens:" + directory_.write("some.bin", little_endian(numbers)), {.context = 3});
   EXPECT_EQ(splits.train->classes(), kGpt2Tokens);
-  ASSERT_EQ(splits.train->size(), 11u);  // of 36
-  ASSERT_EQ(splits.validation->size(), 1u);    // of 4
+  ASSERT_EQ(splits.train->size(), 11u);      // of 36
+  ASSERT_EQ(splits.validation->size(), 1u);  // of 4
   std::vector<std::int32_t> tokens(3), labels(3);
   splits.validation->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(1036, 1037, 1038));
@@ -119,6 +119,19 @@ TEST_F(Text, TrainAndValBesideEachOther) {
   splits.validation->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(9, 8));
   EXPECT_THAT(labels, ElementsAre(8, 7));
+  directory_.write("test.bin", little_endian({9, 8, 7, 6, 5}));
+  EXPECT_EQ(open_data("tokens:" + train, {.classes = 10, .context = 2}).test, nullptr);
+  EXPECT_EQ(open_data("tokens:" + train, {.classes = 10, .context = 2, .parts = {.test = true}}).test->size(), 2u);
+}
+
+TEST_F(Text, WholeSourcesHaveTheirRowsAcrossWhereTheyWouldBeDivided) {
+  const Parts whole = {.whole = true};
+  std::vector<int> numbers(40, 7);
+  const std::string tokens = "tokens:" + directory_.write("some.bin", little_endian(numbers));
+  EXPECT_EQ(open_data(tokens, {.context = 3, .parts = whole}).whole->size(), 13u);  // 11 + 1 where it is divided
+  const std::string text = "text:" + directory_.write("some.txt", std::string(40, 'a') + "b");
+  EXPECT_EQ(open_data(text, {.context = 3, .parts = whole}).whole->size(), 13u);
+  EXPECT_EQ(open_data(text, {.context = 3, .parts = whole}).train, nullptr);
 }
 
 // With a mapping this is the end of the process, by SIGBUS.

@@ -82,14 +82,14 @@ bool register_families() {
                         if (std::exchange(estimated, true)) model->set_real();
                         return model;
                       }});
-  data::register_dataset(
-      {.name = "faulty",
-       .about = "digits, with faults",
-       .open = [](const std::string&, const std::string&, const data::OpenOptions& options) {
-         reach(Place::kStart);
-         data::DataSplits real = data::open_data("digits", options);
-         return data::DataSplits{std::make_shared<FaultyData>(real.train), std::make_shared<FaultyData>(real.validation)};
-       }});
+  data::register_dataset({.name = "faulty",
+                          .about = "digits, with faults",
+                          .open = [](const std::string&, const std::string&, const data::OpenOptions& options) {
+                            reach(Place::kStart);
+                            data::DataSplits real = data::open_data("digits", options);
+                            return data::DataSplits{std::make_shared<FaultyData>(real.train),
+                                                    std::make_shared<FaultyData>(real.validation)};
+                          }});
   std::atexit([] { reach(Place::kExit); });
   reach(Place::kMain);
   return true;

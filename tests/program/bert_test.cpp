@@ -105,7 +105,7 @@ TEST_F(Bert, TellsTextsApart) {
     for (std::size_t i = 0; i < 20; ++i) EXPECT_NEAR(metrics.losses[i], alone[i], 1e-5 * alone[i]) << "step " << i + 1;
   }
 
-  EXPECT_THAT(expect_done("lockstep eval bert --data csv:kind.csv --weights kind.safetensors").out,
+  EXPECT_THAT(expect_done("lockstep eval bert --data csv:kind.csv --split val --weights kind.safetensors").out,
               AllOf(HasSubstr("validation: loss"), HasSubstr("accuracy"), Not(HasSubstr("perplexity"))));
   directory_->write("ask.txt",
                     "const auto found = table.find(key);\n\nEvery rank reads its own shard of every batch.\n");

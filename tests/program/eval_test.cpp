@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 
 #include "base/splitmix.h"
 #include "tests/program/command.h"
@@ -18,6 +19,7 @@ namespace lockstep::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kClasses = 8, kTrained = 30, kJudged = 15;  // of patches; images of a class
@@ -107,8 +109,8 @@ TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
     EXPECT_EQ(root_cause.accuracy, accuracy);
     if (ranks == 1) top5 = root_cause.top5;
     EXPECT_EQ(root_cause.top5, top5);
-    EXPECT_EQ(root_cause.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  of 360 "
-                                              "samples\n",
+    EXPECT_EQ(root_cause.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  360 of "
+                                              "1797 samples\n",
                                               root_cause.loss, 100 * accuracy, 100 * top5));
   }
   EXPECT_GT(accuracy, 0.5);
@@ -167,7 +169,7 @@ TEST_F(Eval, CountsWhatInferenceTells) {
     EXPECT_NEAR(root_cause.loss, trained["loss"].get<double>(), 1e-6 * loss);
     EXPECT_NEAR(root_cause.accuracy * kSamples, first, 1e-9);
     EXPECT_NEAR(root_cause.top5 * kSamples, among_five, 1e-9);
-    EXPECT_THAT(root_cause.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  of 120 samples",
+    EXPECT_THAT(root_cause.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  120 of 360 samples",
                                                           100 * first / kSamples, 100 * among_five / kSamples)));
   }
 }
@@ -206,7 +208,7 @@ TEST_F(Eval, ALstmsContextIsTheFiles) {
   const auto trained =
       train("lstm --data text:sums.txt --layers 1 --width 16 --context 9 --steps 30 --batch 8 --save sums.safetensors");
   const double loss = trained["loss"];
-  const std::string given = "lstm --data text:sums.txt --weights sums.safetensors";
+  const std::string given = "lstm --data text:sums.txt --split val --weights sums.safetensors";
   EXPECT_NEAR(eval(1, given).loss, loss, 1e-6 * loss);
   EXPECT_GT(std::abs(eval(1, given + " --context 40").loss - loss), 1e-4 * loss);
 }
@@ -233,7 +235,7 @@ TEST_F(Eval, SizesOfOtherProgramsFilesAreReadFromTheirShapes) {
     const std::string given = name + " --data text:sums.txt --weights plain.safetensors" +
                               (name == "gpt" ? " --heads 2" : " --context 20");  // which no shape shows
     const double loss = trained["loss"];
-    EXPECT_NEAR(eval(1, given).loss, loss, 1e-6 * loss);
+    EXPECT_NEAR(eval(1, given + " --split val").loss, loss, 1e-6 * loss);
     const auto again = train(given + " --steps 1 --lr 0 --weight-decay 0");
     EXPECT_NEAR(again["loss"].get<double>(), loss, 1e-6 * loss);
   }
@@ -255,6 +257,57 @@ TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
   EXPECT_THAT(refused.err, HasSubstr("digits.onnx"));
 }
 
+// What is named is measured: a folder and a table without parts are not divided, as training would.
+TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
+  draw_patches(directory_.path() / "patches/train", kTrained);
+  draw_patches(directory_.path() / "patches/val", kJudged);
+  train("cnn --data images:patches --image-size 8 --epochs 2 --save patches.safetensors");
+  const std::string weights = " --weights patches.safetensors";
+  const RootCause divided = eval(1, "cnn --data images:patches" + weights);
+  const RootCause folder = eval(2, "cnn --data images:patches/val" + weights);
+  EXPECT_EQ(folder.samples, kClasses * kJudged);
+  EXPECT_EQ(folder.accuracy, divided.accuracy);
+  EXPECT_NEAR(folder.loss, divided.loss, 1e-6 * divided.loss);
+  EXPECT_THAT(folder.printed, AllOf(HasSubstr("images patches/val: loss"), HasSubstr("  120 of 120 samples")));
+  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split val" + weights).samples, kClasses * kJudged / 10);
+  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split train" + weights).samples, kClasses * kJudged * 9 / 10);
+  EXPECT_EQ(eval(1, "cnn --data images:patches --split train" + weights).samples, kClasses * kTrained);
+  EXPECT_EQ(eval(1, "cnn --data images:patches --split all" + weights).samples, kClasses * (kTrained + kJudged));
+
+  const std::string test = "lockstep eval cnn --data images:patches --split test --device cpu" + weights;
+  const auto none = run(test, directory_.path());
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("images:patches has no part for --split test"));
+  fs::copy(directory_.path() / "patches/val/class3", directory_.path() / "patches/test/class3",
+           fs::copy_options::recursive);
+  EXPECT_EQ(eval(1, "cnn --data images:patches --split test" + weights).samples, kJudged);
+  EXPECT_EQ(eval(1, "cnn --data images:patches/test" + weights).samples, kJudged) << "of one class of the weights'";
+  EXPECT_THAT(call("lockstep train cnn --data images:patches --image-size 8 --steps 1 --device cpu").out,
+              HasSubstr("patches/test is left untouched"));
+}
+
+TEST_F(Eval, WeightsAndFilesThatAreNoGood) {
+  train("mlp --data digits --steps 2 --save digits.safetensors");
+  const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
+  const auto full = run(line + " --metrics /dev/full", directory_.path());
+  EXPECT_EQ(full.code, 3) << full.err;
+  EXPECT_THAT(full.err, HasSubstr("/dev/full"));
+  EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
+
+  std::string file = read_file(directory_.path() / "digits.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t at = sizeof length + length; at + sizeof nan <= file.size(); at += sizeof nan)
+    std::memcpy(file.data() + at, &nan, sizeof nan);
+  write_file(directory_.path() / "digits.safetensors", file);
+  for (const int ranks : {1, 2}) {
+    const auto outcome = run(on_ranks(ranks) + line, directory_.path());
+    EXPECT_EQ(outcome.code, 7) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("the evaluation loss of digits.safetensors is NaN"));
+  }
+}
+
 TEST_F(Eval, PerplexityIsThatOfTheLoss) {
   write_file(directory_.path() / "sums.txt", sums());
   const auto trained = train(
@@ -263,7 +316,7 @@ TEST_F(Eval, PerplexityIsThatOfTheLoss) {
   RootCause alone;
   for (const int ranks : {1, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const RootCause root_cause = eval(ranks, "gpt --data text:sums.txt --weights sums.safetensors");
+    const RootCause root_cause = eval(ranks, "gpt --data text:sums.txt --split val --weights sums.safetensors");
     if (ranks == 1) alone = root_cause;
     EXPECT_GT(root_cause.samples, 3);
     EXPECT_EQ(root_cause.samples, alone.samples);

@@ -75,7 +75,8 @@ std::string error_of(const TrainConfig& config, const OwnTraining& own) {
 TEST(OwnTraining, TrainsWithAndWithoutAnEvaluation) {
   EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}), 0);
   EXPECT_EQ(
-      train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers(), .validation = numbers()}, .loss = absolute}),
+      train(quiet(),
+            {.model = nn::factory<Net>(1), .data = {.train = numbers(), .validation = numbers()}, .loss = absolute}),
       0);
 }
 

@@ -34,11 +34,11 @@ struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
-  std::string data;                             // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
-  Settings data_settings;                       // that its family declares
-  std::optional<int> classes;                   // default: what the data has
-  std::string split;                            // of an evaluation: kSplits; empty: all of what has no parts, else "val"
-  std::string vocabulary;                       // of word pieces, vocab.txt; default: the weights', or learned
+  std::string data;            // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
+  Settings data_settings;      // that its family declares
+  std::optional<int> classes;  // default: what the data has
+  std::string split;           // of an evaluation: kSplits; empty: all of what has no parts, else "val"
+  std::string vocabulary;      // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
   std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no
   std::optional<std::int64_t> batch;         // samples a rank and part of a step, or a shard

@@ -132,8 +132,8 @@ class Backend {
   /// Whether activations may be of this type: f32 everywhere.
   virtual bool computes_in(DType dtype) const = 0;
 
-  /// A copy of the host's values at `data`, dense and of this shape and type, as a tensor of this device. `data` has been
-  /// read when it returns.
+  /// A copy of the host's values at `data`, dense and of this shape and type, as a tensor of this device. `data` has
+  /// been read when it returns.
   Tensor from_host(const void* data, const Shape& shape, DType dtype) {
     Tensor made = empty(shape, dtype);
     upload({static_cast<const std::byte*>(data), made.bytes()}, made);
