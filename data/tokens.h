@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/data/dataset.h"
+#include "lockstep/data/open.h"
 
 namespace lockstep::data {
 

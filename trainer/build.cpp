@@ -219,7 +219,7 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
   if (config.reset_head || config.non_strict || !head || head->own.empty()) return;
   const auto is_own = [&](const std::string& name) { return name.starts_with(head->own); };
   const bool wanted = std::ranges::any_of(model.named_parameters(), is_own, &nn::NamedParameter::name);
-  const bool there = std::ranges::any_of(nn::plain_names(tensors), is_own);
+  const bool there = nn::TensorsByName(tensors).has_one_in(head->own);
   if (wanted && !there)
     throw UsageError(fmt::format("{} holds no layer for the classes of {}", config.weights, dataset.name()),
                      "give --reset-head, which starts that layer anew");

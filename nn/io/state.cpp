@@ -298,16 +298,28 @@ Other by_shape(const Assignment& failed, const Slots& slots, const std::vector<H
 
 Other under_other_names(const Assignment& failed, const Slots& slots, const std::vector<HostTensor>& tensors,
                         const std::vector<std::string>& names, const LoadOptions& options) {
-  for (const auto& shorter : without_common_parts(names)) {
+  for (const auto& [prefix, shorter] : possible_names(tensors)) {
+    if (prefix.empty()) continue;
     Assignment assignment(slots, tensors, shorter, options);
-    const std::string& longest = names.front();
     if (assignment.faults().empty())
-      return {.assignment = std::move(assignment),
-              .prefix = longest.substr(0, longest.size() - shorter.front().size()),
-              .why_not = {},
-              .renamed = {}};
+      return {.assignment = std::move(assignment), .prefix = prefix, .why_not = {}, .renamed = {}};
   }
   return failed.shapes_fit() ? by_shape(failed, slots, tensors, names, options) : Other{};
+}
+
+// Where tensors may be missing, no fault shows that all names have a prefix: the one with which most of them fit.
+Other under_fitting_prefix(const Assignment& failed, const Slots& slots, const std::vector<HostTensor>& tensors,
+                           const LoadOptions& options) {
+  Other best;
+  std::size_t least = failed.report().missing.size();
+  for (const auto& [prefix, shorter] : possible_names(tensors)) {
+    if (prefix.empty()) continue;
+    Assignment assignment(slots, tensors, shorter, options);
+    if (!assignment.shapes_fit() || assignment.report().missing.size() >= least) continue;
+    least = assignment.report().missing.size();
+    best = {.assignment = std::move(assignment), .prefix = prefix, .why_not = {}, .renamed = {}};
+  }
+  return best;
 }
 
 }  // namespace
@@ -334,6 +346,19 @@ std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors) {
   return names;
 }
 
+std::vector<PossibleNames> possible_names(const std::vector<HostTensor>& tensors) {
+  std::vector<PossibleNames> all = {{.prefix = {}, .names = plain_names(tensors)}};
+  const std::vector<std::string> plain = all.front().names;
+  for (auto& shorter : without_common_parts(plain)) {
+    const std::string& longest = plain.front();
+    PossibleNames names{.prefix = longest.substr(0, longest.size() - shorter.front().size()),
+                        .names = std::move(shorter)};
+    rename(names.names);  // what a family's files have before some of their names only shows now
+    all.push_back(std::move(names));
+  }
+  return all;
+}
+
 std::vector<HostTensor> state_of(const Module& module) {
   Slots all = slots_of(module);
   take_off(all.names, kWrapper);
@@ -355,8 +380,9 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
   Assignment assignment(slots, tensors, names, options);
   auto faults = assignment.faults();
   Other other;
-  if (!faults.empty() && options.strict && options.match_other_names && !options.keep_prefix) {
-    other = under_other_names(assignment, slots, tensors, names, options);
+  if (options.match_other_names && !options.keep_prefix && (!faults.empty() || !options.strict)) {
+    other = options.strict ? under_other_names(assignment, slots, tensors, names, options)
+                           : under_fitting_prefix(assignment, slots, tensors, options);
     if (other.assignment) {
       assignment = *std::move(other.assignment);
       faults.clear();

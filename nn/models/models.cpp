@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "lockstep/nn/io/state.h"
-#include "nn/io/other_names.h"
 
 namespace lockstep::nn {
 
@@ -47,9 +46,12 @@ TensorsByName::TensorsByName(const std::vector<HostTensor>& tensors) : tensors_(
   const auto add = [&](const std::vector<std::string>& names) {
     for (std::size_t i = 0; i < names.size(); ++i) by_name_.emplace(names[i], &tensors[i]);
   };
-  const auto names = plain_names(tensors);
-  add(names);
-  for (const auto& shorter : without_common_parts(names)) add(shorter);  // which hide none of those before
+  for (const auto& possible : possible_names(tensors)) add(possible.names);  // which hide none of those before
+}
+
+bool TensorsByName::has_one_in(const std::string& part) const {
+  const auto first = by_name_.lower_bound(part);
+  return first != by_name_.end() && first->first.starts_with(part);
 }
 
 std::vector<const HostTensor*> TensorsByName::with_dims(std::size_t dims) const {

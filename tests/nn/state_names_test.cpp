@@ -188,6 +188,27 @@ TEST_F(Gpt2Names, WithTheHeadBesideTheTransformer) {
   EXPECT_THAT(refusal(*gpt(1), with_head, {.keep_prefix = true}), HasSubstr("unexpected \"transformer.wte.weight\""));
 }
 
+// Lightning's "model.", and others, are before the names of the transformer and of its head, tied or not.
+TEST_F(Gpt2Names, UnderAPrefixWithAHead) {
+  const LoadOptions options = {.match_other_names = true};
+  auto with_head = renamed(state_, "transformer.");
+  with_head.push_back(copied("lm_head.weight", table()));
+  for (const char* prefix : {"model.", "lit.model.", "model._orig_mod."})
+    for (const bool strict : {true, false}) {
+      SCOPED_TRACE(prefix);
+      const auto target = gpt(1);
+      const LoadReport report =
+          load_state(*target, renamed(with_head, prefix), "f", {.strict = strict, .match_other_names = true});
+      EXPECT_EQ(report.prefix, prefix);
+      EXPECT_THAT(report.missing, IsEmpty());
+      EXPECT_EQ(parameters_sha256(*target), parameters_sha256(*gpt(2)));
+    }
+  // A file of other tensors is not taken for one with a prefix.
+  std::vector<HostTensor> foreign = {copied("model.other", table())};
+  EXPECT_THAT(load_state(*gpt(1), foreign, "f", {.strict = false, .match_other_names = true}).prefix, "");
+  EXPECT_THAT(refusal(*gpt(1), foreign, options), HasSubstr("missing"));
+}
+
 TEST_F(Gpt2Names, MasksOfAttentionAreNotUsed) {
   auto with_masks = state_;
   with_masks.push_back({"h.0.attn.bias", DType::kU8, {1, 1, 3, 3}, std::vector<std::byte>(9)});

@@ -247,6 +247,33 @@ TEST_F(Eval, SizesOfOtherProgramsFilesAreReadFromTheirShapes) {
   EXPECT_EQ(heads.code, 2) << heads.err;  // it is no gpt's
 }
 
+// As a LightningModule saves its `self.model`; with a layer for classes, whose names begin otherwise than the
+// encoder's.
+TEST_F(Eval, APrefixOfAllNamesIsTakenOffByEvalTrainAndInfer) {
+  std::string rows = "text,label\n";
+  for (int i = 0; i < 60; ++i)
+    rows += fmt::format("it was {} again {},{}\n", i % 2 ? "good" : "bad", i * i % 7, i % 2 ? "pos" : "neg");
+  write_file(directory_.path() / "t.csv", rows);
+  const std::string sizes = "bert --layers 1 --heads 2 --width 16 --max-length 12 ";
+  const auto trained = train(sizes + "--data csv:t.csv --steps 5 --save own.safetensors");
+  const std::string file = read_file(directory_.path() / "own.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const nlohmann::json header = json_in(file.substr(sizeof length, length));
+  nlohmann::json named;
+  for (const auto& [name, tensor] : header.items())
+    named[name == "__metadata__" ? name : "model." + name] = tensor;
+  const std::string text = named.dump(), rest = file.substr(sizeof length + length);
+  length = text.size();
+  write_file(directory_.path() / "lit.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + rest);
+  EXPECT_EQ(eval(1, "bert --data csv:t.csv --split val --weights lit.safetensors").accuracy, trained["accuracy"]);
+  const std::string again = "bert --data csv:t.csv --steps 1 --lr 0 --weight-decay 0 --weights lit.safetensors";
+  EXPECT_EQ(train(again)["params_sha256"], trained["params_sha256"]);
+  EXPECT_EQ(train(again + " --non-strict")["params_sha256"], trained["params_sha256"]);
+  call("lockstep infer bert --weights lit.safetensors --prompt \"it was good\" --quiet --device cpu");
+}
+
 TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
   const auto trained = train("mlp --data digits --hidden 20 --steps 20 --save digits.pt");
   EXPECT_EQ(read_file(directory_.path() / "digits.pt").substr(0, 2), "PK");
@@ -278,6 +305,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   const auto none = run(test, directory_.path());
   EXPECT_EQ(none.code, 2);
   EXPECT_THAT(none.err, HasSubstr("images:patches has no part for --split test"));
+  fs::create_directories(directory_.path() / "patches/test");
   fs::copy(directory_.path() / "patches/val/class3", directory_.path() / "patches/test/class3",
            fs::copy_options::recursive);
   EXPECT_EQ(eval(1, "cnn --data images:patches --split test" + weights).samples, kJudged);

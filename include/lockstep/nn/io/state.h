@@ -21,6 +21,14 @@ std::vector<HostTensor> state_of(const Module& module);
 /// LayerNorm.{gamma, beta} of older files of BERT are LayerNorm.{weight, bias}. In the order of `tensors`.
 std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);
 
+/// What the names of `tensors` may be meant to be: plain_names(), and the same without up to three other first parts
+/// that all of them have, such as the "model." of a LightningModule.
+struct PossibleNames {
+  std::string prefix;  // that is taken off besides
+  std::vector<std::string> names;
+};
+std::vector<PossibleNames> possible_names(const std::vector<HostTensor>& tensors);
+
 /// The first of `names` in quotes, and how many more there are, for an error.
 std::string few_of(const std::vector<std::string>& names);
 

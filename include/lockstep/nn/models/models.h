@@ -45,8 +45,8 @@ struct MatrixProduct {
   bool reads_data = false;  // so nothing needs the gradient of its input
 };
 
-/// Tensors of a weights file by name, without what wrappers put before all names (plain_names()), and also without any
-/// other first part that all have: what load_state() may take off (LoadOptions::match_other_names).
+/// Tensors of a weights file by all their possible_names(): those that load_state() may give them
+/// (LoadOptions::match_other_names).
 class TensorsByName {
  public:
   /// `tensors` must outlive it.
@@ -56,6 +56,8 @@ class TensorsByName {
   /// model's.
   std::vector<const HostTensor*> with_dims(std::size_t dims) const;
 
+  /// Whether the names of some begin with `part`.
+  bool has_one_in(const std::string& part) const;
   /// nullptr: there is none of so many dimensions.
   const HostTensor* find(const std::string& name, std::size_t dims) const;
   /// Its shape; nullptr: there is none of so many dimensions.
