@@ -88,11 +88,13 @@ std::vector<std::string> classes_of(const TextTable& table) {
   return classes;
 }
 
+// `trained_on`: the file that has all classes; empty: the weights do.
 void number_labels(TextTable& table, const std::vector<std::string>& classes, const std::string& trained_on) {
   std::map<std::string, std::int32_t> numbers;
   for (const auto& name : classes) numbers.emplace(name, static_cast<std::int32_t>(numbers.size()));
   for (std::size_t i = 0; i < table.rows.size(); ++i) {
     const auto found = numbers.find(table.labels[i]);
+    if (found == numbers.end() && trained_on.empty()) refuse_class(table.rows[i].source, table.labels[i], classes);
     if (found == numbers.end())
       throw IoError(fmt::format("{}: no text of {} has the class '{}'", table.rows[i].source, trained_on,
                                 printable(utf8_prefix(table.labels[i], 40))),
@@ -129,7 +131,7 @@ DataSplits open_csv(const std::string& path, const OpenOptions& options) {
                    .pairs = table.texts.size() > 1,
                    .train = {},
                    .validation = {}};
-  number_labels(table, rows.classes, known.empty() ? printable(path) : "the weights");
+  number_labels(table, rows.classes, known.empty() ? printable(path) : "");
   rows.train = std::move(table.rows);
   const auto rows_of = [&](const std::string& file) {
     TextTable other = read_text_table(file, columns);

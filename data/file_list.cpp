@@ -109,7 +109,8 @@ bool has_directory(const std::string& directory, const char* name) {
   return fs::is_directory(directory + "/" + name, error);
 }
 
-// The files of `directory`, with the places of its folders' names among `classes`, which `where` has.
+// The files of `directory`, with the places of its folders' names among `classes`, which the folder `where` has; the
+// weights, where it is empty.
 FileList list_known(const std::string& directory, const std::vector<std::string>& classes, const std::string& where,
                     const FileKind& kind) {
   const auto found = list_classes(directory, kind);
@@ -117,6 +118,7 @@ FileList list_known(const std::string& directory, const std::vector<std::string>
   std::vector<std::int32_t> places;
   for (const std::string& name : found) {
     const auto place = std::ranges::find(classes, name);
+    if (place == classes.end() && where.empty()) refuse_class(printable(directory), name, classes);
     if (place == classes.end())
       throw IoError(fmt::format("{}/{}: no such class is in {}", printable(directory), printable(name), where),
                     "all parts have the same classes, a folder for each");
@@ -235,6 +237,17 @@ FileList list_all_files(const std::string& directory, const FileKind& kind) {
   return list;
 }
 
+void refuse_class(const std::string& place, const std::string& name, const std::vector<std::string>& known) {
+  constexpr std::size_t kShown = 8;
+  std::vector<std::string> shown;
+  for (const auto& one : std::span(known).first(std::min(known.size(), kShown)))
+    shown.push_back(fmt::format("'{}'", printable(one)));
+  if (known.size() > kShown) shown.push_back(fmt::format("{} more", known.size() - kShown));
+  throw UsageError(
+      fmt::format("{}: the weights know no class '{}', but {}", place, printable(utf8_prefix(name, 40)), listed(shown)),
+      "use data of these classes; other ones are trained with --reset-head");
+}
+
 FileParts list_parts(const std::string& given, const FileKind& kind, const Parts& wanted) {
   std::string directory = given;
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
@@ -258,7 +271,7 @@ FileParts list_parts(const std::string& given, const FileKind& kind, const Parts
     parts.train = list_files(train, parts.classes, kind);
   } else {
     parts.classes = wanted.class_names;
-    parts.train = list_known(train, parts.classes, "the weights", kind);
+    parts.train = list_known(train, parts.classes, "", kind);
   }
   if (!parts.divided) {
     if (!wanted.whole && parts.train.size() < kNthForValidation)

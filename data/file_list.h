@@ -69,6 +69,10 @@ FileList list_files(const std::string& directory, const std::vector<std::string>
 /// where there are none.
 FileList list_all_files(const std::string& directory, const FileKind& kind);
 
+/// Throws UsageError for a class, found at `place`, that is none of Parts::class_names.
+[[noreturn]] void refuse_class(const std::string& place, const std::string& name,
+                               const std::vector<std::string>& known);
+
 /// A directory of files for training, validation and tests. The lists have the classes' numbers.
 struct FileParts {
   std::string directory;  // as it was given, without a slash at its end

@@ -123,7 +123,7 @@ void Progress::draw(const StepReport& report) {
 }
 
 void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
-  announce(fmt::format("epoch {}/{}  step {}  test {}loss {}{} of {}", epoch, epochs_, report.step,
+  announce(fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}", epoch, epochs_, report.step,
                        report.of_average ? "of the moving average: " : "", loss_text(report.loss),
                        std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy), report.samples));
 }

@@ -127,7 +127,7 @@ TEST_F(ImagesTest, WholeAndTestParts) {
   read(*known.whole, 0, &label);
   EXPECT_EQ(label, 2);
   EXPECT_EQ(known.whole->classes(), 3);
-  EXPECT_THROW(open_data(some, {.parts = {.whole = true, .class_names = {"ant", "cow"}}}), IoError);
+  EXPECT_THROW(open_data(some, {.parts = {.whole = true, .class_names = {"ant", "cow"}}}), UsageError);
 
   put_classes({"ant", "bee"}, "d/train/");
   put("d/val/bee/1.png");

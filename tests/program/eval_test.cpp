@@ -261,8 +261,7 @@ TEST_F(Eval, APrefixOfAllNamesIsTakenOffByEvalTrainAndInfer) {
   std::memcpy(&length, file.data(), sizeof length);
   const nlohmann::json header = json_in(file.substr(sizeof length, length));
   nlohmann::json named;
-  for (const auto& [name, tensor] : header.items())
-    named[name == "__metadata__" ? name : "model." + name] = tensor;
+  for (const auto& [name, tensor] : header.items()) named[name == "__metadata__" ? name : "model." + name] = tensor;
   const std::string text = named.dump(), rest = file.substr(sizeof length + length);
   length = text.size();
   write_file(directory_.path() / "lit.safetensors",
@@ -310,7 +309,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
            fs::copy_options::recursive);
   EXPECT_EQ(eval(1, "cnn --data images:patches --split test" + weights).samples, kJudged);
   EXPECT_EQ(eval(1, "cnn --data images:patches/test" + weights).samples, kJudged) << "of one class of the weights'";
-  EXPECT_THAT(call("lockstep train cnn --data images:patches --image-size 8 --steps 1 --device cpu").out,
+  EXPECT_THAT(call("lockstep train cnn --data images:patches --image-size 8 --steps 1 --device cpu").err,
               HasSubstr("patches/test is left untouched"));
 }
 
