@@ -226,10 +226,13 @@ std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std
 
 void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source) {
   for (const auto& setting : nn::model_family(spec.name).settings) {
-    if (setting.role != SettingSpec::Role::kStructure) continue;
     const SettingValue* const said = spec.settings.find(setting.name);
     const SettingValue* const given = model.settings.find(setting.name);
     if (said == nullptr) continue;
+    // How long samples are is no size of the model, but it may take no longer ones than so.
+    if (setting.role == SettingSpec::Role::kTokens && given == nullptr && *said != setting.fallback)
+      model.settings.set(setting.name, *said);
+    if (setting.role != SettingSpec::Role::kStructure) continue;
     if (given != nullptr && source && *given != *said)
       throw UsageError(fmt::format("--{} {}, but {} holds a model with {}", setting.name, to_string(*given), *source,
                                    to_string(*said)),

@@ -13,15 +13,39 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_value.h"
+#include "base/text.h"
+#include "data/added_tokens.h"
+#include "data/tokenizer_files.h"
 
 namespace lockstep::data {
 namespace {
 
 constexpr std::size_t kMostTokens = 1 << 24;
+constexpr const char* kEndOfText = "<|endoftext|>";
+
+// Letters, digits and blanks of Unicode 16, as the package tokenizers has them (scripts/try-tokenizers): with those
+// that PCRE2 may be too old to know.
+constexpr std::string_view kLetters =
+    R"(\p{L})"
+    R"(\x{1C89}-\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65})"
+    R"(\x{10D6F}-\x{10D85}\x{10EC2}-\x{10EC4}\x{1123F}-\x{11240}\x{11380}-\x{11389}\x{1138B}\x{1138E})"
+    R"(\x{11390}-\x{113B5}\x{113B7}\x{113D1}\x{113D3}\x{11BC0}-\x{11BE0}\x{11F02}\x{11F04}-\x{11F10})"
+    R"(\x{11F12}-\x{11F33}\x{1342F}\x{13441}-\x{13446}\x{13460}-\x{143FA}\x{16100}-\x{1611D})"
+    R"(\x{16D40}-\x{16D6C}\x{18CFF}\x{1B132}\x{1B155}\x{1DF25}-\x{1DF2A}\x{1E030}-\x{1E06D})"
+    R"(\x{1E4D0}-\x{1E4EB}\x{1E5D0}-\x{1E5ED}\x{1E5F0}\x{2B739}\x{2EBF0}-\x{2EE5D}\x{31350}-\x{323AF})";
+constexpr std::string_view kDigits =
+    R"(\p{N})"
+    R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})"
+    R"(\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3}\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
+constexpr std::string_view kBlanks =
+    R"(\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}-\x{2029}\x{202F}\x{205F}\x{3000})";
 
 // How GPT-2 cuts a text into words before it merges anything: endings, letters, digits, other signs, blanks; a blank
 // before a word belongs to it.
-constexpr const char* kWords = R"('(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+std::string words_pattern() {
+  return fmt::format("'(?:s|t|re|ve|m|ll|d)| ?[{0}]+| ?[{1}]+| ?[^{2}{0}{1}]+|[{2}]+(?![^{2}])|[{2}]+", kLetters,
+                     kDigits, kBlanks);
+}
 
 // The files write each byte as a character that can be seen: the printable ones as themselves, the others in order from
 // U+0100 on.
@@ -87,9 +111,16 @@ struct BytePairs::Tables {
   std::array<std::int32_t, 256> single = {};
   std::unordered_map<std::uint64_t, Merge> merges;  // by the pair
   std::unique_ptr<pcre2_code, CodeDeleter> words;
+  AddedTokens added;
+  bool add_prefix_space = false;
 
+  void encode(std::string_view text, std::size_t offset, const std::string& source,
+              std::vector<std::int32_t>& to) const;
   std::unordered_map<std::string, std::int32_t> read_vocabulary(const std::string& path);
   void read_merges(const std::string& path, const std::unordered_map<std::string, std::int32_t>& numbers);
+  void add_tokens(const std::string& path);
+  void check_merges(const std::string& path, const std::string& vocabulary,
+                    const std::unordered_map<std::string, std::int32_t>& numbers) const;
   void compile_words();
   void merge_word(std::string_view word, std::vector<std::int32_t>& to) const;
 };
@@ -115,8 +146,7 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
       refuse(fmt::format("the number of '{}' is not one of 0 to {}, each once", token, tokens.size() - 1));
     const std::size_t at = place.value();
     seen[at] = true;
-    // <|endoftext|> stands for no bytes: it is written as it is.
-    tokens[at] = to_bytes(token).value_or(token);
+    tokens[at] = token;
     numbers[token] = static_cast<std::int32_t>(at);
   }
   const auto visible = visible_bytes();
@@ -125,8 +155,52 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
     if (found == numbers.end()) refuse(fmt::format("it has no token for the byte {}", byte));
     single[byte] = found->second;
   }
-  if (const auto found = numbers.find("<|endoftext|>"); found != numbers.end()) end = found->second;
+  if (const auto found = numbers.find(kEndOfText); found != numbers.end()) end = found->second;
   return numbers;
+}
+
+/// Of the names in `tokens` makes their bytes; those of added tokens stand for themselves.
+void BytePairs::Tables::add_tokens(const std::string& path) {
+  const TokenizerFiles files = read_tokenizer_files(path, TokenizerKind::kGpt2);
+  append_added_tokens(files, tokens, path);
+  add_prefix_space = files.add_prefix_space;
+  for (const auto& [name, number] : files.added) {
+    if (name == kEndOfText)
+      end = static_cast<std::int32_t>(number);
+    else
+      added.add(name, static_cast<std::int32_t>(number));
+  }
+  if (end) added.add(kEndOfText, *end);
+  const auto names = added.names();
+  for (std::string& token : tokens)
+    if (std::ranges::find(names, token) == names.end()) token = to_bytes(token).value_or(token);
+}
+
+/// Whatever the vocabulary has is made by merges, or has a name that marks it as something else.
+void BytePairs::Tables::check_merges(const std::string& path, const std::string& vocabulary,
+                                     const std::unordered_map<std::string, std::int32_t>& numbers) const {
+  std::vector<bool> made(tokens.size());
+  for (const std::int32_t token : single) made[static_cast<std::size_t>(token)] = true;
+  for (const auto& [pair, merge] : merges) made[static_cast<std::size_t>(merge.made)] = true;
+  const auto names = added.names();
+  std::int32_t first = -1;
+  std::size_t missing = 0;
+  for (const auto& [name, number] : numbers) {
+    const bool marked =
+        (name.starts_with('<') && name.ends_with('>')) || (name.starts_with('[') && name.ends_with(']'));
+    if (made[static_cast<std::size_t>(number)] || marked || std::ranges::find(names, name) != names.end()) continue;
+    ++missing;
+    if (first < 0 || number < first) first = number;
+  }
+  const char* const remedy = "take the merges.txt that belongs to the vocabulary, all of it";
+  if (merges.empty()) throw IoError(fmt::format("{} has no merges: it is empty, or cut", path), remedy);
+  if (missing > 0)
+    throw IoError(
+        fmt::format("{} is cut, or belongs to another vocabulary: it does not make {} of the {} tokens of {}, "
+                    "the first of them '{}'",
+                    path, missing, numbers.size(), vocabulary,
+                    printable(utf8_prefix(tokens[static_cast<std::size_t>(first)], 40))),
+        remedy);
 }
 
 void BytePairs::Tables::read_merges(const std::string& path,
@@ -158,7 +232,8 @@ void BytePairs::Tables::read_merges(const std::string& path,
 void BytePairs::Tables::compile_words() {
   int code = 0;
   PCRE2_SIZE at = 0;
-  words.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kWords), PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code,
+  const std::string pattern = words_pattern();
+  words.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP, &code,
                             &at, nullptr));
   LOCKSTEP_ASSERT(words != nullptr, "PCRE2 refuses the pattern of words at {}: {}", at, code);
   pcre2_jit_compile(words.get(), PCRE2_JIT_COMPLETE);  // faster where it can be had
@@ -216,7 +291,10 @@ void BytePairs::Tables::merge_word(std::string_view word, std::vector<std::int32
 
 BytePairs::BytePairs(const std::string& vocabulary_path, const std::string& merges_path) {
   auto tables = std::make_unique<Tables>();
-  tables->read_merges(merges_path, tables->read_vocabulary(vocabulary_path));
+  const auto numbers = tables->read_vocabulary(vocabulary_path);
+  tables->read_merges(merges_path, numbers);
+  tables->add_tokens(vocabulary_path);
+  tables->check_merges(merges_path, vocabulary_path, numbers);
   tables->compile_words();
   tables_ = std::move(tables);
 }
@@ -228,26 +306,41 @@ std::optional<std::int32_t> BytePairs::end_of_text() const { return tables_->end
 int BytePairs::size() const { return static_cast<int>(tables_->tokens.size()); }
 
 std::vector<std::int32_t> BytePairs::encode(std::string_view text, const std::string& source) const {
-  const std::unique_ptr<pcre2_match_data, MatchDeleter> match(
-      pcre2_match_data_create_from_pattern(tables_->words.get(), nullptr));
-  if (match == nullptr) throw std::bad_alloc();
   std::vector<std::int32_t> tokens;
+  tables_->added.cut(
+      text,
+      [&](std::string_view part) {
+        const auto offset = static_cast<std::size_t>(part.data() - text.data());
+        if (tables_->add_prefix_space && !part.starts_with(' '))
+          tables_->encode(" " + std::string(part), offset - 1, source, tokens);
+        else
+          tables_->encode(part, offset, source, tokens);
+      },
+      [&](std::int32_t token) { tokens.push_back(token); });
+  return tokens;
+}
+
+/// Of a text without added tokens, which begins at byte `offset` of `source`.
+void BytePairs::Tables::encode(std::string_view text, std::size_t offset, const std::string& source,
+                               std::vector<std::int32_t>& to) const {
+  const std::unique_ptr<pcre2_match_data, MatchDeleter> match(
+      pcre2_match_data_create_from_pattern(words.get(), nullptr));
+  if (match == nullptr) throw std::bad_alloc();
   PCRE2_SIZE at = 0;
   std::uint32_t checks = 0;  // the whole text is checked once
   while (at < text.size()) {
-    const int found = pcre2_match(tables_->words.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+    const int found = pcre2_match(words.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
                                   checks | PCRE2_ANCHORED, match.get(), nullptr);
     if (found < 0 && found != PCRE2_ERROR_NOMATCH && pcre2_get_startchar(match.get()) < text.size() && checks == 0)
-      throw IoError(fmt::format("{}: byte {} is not UTF-8", source, pcre2_get_startchar(match.get())),
+      throw IoError(fmt::format("{}: byte {} is not UTF-8", source, offset + pcre2_get_startchar(match.get())),
                     "convert the text: iconv -t UTF-8");
-    LOCKSTEP_ASSERT(found >= 0, "no word at byte {} of {}: {}", at, source, found);
+    LOCKSTEP_ASSERT(found >= 0, "no word at byte {} of {}: {}", offset + at, source, found);
     checks = PCRE2_NO_UTF_CHECK;
-    const PCRE2_SIZE end = pcre2_get_ovector_pointer(match.get())[1];
-    LOCKSTEP_ASSERT(end > at, "an empty word at byte {} of {}", at, source);
-    tables_->merge_word(text.substr(at, end - at), tokens);
-    at = end;
+    const PCRE2_SIZE end_of_word = pcre2_get_ovector_pointer(match.get())[1];
+    LOCKSTEP_ASSERT(end_of_word > at, "an empty word at byte {} of {}", offset + at, source);
+    merge_word(text.substr(at, end_of_word - at), to);
+    at = end_of_word;
   }
-  return tokens;
 }
 
 std::string BytePairs::decode(std::span<const std::int32_t> tokens) const {

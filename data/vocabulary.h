@@ -60,14 +60,15 @@ class Utf8Joiner {
 class BytePairs final : public Vocabulary {
  public:
   /// vocab.json: an object from tokens to their numbers, 0 to N − 1; merges.txt: one pair per line, the likelier ones
-  /// first, after a line that starts with #version. Throws IoError naming file and line or byte.
+  /// first, after a line that starts with #version. Files beside vocab.json may add tokens (read_tokenizer_files()).
+  /// Throws IoError naming file and line or byte, and for merges that do not make all tokens of the vocabulary.
   BytePairs(const std::string& vocabulary_path, const std::string& merges_path);
   ~BytePairs() override;
   BytePairs(const BytePairs&) = delete;
   BytePairs& operator=(const BytePairs&) = delete;
 
   int size() const override;
-  /// "<|endoftext|>" in a text is a text like others, not the token.
+  /// "<|endoftext|>" in a text is that token, and so are the names of added ones.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
   /// <|endoftext|>

@@ -130,7 +130,8 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.exclusive({"input", "prompt"});
   table.add({.name = "lines",
              .kind = OptionKind::kFlag,
-             .help = "each line of the input is a prompt, or a text to read; of a table (.csv, .tsv) each row",
+             .help = "each line of the input is a prompt, or a text to read; of a table (.csv, .tsv) each row; results "
+                     "are as many",
              .value = boolean(config.lines),
              .applies = applies_to(
                  "texts that are read from --input", config,

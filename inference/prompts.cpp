@@ -48,13 +48,16 @@ std::vector<PromptText> read_prompts(const InferConfig& config) {
   std::string text = config.input == "-" ? read_standard_input() : std::string(data::TextFile(config.input).text());
   if (!config.lines) return {{std::move(text), source}};
   std::vector<PromptText> prompts;
-  const auto lines = split(text, '\n');
+  auto lines = split(text, '\n');
+  if (lines.back().empty()) lines.pop_back();  // after the end of the last one
+  bool any = false;
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    std::string line = lines[i];
+    std::string& line = lines[i];
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty()) prompts.push_back({std::move(line), fmt::format("{}, line {}", source, i + 1)});
+    any = any || !line.empty();
+    prompts.push_back({std::move(line), fmt::format("{}, line {}", source, i + 1)});
   }
-  if (prompts.empty()) throw IoError(fmt::format("{}: no line has a prompt", source), "write one per line");
+  if (!any) throw IoError(fmt::format("{}: no line has a prompt", source), "write one per line");
   return prompts;
 }
 

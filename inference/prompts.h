@@ -16,8 +16,9 @@ struct PromptText {
   bool of_table = false;                // tabs in it are text
 };
 
-/// At least one; lines that are empty are none. With --lines the first line of a table (data::is_table()) names its
-/// columns, and is no text. Throws IoError for a file that cannot be read, and where no line has a text.
+/// At least one; of lines also those that are empty: results shall be as many. With --lines the first line of a table
+/// (data::is_table()) names its columns, and is no text. Throws IoError for a file that cannot be read, and where no
+/// line has a text.
 std::vector<PromptText> read_prompts(const InferConfig& config);
 
 }  // namespace lockstep::inference

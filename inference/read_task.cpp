@@ -60,7 +60,7 @@ class ReadWorker final : public InferWorker {
     positions_.clear();
     for (std::size_t i = 0; i < tokens_.size(); ++i)
       if (shared_->masked && tokens_[i] == shared_->pieces->mask()) positions_.push_back(static_cast<std::int32_t>(i));
-    compute();
+    if (!shared_->masked || !positions_.empty()) compute();
     const double ms = 1e3 * seconds_between(start, Clock::now());
     ++tally.results;
     tally.result_ms.push_back(ms);
@@ -205,7 +205,9 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
             fmt::format("{}: its rows are pairs of texts, and {} predicts tokens of one", config.input, config.weights),
             "say which column is the text: --text COLUMN");
       read.encoded.first = shared->pieces->encode(prompt.text, prompt.source);
-      if (std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
+      // An empty line has an empty result.
+      if (!(config.lines && read.encoded.first.empty()) &&
+          std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
         throw UsageError(
             fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
             "write [MASK] in their places");

@@ -17,7 +17,7 @@ constexpr const char* kBetween = "---------------\n";
 
 struct Prompt {
   std::string text;
-  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> tokens;  // none: an empty line, which nothing continues
 };
 
 /// What all workers look at.
@@ -68,8 +68,9 @@ class TextWorker final : public InferWorker {
     const data::Vocabulary& vocabulary = *shared_->vocabulary;
     data::Utf8Joiner joiner;
     auto last = Clock::now();
-    text_.begin(prompt, shared_->tokens);
     std::int64_t made = 0;
+    if (prompt.empty()) return made;
+    text_.begin(prompt, shared_->tokens);
     while (made < shared_->tokens) {
       // Models may have places for more tokens than there are.
       const std::int32_t token = chooser_.choose(text_.logits().first(static_cast<std::size_t>(vocabulary.size())), job,
@@ -122,7 +123,7 @@ std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabula
     if (tokens.empty() && vocabulary.end_of_text()) tokens = {*vocabulary.end_of_text()};
     if (tokens.empty() && config.prompt)
       throw UsageError("--prompt: an empty prompt: there is nothing to continue", "give a character, or more");
-    if (tokens.empty())
+    if (tokens.empty() && !config.lines)
       throw IoError(fmt::format("{}: it is empty: there is nothing to continue", prompt.source),
                     "write a prompt into it");
     prompts.push_back({std::move(prompt.text), std::move(tokens)});

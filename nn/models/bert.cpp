@@ -202,6 +202,7 @@ std::vector<MatrixProduct> bert_products(const ModelSpec& spec) {
 }
 
 constexpr const char* kClassifier = "classifier.weight";
+constexpr std::int64_t kUsualLength = 128;  // of samples, in tokens
 
 void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   const auto* const table = tensors.shape("bert.embeddings.word_embeddings.weight", 2);
@@ -223,6 +224,9 @@ void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   spec.settings.set("width", width);
   if (const auto* positions = tensors.shape("bert.embeddings.position_embeddings.weight", 2))
     spec.settings.set("context", (*positions)[0]);
+  // Samples are no longer than the model takes.
+  if (spec.settings.has("context") && spec.settings.integer("context") < kUsualLength)
+    spec.settings.set("max-length", spec.settings.integer("context"));
   if (const auto* types = tensors.shape("bert.embeddings.token_type_embeddings.weight", 2))
     spec.settings.set("token-types", (*types)[0]);
   if (const auto* inner = tensors.shape("bert.encoder.layer.0.intermediate.dense.weight", 2))
@@ -237,7 +241,7 @@ std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
   if (!spec.sample_shape.empty() && spec.sample_shape[0] > bert.context)
     throw UsageError(
         fmt::format("samples of {} tokens for a {} of {} positions", spec.sample_shape[0], spec.name, bert.context),
-        "give a smaller --max-length, or a larger --context");
+        fmt::format("give --max-length {}, or less", bert.context));
   if (predicts_tokens(spec)) return std::make_unique<BertForMaskedLM>(context, bert);
   return std::make_unique<BertForSequenceClassification>(context, bert, spec.classes);
 }
@@ -246,7 +250,6 @@ std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
 
 const ModelFamily& bert_family() {
   constexpr BertSpec kUsual;
-  constexpr std::int64_t kUsualLength = 128;
   SettingSpec inner =
       size_setting("inner", 0, "features between the two layers of a block's second half; 0: 4 * width");
   inner.low = 0;

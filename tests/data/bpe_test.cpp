@@ -81,8 +81,59 @@ TEST_F(Bpe, TokensEndWithinCharacters) {
   EXPECT_EQ(joiner.finish(), "");
 }
 
+// What the package tokenizers 0.23.3 says: Unicode 16 has letters and digits that PCRE2 may be too old for, and U+180E
+// has not been a blank since Unicode 6.3. A merge shows that two characters are in one word.
+TEST_F(Bpe, WordsEndWhereHuggingFaceHasThem) {
+  const auto all = testing::json_in(read(kGolden / "vocab.json"));
+  auto vocabulary = nlohmann::json::object();
+  for (const auto& [name, number] : all.items())
+    if (name.size() == 1 || (name.size() == 2 && static_cast<unsigned char>(name[0]) >= 0x80))
+      vocabulary[name] = vocabulary.size();
+  ASSERT_EQ(vocabulary.size(), 256u);
+  std::string merges;
+  for (const std::string pair : {"a á", "a ð", "! á", "! â", "1 ð", "1 á", "Ġ á"}) {
+    merges += pair + "\n";
+    std::string made = pair;
+    made.erase(made.find(' '), 1);
+    vocabulary[made] = vocabulary.size();
+  }
+  const BytePairs pairs(directory_.write("vocab.json", vocabulary.dump()), directory_.write("merges.txt", merges));
+  for (const std::string text : {"a\u1c89", "a\U00010d4a", "!\u180e", "1\U00010d40", " \u180e"})
+    EXPECT_EQ(pairs.encode(text, "it").size(), text.size() - 1) << text;
+  for (const std::string text : {"!\u2028", "1\u1c89", "a\u180e", "a\U00016eba", "!\u1680"})
+    EXPECT_EQ(pairs.encode(text, "it").size(), text.size()) << text;
+}
+
+TEST_F(Bpe, FilesBesideTheVocabularyAddTokens) {
+  const std::string vocabulary = read(kGolden / "vocab.json"), merges = read(kGolden / "merges.txt");
+  directory_.write(
+      "tokenizer_config.json",
+      R"({"add_prefix_space": true, "added_tokens_decoder": {"481": {"content": "<x y>", "special": true}}})");
+  const BytePairs pairs(directory_.write("vocab.json", vocabulary), directory_.write("merges.txt", merges));
+  EXPECT_EQ(pairs.size(), golden_.size() + 1);
+  const auto the = golden_.encode(" the", "it");
+  ASSERT_EQ(the.size(), 1u);
+  EXPECT_THAT(pairs.encode("the<x y> the", "it"), ElementsAre(the[0], 481, the[0]));
+  EXPECT_EQ(pairs.decode(std::vector<std::int32_t>{481}), "<x y>");
+  for (const auto& [config, why] :
+       {std::pair(R"({"add_bos_token": true})", "add_bos_token is true"),
+        std::pair(R"({"added_tokens_decoder": {"7": {"content": "<x>"}}})", "the number 7")}) {
+    directory_.write("tokenizer_config.json", config);
+    EXPECT_THAT(complaint(vocabulary, merges), HasSubstr(why));
+  }
+  std::filesystem::remove(directory_.path("tokenizer_config.json"));
+  directory_.write("tokenizer.json", R"({"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Sequence"}})");
+  EXPECT_THAT(complaint(vocabulary, merges),
+              AllOf(HasSubstr("tokenizer.json"), HasSubstr("pre_tokenizer is Sequence")));
+}
+
 TEST_F(Bpe, KnowsTheTokenBetweenTexts) {
   ASSERT_TRUE(golden_.end_of_text());
+  const auto end = *golden_.end_of_text();
+  EXPECT_THAT(golden_.encode("a<|endoftext|>a", "it"),
+              ElementsAre(golden_.encode("a", "it")[0], end, golden_.encode("a", "it")[0]));
+  EXPECT_THAT(golden_.encode("<|endoftext|><|endoftext|>", "it"), ElementsAre(end, end));
+  EXPECT_EQ(golden_.encode("<|ENDOFTEXT|>", "it").size(), 13u);
   EXPECT_EQ(*golden_.end_of_text(), golden_.size() - 1);
   EXPECT_EQ(golden_.decode(std::vector{*golden_.end_of_text()}), "<|endoftext|>");
 }
@@ -123,9 +174,18 @@ TEST_F(Bpe, VocabulariesThatCannotBeUsed) {
 }
 
 TEST_F(Bpe, MergesThatCannotBeUsed) {
-  const std::string vocabulary = read(kGolden / "vocab.json");
-  EXPECT_EQ(complaint(vocabulary, ""), "nothing was thrown");
-  EXPECT_EQ(complaint(vocabulary, "#version: 0.2\r\nh e\r\n\r\n"), "nothing was thrown");
+  const std::string vocabulary = read(kGolden / "vocab.json"), merges = read(kGolden / "merges.txt");
+  std::string with_returns;
+  for (const char c : merges) with_returns += c == '\n' ? "\r\n" : std::string(1, c);
+  EXPECT_EQ(complaint(vocabulary, with_returns + "\r\n"), "nothing was thrown");
+  EXPECT_EQ(complaint(vocabulary, merges.substr(0, merges.size() - 1)), "nothing was thrown");
+  for (const char* empty : {"", "\n", "#version: 0.2\n"})
+    EXPECT_THAT(complaint(vocabulary, empty), HasSubstr("merges.txt has no merges: it is empty, or cut"));
+  // Wherever it is cut.
+  for (std::size_t length = 20; length + 1 < merges.size(); length += 7)
+    EXPECT_THAT(complaint(vocabulary, merges.substr(0, length)), HasSubstr("merges.txt")) << length;
+  EXPECT_THAT(complaint(vocabulary, merges.substr(0, merges.rfind('\n', merges.size() - 2))),
+              AllOf(HasSubstr("merges.txt is cut"), HasSubstr("does not make 1 of the 481 tokens")));
   EXPECT_THAT(complaint(vocabulary, "h e\nhe\n"), AllOf(HasSubstr("merges.txt: line 2"), HasSubstr("no pair")));
   EXPECT_THAT(complaint(vocabulary, "h e\nh e\n"), AllOf(HasSubstr("line 2"), HasSubstr("twice")));
   EXPECT_THAT(complaint(vocabulary, "q q\n"), HasSubstr("line 1"));

@@ -261,6 +261,13 @@ TEST(SpecOf, ReadsSizesFromShapes) {
   EXPECT_EQ(gpt2.settings.integer("context"), 40);
   EXPECT_EQ(gpt2.settings.integer("layers"), 2);
   EXPECT_EQ(gpt2.settings.integer("heads"), 2);
+  const auto bert = [](std::int64_t positions) {
+    return spec_of("bert-base", {shaped("bert.embeddings.word_embeddings.weight", {100, 128}),
+                                 shaped("bert.embeddings.position_embeddings.weight", {positions, 128})});
+  };
+  EXPECT_EQ(bert(40).settings.integer("context"), 40);
+  EXPECT_THAT(bert(40).sample_shape, ElementsAre(40));  // not more than there are positions
+  EXPECT_THAT(bert(512).sample_shape, ElementsAre(128));
   const auto mlp = spec_of("mlp", {shaped("module.fc1.weight", {30, 784}), shaped("module.fc2.weight", {4, 30})});
   EXPECT_THAT(mlp.settings.integers("hidden"), ElementsAre(30));
   EXPECT_THAT(mlp.sample_shape, ElementsAre(784));

@@ -110,7 +110,7 @@ TEST_F(Bert, TellsTextsApart) {
   directory_->write("ask.txt",
                     "const auto found = table.find(key);\n\nEvery rank reads its own shard of every batch.\n");
   EXPECT_THAT(expect_done("lockstep infer bert --weights kind.safetensors --input ask.txt --lines --quiet").out,
-              AllOf(ContainsRegex("table.find\\(key\\);: code 9[0-9]\\.[0-9]* %, prose"),
+              AllOf(ContainsRegex("^[^\n]*table.find\\(key\\);: code 9[0-9]\\.[0-9]* %, prose[^\n]*\n: "),
                     ContainsRegex("every batch.: prose 9[0-9]\\.[0-9]* %, code")));
   // A table's first line is no text, and its rows line up with the results.
   const std::string ask = "lockstep infer bert --weights kind.safetensors --lines --top 1 --quiet --input ";
@@ -157,6 +157,12 @@ TEST_F(Bert, PredictsWhatIsMaskedAndIsFineTuned) {
   EXPECT_EQ(answer["masks"][1]["tokens"][0]["name"], "over");
   EXPECT_THAT(expect_done("lockstep infer bert --weights fox.safetensors --quiet --prompt \"" + masked + "\"").out,
               AllOf(HasSubstr("  [MASK] 1: brown"), HasSubstr("  [MASK] 2: over")));
+
+  // Results are as many as lines.
+  directory_->write("lines.txt", masked + "\n\n" + masked + "\n");
+  EXPECT_THAT(
+      expect_done("lockstep infer bert --weights fox.safetensors --json --quiet --lines --input lines.txt").out,
+      ContainsRegex("\"masks\":\\[\\{[^\n]*\n[^\n]*\"input\":\"\",\"masks\":\\[\\][^\n]*\n[^\n]*\"masks\":\\[\\{"));
 
   // Another task: the last layer starts anew, and the word pieces are the file's.
   const std::string tune = "train bert --data csv:kind.csv --weights fox.safetensors --device cpu --quiet --steps 3 ";

@@ -191,9 +191,10 @@ TEST_F(Infer, ReportsTimesAndThroughput) {
 TEST_F(Infer, PromptsFromFilesAndStandardInput) {
   write(directory_->path() / "prompts.txt", "a lazy\n\nthe fox\r\n");
   const auto lines = lines_of(text("--input prompts.txt --lines --tokens 3 --temperature 0"));
-  ASSERT_EQ(lines.size(), 3u);
+  ASSERT_EQ(lines.size(), 5u);
   EXPECT_THAT(lines[0], StartsWith("a lazy "));
-  EXPECT_THAT(lines[2], StartsWith("the fox"));
+  EXPECT_EQ(lines[2], "");  // of an empty line: results are as many as lines
+  EXPECT_THAT(lines[4], StartsWith("the fox"));
   const auto piped = run(
       "printf \"a lazy\" | lockstep infer gpt --weights text.safetensors --input - --tokens 3 --temperature 0 --quiet");
   EXPECT_EQ(piped.out, lines[0] + "\n");
@@ -206,9 +207,11 @@ TEST_F(Infer, TokensByNumberAndByVocabulary) {
   EXPECT_EQ(outcome.out, "64 65 66 67 68 69 70\n") << outcome.err;
   const auto words = infer(numbers + "--prompt abc --vocab vocab.json --merges merges.txt");
   EXPECT_EQ(words.out, "abcdefg\n") << words.err;
-  // An empty prompt begins after the token between texts.
+  // Its name is the token between texts, after which an empty prompt begins too.
   write(directory_->path() / "nothing.txt", "");
-  EXPECT_EQ(infer(numbers + "--input nothing.txt --vocab vocab.json --merges merges.txt").code, 0);
+  const std::string with_files = numbers + "--json --vocab vocab.json --merges merges.txt ";
+  EXPECT_EQ(json_in(infer(with_files + "--prompt \"<|endoftext|>\"").out)["text"],
+            json_in(infer(with_files + "--input nothing.txt").out)["text"]);
   expect_refusal(numbers + "--prompt abc", 3, "'abc' at byte 0 is no token");
   expect_refusal(numbers + "--prompt 481", 3, "'481'");
   expect_refusal(numbers + "--prompt abc --vocab vocab.json", 2, "--merges");

@@ -65,6 +65,7 @@ def main():
     reader = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     reader.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     reader.decoder = decoders.ByteLevel()
+    reader.add_special_tokens([END])
     cases = []
     for text in TEXTS:
         numbers = reader.encode(text).ids
