@@ -97,7 +97,7 @@ class TokenFile {
     if (!take_header(beginning)) {
       const std::size_t bytes = width_of_numbers(beginning);
       layout_.type = asked.value_or(TokenType::kU16);
-      if (bytes == 8 && !asked)
+      if (bytes == 8)  // of which every second number of 32 bits is 0, whoever asks for them
         refuse("its numbers seem to have 64 bits", fmt::format("convert them to 32 bits: {}, and give --token-type u32",
                                                                with_numpy("numpy.fromfile(sys.argv[1], '<i8')")));
       if (bytes == 4 && !asked)

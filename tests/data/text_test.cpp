@@ -208,6 +208,7 @@ TEST_F(Text, NumbersOf32BitsAreRecognised) {
     }
     EXPECT_THAT(message_of([&] { open_tokens(directory_.write("n.bin", numbers(made, 8)), 3, kGpt2Tokens); }),
                 AllOf(HasSubstr("its numbers seem to have 64 bits"), HasSubstr("give --token-type u32")));
+    EXPECT_THAT(message_of([&] { open("u32"); }), HasSubstr("its numbers seem to have 64 bits"));
     if (most > 65536) continue;
     directory_.write("n.bin", numbers(made, 2));
     EXPECT_EQ(open_tokens(path, 3, static_cast<int>(most)).train->size(), 59u);
