@@ -234,8 +234,8 @@ TEST_F(Text, HeadersOfLlmcAreRecognised) {
     const auto made = some_tokens(static_cast<std::uint64_t>(classes));
     const auto splits = open_tokens(file(magic, version, 200, bytes, static_cast<std::uint64_t>(classes)), 3, classes);
     EXPECT_EQ(splits.train->size(), 59u);
-    EXPECT_EQ(splits.test->size(), 6u);
-    splits.test->read_tokens(0, tokens, labels);
+    EXPECT_EQ(splits.validation->size(), 6u);
+    splits.validation->read_tokens(0, tokens, labels);
     EXPECT_EQ(tokens[0], static_cast<std::int32_t>(made[180]));
     EXPECT_EQ(labels[2], static_cast<std::int32_t>(made[183]));
   }
