@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/json_value.h"
-#include "base/log.h"
 #include "base/version.h"
 #include "data/image_views.h"
 #include "lockstep/nn/io/weights.h"
@@ -261,10 +260,7 @@ std::shared_ptr<const data::WordPieces> open_word_pieces(const std::string& voca
                                                          const std::string& weights) {
   auto given = vocabulary.empty() ? nullptr : data::WordPieces::read(vocabulary, cased);
   const auto pieces = metadata ? metadata->word_pieces : nullptr;
-  if (pieces == nullptr) {
-    if (given != nullptr) log_info("{}: {} word pieces, of texts {}", vocabulary, given->size(), given->reads());
-    return given;
-  }
+  if (pieces == nullptr) return given;
   if (given != nullptr && given->pieces() != pieces->pieces())
     throw UsageError(fmt::format("{} has other word pieces than {} was trained with", vocabulary, weights),
                      "leave --vocab out: the weights have theirs");

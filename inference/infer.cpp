@@ -102,10 +102,12 @@ void check_memory(const InferConfig& config, const InferDevices& devices, const 
   std::int64_t batch = config.batch.value_or(1);
   std::uint64_t count = 0;  // of inputs
   if (inputs.random) {
-    // random_task() refuses what the model does not take.
     const nn::ModelFamily& family = nn::model_family(spec.name);
+    // random_task() refuses it.
     if (family.takes_tokens && !family.takes_images && inputs.random->sample.size() != 1) return;
-    if (const auto most = nn::most_tokens(spec); most && inputs.random->sample[0] > *most) return;
+    if (const auto most = nn::most_tokens(spec); most && inputs.random->sample[0] > *most)
+      throw UsageError(fmt::format("--input {} for a model of {} positions", config.input, *most),
+                       fmt::format("give --input random:{}x{}", inputs.random->batch, *most));
     count = inputs.random->count;
     batch = static_cast<std::int64_t>(inputs_together(config, *inputs.random));
   } else if (inputs.images != nullptr) {

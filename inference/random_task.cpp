@@ -162,10 +162,6 @@ InferTask random_task(const InferConfig& config, const InferModel& model, const 
   const bool language = model.language() != nullptr || model.reads_texts();
   if (language && input.sample.size() != 1)
     throw UsageError(fmt::format("--input {} for {}, which takes tokens", config.input, model.spec.name), kHelp);
-  if (language)
-    if (const auto positions = nn::most_tokens(model.spec); positions && input.sample[0] > *positions)
-      throw UsageError(fmt::format("--input {} for a model of {} positions", config.input, *positions),
-                       "give fewer tokens");
   const std::uint64_t batch = inputs_together(config, input);
   return {.kind = InferReport::Kind::kTensors,
           .jobs = (input.count + batch - 1) / batch,

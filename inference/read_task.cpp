@@ -151,6 +151,8 @@ std::shared_ptr<const data::WordPieces> open_pieces(const InferConfig& config, c
   if (pieces == nullptr)
     throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
                      "give the vocabulary that it was trained with: --vocab vocab.txt");
+  if (!config.vocabulary.empty() && !config.quiet)
+    log_info("{}: {} word pieces, texts are read {}", config.vocabulary, pieces->size(), pieces->reads());
   const std::int64_t tokens = model.spec.vocabulary > 0 ? model.spec.vocabulary : model.spec.classes;
   if (pieces->size() > tokens)
     throw UsageError(fmt::format("{} has {} word pieces, and the model {}", config.vocabulary, pieces->size(), tokens),

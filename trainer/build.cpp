@@ -71,6 +71,9 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
   if (config.vocabulary_size) options.vocabulary_size = *config.vocabulary_size;
   options.cased = config.cased.value_or(false);
   options.pieces = checkpoint::open_word_pieces(config.vocabulary, config.cased, metadata, config.weights);
+  if (!config.vocabulary.empty())
+    log_info("{}: {} word pieces, texts are read {}", config.vocabulary, options.pieces->size(),
+             options.pieces->reads());
   if (options.pieces == nullptr && !config.weights.empty() && data != nullptr && !data->synthetic)
     throw UsageError(fmt::format("{} does not say which word pieces its tokens are", config.weights),
                      "give the vocabulary that it was trained with: --vocab vocab.txt");

@@ -46,9 +46,11 @@ ModelSpec complete(const ModelSpec& spec) {
 
 std::optional<std::int64_t> most_tokens(const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
-  const SettingSpec* const setting = find_setting(family.settings, family.tokens_setting);
+  // What says how long samples are is, of some models, another setting.
+  constexpr const char* kPositions = "context";
+  const SettingSpec* const setting = find_setting(family.settings, kPositions);
   if (setting == nullptr || setting->role != SettingSpec::Role::kStructure) return std::nullopt;
-  return complete(spec).settings.integer(family.tokens_setting);
+  return complete(spec).settings.integer(kPositions);
 }
 
 SettingSpec size_setting(const char* name, std::int64_t fallback, const char* help, SettingSpec::Role role) {

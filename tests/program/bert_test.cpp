@@ -158,6 +158,7 @@ TEST_F(Bert, PredictsWhatIsMaskedAndIsFineTuned) {
   EXPECT_THAT(expect_done("lockstep infer bert --weights fox.safetensors --quiet --prompt \"" + masked + "\"").out,
               AllOf(HasSubstr("  [MASK] 1: brown"), HasSubstr("  [MASK] 2: over")));
 
+  expect_refusal("infer bert --weights fox.safetensors --input random:1x513", 2, "give --input random:1x512");
   // Results are as many as lines.
   directory_->write("lines.txt", masked + "\n\n" + masked + "\n");
   EXPECT_THAT(
