@@ -22,11 +22,9 @@ class TokenizerReader {
   TokenizerReader(std::string path, TokenizerKind kind, TokenizerFiles& to)
       : path_(std::move(path)), kind_(kind), to_(to) {}
 
-  /// Nothing where the file is not there.
-  void read(void (TokenizerReader::*take_from)(const Json&)) {
-    if (!fs::exists(path_)) return;
+  void read(std::string_view text, void (TokenizerReader::*take_from)(const Json&)) {
     try {
-      const Json json = parse_json(MappedFile(path_).text(), kDeepestTokenizer);
+      const Json json = parse_json(text, kDeepestTokenizer);
       if (!json.is_object()) refuse("it is no object");
       (this->*take_from)(json);
     } catch (const JsonError& error) {
@@ -172,9 +170,17 @@ class TokenizerReader {
 }  // namespace
 
 TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind kind) {
+  return parse_tokenizer_files(vocabulary, kind,
+                               [](const std::string& path, const std::function<void(std::string_view)>& parse) {
+                                 if (fs::exists(path)) parse(MappedFile(path).text());
+                               });
+}
+
+TokenizerFiles parse_tokenizer_files(const std::string& vocabulary, TokenizerKind kind, const ReadFile& read_file) {
   TokenizerFiles files;
-  const auto read = [&](const char* name, void (TokenizerReader::*take)(const Json&)) {
-    TokenizerReader((fs::path(vocabulary).parent_path() / name).string(), kind, files).read(take);
+  const auto read = [&](const char* name, void (TokenizerReader::*take_from)(const Json&)) {
+    const std::string path = (fs::path(vocabulary).parent_path() / name).string();
+    read_file(path, [&](std::string_view text) { TokenizerReader(path, kind, files).read(text, take_from); });
   };
   read("tokenizer_config.json", &TokenizerReader::take_config);
   read("tokenizer.json", &TokenizerReader::take_tokenizer);
@@ -186,10 +192,13 @@ TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind
 void append_added_tokens(const TokenizerFiles& files, std::vector<std::string>& pieces, const std::string& vocabulary) {
   for (const auto& [name, number] : files.added) {
     const auto at = static_cast<std::int64_t>(pieces.size());
-    if (number < 0 || number > at || (number < at && pieces[static_cast<std::size_t>(number)] != name))
-      throw IoError(fmt::format("{} of {} gives '{}' the number {}, which is another token's of its {}", files.source,
-                                vocabulary, printable(name), number, at),
-                    "take the files that belong to the vocabulary");
+    const bool known = number >= 0 && number < at;
+    if (number < 0 || number > at || (known && pieces[static_cast<std::size_t>(number)] != name))
+      throw IoError(
+          fmt::format("{} of {} gives '{}' the number {}, {}", files.source, vocabulary, printable(name), number,
+                      known ? fmt::format("which is that of '{}'", printable(pieces[static_cast<std::size_t>(number)]))
+                            : fmt::format("and the next one would be {}", at)),
+          "take the files that belong to the vocabulary");
     if (number == at) pieces.push_back(name);
   }
 }

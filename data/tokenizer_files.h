@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::data {
@@ -25,6 +27,10 @@ enum class TokenizerKind : std::uint8_t { kBert, kGpt2 };
 /// the next. Throws IoError naming the file for what is no JSON, and for a tokenizer of another kind, or with something
 /// that texts cannot be cut by here.
 TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind kind);
+
+/// The same of what `read_file` calls its second argument with, once per file that is there.
+using ReadFile = std::function<void(const std::string& path, const std::function<void(std::string_view)>& parse)>;
+TokenizerFiles parse_tokenizer_files(const std::string& vocabulary, TokenizerKind kind, const ReadFile& read_file);
 
 /// Puts those that `pieces` does not end with at its end. Throws IoError for one that has another number there.
 void append_added_tokens(const TokenizerFiles& files, std::vector<std::string>& pieces, const std::string& vocabulary);

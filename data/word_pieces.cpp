@@ -71,6 +71,7 @@ WordPieces::WordPieces(std::vector<std::string> pieces, const std::string& sourc
     if (!(continues ? continues_ : starts_).emplace(key, static_cast<std::int32_t>(i)).second)
       refuse(fmt::format("line {}, '{}', is there twice", i + 1, printable(utf8_prefix(piece, 40))));
     longest_ = std::max(longest_, key.size());
+    if (!characters_of(piece)) refuse(fmt::format("line {}, '{}', is not UTF-8", i + 1, printable(piece)));
     const auto characters = found_in_texts(key, continues, rules_.split_ideographs);
     if (!characters) continue;
     capitals = capitals || std::ranges::any_of(*characters, [](char32_t code) { return in_lower_case(code) != code; });

@@ -230,6 +230,7 @@ TEST(WordPieces, AFileIsReadLineByLine) {
   refused("", "it is empty");
   refused("[PAD]\n[UNK]\n[CLS]\n[SEP]\n", "it has no [MASK]");
   refused("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "line 7, 'a', is there twice");
+  refused("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\xff\n", "line 6, 'a?', is not UTF-8");
 }
 
 TEST(WordPieces, FrequentWordsAreLearnedWhole) {

@@ -160,7 +160,7 @@ def main():
     seed("bpe", "golden", b"\0".join([*files, "The bridges bend, they've 12 towns: caf\u00e9 \U0001f309".encode()]))
     byte_tokens = json.dumps({chr(c): i for i, c in enumerate(
         [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)])}).encode()
-    seed("bpe", "bytes", b"\0".join([byte_tokens, b"", b"  any text "]))
+    seed("bpe", "bytes", b"\0".join([byte_tokens[:-1] + b', "an": 256}', b"a n\n", b"  any text "]))
     seed("bpe", "no_merge", b"\0".join([byte_tokens, b"a b\n", b"ab"]))
     seed("bpe", "nested", b'{"a": [[0]]}\0\0')
 
@@ -176,6 +176,20 @@ def main():
     seed("word_pieces", "twice", (special + "a\na\n\0a").encode())
     seed("word_pieces", "cased", (special + "A\n##\u00c4\n\0A\u00c4 a").encode())
     seed("word_pieces", "broken", special.encode() + b"\xff\n\0\xff")
+
+    special_tokens = {str(i): {"content": name, "special": True, "normalized": False}
+                      for i, name in enumerate(special.split())}
+    config = {"do_lower_case": True, "strip_accents": None, "cls_token": "[CLS]", "mask_token": {"content": "[MASK]"},
+              "added_tokens_decoder": special_tokens}
+    bert_cutting = {"normalizer": {"type": "BertNormalizer", "lowercase": True, "strip_accents": None},
+                    "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    byte_level = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}
+    for name, *files in [
+            ("config", config), ("bert", config, {"model": {"type": "WordPiece"}, **bert_cutting}, {"<x>": 5}),
+            ("gpt2", {"add_bos_token": False}, {"model": {"type": "BPE"}, **byte_level,
+                                                "added_tokens": [{"id": 0, "content": "[PAD]"}]}),
+            ("twice", {}, {}, {"[PAD]": 3})]:
+        seed("tokenizer_files", name, b"\0".join(json.dumps(file).encode() for file in files))
 
     image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
     base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
