@@ -96,17 +96,21 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
     std::vector<EncodedText> encoded;
     std::vector<std::int32_t> labels;
     std::size_t cut = 0;
+    UnknownTokens unknown(*pieces);
     for (TextRow& row : texts) {
       EncodedText text = {.first = encoder.encode(row.first, row.source),
                           .second = encoder.encode(row.second, row.source),
                           .pair = rows.pairs};
       if (std::cmp_greater(text.tokens(), options.context)) ++cut;
+      unknown.add(text.first);
+      unknown.add(text.second);
       encoded.push_back(std::move(text));
       labels.push_back(row.label);
     }
     if (cut > 0)
       log_info("{}{}: {} of {} texts have more than {} tokens, and are cut", rows.name, name, cut, texts.size(),
                options.context);
+    if (const auto warning = unknown.warning(rows.name + name)) log_warn("{}", *warning);
     Dataset::Info info{.name = rows.name + name,
                        .size = texts.size(),
                        .dims = {options.context},

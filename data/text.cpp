@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "data/masked.h"
 #include "data/text_file.h"
 #include "data/tokens.h"
@@ -101,8 +102,13 @@ namespace {
 
 // Rows of the tokens of `text`, the file `path`, with a label for each.
 DataSplits rows_of(std::string_view text, const std::string& path, const Vocabulary& vocabulary, std::int64_t context,
-                   std::shared_ptr<const Characters> characters, bool whole) {
+                   std::shared_ptr<const Characters> characters, const WordPieces* pieces, bool whole) {
   const auto tokens = std::make_shared<const std::vector<std::int32_t>>(vocabulary.encode(text, path));
+  if (pieces != nullptr) {
+    UnknownTokens unknown(*pieces);
+    unknown.add(*tokens);
+    if (const auto warning = unknown.warning("text " + path)) log_warn("{}", *warning);
+  }
   const auto part = [&](const char* name, const TokenRows& rows) {
     return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {}{}", path, name),
                                                 .size = rows.count(),
@@ -123,7 +129,7 @@ DataSplits open_text(const std::string& path, std::int64_t context, std::shared_
                      bool whole) {
   const TextFile file(path);
   if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
-  return rows_of(file.text(), path, *characters, context, characters, whole);
+  return rows_of(file.text(), path, *characters, context, characters, nullptr, whole);
 }
 
 DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,
@@ -135,7 +141,7 @@ DataSplits open_masked_text(const std::string& path, std::int64_t context, const
     learner.add(file.text(), path);
     pieces = learner.learn(static_cast<std::size_t>(options.vocabulary_size));
   }
-  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr, whole),
+  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr, pieces.get(), whole),
                    special_tokens(*pieces), pieces);
 }
 

@@ -194,6 +194,19 @@ std::string WordPieces::sha256() const {
   return hash.finish();
 }
 
+void UnknownTokens::add(std::span<const std::int32_t> tokens) {
+  unknown_ += static_cast<std::uint64_t>(std::ranges::count(tokens, pieces_.unknown()));
+  all_ += tokens.size();
+}
+
+std::optional<std::string> UnknownTokens::warning(const std::string& source) const {
+  if (unknown_ * 5 <= all_) return std::nullopt;
+  return fmt::format(
+      "{}: {} of {} word pieces are [UNK]: the vocabulary may be that of other texts, or of texts that are not "
+      "read {} (--cased yes|no)",
+      source, unknown_, all_, pieces_.reads());
+}
+
 std::string WordPieces::decode(std::span<const std::int32_t> tokens) const {
   std::string text;
   for (const std::int32_t token : tokens) {

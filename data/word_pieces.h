@@ -106,6 +106,19 @@ class WordPieceEncoder {
   std::string key_;
 };
 
+/// Counts tokens that are [UNK]: of a vocabulary that is not the texts' many are.
+class UnknownTokens {
+ public:
+  explicit UnknownTokens(const WordPieces& pieces) : pieces_(pieces) {}
+  void add(std::span<const std::int32_t> tokens);
+  /// What is to be said of `source`; nothing if they are at most a fifth.
+  std::optional<std::string> warning(const std::string& source) const;
+
+ private:
+  const WordPieces& pieces_;
+  std::uint64_t unknown_ = 0, all_ = 0;
+};
+
 /// A vocabulary of at most `size` pieces for these texts: the five special tokens; their characters, of more than 1,000
 /// the most frequent; and words and parts of words, which are made by joining, again and again, the two neighbouring
 /// pieces that are there most often, as long as that is at least twice (Sennrich, Haddow and Birch, "Neural Machine

@@ -192,6 +192,7 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   else if (model.metadata)
     shared->class_names = model.metadata->class_names;
   std::size_t cut = 0;
+  data::UnknownTokens unknown(*shared->pieces);
   if (!config.prompt && !config.lines && data::is_table(config.input))
     throw UsageError(
         fmt::format("{} is a table, and would be read as one text", config.input),
@@ -226,11 +227,14 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
       read.encoded.pair = prompt.second.has_value();
       if (read.encoded.pair) read.encoded.second = shared->pieces->encode(*prompt.second, prompt.source);
     }
+    unknown.add(read.encoded.first);
+    unknown.add(read.encoded.second);
     if (read.encoded.tokens() > shared->most) ++cut;
     read.text = std::move(prompt.text);
     if (prompt.second) read.text += "\t" + *prompt.second;
     shared->texts.push_back(std::move(read));
   }
+  if (const auto warning = unknown.warning(config.prompt ? "--prompt" : config.input)) log_warn("{}", *warning);
   if (cut > 0)
     log_warn("{} of {} texts have more than the {} tokens that the model takes, and are cut", cut, shared->texts.size(),
              shared->most);

@@ -134,6 +134,18 @@ TEST(WordPieces, NamesOfSpecialTokensAreTheseTokens) {
               ThrowsMessage<IoError>(HasSubstr("some.txt: byte 8 is not UTF-8")));
 }
 
+TEST(WordPieces, ManyUnknownPiecesAreWarnedOf) {
+  const WordPieces pieces(with_special({"Hello", "world"}), "it");
+  UnknownTokens unknown(pieces);
+  unknown.add(pieces.encode("Hello Hello world world Other", "it"));
+  EXPECT_EQ(unknown.warning("it"), std::nullopt);
+  unknown.add(pieces.encode("hello", "it"));
+  EXPECT_EQ(
+      unknown.warning("t.csv"),
+      "t.csv: 2 of 6 word pieces are [UNK]: the vocabulary may be that of other texts, or of texts that are not read "
+      "with capital letters, with accents (--cased yes|no)");
+}
+
 TEST(WordPieces, FilesBesideTheVocabularySayHowTextsAreRead) {
   const testing::TemporaryDirectory directory;
   std::string lines;
