@@ -18,6 +18,7 @@ namespace {
 
 using checkpoint::declared_by_models;
 using checkpoint::other_model;
+using options::boolean;
 using options::choice_of_names;
 using options::Declared;
 using options::declared_by;
