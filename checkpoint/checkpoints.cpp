@@ -8,6 +8,19 @@
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
+namespace {
+
+/// Not held where it cannot be made: preparing it says why.
+DirectoryLock lock_directory(const std::string& directory) {
+  try {
+    make_checkpoint_directory(directory);
+  } catch (const IoError&) {
+    return {};
+  }
+  return DirectoryLock(directory);
+}
+
+}  // namespace
 
 Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
 
@@ -27,13 +40,19 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   }
   if (!wanted() || options_.writes.empty()) return;
   LOCKSTEP_ASSERT(!part_ || options_.writes.size() == 1, "parts in {} directories", options_.writes.size());
+  std::vector<DirectoryLock> locks;
   std::vector<std::int64_t> older;
-  for (const std::string& directory : options_.writes) older.push_back(refuse_others(directory, resumed));
+  for (const std::string& directory : options_.writes) {
+    locks.push_back(lock_directory(directory));
+    older.push_back(refuse_others(directory, resumed));
+  }
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
   copy_ = std::make_unique<StateCopy>(module, optimizer, average, part_ ? &*part_ : nullptr);
   for (const std::string& directory : options_.writes) {
-    Place& place = places_.emplace_back(Place{.directory = directory, .older = older[places_.size()]});
+    const std::size_t at = places_.size();
+    Place& place =
+        places_.emplace_back(Place{.directory = directory, .lock = std::move(locks[at]), .older = older[at]});
     try {
       prepare_checkpoints(directory);
     } catch (const IoError& error) {

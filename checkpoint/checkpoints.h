@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/directory_lock.h"
 #include "checkpoint/writer.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/nn/layers/module.h"
@@ -36,7 +37,8 @@ class Checkpoints {
   /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: what all manifests of this
   /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything; `part`: each
   /// rank writes the moments that it has (Note [Checkpoints in parts]), of which `plan` has the layout. Throws
-  /// CheckpointError where the directory has checkpoints that this run does not resume from.
+  /// CheckpointError where the directory has checkpoints that this run does not resume from, UsageError where another
+  /// run writes to it.
   void open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
             CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
             const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part = std::nullopt);
@@ -92,6 +94,7 @@ class Checkpoints {
   /// A directory that this rank writes to.
   struct Place {
     std::string directory;
+    DirectoryLock lock = {};
     std::string opening_failure = {};
     bool told = false;       // what went wrong
     std::int64_t older = 0;  // the newest step that was there before

@@ -21,7 +21,7 @@ namespace lockstep::checkpoint {
 /// them, and its own. It is written under another name, each file and the directory flushed to the disk, and then
 /// renamed, which is flushed too: under this name there is never a part of one. Older ones are removed after that.
 /// Names that begin with ".step-" are what a process that was killed has left; the next run with this directory removes
-/// them. A directory is one run's at a time.
+/// them. A directory is one run's at a time (DirectoryLock, .lock).
 ///
 /// Note [Checkpoints in parts]
 /// Where each rank remembers a share of what an optimizer does (ZeRO), each writes its share: in place of

@@ -29,6 +29,22 @@ constexpr std::array kVariables = {
     Variables{Starter::kSlurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 
+/// Launchers whose ranks lockstep does not join: what each rank has of them, and its world.
+struct Foreign {
+  const char *rank, *size;
+  const char* who;
+};
+constexpr std::array kForeign = {
+    Foreign{"PMI_RANK", "PMI_SIZE", "MPICH's or Intel MPI's mpiexec"},
+    Foreign{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun_rsh"},
+    Foreign{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "flux run"},
+    Foreign{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "jsrun"},
+    Foreign{"PALS_RANKID", "PALS_SIZE", "HPE's mpiexec (PALS)"},
+    Foreign{"ALPS_APP_PE", "ALPS_APP_SIZE", "aprun"},
+    Foreign{"MPIRUN_RANK", "MPIRUN_NPROCS", "another mpirun"},
+    Foreign{"PMIX_RANK", "PMIX_SIZE", "a launcher with PMIx, such as prterun"},
+};
+
 /// The value of `name` as an integer in [least, most]; nothing when it is not set.
 std::optional<int> read_int(const EnvLookup& lookup, const char* name, int least, int most) {
   const auto text = lookup(name);
@@ -71,6 +87,32 @@ bool is_joined_by_mpi(const EnvLookup& lookup, const World& world) {
   return is("PMIX_RANK", world.rank) || is("PMI_RANK", world.rank);
 }
 
+// One rank of several that would each be a world of one, and write the same files.
+void refuse_foreign(const EnvLookup& lookup) {
+  for (const auto& [rank, size, who] : kForeign) {
+    const auto own = lookup(rank), all = lookup(size);
+    if ((!own && !all) || all == "1") continue;
+    const std::string names = own && all ? fmt::format("{} and {}", rank, size) : own ? rank : size;
+    throw UsageError(
+        fmt::format("{} {} set in the environment: this is a rank of {}, and lockstep joins none of those", names,
+                    own && all ? "are" : "is", who),
+        fmt::format("start it with lockstep launch or Open MPI's mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+                    "MASTER_PORT; to run one process unset {}",
+                    names));
+  }
+}
+
+// srun gives MPI its ranks through PMIx, or an Open MPI that was built for it, through PMI. MPI ends the process where
+// there is neither.
+bool is_joined_under_slurm(const EnvLookup& lookup, const World& world) {
+  if (world.size == 1 || lookup("PMIX_RANK") || lookup("PMI_RANK")) return true;
+  if (lookup("MASTER_ADDR")) return false;  // over TCP
+  throw UsageError(
+      fmt::format("srun started {} ranks without PMIx, through which MPI joins them", world.size),
+      "add --mpi=pmix to srun (srun --mpi=list says whether it has it), or give the ranks a host to meet: export "
+      "MASTER_ADDR=$(scontrol show hostnames | head -n 1)");
+}
+
 Rendezvous read_rendezvous(const EnvLookup& lookup) {
   constexpr int kMostPort = 65535;
   Rendezvous rendezvous;
@@ -94,7 +136,9 @@ World read_world(const EnvLookup& lookup, const Variables& names) {
   if (world.rank >= world.size)
     throw UsageError(fmt::format("{}={} is not below {}={}", names.rank, world.rank, names.size, world.size),
                      "ranks count from 0; give every process its own rank below the world size");
-  world.mpi_joins = names.starter != Starter::kTorchrun || is_joined_by_mpi(lookup, world);
+  world.mpi_joins =
+      names.starter == Starter::kOpenMpi ||
+      (names.starter == Starter::kSlurm ? is_joined_under_slurm(lookup, world) : is_joined_by_mpi(lookup, world));
   world.joins_over_tcp = !world.mpi_joins || lookup("LOCKSTEP_MEETING");
   if (names.starter == Starter::kTorchrun || world.joins_over_tcp) world.rendezvous = read_rendezvous(lookup);
   world.rendezvous.secret = JobSecret::from(lookup);
@@ -144,6 +188,7 @@ World discover_world(const EnvLookup& lookup) {
     if (names.starter == Starter::kSlurm && !is_slurm_step(lookup)) continue;
     return read_world(lookup, names);
   }
+  refuse_foreign(lookup);
   return {};
 }
 

@@ -107,7 +107,8 @@ TEST(World, WhetherMpiJoinsTheRanks) {
   EXPECT_FALSE(mpi_joins({{"PMI_RANK", "1"}, {"PMI_SIZE", "1"}}));
   EXPECT_FALSE(mpi_joins({{"PMIX_RANK", "1"}, {"TORCHELASTIC_RUN_ID", "none"}}));
   EXPECT_TRUE(discover({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).mpi_joins);
-  EXPECT_TRUE(discover({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}).mpi_joins);
+  EXPECT_TRUE(
+      discover({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"PMIX_RANK", "0"}}).mpi_joins);
 }
 
 // A launcher of several hosts names the job: the ranks need no MPI, though it would join them.
@@ -155,12 +156,17 @@ TEST(World, SlurmStep) {
                          {"SLURM_PROCID", "2"},
                          {"SLURM_NTASKS", "4"},
                          {"SLURM_LOCALID", "0"},
-                         {"SLURM_NTASKS_PER_NODE", "2"}}),
+                         {"SLURM_NTASKS_PER_NODE", "2"},
+                         {"PMIX_RANK", "2"}}),
                2, 4, 0, 2, Starter::kSlurm);
 }
 
 TEST(World, SlurmTellsNoLocalSize) {
-  expect_world(discover({{"SLURM_STEP_ID", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "2"}}),
+  expect_world(discover({{"SLURM_STEP_ID", "3"},
+                         {"SLURM_PROCID", "2"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_LOCALID", "2"},
+                         {"PMI_RANK", "2"}}),
                2, 4, 2, 3, Starter::kSlurm);
 }
 
@@ -182,6 +188,32 @@ TEST(World, ABatchScriptIsNoSlurmStep) {
     with_step["SLURM_STEP_ID"] = step;
     expect_world(discover(with_step), 0, 1, 0, 1, Starter::kNone);
   }
+}
+
+// Each would be a world of one, and all would write the same files.
+TEST(World, RanksOfLaunchersThatAreNotJoinedAreRefused) {
+  for (const auto& [rank, size] : std::map<std::string, std::string>{{"PMI_RANK", "PMI_SIZE"},
+                                                                     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+                                                                     {"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+                                                                     {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"}}) {
+    EXPECT_THAT(complaint({{rank, "1"}, {size, "3"}}), HasSubstr(rank + " and " + size + " are set"));
+    EXPECT_THAT(complaint({{rank, "0"}}), HasSubstr(rank + " is set"));
+    expect_world(discover({{rank, "0"}, {size, "1"}}), 0, 1, 0, 1, Starter::kNone);
+    expect_world(discover({{rank, "1"}, {size, "3"}, {"RANK", "1"}, {"WORLD_SIZE", "3"}}), 1, 3, 1, 3,
+                 Starter::kTorchrun);
+  }
+  EXPECT_THAT(complaint({{"PALS_RANKID", "0"}}), HasSubstr("HPE's mpiexec"));
+  EXPECT_THAT(complaint({{"PMIX_RANK", "2"}}), HasSubstr("prterun"));
+}
+
+TEST(World, ASlurmStepWithoutPmixIsRefusedOrJoinsOverTcp) {
+  const Variables step = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}};
+  EXPECT_THAT(complaint(step), HasSubstr("srun started 2 ranks without PMIx"));
+  Variables meeting = step;
+  meeting["MASTER_ADDR"] = "node7";
+  const World world = discover(meeting);
+  EXPECT_TRUE(world.over_tcp());
+  EXPECT_EQ(world.rendezvous.host, "node7");
 }
 
 TEST(World, HalfASetNamesBothVariables) {

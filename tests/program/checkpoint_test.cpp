@@ -323,6 +323,22 @@ std::string endless(const std::string& line) {
   return made;
 }
 
+TEST(Checkpoints, ADirectoryIsOneRunsAtATime) {
+  const TemporaryDirectory directory;
+  const std::string endless =
+      "lockstep train mlp --data digits --steps 100000000 --quiet --threads 1 --checkpoint-every 0 --checkpoint-dir c ";
+  const auto outcome = run(endless +
+                               "--metrics first.jsonl & until grep -q step first.jsonl 2>/dev/null; do sleep 0.05; "
+                               "done; " +
+                               endless +
+                               "--resume auto --metrics second.jsonl; echo second $?; "
+                               "kill -TERM $!; wait $!; echo first $?",
+                           directory.path());
+  EXPECT_THAT(outcome.out, HasSubstr("second 2\nfirst 75\n")) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("another training writes its checkpoints to c: host "));
+  EXPECT_EQ(names_in(directory.path() / "c").size(), 1u) << "no lock is left";
+}
+
 TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
   const TemporaryDirectory directory;
   // From some step on no file may be larger than 100,000 bytes.
