@@ -281,7 +281,7 @@ class ThreadGroup final : public EngineGroup {
 
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<std::uint64_t> completed_sequence_{0};
-  // When the caller's wait began and ends; the thread knows what to say when it is over.
+  // When the caller's wait began and ends, by RunningClock; the thread knows what to say when it is over.
   std::atomic<const PairTransfer*> waited_for_transfer_{nullptr};  // nullptr: for an operation
   std::atomic<Clock::rep> wait_begin_{0};
   std::atomic<Clock::rep> wait_end_{kNoWait};
@@ -325,7 +325,7 @@ void ThreadGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) 
 
 template <class Condition>
 void ThreadGroup::wait(Condition&& done, Deadline deadline) {
-  wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  wait_begin_.store(RunningClock::now().time_since_epoch().count(), std::memory_order_relaxed);
   wait_end_.store(deadline.when().time_since_epoch().count(), std::memory_order_release);
   nap_until(done, engine_->oversubscribed(), true);
   wait_end_.store(kNoWait, std::memory_order_relaxed);
@@ -394,7 +394,7 @@ void ThreadGroup::check() {
   engine_->check();
   publish_completed();
   if (engine_->is_quiet()) return;
-  const auto now = Clock::now().time_since_epoch().count();
+  const auto now = RunningClock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
     time_out(std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   engine_->watch_stall();
@@ -414,7 +414,8 @@ void ThreadGroup::time_out(double waited_seconds) {
 void ThreadGroup::sleep(Clock::duration idle) {
   Clock::duration most = kLongNap;
   if (!engine_->is_quiet()) {
-    const auto left = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire))) - Clock::now();
+    const auto end = RunningClock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire)));
+    const auto left = end - RunningClock::now();
     most = std::clamp<Clock::duration>(left, std::chrono::milliseconds(1), kNap);
   }
   engine_->sleep(most, idle, [&] { return has_orders(); });

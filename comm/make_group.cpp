@@ -171,6 +171,7 @@ std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupO
 
 std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOptions& options, JobRanks job_ranks,
                                               const MpiRanks* over) {
+  RunningClock::start();
   const auto make = [&](const World& world, const BackendFamily* named, const JobRanks&) {
     for (const auto* family : candidates(named)) {
       if (family->lack(world, options, nullptr)) continue;

@@ -59,7 +59,7 @@ bool wait_until(const WaitPolicy& policy, Deadline deadline, Done&& done, Advanc
     if (now >= next_check) {
       if (policy.doing != nullptr) throw_if_stopped(policy.doing);
       check(now - begin);
-      if (now >= deadline.when()) return done();
+      if (deadline.expired()) return done();
       next_check = now + policy.check_every;
     }
     sleep(now - idle_since);

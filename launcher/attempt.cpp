@@ -104,6 +104,7 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
                  FunctionRef<void(const AttemptResult&)> conclude) {
   const LaunchOptions& options = context.options;
   const JobDir job(job_tmp_base(), job_shm_base(gathered.hosts.empty() ? options.ranks : gathered.own_ranks));
+  RunningClock::start();
   facts.several = gathered.several;
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();

@@ -89,8 +89,8 @@ void StallWatch::probe_messages(const Op& op) {
     const std::uint32_t behind = tags_.distance(theirs, ours);
     if (theirs == ours || behind > op.op_index || behind >= tags_.farthest()) continue;
     if (behind == 0) {
-      if (std::exchange(suspected_index_, op.op_index) != op.op_index) suspected_since_ = Clock::now();
-      if (Clock::now() - suspected_since_ < patience_) continue;
+      if (std::exchange(suspected_index_, op.op_index) != op.op_index) suspected_since_ = RunningClock::now();
+      if (RunningClock::now() - suspected_since_ < patience_) continue;
     }
     // The group's own exchanges have an op_index, but no sequence number. So the number of an operation long ago may be
     // off.

@@ -67,7 +67,7 @@ class StallWatch {
   std::vector<Notice> heard_;         // the latest of each rank
   // A message of something else under the number of an operation, since when: its sender's notice says more.
   std::uint64_t suspected_index_ = 0;
-  Clock::time_point suspected_since_{};
+  RunningClock::time_point suspected_since_{};
 };
 
 }  // namespace lockstep::comm

@@ -298,11 +298,12 @@ void NcclGroup::give(const Op& op) {
 /// Waits until NCCL has taken what a call has given to it.
 void NcclGroup::settle(const Op& op, ncclResult_t result) {
   const auto begin = Clock::now();
+  const auto deadline = Deadline::after(timeout());
   result = communicator_->settle(result, [&] {
     throw_if_stopped("waiting for the other ranks");
     check_processes();
     const auto now = Clock::now();
-    if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
+    if (deadline.expired()) time_out(op, seconds_between(begin, now));
     stall_poll_->look(op, now);
   });
   if (result != ncclSuccess) throw_nccl_error(communicator_->api(), communicator_->get(), result, describe(op));
@@ -468,8 +469,8 @@ void NcclGroup::poll() {
   next_look_ = now + kLookEvery;
   guard([&] {
     check_peers();
-    if (!is_complete(op_log_.launched()) && now - op_log_.progress() > timeout())
-      time_out(op_log_.first_under_way(), seconds_between(op_log_.progress(), now));
+    if (const auto stalled = op_log_.stalled(); !is_complete(op_log_.launched()) && stalled > timeout())
+      time_out(op_log_.first_under_way(), std::chrono::duration<double>(stalled).count());
     if (!is_complete(op_log_.launched())) stall_poll_->look(op_log_.first_under_way(), now);
   });
 }

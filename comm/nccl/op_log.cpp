@@ -20,7 +20,7 @@ void OpLog::complete(std::uint64_t completed) {
   for (std::uint64_t done = completed_ + 1; done <= std::min(completed, launched_); ++done)
     flight::complete(at(done).flight);
   completed_ = completed;
-  progress_ = Clock::now();
+  progress_ = RunningClock::now();
 }
 
 std::uint64_t OpLog::in_the_way_of(std::uint64_t count) const {
@@ -30,7 +30,7 @@ std::uint64_t OpLog::in_the_way_of(std::uint64_t count) const {
 
 void OpLog::launch(const Op& op) {
   LOCKSTEP_ASSERT(op.sequence == launched_ + 1, "operation #{} after #{}", op.sequence, launched_);
-  if (!any_under_way()) progress_ = Clock::now();
+  if (!any_under_way()) progress_ = RunningClock::now();
   launched_ = op.sequence;
   history_ = digest(op, history_);
   Op& launched = at(launched_) = op;

@@ -30,8 +30,8 @@ class OpLog {
   bool any_under_way() const { return completed_ < launched_; }
   /// There must be one.
   const Op& first_under_way() const { return at(completed_ + 1); }
-  /// When `completed` last rose, or the first of those under way was launched.
-  Clock::time_point progress() const { return progress_; }
+  /// How long ago `completed` last rose, or the first of those under way was launched, in time that counts.
+  Clock::duration stalled() const { return RunningClock::now() - progress_; }
 
   /// The GPU is done with so many. It may be ahead of what has been launched here: a graph is, until replay().
   void complete(std::uint64_t completed);
@@ -60,7 +60,7 @@ class OpLog {
   std::uint64_t launched_ = 0;
   std::uint64_t history_ = 0;
   std::uint64_t completed_ = 0;
-  Clock::time_point progress_{};
+  RunningClock::time_point progress_{};
   std::vector<Op> captured_;
   std::map<std::uint64_t, std::vector<Op>> in_graphs_;  // by their number
 };

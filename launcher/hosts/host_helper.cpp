@@ -66,7 +66,8 @@ class Helper {
   Helper(BytePipe launcher, SignalQueue& signals) : launcher_(std::move(launcher)), signals_(signals) {}
 
   int run() {
-    while (launcher_.in() >= 0 && !ended_ && Clock::now() < silent_at_) wait_and_serve();
+    RunningClock::start();
+    while (launcher_.in() >= 0 && !ended_ && !silent_at_.expired()) wait_and_serve();
     const bool silent = launcher_.in() >= 0 && !ended_;
     if (ended_) flush();
     end_job();
@@ -90,7 +91,7 @@ class Helper {
       entries.push_back({read_on ? rank.in() : -1, POLLIN, 0});
       entries.push_back({rank.pending_bytes() > 0 ? rank.out() : -1, POLLOUT, 0});
     }
-    const auto left = std::chrono::ceil<Millis>(silent_at_ - Clock::now());
+    const auto left = std::chrono::ceil<Millis>(silent_at_.remaining());
     const auto timeout_ms = std::clamp<std::int64_t>(left.count(), 0, 3'600'000);
     if (::poll(entries.data(), entries.size(), static_cast<int>(timeout_ms)) < 0) {
       check_system(errno == EINTR, "waiting for the launcher");
@@ -114,7 +115,7 @@ class Helper {
   void listen_to_launcher() {
     const auto bytes = launcher_.receive();
     if (bytes.empty()) return;
-    silent_at_ = Clock::now() + silence_;
+    silent_at_ = Deadline::after(silence_);
     decoder_.feed(bytes);
     while (const auto message = decoder_.next()) std::visit([this](const auto& each) { obey(each); }, *message);
   }
@@ -122,7 +123,7 @@ class Helper {
   void obey(const Order& order) {
     if (job_) throw MpiError("a host is given a second order before the first one's end");
     silence_ = duration_of(order.silence_seconds);
-    silent_at_ = Clock::now() + silence_;
+    silent_at_ = Deadline::after(silence_);
     name_ = order.name;
     Ready ready;
     if (::chdir(order.directory.c_str()) != 0)
@@ -221,7 +222,7 @@ class Helper {
     send(Pong{ping.launcher_ns, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()});
   }
   /// Until it speaks again.
-  void obey(const Pause&) { silent_at_ = Clock::time_point::max(); }
+  void obey(const Pause&) { silent_at_ = Deadline::never(); }
   void obey(const Conclude&) {
     pass_on_all();
     end_job();
@@ -323,7 +324,7 @@ class Helper {
   SignalQueue& signals_;
   HostDecoder decoder_;
   Clock::duration silence_ = kOrderComes;
-  Clock::time_point silent_at_ = Clock::now() + kOrderComes;
+  Deadline silent_at_ = Deadline::after(kOrderComes);
   std::string name_;
   std::optional<JobDir> job_;
   JobSecret secret_;

@@ -87,6 +87,7 @@ void HostLink::serve(std::span<const pollfd, kPollEntries> entries) {
   const std::string_view bytes = pipe_.receive();
   if (bytes.empty()) return;
   last_heard_ = Clock::now();
+  silent_since_ = RunningClock::now();
   greeting_ ? decoder_.feed(bytes) : take_text(bytes);
 }
 

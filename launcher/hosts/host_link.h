@@ -59,7 +59,9 @@ class HostLink {
 
   /// When the host was last heard of.
   Clock::time_point last_heard() const { return last_heard_; }
-  void forgive_silence() { last_heard_ = Clock::now(); }
+  /// How long nothing came, as far as this process ran.
+  Clock::duration silence() const { return RunningClock::now() - silent_since_; }
+  void forgive_silence() { silent_since_ = RunningClock::now(); }
   /// The connection has ended, and all that came over it has been handed out.
   bool gone() const { return pipe_.in() < 0; }
   /// How the remote agent ended; nothing while it runs.
@@ -89,6 +91,7 @@ class HostLink {
   std::optional<Greeting> greeting_;
   HostDecoder decoder_;
   Clock::time_point last_heard_ = Clock::now();
+  RunningClock::time_point silent_since_ = RunningClock::now();
   Clock::time_point next_ping_ = Clock::now();
   Clock::duration clock_ahead_{};  // the helper's clock, of this host's
   Clock::duration best_round_trip_ = Clock::duration::max();

@@ -83,8 +83,7 @@ void RemoteHosts::look_at_call(Host& host) {
     host.state = State::kIdle;
   } else if (link.gone()) {
     // Wait for the exit code, which explains more; but not for an agent that stays although its output has ended.
-    if (link.agent_exit_status() || Clock::now() - link.last_heard() > kAgentEnds)
-      put_away(host, link.explain_failure());
+    if (link.agent_exit_status() || link.silence() > kAgentEnds) put_away(host, link.explain_failure());
   } else if (Clock::now() - host.called_at > duration_of(kAnswerSeconds)) {
     const auto words = link.last_words();
     put_away(host, fmt::format("it did not answer within {} s{} → is it up, and can you log in without a password?",
@@ -182,7 +181,6 @@ Clock::duration RemoteHosts::look_after() {
 
 std::vector<LostHost> RemoteHosts::take_lost() {
   std::vector<LostHost> lost;
-  const auto now = Clock::now();
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     Host& host = hosts_[i];
     if (host.state != State::kTakesPart) continue;
@@ -197,7 +195,7 @@ std::vector<LostHost> RemoteHosts::take_lost() {
     if (link.gone()) {
       const auto exit_status = link.agent_exit_status();
       // The agent's exit status explains more, if it ends soon.
-      if (!exit_status && now - link.last_heard() < kAgentGrace) continue;
+      if (!exit_status && link.silence() < kAgentGrace) continue;
       loss.why = !host.problem.empty() ? host.problem : why_it_ended(link, exit_status);
     } else if (is_silent(host)) {
       loss.silent = true;
@@ -235,7 +233,7 @@ void RemoteHosts::resume() {
 
 bool RemoteHosts::any_overdue() const {
   return std::ranges::any_of(hosts_, [](const Host& host) {
-    return host.state == State::kTakesPart && (host.link->gone() || Clock::now() - host.link->last_heard() > kOverdue);
+    return host.state == State::kTakesPart && (host.link->gone() || host.link->silence() > kOverdue);
   });
 }
 

@@ -137,7 +137,7 @@ class RemoteHosts {
   void call(Host& host);
   void look_at_call(Host& host);
   void put_away(Host& host, std::string problem);
-  bool is_silent(const Host& host) const { return Clock::now() - host.link->last_heard() > setup_.silence; }
+  bool is_silent(const Host& host) const { return host.link->silence() > setup_.silence; }
 
   Setup setup_ = {};
   std::vector<Host> hosts_;

@@ -6,11 +6,13 @@
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/free_port.h"
 #include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -90,6 +92,35 @@ TEST(Launched, EveryWayToStopSavesACheckpoint) {
   const TemporaryDirectory directory;
   const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-stop 1", directory.path(), 400);
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+// As a scheduler suspends a job. All three at a time, each for twice its timeout; resumed one process after the other.
+TEST(Launched, AJobThatIsStoppedAsAWholeContinues) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(std::string(R"(
+    stopped() {  # its backend, its environment, and what starts the rest
+      mkdir $1; cd $1
+      train="$3 lockstep train mlp --data digits --steps 100000000 --quiet --threads 1 --timeout-seconds 2
+             --checkpoint-dir $PWD/c --checkpoint-every 0 --metrics m.jsonl --backend ${1%%-*}"
+      if [ $1 = hosts ]; then
+        env $2 RANK=1 LOCKSTEP_HOST_NAME=b $train >/dev/null 2>&1 &
+        env $2 RANK=0 LOCKSTEP_HOST_NAME=a $train >/dev/null 2>said &
+      else
+        $train >/dev/null 2>said &
+      fi
+      job=$!
+      for i in $(seq 400); do grep -q '"step"' m.jsonl 2>/dev/null && break; sleep 0.05; done
+      all=$(pgrep -f "$PWD/c ")
+      kill -STOP $all; sleep 4
+      for process in $all; do kill -CONT $process; sleep 0.02; done
+      sleep 0.7; kill -TERM $job; wait $job; code=$?; echo "$1 $(echo $all | wc -w) $code"; grep -h error said
+    }
+    stopped shm "" "lockstep launch -n 2 --" & stopped mpi "" "lockstep launch -n 2 --" &
+    stopped hosts "WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=)") +
+                               std::to_string(free_port()) + "\" \"\" & wait",
+                           directory.path(), 90);
+  for (const char* carrier : {"shm", "mpi", "hosts"})
+    EXPECT_THAT(outcome.out, ContainsRegex(std::string(carrier) + " [2-9] 75\n")) << outcome.out << outcome.err;
 }
 
 }  // namespace

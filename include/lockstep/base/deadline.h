@@ -27,26 +27,48 @@ inline timespec timespec_of(Clock::duration duration) {
   return {static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
 }
 
+/// Note [Time that counts]
+/// A process that is stopped (SIGSTOP, a scheduler that suspends a job, a container's pause, a laptop's lid) must not
+/// take the others, which were stopped with it, for silent. So deadlines count the time in which their own process ran.
+/// A thread wakes up every kTick; time beyond kMost since it last did so is taken for a stop, and left out, from the
+/// first reading after it on. Who is stopped alone is still missed by those who run.
+
+/// Time that counts for deadlines. The same as Clock's but for an offset.
+struct RunningClock {
+  using duration = Clock::duration;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<RunningClock>;
+  static constexpr bool is_steady = true;
+
+  static constexpr duration kTick = Millis(100), kMost = Millis(500);
+
+  static time_point now() noexcept;
+  /// Starts the thread, once in a process; before, and in processes that are forked, stops count. Throws DeviceError
+  /// where no thread can be started.
+  static void start();
+};
+
 class Deadline {
  public:
-  static Deadline after(Clock::duration timeout) { return Deadline(Clock::now() + timeout); }
+  static Deadline after(Clock::duration timeout) { return Deadline(RunningClock::now() + timeout); }
   static Deadline after_seconds(double seconds) { return after(duration_of(seconds)); }
   /// For waits on this process's own threads only: anything that depends on another process has a deadline.
-  static Deadline never() { return Deadline(Clock::time_point::max()); }
+  static Deadline never() { return Deadline(RunningClock::time_point::max()); }
 
-  bool expired() const { return when_ != Clock::time_point::max() && Clock::now() >= when_; }
-  Clock::time_point when() const { return when_; }
+  bool expired() const { return when_ != RunningClock::time_point::max() && RunningClock::now() >= when_; }
+  RunningClock::time_point when() const { return when_; }
   /// Time left, at least zero; capped at one day so that it can be handed to any wait function.
   Clock::duration remaining() const {
-    const auto now = Clock::now();
+    const auto now = RunningClock::now();
     if (now >= when_) return Clock::duration::zero();
     const auto day = std::chrono::hours(24);
     return when_ - now < day ? when_ - now : Clock::duration(day);
   }
 
  private:
-  explicit Deadline(Clock::time_point when) : when_(when) {}
-  Clock::time_point when_;
+  explicit Deadline(RunningClock::time_point when) : when_(when) {}
+  RunningClock::time_point when_;
 };
 
 }  // namespace lockstep
