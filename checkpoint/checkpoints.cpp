@@ -213,15 +213,17 @@ void Checkpoints::tell_failures() {
   for (Place& place : places_) {
     tell_first_failure(place);
     const auto report = place.writer->report();
+    // A directory that could not be made is not there, which is all that writers see.
+    const std::string& first_failure = place.opening_failure.empty() ? report.first_failure : place.opening_failure;
     if (writes_part_alone()) {
       if (report.failed > 0)
         log_warn("{} part{} of checkpoints could not be written, the first because: {}", report.failed,
-                 report.failed == 1 ? "" : "s", report.first_failure);
+                 report.failed == 1 ? "" : "s", first_failure);
       continue;
     }
     if (report.failed > 0)
       log_warn("{} checkpoint{} could not be written, the first because: {}; {}", report.failed,
-               report.failed == 1 ? "" : "s", report.first_failure, newest_in(place));
+               report.failed == 1 ? "" : "s", first_failure, newest_in(place));
     if (!report.removal_failure.empty()) log_warn("older checkpoints are left: {}", report.removal_failure);
   }
 }

@@ -109,7 +109,7 @@ bool is_joined_under_slurm(const EnvLookup& lookup, const World& world) {
   if (lookup("MASTER_ADDR")) return false;  // over TCP
   throw UsageError(
       fmt::format("srun started {} ranks without PMIx, through which MPI joins them", world.size),
-      "add --mpi=pmix to srun (srun --mpi=list says whether it has it), or give the ranks a host to meet: export "
+      "add --mpi=pmix to srun (srun --mpi=list says whether it has it), or name the host of rank 0: export "
       "MASTER_ADDR=$(scontrol show hostnames | head -n 1)");
 }
 

@@ -303,6 +303,12 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .identity = "seed"});
 }
 
+std::string schedules_help() {
+  std::vector<std::string> all;
+  for (const auto* family : nn::schedule_families()) all.push_back(fmt::format("{} ({})", family->name, family->about));
+  return listed(all, "or");
+}
+
 /// The learning rate's schedule.
 void add_schedule_options(OptionTable& table, TrainConfig& config) {
   const auto declared = declared_by(nn::schedule_families(), [](const SettingSpec&) { return true; });
@@ -314,7 +320,7 @@ void add_schedule_options(OptionTable& table, TrainConfig& config) {
       "--schedule ");
   table.add({.name = "schedule",
              .placeholder = join(nn::schedule_names(), "|"),
-             .help = "learning-rate schedule",
+             .help = "learning-rate schedule: " + schedules_help(),
              .default_text = config.schedule,
              .value = choice_of_names(config.schedule, nn::schedule_names()),
              .agree = Agree::kValue,

@@ -468,6 +468,7 @@ OptionTable own_training_options(TrainConfig& config, const std::string& program
     for (const auto& variant : family->variants) add(variant.name, config.model.name, family->settings);
   for (const auto* family : data::dataset_families()) add(family->name, config.data, family->settings);
   for (const auto& name : own) without.erase(name);
+  if (!nn::model_family(config.model.name).word_pieces) without.insert({"vocab", "vocab-size", "cased"});
   OptionTable table = train_options(config);
   table.become_program(
       program, "Trains as one rank of the world that mpirun, srun or lockstep launch has started, or alone.", without);

@@ -79,6 +79,10 @@ void check_alone(const NamedFile& output) {
 }  // namespace
 
 void check_output_files(const TrainConfig& config) {
+  for (const char* table : {".csv", ".tsv"})
+    if (config.metrics.ends_with(table))
+      throw UsageError(fmt::format("--metrics {}: metrics are lines of JSON, and no table", config.metrics),
+                       fmt::format("call it {}.jsonl", config.metrics.substr(0, config.metrics.size() - 4)));
   const auto outputs = outputs_of(config), inputs = inputs_of(config);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_alone(outputs[i]);

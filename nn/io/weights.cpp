@@ -102,7 +102,32 @@ std::vector<HostTensor> read_index(const std::string& path, const ReadOptions& o
 
 }  // namespace
 
+namespace {
+
+// The file of weights that people mean who name its directory, or that of a run's checkpoints, is named.
+void refuse_directory(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return;
+  constexpr std::array kNames = {"weights.safetensors", "model.safetensors", "model.safetensors.index.json",
+                                 "pytorch_model.bin"};
+  std::string meant;
+  const auto look_in = [&](const std::string& directory) {
+    for (const char* name : kNames)
+      if (const std::string file = directory + "/" + name; fs::exists(file, error)) meant = std::max(meant, file);
+  };
+  look_in(path);
+  if (meant.empty())
+    for (fs::directory_iterator at(path, error); !error && at != fs::directory_iterator(); at.increment(error))
+      look_in(at->path().string());
+  throw IoError(fmt::format("{}: a directory, not a file of weights", path),
+                meant.empty() ? "give the path of a file of weights" : "give " + meant);
+}
+
+}  // namespace
+
 std::map<std::string, std::string> read_weights_metadata(const std::string& path) {
+  refuse_directory(path);
   if (path.ends_with(".json")) return {};
   if (!holds_torch_file(path)) return read_safetensors_metadata(path);
   const auto card = read_torch_metadata(path, kCard);
@@ -128,6 +153,7 @@ void write_weights(const std::string& path, const std::vector<HostTensor>& tenso
 }
 
 std::vector<HostTensor> read_weights(const std::string& path, const ReadOptions& options) {
+  refuse_directory(path);
   return path.ends_with(".json") ? read_index(path, options) : read_one(path, options);
 }
 

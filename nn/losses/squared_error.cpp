@@ -5,7 +5,7 @@ namespace lockstep::nn {
 
 const LossFamily& squared_error_family() {
   static const LossFamily family = {.name = "squared_error",
-                                    .about = "a number for each output",
+                                    .about = "a number for each output, for data of a program's own",
                                     .takes_numbers = true,
                                     .takes_labels = false,
                                     .make = [](const Settings&) -> LossFunction {

@@ -39,10 +39,11 @@ double linear(double done, double lr, const Settings& settings) {
 
 const Registry<ScheduleFamily>& schedule_registry() {
   static const ScheduleFamily rows[] = {
-      {.name = "constant", .at = constant},
-      {.name = "cosine", .settings = {min_lr()}, .at = cosine_at},
-      {.name = "step", .settings = {min_lr()}, .at = step},
+      {.name = "constant", .about = "as it is", .at = constant},
+      {.name = "cosine", .about = "down to --min-lr along half a cosine", .settings = {min_lr()}, .at = cosine_at},
+      {.name = "step", .about = "a tenth after each third of the steps", .settings = {min_lr()}, .at = step},
       {.name = "linear",
+       .about = "in a line to --end-factor times itself",
        .settings = {{.name = "end-factor",
                      .fallback = 0.0,
                      .help = "what the learning rate is multiplied with at the end",

@@ -320,6 +320,20 @@ TEST_F(Eval, WeightsAndFilesThatAreNoGood) {
   EXPECT_EQ(full.code, 3) << full.err;
   EXPECT_THAT(full.err, HasSubstr("/dev/full"));
   EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
+  const auto table = run(line + " --metrics m.csv", directory_.path());
+  EXPECT_EQ(table.code, 2);
+  EXPECT_THAT(table.err, HasSubstr("--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
+
+  // A checkpoint's directory, and that of all of them.
+  fs::create_directories(directory_.path() / "c/step-0000000002");
+  fs::copy(directory_.path() / "digits.safetensors", directory_.path() / "c/step-0000000002/weights.safetensors");
+  for (const char* named : {"c", "c/step-0000000002"}) {
+    const auto outcome =
+        run("lockstep eval mlp --data digits --device cpu --weights " + std::string(named), directory_.path());
+    EXPECT_EQ(outcome.code, 3);
+    EXPECT_THAT(outcome.err,
+                HasSubstr("a directory, not a file of weights → give c/step-0000000002/weights.safetensors"));
+  }
 
   std::string file = read_file(directory_.path() / "digits.safetensors");
   std::uint64_t length = 0;

@@ -65,8 +65,9 @@ TEST_F(OwnTraining, HasTheFlagsThatApply) {
   EXPECT_THAT(help.out, HasSubstr("Usage: regression [flags]"));
   for (const char* flag : {"--epochs", "--clip-norm", "--checkpoint-dir", "--momentum", "(default 0.02)", "cosine"})
     EXPECT_THAT(help.out, HasSubstr(flag));
-  for (const char* flag : {"--data ", "--hidden", "--classes", "--context", "MODEL"})
+  for (const char* flag : {"--data ", "--hidden", "--classes", "--context", "MODEL", "--vocab", "--cased"})
     EXPECT_THAT(help.out, Not(HasSubstr(flag)));
+  EXPECT_THAT(help.out, HasSubstr("step (a tenth"));
   const auto foreign = start("regression --hidden 3");
   EXPECT_EQ(foreign.code, 2);
   EXPECT_THAT(foreign.err, HasSubstr("unknown flag --hidden on the command line → regression --help lists them all"));

@@ -53,7 +53,8 @@ SettingSpec always_adapt_setting();
 void check_adapts(const std::string& name, const std::string& plain, double weight_decay, bool always);
 
 struct ScheduleFamily {
-  std::string name;  // "cosine"
+  std::string name;   // "cosine"
+  std::string about;  // what becomes of the rate, for people
   std::vector<SettingSpec> settings = {};
   /// The rate once `done`, from 0 to below 1, of the steps after warm-up are over. `settings` are complete.
   double (*at)(double done, double lr, const Settings& settings) = nullptr;
