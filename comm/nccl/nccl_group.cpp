@@ -469,7 +469,8 @@ void NcclGroup::poll() {
   next_look_ = now + kLookEvery;
   guard([&] {
     check_peers();
-    if (const auto stalled = op_log_.stalled(); !is_complete(op_log_.launched()) && stalled > timeout())
+    if (const auto stalled = RunningClock::now() - op_log_.progress();
+        !is_complete(op_log_.launched()) && stalled > timeout())
       time_out(op_log_.first_under_way(), std::chrono::duration<double>(stalled).count());
     if (!is_complete(op_log_.launched())) stall_poll_->look(op_log_.first_under_way(), now);
   });

@@ -30,8 +30,8 @@ class OpLog {
   bool any_under_way() const { return completed_ < launched_; }
   /// There must be one.
   const Op& first_under_way() const { return at(completed_ + 1); }
-  /// How long ago `completed` last rose, or the first of those under way was launched, in time that counts.
-  Clock::duration stalled() const { return RunningClock::now() - progress_; }
+  /// When `completed` last rose, or the first of those under way was launched.
+  RunningClock::time_point progress() const { return progress_; }
 
   /// The GPU is done with so many. It may be ahead of what has been launched here: a graph is, until replay().
   void complete(std::uint64_t completed);
