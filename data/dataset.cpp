@@ -51,6 +51,7 @@ std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dat
   Dataset::Info info = parts.front()->info();
   info.name = std::move(name);
   info.size = 0;
+  info.class_counts = {};
   for (const auto& part : parts) {
     if (!same_samples(part->info(), info))
       throw UsageError(fmt::format("{} and {} have samples of different kinds", parts.front()->name(), part->name()),

@@ -181,7 +181,9 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
                        .dims = {options.size, options.size, 3},
                        .classes = count,
                        .class_names = parts.classes,
+                       .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(count)),
                        .image = form};
+    for (const std::uint32_t file : files) ++info.class_counts[static_cast<std::size_t>(list->label(file))];
     return std::make_shared<Images>(std::move(info), list, std::move(files), options);
   };
   const auto all_of = [&](const char* name, FileList& files) -> std::shared_ptr<const Dataset> {

@@ -111,17 +111,20 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
       log_info("{}{}: {} of {} texts have more than {} tokens, and are cut", rows.name, name, cut, texts.size(),
                options.context);
     if (const auto warning = unknown.warning(rows.name + name)) log_warn("{}", *warning);
-    Dataset::Info info{.name = rows.name + name,
-                       .size = texts.size(),
-                       .dims = {options.context},
-                       .classes = std::max(options.classes, found),
-                       .tokens = true,
-                       .vocabulary = pieces->size(),
-                       .own_targets = true,
-                       .further_inputs = {{.name = "token types", .dims = {options.context}, .integers = true},
-                                          {.name = "lengths", .integers = true}},
-                       .class_names = rows.classes,
-                       .word_pieces = pieces};
+    Dataset::Info info{
+        .name = rows.name + name,
+        .size = texts.size(),
+        .dims = {options.context},
+        .classes = std::max(options.classes, found),
+        .tokens = true,
+        .vocabulary = pieces->size(),
+        .own_targets = true,
+        .further_inputs = {{.name = "token types", .dims = {options.context}, .integers = true},
+                           {.name = "lengths", .integers = true}},
+        .class_names = rows.classes,
+        .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(std::max(options.classes, found))),
+        .word_pieces = pieces};
+    for (const std::int32_t label : labels) ++info.class_counts[static_cast<std::size_t>(label)];
     texts = {};
     return std::make_shared<LabelledTexts>(std::move(info), std::move(encoded), std::move(labels));
   };

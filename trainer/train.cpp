@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
+#include "data/class_report.h"
 #include "ddp/shard_sums.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
@@ -177,8 +178,9 @@ class Run {
     const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
     Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every,
                       first_steps());
-    progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}{}, {}{}",
-                                  config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
+    if (group_.rank() == 0) data::warn_of_classes(splits_);
+    progress.announce(fmt::format("training {} on {} ({}) with {} rank{}, global batch {}{}, {}{}", config_.model.name,
+                                  splits_.train->name(), data::samples_text(*splits_.train), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   config_.shards > 0 ? fmt::format(" in {} shards", config_.shards)
                                   : averages()       ? fmt::format(", averaged every {} steps", config_.local_sgd)
@@ -568,7 +570,6 @@ class Run {
   bool stop_wanted_ = false;
   std::optional<nn::LearningRate> rate_;
   std::optional<StragglerWatch> stragglers_;
-
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};
   double train_seconds_ = 0, wait_seconds_ = 0;

@@ -1,5 +1,6 @@
 // Directories of images: whole ones, odd ones and corrupt ones.
 #include "data/images.h"
+#include "data/class_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "data/class_report.h"
 #include "lockstep/data/families.h"
 #include "lockstep/data/loader.h"
 #include "tests/data/golden.h"
@@ -21,7 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 class ImagesTest : public ::testing::Test {
@@ -145,6 +149,26 @@ TEST_F(ImagesTest, WholeAndTestParts) {
     joined->read_sample(index, {.x = x, .tokens = {}, .labels = std::span(&label, 1), .targets = {}});
     EXPECT_EQ(label, wanted) << index;
   }
+}
+
+TEST_F(ImagesTest, WhatWasFoundIsSaid) {
+  put_classes({"ant", "bee"}, "d/train/");
+  put("d/train/bee/more.png");
+  put("d/val/bee/1.png");
+  const auto splits = open_data("images:" + directory_.path("d"));
+  EXPECT_EQ(samples_text(*splits.train), "21 samples of 2 classes: ant 10, bee 11");
+  EXPECT_THAT(class_doubts(splits), ElementsAre(AllOf(HasSubstr("validation has no sample of 'ant'"))));
+  // A folder one level too high.
+  put_classes({"ant", "bee"}, "high/photos/");
+  EXPECT_THAT(class_doubts(open_data("images:" + directory_.path("high"))),
+              ElementsAre(HasSubstr("are of one class, 'photos'")));
+  put_classes({"1", "1.0"}, "numbers/");
+  EXPECT_THAT(class_doubts(open_data("images:" + directory_.path("numbers"))),
+              ElementsAre(HasSubstr("the classes '1' and '1.0', which are one number")));
+  put_classes({"ant", "bee"}, "fine/");
+  EXPECT_THAT(class_doubts(open_data("images:" + directory_.path("fine"))), IsEmpty());
+  EXPECT_EQ(samples_text(*open_data("digits").train), "1437 samples of 10 classes");
+  EXPECT_EQ(samples_text(*open_data("random:tokens,30", {.context = 4}).train), "30 samples");
 }
 
 TEST_F(ImagesTest, AClassThatIsALinkToNowhereIsNamed) {

@@ -61,6 +61,7 @@ class Dataset {
     std::vector<Input> further_inputs = {};      // in the order in which the module takes them, after the sample
     // How samples were made of what people have, so that a model trained on them can be given more of it.
     std::vector<std::string> class_names = {};                // of the first classes; the others are numbers
+    std::vector<std::uint64_t> class_counts = {};             // samples of each, where that is known without reading
     std::shared_ptr<const Characters> characters = nullptr;   // whose tokens they are
     std::shared_ptr<const WordPieces> word_pieces = nullptr;  // or these'
     std::shared_ptr<const ImageForm> image = nullptr;         // what was made of images
