@@ -53,8 +53,25 @@ std::string RegularFile::read(std::span<std::byte> bytes, std::size_t& count) {
   return {};
 }
 
+namespace {
+
+// What `path` leads to by links, whether that is there or not: a rename would put the file in the place of the link.
+std::string behind_links(std::string path) {
+  namespace fs = std::filesystem;
+  constexpr int kMostLinks = 40;  // as the kernel follows
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+    const fs::path to = fs::read_symlink(path, error);
+    if (error) break;
+    path = to.is_absolute() ? to.string() : (fs::path(path).parent_path() / to).string();
+  }
+  return path;
+}
+
+}  // namespace
+
 AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
+    : path_(behind_links(std::move(path))), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
   struct stat there = {};
   if (::stat(path_.c_str(), &there) == 0) {
     if (!S_ISREG(there.st_mode))

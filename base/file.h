@@ -22,8 +22,9 @@ struct RegularFile {
 };
 RegularFile open_regular(const std::string& path);
 
-/// Writes to a temporary name beside `path`; commit() flushes it to the disk and renames it. Without commit the
-/// temporary file is removed and `path` is untouched. Throws IoError naming the file. Not thread-safe.
+/// Writes to a temporary name beside `path`, or what that leads to by links; commit() flushes it to the disk and
+/// renames it. Without commit the temporary file is removed and `path` is untouched. Throws IoError naming the file.
+/// Not thread-safe.
 class AtomicFile {
  public:
   /// Throws for all that can be known in advance: a directory that is missing or cannot be written, a `path` that is

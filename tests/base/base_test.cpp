@@ -284,6 +284,25 @@ TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {
 
 // The rename would put a file in the device's place.
 // A named pipe would be waited for, without end.
+TEST_F(AtomicFileTest, LinksStayAndTheirTargetsAreWritten) {
+  namespace fs = std::filesystem;
+  fs::create_directories(directory_ / "disk");
+  fs::create_symlink("disk/target", directory_ / "relative");
+  fs::create_symlink(directory_ / "relative", directory_ / "f");
+  for (const char* text : {"made", "replaced"}) {
+    AtomicFile file(directory_ / "f");
+    file.write(std::as_bytes(std::span(std::string_view(text))));
+    file.commit();
+    EXPECT_TRUE(fs::is_symlink(directory_ / "f"));
+    EXPECT_TRUE(fs::is_symlink(directory_ / "relative"));
+    std::ifstream in(directory_ / "disk/target");
+    std::string found;
+    in >> found;
+    EXPECT_EQ(found, text);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_ / "disk"), {}), 1);
+}
+
 TEST_F(AtomicFileTest, OnlyFilesAreMapped) {
   const std::string pipe = (directory_ / "pipe").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
