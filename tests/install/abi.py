@@ -97,12 +97,13 @@ class Interface:
             self.read(entry)
 
     def read_ada(self, text):
-        for part in re.split(r"\n\s*(?=function |procedure |\w+ : |type |package )", text):
-            place = re.search(r"-- (/\S+):(\d+)", part)
-            if place and re.match("function |procedure ", part):
-                for name in re.findall(r'"(\w+)"', part):
-                    if OF_LOCKSTEP.match(name):
-                        self.declared[name] = (place[1], int(place[2]))
+        imported = r"-- (/\S+):(\d+)\s+with Import => True,\s+Convention => \w+,\s+External_Name => \"(\w+)\";"
+        end = 0
+        for found in re.finditer(imported, text):
+            is_variable = re.search(r"\w+ : [^;()]*$", text[end:found.start()])
+            end = found.end()
+            if not is_variable and OF_LOCKSTEP.match(found[3]):
+                self.declared[found[3]] = (found[1], int(found[2]))
 
     def read(self, entry):
         at = entry.at

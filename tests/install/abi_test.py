@@ -65,6 +65,14 @@ class Abi(package.Case):
                     env=os.environ | {"PKG_CONFIG_PATH": str(self.lib / "pkgconfig")}).stdout.split()
         self.link(*self.static, *(flag for flag in flags if not flag.startswith("-llockstep_")))
 
+    def test_what_c_declares_is_what_its_library_has(self):
+        """Read by another way than the rest: a C header is simple enough to."""
+        header = self.prefix.joinpath("include/lockstep/lockstep.h").read_text()
+        said = set(re.findall(r"\b(lockstep_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)))
+        self.assertEqual(said, {name for name in self.wanted if name.startswith("lockstep_")})
+        shown = abi.symbols_of([self.lib / "liblockstep_c.so"], "-D")
+        self.assertEqual(said, {name for name in shown if name.startswith("lockstep_")})
+
     def test_public_names_have_the_version_and_others_another(self):
         found = abi.run("nm", "-D", "--defined-only", *self.shared)
         versions = set(re.findall(r"@@(\S+)", found))

@@ -106,8 +106,8 @@ class Installed(package.Case):
         program = self.here / "consumer/build" / name
         if program.exists():
             return program
-        shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer")
-        shutil.copytree(SOURCE / "examples", self.here / "examples")
+        shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer", dirs_exist_ok=True)
+        shutil.copytree(SOURCE / "examples", self.here / "examples", dirs_exist_ok=True)
         self.configure(self.here / "consumer", f"-DEXAMPLES={self.here / 'examples'}",
                        f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}")
         run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"], timeout=600)

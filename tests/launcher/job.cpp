@@ -155,9 +155,17 @@ std::vector<JobProcess> Job::processes() const {
 JobProcess Job::find(JobProcess::Role role, int rank) const {
   const Deadline deadline = Deadline::after_seconds(10);
   do {
-    for (const auto& process : processes()) {
+    const auto all = processes();
+    // A rank's own children have its environment, and lower numbers where those have begun anew.
+    const auto is_child_of_a_program = [&](pid_t pid) {
+      return std::any_of(all.begin(), all.end(), [parent = parent_of(pid)](const JobProcess& process) {
+        return process.pid == parent && process.role == JobProcess::Role::kProgram && process.rank >= 0;
+      });
+    };
+    for (const auto& process : all) {
       const bool ranked = role == JobProcess::Role::kWrapper || role == JobProcess::Role::kProgram;
-      if (process.role == role && (!ranked || process.rank == rank)) return process;
+      if (process.role == role && (!ranked || process.rank == rank) && !is_child_of_a_program(process.pid))
+        return process;
     }
     std::this_thread::sleep_for(kPause);
   } while (!deadline.expired());

@@ -43,7 +43,7 @@ bool holds_one_checkpoint_alone(const std::filesystem::path& folder) {
   std::error_code missing;
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing))
-    names.push_back(entry.path().filename().string());
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
   return names.size() == 1 && names.front().starts_with("step-");
 }
 
