@@ -245,7 +245,7 @@ void refuse_class(const std::string& place, const std::string& name, const std::
   if (known.size() > kShown) shown.push_back(fmt::format("{} more", known.size() - kShown));
   throw UsageError(
       fmt::format("{}: the weights know no class '{}', but {}", place, printable(utf8_prefix(name, 40)), listed(shown)),
-      "use data of these classes; other ones are trained with --reset-head");
+      "use data of these classes; lockstep train --reset-head trains others");
 }
 
 FileParts list_parts(const std::string& given, const FileKind& kind, const Parts& wanted) {

@@ -196,7 +196,7 @@ void check_meaning(const TrainConfig& config, const data::Dataset& dataset, cons
     if (name(names) != name(metadata.class_names))
       throw UsageError(fmt::format("{} knows class {} as '{}', and {} as '{}'", config.weights, i,
                                    name(metadata.class_names), dataset.name(), name(names)),
-                       "use the same classes, or train with --reset-head");
+                       "use the same classes; lockstep train --reset-head is for other ones");
   }
 }
 
@@ -225,7 +225,7 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
   const bool there = nn::TensorsByName(tensors).has_one_in(head->own);
   if (wanted && !there)
     throw UsageError(fmt::format("{} holds no layer for the classes of {}", config.weights, dataset.name()),
-                     "give --reset-head, which starts that layer anew");
+                     "train that layer: lockstep train --reset-head starts it anew");
   if (!wanted && there)
     throw UsageError(
         fmt::format("{} holds a model for classes of texts, and {} has none", config.weights, dataset.name()),
