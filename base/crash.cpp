@@ -2,12 +2,16 @@
 
 #include <execinfo.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/signals.h"
 
 namespace lockstep {
@@ -54,6 +58,22 @@ const char* name_of(int number) {
   }
 }
 
+/// Libraries do not look whether they have got memory. Asks for so much that what is missing for a kernel's code, a
+/// thread's stack or a scratchpad is noticed, and only where a limit of this process makes that likely.
+bool is_out_of_memory() {
+  constexpr std::size_t kProbe = std::size_t{32} << 20;
+  bool limited = false;
+  for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
+    struct rlimit limit = {};
+    limited = limited || (::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY);
+  }
+  if (!limited) return false;
+  void* const probe = ::mmap(nullptr, kProbe, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (probe == MAP_FAILED) return errno == ENOMEM;
+  ::munmap(probe, kProbe);
+  return false;
+}
+
 void end_by(int number) {
   // Blocked while its handler runs: it ends the process when that returns.
   struct sigaction action = {};
@@ -65,6 +85,13 @@ void end_by(int number) {
 extern "C" void on_crash(int number, siginfo_t* info, void*) {
   // A second thread that crashes meanwhile, or the handler itself, adds nothing.
   if (g_crashed.exchange(true)) return end_by(number);
+  if (is_out_of_memory()) {
+    constexpr const char* kLine =
+        "error: out of memory: a library got none, and ended the process → raise ulimit -v and ulimit -d, or use a "
+        "smaller batch or model\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine, std::strlen(kLine));
+    ::_exit(static_cast<int>(ExitCode::kDevice));
+  }
   const bool has_address = info != nullptr && info->si_code > 0 && number != SIGABRT;
   const auto address = has_address ? reinterpret_cast<std::uint64_t>(info->si_addr) : 0;
   const bool recorded = g_record.signal != nullptr && g_record.pid == ::getpid();

@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <mutex>
+#include <string>
+
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -62,7 +65,9 @@ void log_text(LogLevel level, std::string_view text) {
   auto& log = state();
   const std::lock_guard lock(log.mutex);
   if (log.hook != nullptr) log.hook();
-  log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), text);
+  // Whatever names, paths and messages of libraries hold, a warning or an error is one line.
+  const bool is_one_line = level == LogLevel::kWarn || level == LogLevel::kError;
+  log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), is_one_line ? one_line(text) : text);
 }
 
 }  // namespace lockstep

@@ -1,9 +1,9 @@
 #include "lockstep/base/run_main.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <thread>
@@ -11,19 +11,13 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/status_report.h"
+#include "base/text.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::detail {
 namespace {
 
 constexpr auto kHeadStart = std::chrono::milliseconds(50);
-
-/// Whatever names, paths and messages of libraries hold, an error is one line.
-std::string one_line(std::string text) {
-  std::ranges::replace_if(
-      text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
-  return text;
-}
 
 /// Nothing that was thrown ends this process as if all were well, whatever code it has brought along.
 int failure_code(const Error& error) {
@@ -40,7 +34,7 @@ int run_and_report(const std::function<int()>& program) noexcept {
     return failure_code(error);
   } catch (const InterruptedError& error) {
     // All ranks have been asked to stop: rank 0 says so (the others keep quiet at this level), or the launcher does.
-    if (!env("LOCKSTEP_LAUNCHER")) log_info("{}", one_line(error.line()));
+    if (!env("LOCKSTEP_LAUNCHER")) log_info("{}", error.line());
     return failure_code(error);
   } catch (const UsageError& error) {
     // All ranks may find the same: the launcher says it once.
@@ -48,13 +42,16 @@ int run_and_report(const std::function<int()>& program) noexcept {
     if (!report_usage_error(line)) log_error("{}", line);
     return failure_code(error);
   } catch (const Error& error) {
-    log_error("{}", one_line(error.line()));
+    log_error("{}", error.line());
     return failure_code(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    log_error("{}: {} → check that path and its permissions", error.path1().string(), error.code().message());
+    return static_cast<int>(ExitCode::kData);
   } catch (const std::bad_alloc&) {
     log_error("out of memory → use a smaller batch or model, or fewer ranks on this host");
     return static_cast<int>(ExitCode::kDevice);
   } catch (const std::exception& error) {
-    log_error("unexpected error: {}", one_line(error.what()));
+    log_error("unexpected error: {}", error.what());
   } catch (...) {
     log_error("unexpected error: what was thrown is no std::exception → throw lockstep::Error, or another one");
   }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -59,12 +58,7 @@ void RunningClock::start() {
     started = false;
   };
   if (!std::exchange(survives_forks, true)) ::pthread_atfork(nullptr, nullptr, in_child);
-  try {
-    start_thread(tick).detach();
-  } catch (const std::system_error& error) {
-    throw DeviceError(fmt::format("no thread can be started: {}", error.code().message()),
-                      "raise ulimit -u and the control group's pids.max");
-  }
+  start_thread(tick).detach();
   started = true;
 }
 

@@ -2,8 +2,11 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstddef>
+
+#include "base/error.h"
 
 namespace lockstep {
 namespace {
@@ -35,6 +38,11 @@ void move_handlers_off_stacks() noexcept {
     action.sa_flags |= SA_ONSTACK;
     ::sigaction(number, &action, nullptr);
   }
+}
+
+bool is_limited(int resource) {
+  struct rlimit limit = {};
+  return ::getrlimit(static_cast<__rlimit_resource>(resource), &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 
 bool has_handler(int number) noexcept {
@@ -108,6 +116,13 @@ namespace detail {
 void begin_thread() noexcept {
   use_alternate_signal_stack();
   takes_none = true;
+}
+
+void refuse_thread(const std::system_error& error) {
+  const bool limits_memory = is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA);
+  throw DeviceError(fmt::format("no more threads can be started: {}", error.code().message()),
+                    limits_memory ? "raise ulimit -v and ulimit -d, of which each thread takes its stack (ulimit -s)"
+                                  : "raise ulimit -u and the control group's pids.max, or end other processes");
 }
 
 }  // namespace detail

@@ -15,6 +15,7 @@
 
 #include <csignal>
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -50,16 +51,22 @@ class SignalsBlocked {
 
 namespace detail {
 void begin_thread() noexcept;
-}
+[[noreturn]] void refuse_thread(const std::system_error& error);
+}  // namespace detail
 
-/// A thread of ours: it takes no signal from outside, and has an alternate stack.
+/// A thread of ours: it takes no signal from outside, and has an alternate stack. Throws DeviceError if the system has
+/// no more threads.
 template <class Work>
 std::thread start_thread(Work&& work) {
   const SignalsBlocked inherited;
-  return std::thread([work = std::forward<Work>(work)]() mutable {
-    detail::begin_thread();
-    work();
-  });
+  try {
+    return std::thread([work = std::forward<Work>(work)]() mutable {
+      detail::begin_thread();
+      work();
+    });
+  } catch (const std::system_error& error) {
+    detail::refuse_thread(error);
+  }
 }
 
 }  // namespace lockstep

@@ -82,12 +82,7 @@ void watch_for_stops() {
     if (number != SIGHUP || !g_ignores_hangup) sigaction(number, &action, nullptr);
   keep_signals_off_this_thread();
   if (g_watching.exchange(getpid()) == getpid()) return;
-  try {
-    start_thread(take_signals).detach();
-  } catch (const std::exception& error) {
-    throw DeviceError(fmt::format("cannot start the thread that waits for signals: {}", error.what()),
-                      "raise ulimit -u, or end other processes");
-  }
+  start_thread(take_signals).detach();
 }
 
 int stop_request() noexcept { return g_signal.load(std::memory_order_relaxed); }

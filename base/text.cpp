@@ -184,6 +184,13 @@ std::string human_bytes(double bytes) {
 
 std::string printable(std::string_view text) { return joined(glyphs_of(text)); }
 
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  std::ranges::replace_if(
+      line, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  return printable(line);
+}
+
 int columns_of(std::string_view text) { return total_columns(glyphs_of(text)); }
 
 std::vector<std::string> wrapped(std::string_view text, int columns) {

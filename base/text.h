@@ -36,6 +36,9 @@ std::string human_bytes(double bytes);
 /// direction of writing are each replaced by '?'.
 std::string printable(std::string_view text);
 
+/// printable(text) with a blank for each control character, line feeds among them.
+std::string one_line(std::string_view text);
+
 /// How many columns printable(text) takes: two for East Asian characters, none for combining ones.
 int columns_of(std::string_view text);
 

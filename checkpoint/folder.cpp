@@ -48,7 +48,7 @@ void flush_directory(const std::string& path) {
 void make_directories(const std::string& directory) {
   std::error_code failed;
   std::vector<std::string> holders;
-  fs::path at = (fs::absolute(directory) / "").lexically_normal().parent_path();  // without a slash at its end
+  fs::path at = (fs::absolute(directory, failed) / "").lexically_normal().parent_path();  // without a slash at its end
   for (; at.has_relative_path() && !fs::exists(at, failed); at = at.parent_path())
     holders.push_back(at.parent_path().string());
   fs::create_directories(directory, failed);

@@ -15,12 +15,13 @@ using checkpoint::Facts;
 
 // One, or all those in a directory of them, the newest first.
 std::vector<std::string> checkpoints_at(const std::string& path) {
-  if (std::filesystem::exists(fmt::format("{}/{}", path, checkpoint::kManifestFile))) return {path};
+  std::error_code none;
+  if (std::filesystem::exists(fmt::format("{}/{}", path, checkpoint::kManifestFile), none)) return {path};
   std::vector<std::string> paths;
   for (const auto& stored : checkpoint::list_checkpoints(path)) paths.push_back(stored.path);
   if (paths.empty())
     throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
-                          "give the --checkpoint-dir of a run, or a directory in it");
+                          "give the directory that lockstep train --checkpoint-dir named, or one in it");
   return paths;
 }
 
@@ -63,7 +64,7 @@ int verify(const std::vector<std::string>& paths) {
   if (corrupt == 0) return 0;
   throw CheckpointError(fmt::format("{} of {} checkpoint{} cannot be used: {}", corrupt, paths.size(),
                                     paths.size() == 1 ? "" : "s", first),
-                        "--resume auto takes the newest one that is whole");
+                        "lockstep train --resume auto takes the newest one that is whole");
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,7 +25,18 @@ void occupy_standard_descriptors() {
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
+/// Libraries' kernels, and MPI's daemons, do not ask how much stack they have.
+void check_stack() {
+  constexpr rlim_t kLeast = 256 * 1024;
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < kLeast)
+    throw lockstep::DeviceError(
+        fmt::format("the stack may have {} KB (ulimit -s), and {} are needed", limit.rlim_cur / 1024, kLeast / 1024),
+        "ulimit -s 8192");
+}
+
 int run(const std::vector<std::string>& args) {
+  check_stack();
   const int code = lockstep::cli::run(args);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw lockstep::IoError("cannot write to standard output: " + lockstep::errno_text(errno), "is the disk full?");
@@ -37,6 +50,6 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   occupy_standard_descriptors();
   if (argc > 1 && lockstep::cli::computes(argv[1])) lockstep::share_processors_well(argv);
-  if (argc > 1 && lockstep::cli::computes(argv[1])) lockstep::install_crash_handlers();
+  lockstep::install_crash_handlers();
   return lockstep::run_main([&] { return run({argv + std::min(argc, 1), argv + argc}); });
 }

@@ -219,11 +219,11 @@ void Loader::start_workers(int count) {
   workers_.reserve(static_cast<std::size_t>(count));
   try {
     for (int i = 0; i < count; ++i) workers_.push_back(start_thread([this, i] { work(i); }));
-  } catch (const std::exception& error) {
+  } catch (const DeviceError& error) {
     const std::size_t started = workers_.size();
     stop_workers();
-    throw UsageError(fmt::format("cannot start data worker {} of {}: {}", started + 1, count, error.what()),
-                     "give fewer data workers (--workers)");
+    throw DeviceError(fmt::format("data worker {} of {} cannot start: {}", started + 1, count, error.what()),
+                      fmt::format("give fewer data workers (--workers), or {}", error.remedy()));
   }
 }
 

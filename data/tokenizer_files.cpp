@@ -172,7 +172,8 @@ class TokenizerReader {
 TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind kind) {
   return parse_tokenizer_files(vocabulary, kind,
                                [](const std::string& path, const std::function<void(std::string_view)>& parse) {
-                                 if (fs::exists(path)) parse(MappedFile(path).text());
+                                 std::error_code none;
+                                 if (fs::exists(path, none)) parse(MappedFile(path).text());
                                });
 }
 

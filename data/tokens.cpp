@@ -236,7 +236,8 @@ class Tokens final : public Dataset {
 std::string beside(const fs::path& path, const char* name) {
   if (path.filename() != "train.bin") return {};
   const fs::path other = fs::path(path).replace_filename(name);
-  return fs::exists(other) ? other.string() : std::string();
+  std::error_code none;
+  return fs::exists(other, none) ? other.string() : std::string();
 }
 
 std::uint64_t checked(std::int64_t context) {

@@ -148,7 +148,8 @@ Looked look_into(const std::vector<std::string>& directories, checkpoint::Verify
 // Rank 0's, for a checkpoint that --resume PATH names.
 Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
   const std::string& path = from.resume;
-  if (fs::exists(fmt::format("{}/{}", path, kManifestFile))) {
+  std::error_code none;
+  if (fs::exists(fmt::format("{}/{}", path, kManifestFile), none)) {
     Resumed resumed;
     resumed.path = path;
     try {

@@ -131,12 +131,15 @@ Session::Session(const World& world, Deadline deadline, MpiRanks ranks)
   int rank = 0, size = 0;
   check_mpi(MPI_Comm_rank(ranks_.comm, &rank), "starting MPI");
   check_mpi(MPI_Comm_size(ranks_.comm, &size), "starting MPI");
-  if (rank != world.rank || size != world.size)
+  if (rank != world.rank || size != world.size) {
+    // A world of its own: Open MPI's files in TMPDIR go with it.
+    if (size == 1 && started_here && ranks_.comm == MPI_COMM_WORLD) check_mpi(MPI_Finalize(), "ending MPI");
     throw UsageError(
         fmt::format("{} says that this is rank {} of {}, but MPI sees rank {} of {}",
                     world.starter == Starter::kTorchrun ? "the environment (RANK, WORLD_SIZE)" : name_of(world.starter),
                     world.rank, world.size, rank, size),
         remedy_for(world.starter));
+  }
 
   data_ = duplicate();
   notices_ = duplicate();

@@ -22,6 +22,7 @@ TEST(Columns, WhatIsNotSafeToPrintIsReplaced) {
   EXPECT_EQ(printable("a\033[2Jb\nc\td\x7f"), "a?[2Jb?c?d?");
   EXPECT_EQ(printable("a\u009b2J\u202ecod.exe"), "a?2J?cod.exe");
   EXPECT_EQ(printable(std::string("a\0b", 3)), "a?b");
+  EXPECT_EQ(one_line("a\nb\tc\x7f d\xff é"), "a b c  d? é");
   EXPECT_EQ(printable("a\xe8\xa8"), "a??");  // a character that was cut
   EXPECT_EQ(printable("\xc0\x80|\xed\xa0\x80|\xf8"), "??|???|?");
 }

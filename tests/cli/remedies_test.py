@@ -27,6 +27,7 @@ COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect",
 COMMANDS_OF = [
     (r"inference/|data/vocabulary\.", ("infer",)),
     (r"launcher/(?!mpirun_command)|cli/launch_command", ("launch|train",)),  # and of the program that is launched
+    (r"cli/checkpoint_command", ("checkpoint",)),
     (r"bench/(allreduce|dp_vs_ddp|step)\.", None),  # of the command that has the file's name
     (r"trainer/evaluation\.", ("eval",)),
     (r"trainer/(build|run_weights|metrics)\.|data/|session/|nn/(?!optim/|ops/cuda/)|checkpoint/model", ("train", "eval")),

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -54,18 +53,19 @@ void set_threads(int threads) {
 void check_threads_can_start(int threads) {
   std::vector<std::thread> others;
   std::atomic<bool> end = false;
-  std::string problem;
+  std::optional<DeviceError> problem;
   try {
     for (int i = 1; i < threads; ++i) others.push_back(start_thread([&end] { end.wait(false); }));
-  } catch (const std::system_error& error) {
-    problem = error.code().message();
+  } catch (const DeviceError& error) {
+    problem = error;
   }
   end = true;
   end.notify_all();
   for (std::thread& thread : others) thread.join();
-  if (!problem.empty())
-    throw DeviceError(fmt::format("compute thread {} of {} cannot start: {}", others.size() + 2, threads, problem),
-                      "give fewer threads (--threads), or raise ulimit -u and the control group's pids.max");
+  if (problem)
+    throw DeviceError(
+        fmt::format("compute thread {} of {} cannot start: {}", others.size() + 2, threads, problem->what()),
+        fmt::format("give fewer threads (--threads), or {}", problem->remedy()));
 }
 
 std::size_t stack_bytes_of_this_thread() {
