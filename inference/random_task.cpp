@@ -5,6 +5,7 @@
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "data/random.h"
+#include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 
@@ -46,11 +47,11 @@ class RandomWorker final : public InferWorker {
     const std::uint64_t first = job * batch_, count = std::min(batch_, input_.count - first);
     const nn::Tensor y = module_.forward(tape_, tape_.input(make(first, count))).value();
     // Whoever measures wants it to be there.
-    result_.resize(y.bytes());
-    backend_.download(y, result_);
+    download_f32(backend_, y, result_);
     std::vector<std::int64_t> dims(y.shape().dims().begin(), y.shape().dims().end());
     tape_.reset();
     const double ms = 1e3 * seconds_between(start, Clock::now());
+    check_finite(result_);
     dims[0] = input_.batch;  // of each input
     for (std::uint64_t i = 0; i < count; ++i) {
       tally.result_ms.push_back(ms);
@@ -110,7 +111,7 @@ class RandomWorker final : public InferWorker {
   std::shared_ptr<const data::Dataset> numbers_;
   std::vector<float> values_;
   std::vector<std::int32_t> tokens_;
-  std::vector<std::byte> result_;
+  std::vector<float> result_;
 };
 
 }  // namespace

@@ -11,11 +11,15 @@
 
 namespace lockstep::inference {
 
-std::span<const Ranked> Ranking::of(std::span<const float> logits, int top) {
-  for (const float logit : logits)
-    if (!std::isfinite(logit))
-      throw DivergedError(fmt::format("the model's results are {}", std::isnan(logit) ? "NaN" : "infinite"),
+void check_finite(std::span<const float> results) {
+  for (const float result : results)
+    if (!std::isfinite(result))
+      throw DivergedError(fmt::format("the model's results are {}", std::isnan(result) ? "NaN" : "infinite"),
                           "its weights are corrupt, or its training diverged");
+}
+
+std::span<const Ranked> Ranking::of(std::span<const float> logits, int top) {
+  check_finite(logits);
   order_.resize(logits.size());
   std::iota(order_.begin(), order_.end(), 0);
   const auto count = std::min(order_.size(), static_cast<std::size_t>(top));

@@ -26,6 +26,9 @@ class Ranking {
   std::vector<Ranked> ranked_;
 };
 
+/// Throws DivergedError for a result that is NaN or infinite.
+void check_finite(std::span<const float> results);
+
 /// `logits` becomes what y has, of any shape, as f32.
 void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>& logits);
 

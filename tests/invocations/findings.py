@@ -1,19 +1,22 @@
 """What is wrong with how an invocation has ended."""
 import dataclasses
+import json
 import re
 
-from mutations import ANYTHING, MUST_FAIL, SAME
+from case import ANYTHING, MUST_FAIL, SAME
 
 # Flags that may leave all of a short run on one rank as it is (docs/flags.md, "Never refused").
-HARMLESS = set("""--timeout-seconds --stall-warning-seconds --log-level --log-every --grace-seconds --backend --bucket-mb
-    --first-bucket-mb --check-replicas --comm-hook --sync-batchnorm --share-devices --encrypt --accumulate --warmup --eval-every
-    --checkpoint-every --schedule --threads --workers --parallel --device --autotune --zero --find-unused --static-graph
-    --host-timeout-seconds --export --bind-to --max-restarts --mpi --no-prefix --quiet --keep --keep-prefix --non-strict --label --batch""".split())
+HARMLESS = set("""--timeout-seconds --stall-warning-seconds --log-level --log-every --grace-seconds --backend --tail
+    --bucket-mb --first-bucket-mb --check-replicas --comm-hook --sync-batchnorm --share-devices --encrypt
+    --accumulate --warmup --eval-every --checkpoint-every --schedule --threads --workers --parallel --device
+    --autotune --zero --find-unused --static-graph --host-timeout-seconds --export --bind-to --max-restarts --mpi
+    --no-prefix --quiet --keep --keep-prefix --non-strict --label --batch""".split())
 
 # docs/training.md, docs/launch.md; 1 is a bug.
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 7, 75}
 STOPPED = {75, 143}
-NEVER = [r"internal error", r"unexpected error", r"Assertion", r"terminate called", r"AddressSanitizer", r"runtime error:", r"ThreadSanitizer",
+NEVER = [r"internal error", r"unexpected error", r"Assertion", r"terminate called", r"AddressSanitizer",
+         r"runtime error:", r"ThreadSanitizer",
          r"Segmentation fault", r"core dumped", r"std::\w+", r"stack smashing", r"double free", r"malloc\(\)", r"Traceback"]
 ERROR = re.compile(r"^(?:\[\d+(?:@[^\]]*)?\] )?(?:\[rank \d+ host [^\]]*\] )?error: ")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
@@ -35,6 +38,17 @@ class Outcome:
         return self.out.decode(errors="replace") + self.err.decode(errors="replace")
 
 
+def is_json(line):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    try:
+        json.loads(line, parse_constant=refuse)
+    except ValueError:
+        return False
+    return True
+
+
 def error_lines(err):
     found = []
     for line in err.splitlines():
@@ -52,7 +66,7 @@ def result(outcome, subcommand):
         return re.findall(r"params_sha256 (\w+)", said)
     if subcommand in ("eval", "infer"):
         text = outcome.out.decode(errors="replace")
-        return re.sub(r"\"\w+_(ms|s)\":(\{[^}]*\}|[^,}]*)", "", text)
+        return re.sub(r".*\"event\":\"report\".*|\"\w+_(ms|s)\":(\{[^}]*\}|[^,}]*)", "", text)
     return []
 
 
@@ -92,6 +106,8 @@ def problems(case, outcome, base, new_files):
         found += [f"does not end: {outcome.stopped}"] if outcome.stopped.startswith("!") else []
         if code not in STOPPED and code != -15 and not others_program:
             found.append(f"ended with {code} when it was asked to stop")
+    elif case.signal and code in (-case.signal[0], 128 + case.signal[0]):
+        pass
     elif code < 0:
         if code != -13 or "gone" not in (case.stdout, case.stderr):
             found.append(f"ended by signal {-code}")
@@ -103,13 +119,15 @@ def problems(case, outcome, base, new_files):
         if match := re.search(pattern, outcome.said):
             found.append(f"says {match[0]!r}")
     try:
-        outcome.out.decode(), outcome.err.decode()
+        if not others_program:
+            outcome.out.decode(), outcome.err.decode()
     except UnicodeDecodeError:
         found.append("prints what is not UTF-8")
-    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", outcome.err.decode(errors="replace")):
+    if case.stderr != "terminal" and not others_program and re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]",
+                                                                      outcome.err.decode(errors="replace")):
         found.append("prints control characters")
 
-    if code in DOCUMENTED - {0, 75} and not case.stderr and not others_program and not outcome.stopped:
+    if code in DOCUMENTED - {0, 75} and case.stderr in ("", "terminal") and not others_program and not outcome.stopped:
         of_hosts = len(errors) > 1 and all(error.startswith("host ") for error in errors)  # a line for each
         launchers = subcommand == "launch" and not errors and re.search(r"^lockstep: ", err, re.MULTILINE)
         if len(errors) != 1 and not of_hosts and not launchers:
@@ -134,6 +152,9 @@ def problems(case, outcome, base, new_files):
             found.append("NaN and exit code 0")
         if case.stdout and base.out.strip() and not others_program and (case.stdout != "gone" or len(outcome.out)):
             found.append(f"standard output {case.stdout}, and exit code 0")
+        if "--json" in words and not case.stdout and subcommand != "launch":
+            found += [f"no JSON: {line[:80]!r}" for line in outcome.out.decode(errors="replace").splitlines()
+                      if not is_json(line)][:1]
         if not case.stdout and not asks_for_help:
             if subcommand == "train" and "params_sha256" not in outcome.said:
                 found.append("no final line")
@@ -144,8 +165,11 @@ def problems(case, outcome, base, new_files):
         if case.expects == SAME and base.code == 0 and not case.stdout and not asks_for_help \
                 and result(outcome, subcommand) != result(base, subcommand):
             found.append("another result than before")
-        of_default = case.done[0] in ("with --precision f32", "with --device cpu", "with --device auto", "with --seed 1")
-        added = not of_default and re.match(r"with (--[\w-]+)(?: (.*))?$", case.done[0]) if len(case.done) == 1 else None
+        # A default, or what several subcommands share.
+        of_default = re.search(r" (no|0|none|auto|f32|cpu|yes|1)( in .*)?$", case.done[0]) or re.match(
+            r"with --(text|quotes|image-size|seed|batch)\b.* in (the environment|a file)$", case.done[0], re.DOTALL)
+        added = not of_default and re.match(r"with (--[\w-]+)(?: (.*))?( in (the environment|a file))?$",
+                                            case.done[0]) if len(case.done) == 1 else None
         if added and added[1] not in HARMLESS and case.expects == ANYTHING and not asks_for_help and not new_files \
                 and printed(outcome) == printed(base):
             found.append(f"no effect: {added[0]}")

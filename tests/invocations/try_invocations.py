@@ -11,7 +11,9 @@ repeats it and prints what it said. A thousand take some minutes on two cores. E
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
+import fcntl
 import os
 import pathlib
 import random
@@ -20,14 +22,17 @@ import resource
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 
 sys.dont_write_bytecode = True
 
+import case as case_of  # noqa: E402
 import findings  # noqa: E402
 import mutations  # noqa: E402
 import valid  # noqa: E402
@@ -36,7 +41,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 15  # after which an invocation that still runs is asked to stop: it may have been asked to train for hours
 MORE_SECONDS = 20
 MOST_MEMORY = 6 << 30  # of an invocation that asks for endless sizes
-SUBCOMMANDS = ("train", "eval", "infer", "launch", "checkpoint", "inspect", "devices", "version", "bench step", "bench allreduce",
+SUBCOMMANDS = ("train", "eval", "infer", "launch", "checkpoint", "inspect", "devices", "version", "bench step",
+               "bench allreduce",
                "bench dp-vs-ddp")
 MOST_OUTPUT = 1 << 22
 PR_SET_CHILD_SUBREAPER = 36
@@ -46,9 +52,11 @@ def flags_of(program):
     """Of each subcommand, as its --help has them: name → placeholder."""
     found = {}
     for subcommand in SUBCOMMANDS:
-        said = subprocess.run([program, *subcommand.split(), "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        said = subprocess.run([program, *subcommand.split(), "--help"], stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
         found[subcommand] = {name: (value or "").strip() for name, value in
-                             re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*)( [^\s]+(?: FILE)?)?(?=$|  )", said, re.MULTILINE)}
+                             re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*)( [^\s]+(?: FILE)?)?(?=$|  )", said,
+                                        re.MULTILINE)}
     return found
 
 
@@ -92,8 +100,9 @@ class Reader(threading.Thread):
 
     def run(self):
         with os.fdopen(self.descriptor, "rb", buffering=0) as pipe:
-            while data := pipe.read(1 << 16):
-                self.text += data[:MOST_OUTPUT - len(self.text)]
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while data := pipe.read(1 << 16):
+                    self.text += data[:MOST_OUTPUT - len(self.text)]
 
     def all(self):
         self.join(5)
@@ -107,7 +116,8 @@ class Trial:
         self.program, self.directory, self.seed = program, directory, seed
         self.files = directory / "files"
         self.files.mkdir()
-        self.environment = {"PATH": f"{program.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(directory), "LANG": "C.UTF-8",
+        self.environment = {"PATH": f"{program.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(directory),
+                            "LANG": "C.UTF-8",
                             "CUDA_VISIBLE_DEVICES": "", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self.flags = flags_of(program)
         valid.prepare(self.files, ROOT, program, self.environment)
@@ -118,7 +128,8 @@ class Trial:
         shutil.copytree(self.files, directory / "work", symlinks=True)
         (directory / "tmp").mkdir(mode=0o1777)
         environment = {**self.environment, "TMPDIR": str(directory / "tmp"), **invocation.environment}
-        return mutations.Case(words=invocation.words, inputs=invocation.inputs, output=invocation.output, environment=environment,
+        return case_of.Case(words=invocation.words, inputs=invocation.inputs, output=invocation.output,
+                              environment=environment,
                               directory=directory / "work", stdin=invocation.stdin.encode(), flags=self.flags)
 
     def run(self, case):
@@ -152,6 +163,10 @@ class Trial:
 
         def target(what):
             """What it writes to, and what reads that."""
+            if what == "terminal":
+                read, write = os.openpty()
+                fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("4H", *case.terminal, 0, 0))
+                return write, Reader(read)
             if what == "full":
                 return os.open("/dev/full", os.O_WRONLY), None
             read, write = os.pipe()
@@ -170,6 +185,10 @@ class Trial:
                 os.close(descriptor)
         stopped = ""
         try:
+            if case.signal:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(case.signal[1])
+                process.send_signal(case.signal[0])
             code = process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             spent = cpu_seconds([process.pid, *descendants(process.pid)])
@@ -233,9 +252,11 @@ class Trial:
             os.chmod(case.directory, 0o755)
             new_files = changed_files(case.directory, self.prepared) != usual
             found = findings.problems(case, outcome, base, new_files)
-            changed = {name: value for name, value in case.environment.items() if self.environment.get(name) != value and name != "TMPDIR"}
+            changed = {name: value for name, value in case.environment.items() if self.environment.get(name) != value
+                       and name != "TMPDIR"}
             command = shlex.join([*(f"{name}={value}" for name, value in changed.items()), "lockstep",
-                                  *(word if isinstance(word, str) else word.decode(errors="backslashreplace") for word in case.words)])
+                                  *(word if isinstance(word, str) else word.decode(errors="backslashreplace")
+                                    for word in case.words)])
             if show:
                 print("altered:", "; ".join(case.done), "\n" + command, f"\nexit code {outcome.code} {outcome.stopped}")
                 print(outcome.said)

@@ -41,7 +41,8 @@ PREPARE = [
 
 VALID = [
     Invocation(f"train {MLP} --data digits {SHORT} --save out.safetensors", output="out.safetensors"),
-    Invocation(f"train {MLP} --data mnist:mnist {SHORT} --metrics m.jsonl --tail drop", ("mnist", "mnist/train-images-idx3-ubyte",
+    Invocation(f"train {MLP} --data mnist:mnist {SHORT} --metrics m.jsonl --tail drop",
+               ("mnist", "mnist/train-images-idx3-ubyte",
                "mnist/train-labels-idx1-ubyte"), "m.jsonl"),
     Invocation(f"train {MLP} --data cifar10:cifar {SHORT} --augment yes", ("cifar", "cifar/data_batch_1.bin",
                "cifar/test_batch.bin")),
@@ -51,7 +52,8 @@ VALID = [
     Invocation(f"train {GPT} --data tokens:tokens.bin --classes 64 {SHORT}", ("tokens.bin",)),
     Invocation(f"train {BERT} --data csv:reviews.csv {SHORT} --clip-norm 1", ("reviews.csv",)),
     Invocation(f"train {BERT} --data csv:reviews.tsv --text text --label label {SHORT}", ("reviews.tsv",)),
-    Invocation(f"train {BERT} --data texts:labelled {SHORT}", ("labelled", "labelled/train/bad", "labelled/train/good/1.txt",
+    Invocation(f"train {BERT} --data texts:labelled {SHORT}",
+               ("labelled", "labelled/train/bad", "labelled/train/good/1.txt",
                "labelled/test/bad/0.txt")),
     Invocation(f"train {BERT} --data text:prose.txt.gz {SHORT} --vocab-size 60", ("prose.txt.gz",)),
     Invocation(f"train lstm --width 8 --context 8 --threads 1 --data text:prose.txt {SHORT} --stateful", ("prose.txt",)),
@@ -60,18 +62,21 @@ VALID = [
     Invocation(f"train {MLP} --data digits {SHORT} --weights mlp.pt", ("mlp.pt",)),
     Invocation(f"train {MLP} --data digits {SHORT} --checkpoint-dir ck --checkpoint-every 2 --resume auto", output="ck"),
     Invocation(f"train {MLP} --data digits --steps 5 --batch 8 --checkpoint-dir kept --resume auto",
-               ("kept", "kept/step-0000000003", "kept/step-0000000003/card.json", "kept/step-0000000003/weights.safetensors")),
+               ("kept", "kept/step-0000000003", "kept/step-0000000003/card.json",
+                "kept/step-0000000003/weights.safetensors")),
     Invocation(f"train {MLP} --config run.toml", ("run.toml",)),
     Invocation(f"train {MLP} --data digits {SHORT} --shards 2 --check-replicas 1", environment=ONE_RANK),
     Invocation(f"train {MLP} --data digits {SHORT} --trace trace.json --quiet", output="trace.json"),
     Invocation(f"train {MLP} --data digits {SHORT} --epochs 1 --eval-every 1 --ema 0.9 --comm-hook bf16".replace("--steps 3 ", "")),
     Invocation("eval mlp --data digits --weights mlp.safetensors --threads 1", ("mlp.safetensors",)),
-    Invocation("eval mlp --data digits --weights mlp.pt --split test --metrics m.jsonl --threads 1", ("mlp.pt",), "m.jsonl"),
+    Invocation("eval mlp --data digits --weights mlp.pt --split test --metrics m.jsonl --threads 1", ("mlp.pt",),
+               "m.jsonl"),
     Invocation("eval cnn --data images:photos --weights cnn.safetensors --threads 1",
                ("cnn.safetensors", "photos", "photos/dog/3.png")),
     Invocation("eval gpt --data text:prose.txt --weights gpt.safetensors --split all --threads 1",
                ("gpt.safetensors", "prose.txt")),
-    Invocation("eval bert --data csv:reviews.csv --weights bert.safetensors --threads 1", ("bert.safetensors", "reviews.csv")),
+    Invocation("eval bert --data csv:reviews.csv --weights bert.safetensors --threads 1",
+               ("bert.safetensors", "reviews.csv")),
     Invocation("eval bert --data texts:labelled --weights bert.safetensors --batch 4 --threads 1",
                ("bert.safetensors", "labelled", "labelled/test")),
     Invocation("infer mlp --weights mlp.safetensors --input random:2x1x8x8 --threads 1", ("mlp.safetensors",)),
@@ -82,19 +87,23 @@ VALID = [
     Invocation("infer gpt --weights gpt.safetensors --prompt now --tokens 4 --seed 3 --top-k 5", ("gpt.safetensors",)),
     Invocation("infer gpt --weights gpt.safetensors --input prose.txt --lines --tokens 2 --temperature 0",
                ("gpt.safetensors", "prose.txt")),
-    Invocation("infer bert --weights bert.safetensors --input reviews.csv --lines --text text", ("bert.safetensors", "reviews.csv")),
+    Invocation("infer bert --weights bert.safetensors --input reviews.csv --lines --text text",
+               ("bert.safetensors", "reviews.csv")),
     Invocation("infer bert --weights bert.safetensors --input -", ("bert.safetensors",), stdin="a good day\n"),
-    Invocation("infer bert --weights masked.safetensors --prompt now\u00b7[MASK]\u00b7then --top 3", ("masked.safetensors",)),
+    Invocation("infer bert --weights masked.safetensors --prompt now\u00b7[MASK]\u00b7then --top 3",
+               ("masked.safetensors",)),
     Invocation(f"launch -n 2 -- lockstep train {MLP} --data digits {SHORT}"),
     Invocation(f"launch -n 2 --bind-to none --log-dir logs --no-prefix -- lockstep train {MLP} --data random:1x8x8,100 {SHORT}",
                output="logs"),
     Invocation(f"launch -n 2 --max-restarts 1 -- lockstep train {MLP} --data digits {SHORT} --checkpoint-dir ck --resume auto",
                output="ck"),
-    Invocation("launch -n 2 -- lockstep eval mlp --data digits --weights mlp.safetensors --threads 1", ("mlp.safetensors",)),
+    Invocation("launch -n 2 -- lockstep eval mlp --data digits --weights mlp.safetensors --threads 1",
+               ("mlp.safetensors",)),
     Invocation("launch --np 1 --grace-seconds 2 -- sh -c exit\u00b70"),
     Invocation("launch --hostfile hosts -n 1 -- lockstep bench allreduce --min 4 --max 64", ("hosts",)),
     Invocation("checkpoint show kept", ("kept", "kept/step-0000000003/card.json")),
-    Invocation("checkpoint verify kept", ("kept", "kept/step-0000000003/card.json", "kept/step-0000000003/weights.safetensors")),
+    Invocation("checkpoint verify kept", ("kept", "kept/step-0000000003/card.json",
+                                          "kept/step-0000000003/weights.safetensors")),
     Invocation("bench step mlp --hidden 8 --steps 2 --batch 4 --threads 1"),
     Invocation("bench allreduce --min 4 --max 64"),
     Invocation("devices --json"),
@@ -124,7 +133,8 @@ def make_files(directory, source):
     (directory / "prose.txt").write_text(prose)
     (directory / "prose.txt.gz").write_bytes(gzip.compress(prose.encode(), mtime=0))
     (directory / "tokens.bin").write_bytes(struct.pack("<600H", *(drawn.randrange(64) for _ in range(600))))
-    rows = [(("good", "bad")[i % 2], f"a {('fine', 'dull')[i % 2]} day, {' '.join(drawn.choices(WORDS, k=3))}") for i in range(30)]
+    rows = [(("good", "bad")[i % 2], f"a {('fine', 'dull')[i % 2]} day, {' '.join(drawn.choices(WORDS, k=3))}")
+            for i in range(30)]
     (directory / "reviews.csv").write_text("label,text\n" + "".join(f'{label},"{text}"\n' for label, text in rows))
     (directory / "reviews.tsv").write_text("label\ttext\n" + "".join(f"{label}\t{text}\n" for label, text in rows))
     for part in ("train", "test"):

@@ -245,6 +245,7 @@ TEST_F(Infer, WhatIsWrongWithAText) {
   expect_refusal("gtp --weights text.safetensors --prompt t", 2, "gpt");
   damage("text.safetensors", "nan.safetensors");
   expect_refusal("gpt --weights nan.safetensors --prompt to", 7, "NaN");
+  expect_refusal("gpt --weights nan.safetensors --input random:1x4", 7, "NaN");
 }
 
 TEST_F(Infer, ClassifiesImagesInTheirOrder) {
