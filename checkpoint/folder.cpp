@@ -30,7 +30,8 @@ constexpr const char* kRemedy = "use an existing, writable directory with free s
 std::string name_of(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
 
 [[noreturn]] void fail(const char* doing, const std::string& path, int error_number) {
-  throw IoError(fmt::format("cannot {} {}: {}", doing, path, errno_text(error_number)), kRemedy);
+  throw IoError(fmt::format("cannot {} {}: {}", doing, path, errno_text(error_number)),
+                doing == std::string_view("read") ? "give a directory that can be read" : kRemedy);
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {

@@ -38,8 +38,10 @@ void check_stack() {
 int run(const std::vector<std::string>& args) {
   check_stack();
   const int code = lockstep::cli::run(args);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw lockstep::IoError("cannot write to standard output: " + lockstep::errno_text(errno), "is the disk full?");
+  const bool flushed = std::fflush(stdout) == 0;
+  if (!flushed || std::ferror(stdout) != 0)
+    throw lockstep::IoError("cannot write to standard output" + (flushed ? "" : ": " + lockstep::errno_text(errno)),
+                            "is the disk full, or standard output closed?");
   return code;
 }
 

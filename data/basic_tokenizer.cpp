@@ -23,7 +23,8 @@ std::pair<char32_t, utf8proc_ssize_t> character_at(std::string_view text, std::s
 }
 
 [[noreturn]] void refuse_byte(const std::string& source, std::size_t byte) {
-  throw IoError(fmt::format("{}: byte {} is not UTF-8", source, byte), "convert the file: iconv -t UTF-8");
+  throw IoError(fmt::format("{}: byte {} is not UTF-8", source, byte),
+                "convert it from the encoding that it has: iconv -f WINDOWS-1252 -t UTF-8, for example");
 }
 
 /// `text` with marks and the characters before them composed; nothing where it is not UTF-8.

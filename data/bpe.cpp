@@ -333,7 +333,7 @@ void BytePairs::Tables::encode(std::string_view text, std::size_t offset, const 
                                   checks | PCRE2_ANCHORED, match.get(), nullptr);
     if (found < 0 && found != PCRE2_ERROR_NOMATCH && pcre2_get_startchar(match.get()) < text.size() && checks == 0)
       throw IoError(fmt::format("{}: byte {} is not UTF-8", source, offset + pcre2_get_startchar(match.get())),
-                    "convert the text: iconv -t UTF-8");
+                    "convert it from the encoding that it has: iconv -f WINDOWS-1252 -t UTF-8, for example");
     LOCKSTEP_ASSERT(found >= 0, "no word at byte {} of {}: {}", offset + at, source, found);
     checks = PCRE2_NO_UTF_CHECK;
     const PCRE2_SIZE end_of_word = pcre2_get_ovector_pointer(match.get())[1];

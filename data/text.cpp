@@ -17,7 +17,8 @@ template <class Visit>
 void each_character(std::string_view text, const std::string& source, const Visit& visit) {
   std::size_t at = 0;
   const auto refuse = [&] {
-    throw IoError(fmt::format("{}: byte {} is not UTF-8", source, at), "convert the file: iconv -t UTF-8");
+    throw IoError(fmt::format("{}: byte {} is not UTF-8", source, at),
+                  "convert it from the encoding that it has: iconv -f WINDOWS-1252 -t UTF-8, for example");
   };
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   while (at < text.size()) {

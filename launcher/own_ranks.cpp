@@ -115,7 +115,8 @@ pid_t start_here(SpawnRequest request, int output) {
   request.stdout_fd = request.stderr_fd = output;
   const Spawned started = spawn(request);
   if (started.pid < 0)
-    throw DeviceError(fmt::format("launch: cannot run {}: {}", request.argv[0], errno_text(started.error)));
+    throw DeviceError(fmt::format("launch: cannot run {}: {}", request.argv[0], errno_text(started.error)),
+                      "check its permissions, and those of the directories above it");
   return started.pid;
 }
 

@@ -106,7 +106,8 @@ std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& s
 }
 
 std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, double& value) {
-  return parse_number(text, {.low = spec.low, .high = spec.high, .open_low = spec.open_low}, value);
+  return parse_number(
+      text, {.low = spec.low, .high = spec.high, .open_low = spec.open_low, .open_high = spec.open_high}, value);
 }
 
 std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::string& value) {
