@@ -87,7 +87,7 @@ def spoil_file(case, drawn):
         ways |= {
             "crlf": lambda: write("lines end with CR LF", data.replace(b"\n", b"\r\n"), same),
             "cr": lambda: write("lines end with CR", data.replace(b"\n", b"\r"), same),
-            "bom": lambda: write("a byte order mark", b"\xef\xbb\xbf" + data, SAME),
+            "bom": lambda: write("a byte order mark", b"\xef\xbb\xbf" + data, same),
             "utf16": lambda: write("UTF-16", data.decode(errors="replace").encode("utf-16"), SAME),
             "utf16le": lambda: write("UTF-16 without a mark", data.decode(errors="replace").encode("utf-16-le"), SAME),
             "latin1": lambda: write("Latin-1", data.replace(b"day", "d\u00e4y".encode("latin-1"))),

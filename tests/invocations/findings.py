@@ -165,9 +165,9 @@ def problems(case, outcome, base, new_files):
         if case.expects == SAME and base.code == 0 and not case.stdout and not asks_for_help \
                 and result(outcome, subcommand) != result(base, subcommand):
             found.append("another result than before")
-        # A default, or what several subcommands share.
-        of_default = re.search(r" (no|0|none|auto|f32|cpu|yes|1)( in .*)?$", case.done[0]) or re.match(
-            r"with --(text|quotes|image-size|seed|batch)\b.* in (the environment|a file)$", case.done[0], re.DOTALL)
+        # A default, what several subcommands share, or what the command line overrides.
+        of_default = re.search(r" (no|0|none|auto|f32|cpu|yes|1|cross_entropy|adamw)( in .*)?$", case.done[0]) or re.match(
+            r"with --(text|quotes|image-size|seed|batch|global-batch|epochs|steps)\b.* in (the environment|a file)$", case.done[0], re.DOTALL)
         added = not of_default and re.match(r"with (--[\w-]+)(?: (.*))?( in (the environment|a file))?$",
                                             case.done[0]) if len(case.done) == 1 else None
         if added and added[1] not in HARMLESS and case.expects == ANYTHING and not asks_for_help and not new_files \
