@@ -1,14 +1,19 @@
 #include "trainer/memory_estimate.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/ddp/comm_hooks.h"
 #include "lockstep/parallel/bound_gradients.h"
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/trainer/forward.h"
 #include "nn/ops/meta_backend.h"
+#include "parallel/chunks.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {
@@ -50,7 +55,67 @@ ddp::CommHook::Memory memory_of_hook(const TrainConfig& config, const std::vecto
   return hook != nullptr ? hook->memory(parallel::slots_of(trained), ranks) : ddp::CommHook::Memory();
 }
 
+/// The samples of each pass of the step that begins at `cursor`, on all ranks.
+std::vector<std::uint64_t> passes_of_step(const TrainConfig& config, const sampler::SamplerConfig& order,
+                                          std::uint64_t cursor, int ranks) {
+  std::vector<std::uint64_t> passes;
+  const auto most = static_cast<std::uint64_t>(config.accumulate);
+  if (config.sync_batchnorm) passes.resize(most);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const sampler::StepPlan plan = sampler::plan_step(order, {.epoch = 0, .cursor = cursor}, rank, ranks);
+    if (order.shards > 0) {
+      for (std::uint64_t s = 0; s < order.shards; ++s)
+        passes.push_back(sampler::shard_of(order, plan.global_count, s).count);
+      break;
+    }
+    const std::uint64_t parts = config.sync_batchnorm ? most : std::min(most, plan.local_count);
+    for (std::uint64_t p = 0; p < parts; ++p) {
+      const std::uint64_t count = sampler::slice_of(plan.local_count, p, parts).count;
+      if (config.sync_batchnorm)
+        passes[p] += count;
+      else
+        passes.push_back(count);
+    }
+  }
+  return passes;
+}
+
+/// A batch normalisation cannot train on one value per channel, which one sample may leave it.
+void walk_smallest(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
+                   const SmallestPass& smallest) {
+  const auto meta = nn::make_meta_backend(backend);
+  const auto model = build_shapes(config, *meta, dataset);
+  try {
+    bytes_of_pass(config, *meta, *model, format_of(dataset), smallest.samples, true);
+  } catch (const UsageError& error) {
+    const std::string count = fmt::format("{} sample{}", smallest.samples, smallest.samples == 1 ? "" : "s");
+    if (smallest.last_of_epoch)
+      throw UsageError(fmt::format("the last step of an epoch leaves {} for a pass, and {}", count, error.what()),
+                       "use --tail drop, or another --batch-size");
+    throw UsageError(fmt::format("steps have passes of {}, and {}", count, error.what()),
+                     config.shards > 0       ? "use fewer --shards, or a larger --global-batch"
+                     : config.accumulate > 1 ? "use a smaller --accumulate, or a larger --batch-size"
+                                             : "use a larger --batch-size");
+  }
+}
+
 }  // namespace
+
+SmallestPass smallest_pass(const TrainConfig& config, const sampler::DistributedSampler& sampler, std::size_t devices) {
+  SmallestPass smallest;
+  const auto steps = static_cast<std::int64_t>(sampler.steps_per_epoch());
+  const bool reaches_last = config.steps.value_or(steps) >= steps;
+  for (const std::int64_t step : {std::int64_t{0}, reaches_last ? steps - 1 : std::int64_t{0}})
+    for (const std::uint64_t count :
+         passes_of_step(config, sampler.config(), static_cast<std::uint64_t>(step) * sampler.config().global_batch,
+                        sampler.world_size())) {
+      if (count == 0) continue;
+      const std::int64_t least =
+          parallel::chunks_of(static_cast<std::int64_t>(count), static_cast<std::int64_t>(devices)).back().count;
+      if (smallest.samples == 0 || least < smallest.samples) smallest = {.samples = least, .last_of_epoch = step > 0};
+    }
+  return smallest;
+}
 
 session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                      const MemoryPlan& plan) {
@@ -83,6 +148,8 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   const SampleFormat format = format_of(dataset);
   on_device.parameters = state + bytes_of_copies(config, *meta, *model, format, samples, plan.train);
   on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format, samples, plan.train);
+  // After the largest one, whose errors have nothing to do with how many samples it has.
+  if (plan.smallest.samples > 0) walk_smallest(config, backend, dataset, plan.smallest);
 
   session::MemoryNeed on_host;
   on_host.batches = data::Loader::bytes_of(dataset, static_cast<std::uint64_t>(plan.batch), {.workers = plan.workers});

@@ -65,10 +65,12 @@ class Run {
     // Where not all see it, rank 0 gathers the moments of all, which counts.
     if (in_parts(config_, group_.size())) seen_ = look_at_directory(config_.checkpoint_dir, group_);
     comm::run_collectively(group_, [&] {
+      const std::size_t devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1;
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
                                 {.samples = samples_at_once(),
-                                 .devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1,
+                                 .smallest = smallest_pass(config_, *sampler_, devices),
+                                 .devices = devices,
                                  .passes = static_cast<std::size_t>(shards_at_once(session)),
                                  .gradients = places_of_gradients(session),
                                  .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
@@ -100,9 +102,7 @@ class Run {
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
-      if (!config_.save.empty()) {
-        const AtomicFile probe(config_.save);
-      }
+      if (!config_.save.empty()) static_cast<void>(AtomicFile(config_.save));
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
       metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->manifest.step) : Metrics(config_.metrics);
       if (resumed_) metrics_.write(ResumeReport{.step = resumed_->manifest.step, .world_size = group_.size()});

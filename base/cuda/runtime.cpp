@@ -1,8 +1,12 @@
 #include "base/cuda/runtime.h"
 
 #include <array>
+#include <chrono>
+#include <exception>
+#include <thread>
 
 #include "base/text.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep {
 
@@ -66,6 +70,16 @@ bool CudaEvent::done() const {
 }
 
 void CudaEvent::synchronize() const { check_cuda(cudaEventSynchronize(event_), "work on a stream"); }
+
+bool CudaEvent::done_soon() const noexcept {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(std::uncaught_exceptions() > 0 ? 0 : 1));
+  while (cudaEventQuery(event_) == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
 
 double CudaEvent::ms_between(const CudaEvent& from, const CudaEvent& to) {
   float ms = 0;

@@ -58,6 +58,9 @@ class CudaEvent {
   /// Whether all that came before the last record() is done. Throws what the stream failed with.
   bool done() const;
   void synchronize() const;
+  /// done(), or within a second of the host's time, or failed; but while an exception unwinds, nobody waits (Note
+  /// [Unwinding]). For destructors.
+  bool done_soon() const noexcept;
   /// Between two that are done and have timing.
   static double ms_between(const CudaEvent& from, const CudaEvent& to);
 

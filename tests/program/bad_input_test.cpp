@@ -66,6 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
         BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
         BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
+        BadInput{"lockstep train resnet18 --data random:3x32x32,17 --global-batch 16", 2, "use --tail drop, or"},
         BadInput{"lockstep train cnn --data random:5,0", 3, "empty"},
         BadInput{"lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
         BadInput{"lockstep train cnn --data cifar10:/nowhere", 3, "/nowhere"},

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "base/memory.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/trainer/forward.h"
@@ -181,6 +183,57 @@ TEST(MemoryEstimate, OfBf16IsHalfTheActivationsAndCopies) {
   EXPECT_EQ(bf16.checkpoint, f32.checkpoint);
   EXPECT_EQ(twice.activations, 2 * bf16.activations) << "copies are of no pass";
   EXPECT_EQ(twice.parameters, bf16.parameters);
+}
+
+TEST(SmallestPasses, AreThoseOfTheLastStepAndOfPartsShardsAndDevices) {
+  const auto of = [](std::uint64_t length, std::uint64_t batch, const TrainConfig& config, int ranks,
+                     std::size_t devices = 1, sampler::Tail tail = sampler::Tail::kExact) {
+    const sampler::DistributedSampler sampler(
+        {.length = length, .global_batch = batch, .tail = tail, .shards = static_cast<std::uint64_t>(config.shards)}, 0,
+        ranks);
+    const SmallestPass pass = smallest_pass(config, sampler, devices);
+    return std::pair(pass.samples, pass.last_of_epoch);
+  };
+  const auto with = [](const std::function<void(TrainConfig&)>& set) {
+    TrainConfig config;
+    set(config);
+    return config;
+  };
+  const TrainConfig plain;
+  EXPECT_EQ(of(17, 16, plain, 1), std::pair(1L, true));
+  EXPECT_EQ(of(17, 16, plain, 1, 1, sampler::Tail::kDrop), std::pair(16L, false));
+  EXPECT_EQ(of(17, 16, with([](auto& c) { c.steps = 1; }), 1), std::pair(16L, false)) << "the last one is not reached";
+  EXPECT_EQ(of(18, 16, plain, 2), std::pair(1L, true)) << "one on each";
+  EXPECT_EQ(of(18, 16, with([](auto& c) { c.sync_batchnorm = true; }), 2), std::pair(2L, true)) << "of both together";
+  EXPECT_EQ(of(17, 16, plain, 3), std::pair(1L, true)) << "ranks without samples run none";
+  EXPECT_EQ(of(32, 5, with([](auto& c) { c.accumulate = 4; }), 1), std::pair(1L, false));
+  EXPECT_EQ(of(32, 16, with([](auto& c) { c.shards = 16; }), 3), std::pair(1L, false));
+  EXPECT_EQ(of(32, 16, with([](auto& c) { c.shards = 8; }), 3), std::pair(2L, false));
+  EXPECT_EQ(of(25, 5, plain, 1, 4), std::pair(1L, false)) << "2, 2 and 1";
+}
+
+TEST(SmallestPasses, ThatALayerCannotTrainOnAreRefused) {
+  const auto backend = nn::make_cpu_backend(1);
+  TrainConfig config;
+  config.model.name = "resnet18";
+  config.data = "random:3x32x32,17";
+  const auto dataset = open_splits(config).train;
+  const auto refusal = [&](const SmallestPass& smallest) -> std::string {
+    try {
+      estimate_memory(config, *backend, *dataset, {.samples = 16, .smallest = smallest});
+    } catch (const UsageError& error) {
+      return error.line();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal({.samples = 1, .last_of_epoch = true}),
+              AllOf(HasSubstr("the last step of an epoch leaves 1 sample for a pass"), HasSubstr("use --tail drop")));
+  EXPECT_THAT(refusal({.samples = 1}), AllOf(HasSubstr("BatchNorm"), HasSubstr("use a larger --batch-size")));
+  EXPECT_EQ(refusal({.samples = 2, .last_of_epoch = true}), "");
+  config.data = "random:3x64x64,17";  // 2 x 2 pixels reach the last layers
+  EXPECT_EQ(estimate_memory(config, *backend, *open_splits(config).train, {.samples = 16, .smallest = {.samples = 1}})
+                .host.moments,
+            estimate_memory(config, *backend, *open_splits(config).train, {.samples = 16}).host.moments);
 }
 
 class EstimateOf : public ::testing::Test {

@@ -1,16 +1,11 @@
 #include "nn/ops/cuda/async_download.h"
 
-#include <exception>
-
 #include "base/error.h"
 
 namespace lockstep::nn::cuda {
 
 CudaAsyncDownload::~CudaAsyncDownload() {
-  if (std::uncaught_exceptions() > 0)
-    memory_.abandon();
-  else
-    cudaEventSynchronize(arrived_.get());
+  if (!arrived_.done_soon()) memory_.abandon();
 }
 
 void CudaAsyncDownload::begin(const Tensor& from) {

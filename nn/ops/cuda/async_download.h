@@ -9,13 +9,14 @@ namespace lockstep::nn::cuda {
 // Note [Unwinding]
 // An exception may leave collectives under way that the other ranks no longer take part in, and the GPU waits for them
 // until their communicator is aborted, which comes last. Whatever is let go of before must not wait for the GPU: what
-// it may still read or write stays where it is until the process ends.
+// it may still read or write stays where it is until the process ends. An exception that was caught before leaves the
+// same behind, and nothing tells a destructor so: it waits for a second, and no longer.
 
 /// Of the GPU that is current when it is made. Its stream must outlive it.
 class CudaAsyncDownload final : public AsyncDownload {
  public:
   CudaAsyncDownload(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
-  /// Waits for what is under way; but see Note [Unwinding].
+  /// See Note [Unwinding].
   ~CudaAsyncDownload() override;
   CudaAsyncDownload(const CudaAsyncDownload&) = delete;
   CudaAsyncDownload& operator=(const CudaAsyncDownload&) = delete;

@@ -120,7 +120,9 @@ void CudaBackend::finish_inputs() {
   feed_.finish();
 }
 
-std::shared_ptr<MemorySource> CudaBackend::staging_memory() { return std::make_shared<PinnedSource>(context_.device); }
+std::shared_ptr<MemorySource> CudaBackend::staging_memory() {
+  return std::make_shared<PinnedSource>(context_.device, feed_.all_read());
+}
 
 void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {
   make_current(context_.device);

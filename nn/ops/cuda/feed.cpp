@@ -29,14 +29,14 @@ Tensor Feed::take(const void* data, const Shape& shape, DType dtype, int input) 
              "copying a batch");
   buffer.copied.record(copies_.get());
   buffer.copied.make_wait(kernels);
-  all_read_.record(copies_.get());
+  all_read_->record(copies_.get());
   reading_ = true;
   return buffer.memory;
 }
 
 void Feed::finish() {
   if (!reading_) return;
-  all_read_.synchronize();
+  all_read_->synchronize();
   reading_ = false;
 }
 

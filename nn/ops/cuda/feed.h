@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/cuda/runtime.h"
@@ -20,6 +21,8 @@ class Feed {
   Tensor take(const void* data, const Shape& shape, DType dtype, int input);
   /// Waits until all that was taken has been read.
   void finish();
+  /// Done when all that was taken has been read.
+  std::shared_ptr<const CudaEvent> all_read() const { return all_read_; }
 
  private:
   // Note [Three buffers]
@@ -46,7 +49,7 @@ class Feed {
 
   Context& context_;
   CudaStream copies_;
-  CudaEvent all_read_;
+  std::shared_ptr<CudaEvent> all_read_ = std::make_shared<CudaEvent>();
   bool reading_ = false;
   std::vector<Ring> rings_;  // one for each shape, type and input
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <limits>
 #include <thread>
 
@@ -111,9 +110,10 @@ std::byte* PinnedSource::allocate(std::size_t bytes) {
 
 void PinnedSource::free(std::byte* data, std::size_t) noexcept {
   cudaSetDevice(device_);
+  const bool read = all_read_->done_soon();
   const std::lock_guard lock(mutex_);
   const auto at = given_.find(data);
-  if (std::uncaught_exceptions() > 0) at->second.abandon();  // see Note [Unwinding]
+  if (!read) at->second.abandon();
   given_.erase(at);
 }
 

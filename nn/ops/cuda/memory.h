@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/cuda/runtime.h"
@@ -51,15 +52,18 @@ class DeviceMemory final : public MemorySource {
   std::vector<int> asked_;  // share_with() has been called for these
 };
 
-/// Pinned host memory, for any thread; may outlive the backend.
+/// Pinned host memory, for any thread; may outlive the backend. What is freed while it is still read, as `all_read`
+/// says, stays until the process ends (Note [Unwinding]).
 class PinnedSource final : public MemorySource {
  public:
-  explicit PinnedSource(int device) : device_(device) {}
+  PinnedSource(int device, std::shared_ptr<const CudaEvent> all_read)
+      : device_(device), all_read_(std::move(all_read)) {}
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
 
  private:
   int device_;
+  std::shared_ptr<const CudaEvent> all_read_;
   std::mutex mutex_;
   std::unordered_map<std::byte*, PinnedMemory> given_;
 };

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -180,26 +181,50 @@ TEST_F(SoftBackend, IdleMemoryMakesRoom) {
 
 // The GPU does what never ends by itself, as a collective whose other ranks are gone: an error must get out all the
 // same.
-void unwind_and_exit() {
+void leave_and_exit(bool while_unwinding) {
   soft_cuda::set_machine({.streams = Streams::kThreads});
   const auto backend = make_cuda_backend({});
   const Tensor x = backend->empty({1});
   soft_cuda::submit(native(backend->stream()), [] { std::this_thread::sleep_for(std::chrono::hours(1)); });
-  try {
+  const auto leave = [&] {
     const auto download = backend->make_async_download(4);
     const auto staging = backend->staging_memory();
     const std::unique_ptr<std::byte, std::function<void(std::byte*)>> batch(
         staging->allocate(100), [&](std::byte* data) { staging->free(data, 100); });
+    backend->stage(batch.get(), {25}, DType::kF32, 0);  // comes after the kernels before
     download->begin(x);
-    throw std::runtime_error("something");
+    if (while_unwinding) throw std::runtime_error("something");
+  };
+  try {
+    leave();
   } catch (const std::runtime_error&) {
-    std::_Exit(soft_cuda::counts().pinned == 2 ? 0 : 1);
   }
+  std::_Exit(soft_cuda::counts().pinned == 2 ? 0 : 1);
 }
 
-TEST_F(SoftBackend, UnwindingWaitsForNothing) {
+TEST_F(SoftBackend, WhatIsStillReadOrWrittenOutlivesAnError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(unwind_and_exit(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(leave_and_exit(true), ::testing::ExitedWithCode(0), "") << "waits for nothing";
+  EXPECT_EXIT(leave_and_exit(false), ::testing::ExitedWithCode(0), "") << "waits for a while";
+}
+
+TEST_F(SoftBackend, BatchesAreFreedWhenTheyHaveBeenRead) {
+  soft_cuda::set_machine({.streams = Streams::kThreads});
+  const auto backend = make_cuda_backend({});
+  std::atomic<bool> goes_on = false;
+  soft_cuda::submit(native(backend->stream()), [&] { goes_on.wait(false); });
+  const auto staging = backend->staging_memory();
+  std::byte* const batch = staging->allocate(100);
+  backend->stage(batch, {25}, DType::kF32, 0);
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    goes_on = true;
+    goes_on.notify_all();
+  });
+  staging->free(batch, 100);  // the copy would find its memory gone
+  EXPECT_TRUE(goes_on);
+  EXPECT_EQ(soft_cuda::counts().pinned, 0u);
+  other.join();
 }
 
 // probe_cuda() probes once in a process: each machine gets a process of its own.
