@@ -13,11 +13,6 @@ namespace {
 
 constexpr std::size_t kShown = 6;
 
-bool has_classes(const Dataset& dataset) {
-  return !dataset.has_numeric_targets() && dataset.targets_per_sample() == 1 &&
-         (!dataset.has_tokens() || dataset.vocabulary() > 0);
-}
-
 std::string shown(const std::string& name) { return printable(cut_columns(name, 24)); }
 
 std::string listed_classes(const std::vector<std::string>& names) {
@@ -38,6 +33,11 @@ std::pair<std::vector<std::string>, std::vector<std::string>> by_presence(const 
 }
 
 }  // namespace
+
+bool has_classes(const Dataset& dataset) {
+  return !dataset.has_numeric_targets() && dataset.targets_per_sample() == 1 &&
+         (!dataset.has_tokens() || dataset.vocabulary() > 0);
+}
 
 std::string samples_text(const Dataset& dataset) {
   std::string text = fmt::format("{} sample{}", dataset.size(), dataset.size() == 1 ? "" : "s");

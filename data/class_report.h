@@ -8,6 +8,9 @@
 
 namespace lockstep::data {
 
+/// Whether each sample has one of a few classes: not those whose targets are numbers, or the tokens of a text.
+bool has_classes(const Dataset& dataset);
+
 /// "1800 samples of 3 classes: ant 600, bee 600, cow 600": names as far as there are any, of many classes the first,
 /// with how many samples each has where that is known without reading them. "4262 samples" of data without classes.
 std::string samples_text(const Dataset& dataset);

@@ -130,7 +130,8 @@ DataSplits open_csv(const std::string& path, const OpenOptions& options) {
                    .classes = known.empty() ? classes_of(table) : known,
                    .pairs = table.texts.size() > 1,
                    .train = {},
-                   .validation = {}};
+                   .validation = {},
+                   .reading = table.summary};
   number_labels(table, rows.classes, known.empty() ? printable(path) : "");
   rows.train = std::move(table.rows);
   const auto rows_of = [&](const std::string& file) {

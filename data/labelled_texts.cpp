@@ -123,6 +123,7 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
                            {.name = "lengths", .integers = true}},
         .class_names = rows.classes,
         .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(std::max(options.classes, found))),
+        .reading = rows.reading,
         .word_pieces = pieces};
     for (const std::int32_t label : labels) ++info.class_counts[static_cast<std::size_t>(label)];
     texts = {};

@@ -40,6 +40,7 @@ struct TextRows {
   bool pairs = false;
   std::vector<TextRow> train, validation;  // no row for validation: it is no part, and `train` is the whole
   std::vector<TextRow> test = {};
+  std::string reading = {};  // Dataset::Info::reading of those that are trained on, or of all
 };
 
 /// One of each ten consecutive ones to train on, of which there are 10 or more (IoError), is for validation instead:

@@ -381,6 +381,15 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
           world_size};
 }
 
+std::int64_t total_steps(const TrainConfig& config, std::int64_t steps_per_epoch) {
+  if (config.steps) return *config.steps;
+  std::int64_t total = 0;
+  if (__builtin_mul_overflow(config.epochs, steps_per_epoch, &total))
+    throw UsageError(fmt::format("{} epochs of {} steps are too many to count", config.epochs, steps_per_epoch),
+                     "give fewer --epochs");
+  return total;
+}
+
 nn::LossFunction training_loss(const TrainConfig& config) {
   return nn::make_loss(nn::loss_family(loss_of(config)), config.loss_settings);
 }

@@ -53,6 +53,9 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               nn::OptimizerShare share = {});
 
 /// What is minimised in training, and measured in evaluations.
+/// Throws UsageError for more than can be counted.
+std::int64_t total_steps(const TrainConfig& config, std::int64_t steps_per_epoch);
+
 nn::LossFunction training_loss(const TrainConfig& config);
 nn::LossFunction evaluation_loss(const TrainConfig& config);
 

@@ -97,6 +97,7 @@ void run(TrainConfig config, session::Session& session) {
   const EvalReport report = evaluator.run(*model, 0);
   comm::run_collectively(group, [&] {
     if (group.rank() == 0) {
+      metrics.write(data::DataSplits{.whole = evaluated.dataset});
       metrics.write(report);
       print(text_of(report, evaluated));
       if (!metrics.failure().empty())

@@ -11,9 +11,11 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "data/class_report.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -105,6 +107,22 @@ void Metrics::write_line(std::string line) {
   failure_ =
       fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
   log_warn("{}; training continues without it", failure_);
+}
+
+void Metrics::write(const data::DataSplits& splits) {
+  if (!fd_) return;
+  for (const auto& dataset : {splits.train, splits.validation, splits.test, splits.whole}) {
+    if (dataset == nullptr) continue;
+    const data::Dataset::Info& info = dataset->info();
+    JsonObject json = {{"event", "data"}, {"name", info.name}, {"samples", info.size}};
+    if (data::has_classes(*dataset)) {
+      json.add("classes", info.classes);
+      json.add("class_names", info.class_names);
+      json.add("class_counts", info.class_counts);
+    }
+    if (!info.reading.empty()) json.add("reading", info.reading);
+    write_line(json.text());
+  }
 }
 
 void Metrics::write(const StepReport& r) {

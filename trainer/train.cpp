@@ -87,11 +87,7 @@ class Run {
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
-      if (config_.steps)
-        total_steps_ = *config_.steps;
-      else if (__builtin_mul_overflow(config_.epochs, steps_per_epoch_, &total_steps_))
-        throw UsageError(fmt::format("{} epochs of {} steps are too many to count", config_.epochs, steps_per_epoch_),
-                         "give fewer --epochs");
+      total_steps_ = total_steps(config_, steps_per_epoch_);
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
@@ -106,6 +102,7 @@ class Run {
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
       metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->manifest.step) : Metrics(config_.metrics);
       if (resumed_) metrics_.write(ResumeReport{.step = resumed_->manifest.step, .world_size = group_.size()});
+      metrics_.write(splits_);
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);

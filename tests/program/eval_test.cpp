@@ -86,8 +86,10 @@ class Eval : public ::testing::Test {
   RootCause eval(int ranks, const std::string& line) const {
     const auto outcome = call(on_ranks(ranks) + "lockstep eval " + line + " --device cpu --metrics m.jsonl");
     const auto all = metrics();
-    EXPECT_EQ(all.size(), 1u) << "only rank 0 writes, and one line";
-    const auto& one = all.at(0);
+    EXPECT_EQ(all.size(), 2u) << "only rank 0 writes, and two lines";
+    EXPECT_EQ(all.at(0)["event"], "data");
+    const auto& one = all.at(1);
+    EXPECT_EQ(all.at(0)["samples"], one["samples"]);
     EXPECT_EQ(one["event"], "eval");
     EXPECT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
     return {outcome.out, one["loss"], one["accuracy"], one.value("top5", -1.0), one["samples"]};

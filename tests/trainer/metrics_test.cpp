@@ -1,6 +1,7 @@
 #include "lockstep/trainer/metrics.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -13,11 +14,15 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "lockstep/data/open.h"
 #include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::trainer {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class MetricsTest : public ::testing::Test {
  protected:
@@ -87,6 +92,34 @@ TEST_F(MetricsTest, ScalesOfLossesAreInTheLinesOfTheirSteps) {
   EXPECT_EQ(all[2]["loss_scale"], 32768);
   EXPECT_EQ(all[2]["good_steps"], 5);
   EXPECT_EQ(all[2]["skipped_steps"], 1);
+}
+
+TEST_F(MetricsTest, WhatWasFoundHasALineForEachPart) {
+  std::ofstream table(directory_.path("t.csv"));
+  table << "id,text,label\n";
+  for (int i = 0; i < 30; ++i) table << i << ",some words," << (i < 20 ? "good" : "bad") << '\n';
+  table.close();
+  Metrics metrics(path_);
+  data::OpenOptions options;
+  options.context = 8;
+  options.word_pieces = data::WordPieceOptions{};
+  options.settings.set("text", "text");
+  metrics.write(data::open_data("csv:" + directory_.path("t.csv"), options));
+  metrics.write(data::open_data("random:4,20"));
+  const auto all = lines();
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[0]["event"], "data");
+  EXPECT_EQ(all[0]["name"], "csv " + directory_.path("t.csv") + " train");
+  EXPECT_EQ(all[0]["samples"], 27);
+  EXPECT_EQ(all[1]["samples"], 3);
+  EXPECT_EQ(all[0]["classes"], 2);
+  EXPECT_EQ(all[0]["class_names"], (std::vector<std::string>{"bad", "good"}));
+  for (const std::size_t c : {0u, 1u})
+    EXPECT_EQ(all[0]["class_counts"][c].get<int>() + all[1]["class_counts"][c].get<int>(), c == 0 ? 10 : 20);
+  EXPECT_THAT(all[0]["reading"].get<std::string>(),
+              AllOf(HasSubstr("30 rows"), HasSubstr("the class in 'label'"), HasSubstr("not read: 'id'")));
+  EXPECT_EQ(all[2]["classes"], 10);
+  EXPECT_FALSE(all[2].contains("reading"));
 }
 
 TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {

@@ -62,6 +62,7 @@ class Dataset {
     // How samples were made of what people have, so that a model trained on them can be given more of it.
     std::vector<std::string> class_names = {};                // of the first classes; the others are numbers
     std::vector<std::uint64_t> class_counts = {};             // samples of each, where that is known without reading
+    std::string reading = {};                                 // of a table: its rows, and what its columns are
     std::shared_ptr<const Characters> characters = nullptr;   // whose tokens they are
     std::shared_ptr<const WordPieces> word_pieces = nullptr;  // or these'
     std::shared_ptr<const ImageForm> image = nullptr;         // what was made of images

@@ -10,6 +10,9 @@
 namespace lockstep {
 class UniqueFd;
 }
+namespace lockstep::data {
+struct DataSplits;
+}
 
 namespace lockstep::trainer {
 
@@ -90,6 +93,9 @@ class Metrics {
   static Metrics resumed(const std::string& path, std::int64_t step);
 
   explicit operator bool() const { return fd_ != nullptr; }
+  /// What was found, a line for each part that there is: samples, classes with their names and how many samples each
+  /// has, where that is known, and how a table was read.
+  void write(const data::DataSplits& splits);
   void write(const StepReport& report);
   void write(const EvalReport& report);
   void write(const FinalReport& report);
