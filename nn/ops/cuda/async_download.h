@@ -10,7 +10,7 @@ namespace lockstep::nn::cuda {
 // An exception may leave collectives under way that the other ranks no longer take part in, and the GPU waits for them
 // until their communicator is aborted, which comes last. Whatever is let go of before must not wait for the GPU: what
 // it may still read or write stays where it is until the process ends. An exception that was caught before leaves the
-// same behind, and nothing tells a destructor so: it waits for a second, and no longer.
+// same, and a destructor cannot know: it waits for a second, and no longer.
 
 /// Of the GPU that is current when it is made. Its stream must outlive it.
 class CudaAsyncDownload final : public AsyncDownload {
