@@ -50,28 +50,29 @@ bool has_handler(int number) noexcept {
   return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN;
 }
 
-/// Of one thread.
-class SignalStack {
+/// Gives each thread's stack back when the thread ends. A key of its own and no thread_local object: that is registered
+/// on the heap, in whatever step the thread first gets to run, and ends the process where there is no memory.
+class StackKey {
  public:
-  SignalStack() noexcept {
-    stack_t present = {};
-    if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;
-    memory_ = ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    const stack_t stack = {.ss_sp = memory_, .ss_flags = 0, .ss_size = kStackBytes};
-    if (memory_ != MAP_FAILED) ::sigaltstack(&stack, nullptr);
+  StackKey() noexcept : made_(::pthread_key_create(&key_, release) == 0) {}
+  ~StackKey() {
+    if (made_) ::pthread_key_delete(key_);
   }
-  ~SignalStack() {
-    if (memory_ == MAP_FAILED) return;
-    stack_t present = {};
-    if (::sigaltstack(nullptr, &present) != 0 || present.ss_sp != memory_) return;
-    const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
-    if (::sigaltstack(&none, nullptr) == 0) ::munmap(memory_, kStackBytes);
-  }
-  SignalStack(const SignalStack&) = delete;
-  SignalStack& operator=(const SignalStack&) = delete;
+  StackKey(const StackKey&) = delete;
+  StackKey& operator=(const StackKey&) = delete;
+
+  bool set(void* memory) const noexcept { return made_ && ::pthread_setspecific(key_, memory) == 0; }
 
  private:
-  void* memory_ = MAP_FAILED;
+  static void release(void* memory) noexcept {
+    stack_t present = {};
+    if (::sigaltstack(nullptr, &present) != 0 || present.ss_sp != memory) return;
+    const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
+    if (::sigaltstack(&none, nullptr) == 0) ::munmap(memory, kStackBytes);
+  }
+
+  pthread_key_t key_ = 0;
+  bool made_;
 };
 
 void restore_in_child() noexcept {
@@ -81,7 +82,16 @@ void restore_in_child() noexcept {
 
 }  // namespace
 
-void use_alternate_signal_stack() noexcept { static thread_local SignalStack stack; }
+void use_alternate_signal_stack() noexcept {
+  static const StackKey key;
+  stack_t present = {};
+  if (::sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;
+  void* const memory =
+      ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) return;
+  const stack_t stack = {.ss_sp = memory, .ss_flags = 0, .ss_size = kStackBytes};
+  if (!key.set(memory) || ::sigaltstack(&stack, nullptr) != 0) ::munmap(memory, kStackBytes);
+}
 
 void keep_signals_off_this_thread() noexcept {
   use_alternate_signal_stack();

@@ -30,7 +30,7 @@ void keep_signals_off_this_thread() noexcept;
 /// Unblocks in the calling thread the signals that others send.
 void take_signals_on_this_thread() noexcept;
 
-/// Gives the calling thread an alternate signal stack until it ends, if it has none. Allocates on its first call.
+/// Gives the calling thread an alternate signal stack until it ends, if it has none.
 void use_alternate_signal_stack() noexcept;
 
 /// While it lives, the calling thread takes no signal that others send. Free where keep_signals_off_this_thread() has

@@ -34,7 +34,7 @@ COMMANDS_OF = [
     (r"trainer/|sampler/|ddp/|checkpoint/|comm/|nn/", ("train",)),
 ]
 # Flags in texts that are for one of those commands alone: a training's.
-TRAININGS = {"trainer/build.cpp": {"--freeze", "--recompute", "--stateful", "--global-batch", "--comm-hook"},
+TRAININGS = {"trainer/build.cpp": {"--epochs", "--freeze", "--recompute", "--stateful", "--global-batch", "--comm-hook"},
              "session/memory.cpp": {"--optimizer"}}
 # Those of other programs, whose names are in the texts.
 OTHERS = {"--mpi": "srun", "--memory": "container", "--gpus": "docker", "--gpu-reset": "nvidia-smi",

@@ -7,9 +7,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <limits>
+#include <thread>
 
+#include "base/signals.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
 #include "lockstep/ddp/comm_hooks.h"
@@ -211,6 +214,24 @@ TEST(AllocationCounter, SeesEveryWayToAllocate) {
   for (const auto& [caller, times] : all) seen += times;
   EXPECT_EQ(seen, expected) << listed(all);
   EXPECT_TRUE(without(all, {program_invocation_short_name}).empty()) << listed(all);
+}
+
+// A thread that first gets to run in the middle of a training, the loader's second worker say, takes nothing of the
+// heap.
+TEST(TrainerSteadyStateOfThreads, TheirFirstMomentsAllocateNothing) {
+  std::atomic<int> stage = 0;
+  std::thread thread([&] {
+    stage.wait(0);
+    use_alternate_signal_stack();
+    stage = 2;
+    stage.notify_all();
+  });
+  AllocationCounter counter;
+  stage = 1;
+  stage.notify_all();
+  stage.wait(1);
+  EXPECT_TRUE(counter.by_caller().empty()) << listed(counter.by_caller());
+  thread.join();
 }
 
 TEST(PageFaults, AreSeen) {
