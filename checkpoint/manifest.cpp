@@ -107,6 +107,7 @@ class ManifestReader {
         .world_size = static_cast<int>(std::min<std::int64_t>(count(json, "world_size"), 1 << 30)),
         .identity = facts_from(json.at("run")),
         .settings = facts_from(json.at("settings")),
+        .data = json.contains("data") ? facts_from(json.at("data")) : Facts(),
         .buckets = {.order = json.at("bucket_order").get<std::vector<std::string>>(),
                     .bytes =
                         json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
@@ -142,6 +143,7 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"settings", json_of(manifest.settings)},
                       {"bucket_order", manifest.buckets.order},
                       {"files", OrderedJson::object()}};
+  if (!manifest.data.empty()) json["data"] = json_of(manifest.data);
   if (manifest.buckets.bytes > 0) json["bucket_bytes"] = manifest.buckets.bytes;
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {

@@ -33,6 +33,7 @@ struct CheckpointManifest {
   int world_size = 1;
   Facts identity;  // must be the same in a run that resumes
   Facts settings;  // may be others
+  Facts data;      // what the run was trained on; empty in checkpoints of earlier versions
   BucketLayout buckets;
 
   struct File {

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/folder.h"
 #include "options/values.h"
 
@@ -37,13 +38,23 @@ std::string text_of(const Facts& facts, std::size_t width) {
   return text;
 }
 
+// Names of many classes, digests.
+Facts shortened(Facts facts) {
+  constexpr std::size_t kColumns = 90;
+  for (auto& [name, value] : facts) value = cut_columns(value, kColumns);
+  return facts;
+}
+
 void show(const std::string& path, const checkpoint::CheckpointManifest& manifest) {
   const std::string of = manifest.total_steps > 0 ? fmt::format(" of {}", manifest.total_steps) : "";
   std::string text = fmt::format("{}\nstep {}{}, in epoch {} after {} samples of it\n", path, manifest.step, of,
                                  manifest.position.epoch + 1, manifest.position.cursor);
-  const std::size_t width = std::max(longest_name(manifest.identity), longest_name(manifest.settings));
+  const std::size_t width =
+      std::max({longest_name(manifest.identity), longest_name(manifest.settings), longest_name(manifest.data)});
   text += "a run that resumes must have the same\n" + text_of(manifest.identity, width);
   text += "and may change\n" + text_of(manifest.settings, width);
+  if (!manifest.data.empty())
+    text += "data; a run on others needs --resume-data-changed\n" + text_of(shortened(manifest.data), width);
   for (const auto& [name, file] : manifest.files)
     text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);

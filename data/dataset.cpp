@@ -28,6 +28,11 @@ class Concatenation final : public Dataset {
     for (; index >= (*part)->size(); ++part) index -= (*part)->size();
     (*part)->read_sample(index, sample);
   }
+  void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
+    auto part = parts_.begin();
+    for (; index >= (*part)->size(); ++part) index -= (*part)->size();
+    (*part)->append_source(index, bytes);
+  }
   std::uint64_t corrupt() const override {
     std::uint64_t count = 0;
     for (const auto& part : parts_) count += part->corrupt();
@@ -93,6 +98,28 @@ void Dataset::read_sample(std::uint64_t index, const Sample& sample) const {
                      "any shape");
   if (sample.draw) return read_augmented(index, *sample.draw, sample.x, sample.labels[0]);
   read(index, sample.x, sample.labels[0]);
+}
+
+void Dataset::append_source(std::uint64_t index, std::vector<std::byte>& bytes) const {
+  std::vector<std::vector<float>> numbers;
+  std::vector<std::vector<std::int32_t>> integers;
+  const auto array = [&](bool of_integers, std::size_t values) {
+    if (of_integers) return Array{.numbers = {}, .integers = integers.emplace_back(values)};
+    return Array{.numbers = numbers.emplace_back(values), .integers = {}};
+  };
+  const Array x = array(has_tokens(), sample_elements());
+  const Array targets = array(!has_numeric_targets(), targets_per_sample());
+  std::vector<Array> further;
+  for (std::size_t i = 0; i < further_inputs().size(); ++i)
+    further.push_back(array(further_inputs()[i].integers, further_elements(i)));
+  read_sample(index, {.x = x.numbers,
+                      .tokens = x.integers,
+                      .labels = targets.integers,
+                      .targets = targets.numbers,
+                      .further = further});
+  const auto append = [&](std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); };
+  for (const auto& some : numbers) append(std::as_bytes(std::span(some)));
+  for (const auto& some : integers) append(std::as_bytes(std::span(some)));
 }
 
 void Dataset::read(std::uint64_t, std::span<float>, std::int32_t&) const {

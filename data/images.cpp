@@ -115,6 +115,19 @@ class Images final : public Dataset {
   void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
     read_or_replace(index, options_.augment ? std::optional(draw) : std::nullopt, x, label);
   }
+  /// The file, or nothing where it cannot be read, and its class.
+  void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
+    std::vector<std::byte> file;
+    try {
+      read_image_file(list_->path(files_[index]), file);
+    } catch (const IoError&) {  // as those that cannot be decoded: training says so, and reads another
+      file.clear();
+    }
+    bytes.insert(bytes.end(), file.begin(), file.end());
+    const std::int32_t label = list_->label(files_[index]);
+    const auto label_bytes = std::as_bytes(std::span(&label, 1));
+    bytes.insert(bytes.end(), label_bytes.begin(), label_bytes.end());
+  }
   std::uint64_t corrupt() const override { return corruption_.count(); }
 
  private:

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
 #include "trainer/checkpoint_parts.h"
+#include "trainer/data_facts.h"
 #include "trainer/hook_state.h"
 #include "trainer/loss_scaling.h"
 #include "trainer/resume.h"
@@ -54,8 +55,10 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   check_usage(!state.loaded, "load_latest() a second time", "call it once, before the first step");
   comm::ProcessGroup& group = *state.session.group;
   checkpoint::CheckpointManifest plan = state.plan();
-  const auto resumed = resume_module({.resume = "auto", .directory = state.options.directory}, group,
-                                     state.session.gradients(), plan, state.ddp.module());
+  if (state.options.data != nullptr) plan.data = data_facts_of(*state.options.data, group);
+  const auto resumed = resume_module(
+      {.resume = "auto", .directory = state.options.directory, .data_changed = state.options.data_changed}, group,
+      state.session.gradients(), plan, state.ddp.module());
   if (resumed) {
     state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);

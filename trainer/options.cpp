@@ -341,6 +341,14 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
        .help = "resume from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
        .value = text(config.resume),
        .agree = Agree::kPresence});
+  table.add({.name = "resume-data-changed",
+             .kind = OptionKind::kFlag,
+             .help = "resume though classes have other names, or samples other bytes, than the checkpoint's",
+             .value = boolean(config.resume_data_changed),
+             .applies = {.to = "a run that resumes",
+                         .unless = [&config] { return when(config.resume.empty(), "this one starts anew"); },
+                         .remedy = "add --resume auto|PATH, or leave it out"},
+             .agree = Agree::kValue});
 }
 
 /// Metrics, trace, logs; opens a group. Adds --config.

@@ -20,6 +20,7 @@
 #include "lockstep/trainer/forward.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint_parts.h"
+#include "trainer/data_facts.h"
 #include "trainer/options.h"
 #include "trainer/shared_verification.h"
 
@@ -214,8 +215,9 @@ std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& g
   return resumed;
 }
 
-void load_module(const Resumed& resumed, const CheckpointManifest& plan, nn::Module& module) {
+void load_module(const Resumed& resumed, const CheckpointManifest& plan, bool data_changed, nn::Module& module) {
   check_same_run(resumed.manifest, plan, resumed.path);
+  check_same_data(resumed.manifest.data, plan.data, resumed.path, data_changed);
   const std::string file = fmt::format("{}/{}", resumed.path, kWeightsFile);
   nn::load_entries(nn::entries_of(module), nn::read_safetensors(file), file);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
@@ -362,7 +364,7 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
   }
   const bool reads = group.rank() == resumed->reader;
   collectively([&] {
-    if (reads) load_module(*resumed, plan, module);
+    if (reads) load_module(*resumed, plan, from.data_changed, module);
   });
   const auto reader = static_cast<std::size_t>(resumed->reader);
   const std::string manifest = group.all_gather_text(reads ? encode(resumed->manifest) : std::string())[reader];

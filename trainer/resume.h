@@ -28,6 +28,7 @@ struct ResumeFrom {
   std::string resume;              // auto, or the path of a checkpoint; empty: nothing
   std::string directory;           // where auto looks
   const Mirror* mirror = nullptr;  // and where else; nullptr: nowhere
+  bool data_changed = false;       // other data than the checkpoint's are no error
 };
 
 /// Collective. Rank 0 finds what `from` names, with the others' help (Note [Shared verification]), and puts its

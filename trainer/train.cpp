@@ -26,6 +26,7 @@
 #include "lockstep/trainer/evaluate.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint_parts.h"
+#include "trainer/data_facts.h"
 #include "trainer/data_parallel.h"
 #include "trainer/divergence.h"
 #include "trainer/hook_state.h"
@@ -91,9 +92,10 @@ class Run {
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
-    resumed_ = resume_module(
-        {.resume = config_.resume, .directory = config_.checkpoint_dir, .mirror = mirror_ ? &*mirror_ : nullptr},
-        group_, session.gradients(), plan, *model_);
+    if (!config_.checkpoint_dir.empty() || !config_.resume.empty()) plan.data = data_facts_of(*splits_.train, group_);
+    const ResumeFrom from{config_.resume, config_.checkpoint_dir, mirror_ ? &*mirror_ : nullptr,
+                          config_.resume_data_changed};
+    resumed_ = resume_module(from, group_, session.gradients(), plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;

@@ -205,6 +205,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--checkpoint-mirror=b:m",
                               "--keep=4",
                               "--resume=auto",
+                              "--resume-data-changed",
                               "--metrics=m.jsonl",
                               "--trace=t.json",
                               "--log-level=warn",
@@ -264,6 +265,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.checkpoint_every, 17);
   EXPECT_EQ(config.keep, 4);
   EXPECT_EQ(config.resume, "auto");
+  EXPECT_TRUE(config.resume_data_changed);
   EXPECT_EQ(config.metrics, "m.jsonl");
   EXPECT_EQ(config.trace, "t.json");
   EXPECT_EQ(config.log_level, "warn");

@@ -207,6 +207,7 @@ def main():
     seed("metadata", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
 
     seed("checkpoint", "manifest", checkpoint_manifest())
+    seed("checkpoint", "data", checkpoint_manifest(data={"class names": '["a", "b"]', "digests": '["0123456789abcdef"]'}))
     seed("checkpoint", "negative", checkpoint_manifest(step=-1))
     seed("checkpoint", "huge", checkpoint_manifest(step=1 << 63, world_size=1 << 40))
     seed("checkpoint", "types", checkpoint_manifest(run=[], files="none"))

@@ -311,6 +311,44 @@ TEST(Checkpoints, OfAnotherRunAreRefused) {
   EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(5), step_name(10)}));
 }
 
+TEST(Checkpoints, OfOtherDataAreRefused) {
+  const TemporaryDirectory directory;
+  const auto complaint = [&](const std::string& command, int code = 6) {
+    const auto outcome = run(command + " --quiet 2>&1", directory.path());
+    EXPECT_EQ(outcome.code, code) << command << outcome.out;
+    return outcome.out;
+  };
+  // Classes that have changed places: what was learned of one would be said of the other.
+  ASSERT_EQ(run("mkdir -p images/{ants,bees}; for c in ants bees; do for i in 0 1 2 3 4 5 6 7 8 9; do "
+                "cp " LOCKSTEP_SOURCE_DIR "/tests/data/golden/grey.png images/$c/$i.png; done; done",
+                directory.path())
+                .code,
+            0);
+  const std::string images = "lockstep train linear --data images:images --image-size 8 --batch 4 --checkpoint-dir c ";
+  complaint(images + "--steps 5", 0);
+  complaint(images + "--steps 6 --resume auto", 0);
+  ASSERT_EQ(run("mv images/ants images/wasps", directory.path()).code, 0);
+  EXPECT_THAT(complaint(images + "--steps 7 --resume auto"),
+              AllOf(HasSubstr("class 0 is 'ants' there and 'bees' here, and 1 more differ"),
+                    HasSubstr("add --resume-data-changed")));
+  EXPECT_THAT(complaint(images + "--steps 7 --resume auto --resume-data-changed", 0),
+              HasSubstr("training continues on these"));
+  EXPECT_THAT(complaint(images + "--steps 8 --resume auto", 0), Not(HasSubstr("other data")));
+  EXPECT_THAT(complaint(images + "--steps 9 --resume auto --resume-data-changed", 0), Not(HasSubstr("other data")));
+  EXPECT_THAT(complaint(images + "--steps 9 --resume-data-changed", 2), HasSubstr("this one starts anew"));
+  // A text of as many characters, of which one is another.
+  const std::string text =
+      "lockstep train gpt --layers 1 --width 16 --heads 1 --context 8 --data text:t.txt --batch 4 --checkpoint-dir t ";
+  ASSERT_EQ(run("for i in $(seq 40); do echo the quick brown fox; done >t.txt", directory.path()).code, 0);
+  complaint(text + "--steps 2", 0);
+  ASSERT_EQ(run("sed -i s/q/Q/ t.txt", directory.path()).code, 0);
+  for (const char* changed : {"", " --resume-data-changed"})
+    EXPECT_THAT(complaint(text + "--steps 3 --resume auto" + changed),
+                HasSubstr("the alphabet has 'q' there and 'Q' here"));
+  ASSERT_EQ(run("sed -i -e s/Q/q/ -e 20s/fox/xof/ t.txt", directory.path()).code, 0);
+  EXPECT_THAT(complaint(text + "--steps 3 --resume auto"), HasSubstr("1 of 64 digests of its samples are others"));
+}
+
 // Waits until the metrics file has `lines` lines, then does `what` to process $pid, the last one that was started.
 std::string once_there_are(int lines, const std::string& what) {
   return " & pid=$!; for i in $(seq 3000); do [[ $(cat m.jsonl 2>/dev/null | wc -l) -ge " + std::to_string(lines) +

@@ -48,6 +48,7 @@ CheckpointManifest some_manifest() {
   manifest.world_size = 2;
   manifest.identity = {{"model", "mlp"}, {"seed", "18446744073709551615"}};
   manifest.settings = {{"data", "images:/tmp/\"ä\""}};
+  manifest.data = {{"class names", R"(["a","ä"])"}};
   manifest.buckets.order = {"fc2.weight", "fc1.weight"};
   manifest.files["weights.safetensors"] = {.bytes = 100, .sha256 = std::string(64, 'a')};
   return manifest;

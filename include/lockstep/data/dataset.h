@@ -109,6 +109,11 @@ class Dataset {
   /// read() for tokens: both spans have sample_elements(), and each label is the token that follows.
   virtual void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const;
 
+  /// Appends what sample `index` was made of: two data sets are one, to a run that resumes, if this is the same of
+  /// both. By default its values, as read_sample() writes them without a draw. One that decodes files appends their
+  /// bytes, so that another decoder is no difference.
+  virtual void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const;
+
   /// Samples that turned out so far to be unreadable, and in whose places others were read.
   virtual std::uint64_t corrupt() const { return 0; }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/data/dataset.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/sampler/sampler.h"
@@ -37,6 +38,10 @@ class Checkpointer {
     std::string directory;
     std::int64_t keep = 3;       // the newest ones; 0: all
     std::string name = "model";  // of what is trained: checkpoints of another name are refused
+    /// What it is trained on: load_latest() reads some of it, and refuses checkpoints of other data unless
+    /// `data_changed`. nullptr: they are not compared.
+    std::shared_ptr<const data::Dataset> data = nullptr;
+    bool data_changed = false;
   };
   Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
                Options options);
@@ -46,7 +51,8 @@ class Checkpointer {
 
   /// Before the first step, once. Where there is a checkpoint, all ranks have its state afterwards, and this is the
   /// last step that it has seen; nothing where there is none. Checkpoints that are cut or changed are passed over with
-  /// a warning. Throws CheckpointError where none is whole, and for one of another model.
+  /// a warning. Throws CheckpointError where none is whole, and for one of another model or of
+  /// other data.
   std::optional<std::int64_t> load_latest(sampler::DistributedSampler& sampler);
 
   /// After step `step` (from 1, larger each time), when the loader's `position` (Batch::state_after) has been trained

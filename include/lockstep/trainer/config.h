@@ -110,6 +110,7 @@ struct TrainConfig : session::SessionOptions {
   std::optional<std::int64_t> keep;              // the newest ones; 0: all; default: kDefaultKeep
   std::string checkpoint_mirror;                 // a second copy on another host: HOST:DIR or DIR; empty: none
   std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
+  bool resume_data_changed = false;              // though the data are others than the checkpoint's
   std::string metrics;                           // JSON lines
   std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
   std::int64_t log_every = 50;                   // steps between plain progress lines
