@@ -54,7 +54,7 @@ void show(const std::string& path, const checkpoint::CheckpointManifest& manifes
   text += "a run that resumes must have the same\n" + text_of(manifest.identity, width);
   text += "and may change\n" + text_of(manifest.settings, width);
   if (!manifest.data.empty())
-    text += "data; a run on others needs --resume-data-changed\n" + text_of(shortened(manifest.data), width);
+    text += "data; lockstep train --resume-data-changed resumes on others\n" + text_of(shortened(manifest.data), width);
   for (const auto& [name, file] : manifest.files)
     text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);
