@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/json_value.h"
 #include "base/stop.h"
@@ -11,6 +10,7 @@
 #include "bench/flops.h"
 #include "bench/own_processes.h"
 #include "bench/timings.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
 #include "session/device_request.h"

@@ -2,9 +2,9 @@
 
 #include <chrono>
 
-#include "base/cuda/probe.h"
 #include "base/signals.h"
 #include "devices/read_gpus.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::bench {

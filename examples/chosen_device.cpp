@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "base/error.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/models/models.h"
@@ -23,8 +23,8 @@ void move(parallel::Devices& devices, int there) {
   const nn::Tensor tensor = nn::tensor_of(devices[0], {2, 3}, values);
   const nn::Tensor moved = nn::to_device(devices[there], tensor, devices[0]);
   const nn::Tensor back = nn::to_device(devices[0], moved, devices[there]);
-  fmt::print("{} on {}, on {}, and back: {}\n", to_string(tensor.shape()), devices.name_of(0), devices.name_of(there),
-             nn::values_of(devices[0], back) == values ? "equal" : "different");
+  std::printf("%s on %s, on %s, and back: %s\n", to_string(tensor.shape()).c_str(), devices.name_of(0).c_str(),
+              devices.name_of(there).c_str(), nn::values_of(devices[0], back) == values ? "equal" : "different");
 }
 
 void infer(nn::Backend& device, const std::string& name, const std::string& weights) {
@@ -40,21 +40,17 @@ void infer(nn::Backend& device, const std::string& name, const std::string& weig
   std::vector<float> pixels(static_cast<std::size_t>(shape.count()));
   generator.normal(pixels, 0, 1);
   const nn::Var y = (*model)(tape, tape.input(nn::tensor_of(device, shape, pixels)));
-  fmt::print("{}, {}\n", to_string(y.shape()), name);
+  std::printf("%s, %s\n", to_string(y.shape()).c_str(), name.c_str());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
+  return run_main([&] {
     const std::string_view kind = argc > 1 ? argv[1] : "cpu";
     const int id = argc > 2 ? std::atoi(argv[2]) : 0;
     parallel::Devices devices = kind == "cpu" ? parallel::Devices::cpu(4) : parallel::Devices::cuda();
     move(devices, id);
     infer(devices[id], devices.name_of(id), argc > 3 ? argv[3] : "");
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    return error.code();
-  }
+  });
 }

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/cuda/probe.h"
-#include "base/error.h"
+#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/parallel/data_parallel.h"
@@ -38,7 +38,8 @@ class Model final : public nn::Module {
       : fc_(register_module("fc", std::make_unique<nn::Linear>(context, inputs, outputs))) {}
   nn::Var forward(nn::Tape& tape, nn::Var x) override {
     const nn::Var y = fc_(tape, x);
-    fmt::print("\tIn Model: input size {} output size {}\n", to_string(x.shape()), to_string(y.shape()));
+    std::printf("\tIn Model: input size %s output size %s\n", to_string(x.shape()).c_str(),
+                to_string(y.shape()).c_str());
     return y;
   }
 
@@ -53,7 +54,7 @@ parallel::Devices devices_of(int argc, char** argv) {
 }
 
 void run(parallel::Devices devices) {
-  if (devices.count() > 1) fmt::print("Let's use {} devices!\n", devices.count());
+  if (devices.count() > 1) std::printf("Let's use %d devices!\n", devices.count());
   nn::Generator generator(/*seed=*/1);
   nn::Context context{devices[0], generator};
   parallel::DataParallel model(nn::build<Model>(context, 5, 2), devices);
@@ -66,7 +67,7 @@ void run(parallel::Devices devices) {
   for (const data::Batch& batch : loader.epoch()) {
     const nn::Tensor x = trainer::inputs_of(devices[0], batch, trainer::format_of(*dataset)).x;
     const nn::Var y = model(tape, tape.input(x));
-    fmt::print("Outside: input size {} output size {}\n", to_string(x.shape()), to_string(y.shape()));
+    std::printf("Outside: input size %s output size %s\n", to_string(x.shape()).c_str(), to_string(y.shape()).c_str());
     tape.reset();
   }
 }
@@ -74,11 +75,5 @@ void run(parallel::Devices devices) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(devices_of(argc, argv));
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    return error.code();
-  }
+  return run_main([&] { run(devices_of(argc, argv)); });
 }

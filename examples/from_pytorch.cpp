@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/cuda/probe.h"
-#include "base/error.h"
+#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
 #include "lockstep/nn/io/state.h"
@@ -59,8 +59,9 @@ void several_devices() {
   const nn::Var y = two.forward(tape, x, devices[2]);
   nn::Tape tape_elsewhere(elsewhere.output_backend());
   const nn::Var there = elsewhere.forward(tape_elsewhere, x, devices[2]);
-  fmt::print("{} on {}, {} on {}; there {}\n", to_string(y.shape()), devices.name_of(two.output_device()),
-             to_string(there.shape()), devices.name_of(elsewhere.output_device()), devices.describe());
+  std::printf("%s on %s, %s on %s; there %s\n", to_string(y.shape()).c_str(),
+              devices.name_of(two.output_device()).c_str(), to_string(there.shape()).c_str(),
+              devices.name_of(elsewhere.output_device()).c_str(), devices.describe().c_str());
 }
 
 // A step whose samples come in two parts.
@@ -121,23 +122,20 @@ void several_ranks(const std::string& directory, const std::string& device) {
   model.module().train(false);
 
   const auto lines = session.group->all_gather_text(
-      fmt::format("rank {} of {}, local rank {}, {}: {} samples, {} parameters missing", rank, world_size, local_rank,
-                  to_string(place), seen, report.missing.size()));
+      "rank " + std::to_string(rank) + " of " + std::to_string(world_size) + ", local rank " +
+      std::to_string(local_rank) + ", " + to_string(place) + ": " + std::to_string(seen) + " samples, " +
+      std::to_string(report.missing.size()) + " parameters missing");
   for (const auto& line : lines)
-    if (rank == 0) fmt::print("{}\n", line);
+    if (rank == 0) std::printf("%s\n", line.c_str());
   session.shutdown();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
+  return run_main([&] {
     const bool is_available = probe_cuda().devices > 0;
     several_devices();
     several_ranks(argc > 1 ? argv[1] : ".", argc > 2 ? argv[2] : is_available ? "cuda" : "cpu");
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    std::_Exit(error.code());
-  }
+  });
 }

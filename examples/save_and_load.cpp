@@ -3,7 +3,8 @@
 //   save_and_load DIRECTORY      where the files go
 #include <cstdio>
 
-#include "base/error.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/layers/layers.h"
@@ -28,7 +29,7 @@ void train(parallel::DataParallel& model) {
   for (int step = 0; step < 50; ++step) {
     optimizer->zero_grad();
     const nn::Loss loss = nn::squared_error(tape, model(tape, tape.input(x)), target, 1.0f / 20);
-    if (step % 49 == 0) fmt::print("loss {:.4f}\n", nn::values_of(device, loss.totals())[0] / 20);
+    if (step % 49 == 0) std::printf("loss %.4f\n", nn::values_of(device, loss.totals())[0] / 20);
     tape.backward(loss.value);
     optimizer->step(/*lr=*/0.01);
     tape.reset();
@@ -53,7 +54,7 @@ void run(const std::string& directory) {
 
   const auto compare = [&](const char* way, const nn::Module& loaded) {
     const bool equal = nn::parameters_sha256(loaded) == nn::parameters_sha256(trained.module());
-    fmt::print("{}: {}\n", way, equal ? "equal" : "different");
+    std::printf("%s: %s\n", way, equal ? "equal" : "different");
   };
   const auto from_wrapped = make();
   load(*from_wrapped, wrapped);
@@ -81,18 +82,12 @@ void run(const std::string& directory) {
   try {
     nn::load_state(*from_pytorch, state, "a wrapped state dict", {.keep_prefix = true});
   } catch (const UsageError& error) {
-    fmt::print("by its word: {}\n", error.what());
+    std::printf("by its word: %s\n", error.what());
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(argc > 1 ? argv[1] : ".");
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    return error.code();
-  }
+  return run_main([&] { run(argc > 1 ? argv[1] : "."); });
 }

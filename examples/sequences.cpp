@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/error.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizer.h"
@@ -23,7 +23,7 @@ class Model final : public nn::Module {
         out_(register_module("out", std::make_unique<nn::Linear>(context, 8, 5))),
         tells_(tells) {}
   nn::Var forward(nn::Tape& tape, nn::Var x) override {
-    if (tells_) fmt::print("\tIn Model: input size {}\n", to_string(x.shape()));
+    if (tells_) std::printf("\tIn Model: input size %s\n", to_string(x.shape()).c_str());
     return out_(tape, rnn_(tape, x));
   }
 
@@ -58,11 +58,11 @@ void run(parallel::Devices& devices, const nn::Shape& shape, int dim) {
   const float scale = 1.0f / static_cast<float>(shape.count());
   for (int step = 1; step <= 3; ++step) {
     const nn::Var y = model(tape, tape.input(x)), wanted = alone(alone_tape, alone_tape.input(x));
-    fmt::print("Outside: input size {} output size {}, difference to one device {:.0e}\n", to_string(shape),
-               to_string(y.shape()),
-               difference(nn::values_of(devices[0], y.value()), nn::values_of(devices[0], wanted.value())));
+    std::printf("Outside: input size %s output size %s, difference to one device %.0e\n", to_string(shape).c_str(),
+                to_string(y.shape()).c_str(),
+                difference(nn::values_of(devices[0], y.value()), nn::values_of(devices[0], wanted.value())));
     const nn::Loss loss = nn::squared_error(tape, y, x, scale);
-    fmt::print("loss {:.5f}\n", scale * nn::values_of(devices[0], loss.totals())[0]);
+    std::printf("loss %.5f\n", scale * nn::values_of(devices[0], loss.totals())[0]);
     optimizer->zero_grad();
     tape.backward(loss.value);
     optimizer->step(/*lr=*/0.01);
@@ -78,15 +78,11 @@ void run(parallel::Devices& devices, const nn::Shape& shape, int dim) {
 }  // namespace
 
 int main(int argc, char**) {
-  try {
+  return run_main([&] {
     parallel::Devices devices = argc > 1 ? parallel::Devices::cuda() : parallel::Devices::cpu(4);
-    fmt::print("batch first\n");
+    std::printf("batch first\n");
     run(devices, {16, 10, 5}, /*dim=*/0);
-    fmt::print("sequence first\n");
+    std::printf("sequence first\n");
     run(devices, {10, 16, 5}, /*dim=*/1);
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    return error.code();
-  }
+  });
 }

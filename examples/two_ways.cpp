@@ -6,7 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "base/error.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/run_main.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/transfer.h"
@@ -68,7 +69,7 @@ void evaluate(nn::Module& module, nn::Backend& backend, const std::shared_ptr<co
     tape.reset();
   }
   const auto count = static_cast<float>(dataset->size());
-  fmt::print("loss {:.4f}  accuracy {:.1f} %\n", loss / count, 100 * correct / count);
+  std::printf("loss %.4f  accuracy %.1f %%\n", loss / count, 100 * correct / count);
 }
 
 void train_dp(parallel::Devices devices) {
@@ -130,7 +131,7 @@ void train_ddp() {
 
 int main(int argc, char** argv) {
   const std::string_view way = argc > 1 ? argv[1] : "";
-  try {
+  return run_main([&] {
     if (way == "dp") {
       train_dp(argc > 2 ? parallel::Devices::cpu(std::atoi(argv[2])) : parallel::Devices::cuda());
     } else if (way == "ddp") {
@@ -138,9 +139,5 @@ int main(int argc, char** argv) {
     } else {
       throw UsageError("one of two ways", "two_ways dp 3, or two_ways ddp");
     }
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    std::_Exit(error.code());  // other ranks may never come to what destructors would wait for
-  }
+  });
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
+#include "lockstep/base/cuda_probe.h"
 
 namespace lockstep::parallel {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda/probe.h"
 #include "devices/machine.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::session {

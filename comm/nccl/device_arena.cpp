@@ -3,10 +3,10 @@
 #include <limits>
 #include <new>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "lockstep/base/cuda_probe.h"
 
 namespace lockstep::comm {
 namespace {

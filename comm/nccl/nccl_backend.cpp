@@ -1,7 +1,7 @@
 // NCCL as a backend, which a build without CUDA has too, to say so.
-#include "base/cuda/probe.h"
 #include "comm/backends.h"
 #include "comm/nccl/nccl_group.h"
+#include "lockstep/base/cuda_probe.h"
 
 namespace lockstep::comm {
 

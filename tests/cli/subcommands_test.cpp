@@ -2,10 +2,10 @@
 
 #include <gmock/gmock.h>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
 #include "inference/infer.h"
+#include "lockstep/base/cuda_probe.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {

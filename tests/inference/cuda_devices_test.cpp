@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "base/cuda/probe.h"
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "inference/streams.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::inference {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/cuda/probe.h"
 #include "base/splitmix.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/ops/transfer.h"

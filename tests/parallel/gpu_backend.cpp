@@ -1,5 +1,5 @@
-#include "base/cuda/probe.h"
 #include "comm/nccl/nccl_group.h"
+#include "lockstep/base/cuda_probe.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "base/cuda/probe.h"
+#include "lockstep/base/cuda_probe.h"
 
 namespace {
 constexpr int kSkipped = 77;  // lockstep_test() sets it for ctest

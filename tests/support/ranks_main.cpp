@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/job_secret.h"
 #include "lockstep/comm/make_group.h"

@@ -1,6 +1,6 @@
 #include "tests/comm/nccl/on_gpu.h"
 
-#include "base/cuda/probe.h"
+#include "lockstep/base/cuda_probe.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/cuda/probe.h"
 #include "base/error.h"
+#include "lockstep/base/cuda_probe.h"
 
 namespace lockstep::nn::cuda {
 namespace {

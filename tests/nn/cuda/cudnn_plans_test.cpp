@@ -8,8 +8,8 @@
 #include <set>
 
 #include "base/cuda/library.h"
-#include "base/cuda/probe.h"
 #include "base/error.h"
+#include "lockstep/base/cuda_probe.h"
 #include "nn/ops/cuda/cudnn.h"
 
 namespace lockstep::nn::cuda {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "base/cuda/probe.h"
 #include "base/cuda/runtime.h"
+#include "lockstep/base/cuda_probe.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "tests/nn/uploads.h"
