@@ -304,7 +304,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
                 "--device cpu --metrics evaluated.jsonl")
                 .code,
             0);
-  const auto evaluation = events_of(read_file(directory_->path() / "evaluated.jsonl")).at(0);
+  const auto evaluation = events_of(directory_->path() / "evaluated.jsonl", "eval").at(0);
   EXPECT_EQ(evaluation["samples"], 3);
   EXPECT_NEAR(evaluation["loss"].get<double>(), loss, 1e-4 * loss);
   EXPECT_NEAR(evaluation["accuracy"].get<double>(), right / 3, 1e-9);
