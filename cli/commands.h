@@ -69,10 +69,12 @@ OptionTable devices_options(bool& json);
 int devices_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.
-OptionTable version_options();
-/// The text that it prints: one "name  value" a line. Starts no MPI, and makes no CUDA context; opens NVIDIA's
-/// libraries, if they are there, to ask them for their versions.
+OptionTable version_options(bool& json);
+/// The text that it prints without --json: one "name  value" a line. Starts no MPI, and makes no CUDA context; opens
+/// NVIDIA's libraries, if they are there, to ask them for their versions.
 std::string version_text();
+/// The same as one object, with the program's version and revision apart, and `backends` and `without` as lists.
+std::string version_json();
 int version_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;

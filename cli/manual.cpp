@@ -1,10 +1,7 @@
 #include "cli/manual.h"
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "base/version.h"
-#include "lockstep/nn/models/models.h"
 
 namespace lockstep::cli {
 namespace {
@@ -24,17 +21,6 @@ std::string roff(const std::string& text) {
   }
   return !made.empty() && (made[0] == '.' || made[0] == '\'') ? "\\&" + made : made;
 }
-
-/// The choices of a placeholder such as "auto|yes|no"; none where a value may be anything.
-std::vector<std::string> choices_of(const std::string& placeholder) {
-  if (placeholder.find('|') == std::string::npos) return {};
-  std::vector<std::string> words;
-  for (const auto& word : split(placeholder, '|'))
-    if (!word.empty() && std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; })) words.push_back(word);
-  return words;
-}
-
-std::string quoted(const std::vector<std::string>& words) { return "'" + join(words, " ") + "'"; }
 
 constexpr const char* kExitCodes[][2] = {
     {"0", "done"},
@@ -100,64 +86,6 @@ std::string manual() {
       "the file.\n.SH EXIT STATUS\n";
   for (const auto& [code, meaning] : kExitCodes) text += fmt::format(".TP\n.B {}\n{}\n", code, roff(meaning));
   return text;
-}
-
-std::string bash_completion() {
-  std::vector<std::string> first_words;
-  std::string cases, values;
-  for (const auto& each : texts_of_subcommands()) {
-    const auto words = split(each.name, ' ');
-    if (std::ranges::find(first_words, words[0]) == first_words.end()) first_words.push_back(words[0]);
-    std::vector<std::string> flags;
-    for (const auto& flag : each.flags) {
-      flags.insert(flags.end(), flag.spellings.begin(), flag.spellings.end());
-      if (const auto choices = choices_of(flag.placeholder); !choices.empty())
-        for (const auto& spelling : flag.spellings)
-          values += fmt::format("    '{} {}') words={} ;;\n", each.name, spelling, quoted(choices));
-    }
-    std::vector<std::string> places;
-    for (const auto& [placeholder, help] : each.positionals)
-      if (placeholder == "MODEL")
-        places = nn::model_names();
-      else if (const auto choices = choices_of(placeholder); !choices.empty())
-        places = choices;
-    cases += fmt::format("    '{}') flags={} places={} ;;\n", each.name, quoted(flags), quoted(places));
-  }
-  return fmt::format(R"(# lockstep {version}: completion for bash
-_lockstep() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} name=${{COMP_WORDS[1]}} flags= places= words= i
-  COMPREPLY=()
-  for ((i = 2; i < COMP_CWORD; ++i)); do  # what follows -- is another program's
-    [[ ${{COMP_WORDS[i]}} != -- ]] || {{ compopt -o default; return; }}
-  done
-  if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W {subcommands} -- "$word"))
-    return
-  fi
-  if [[ $name == bench ]]; then
-    if ((COMP_CWORD == 2)); then
-      COMPREPLY=($(compgen -W 'allreduce step dp-vs-ddp' -- "$word"))
-      return
-    fi
-    name="bench ${{COMP_WORDS[2]}}"
-  fi
-  case $name in
-{cases}  esac
-  case "$name $before" in
-{values}  esac
-  if [[ -n $words ]]; then
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-  elif [[ $word == -* ]]; then
-    COMPREPLY=($(compgen -W "$flags" -- "$word"))
-  elif [[ $before != -* ]]; then
-    COMPREPLY=($(compgen -W "$places" -- "$word"))
-  fi
-  ((${{#COMPREPLY[@]}})) || compopt -o default
-}}
-complete -F _lockstep lockstep
-)",
-                     fmt::arg("version", version()), fmt::arg("subcommands", quoted(first_words)),
-                     fmt::arg("cases", cases), fmt::arg("values", values));
 }
 
 }  // namespace lockstep::cli

@@ -1,4 +1,4 @@
-// The manual page and the completion of a shell, from the tables of flags: what packages install.
+// The manual page, and what it and the completions of shells are made of: the tables of flags.
 #pragma once
 
 #include <string>
@@ -26,7 +26,5 @@ std::vector<SubcommandText> texts_of_subcommands();
 
 /// lockstep(1), for man.
 std::string manual();
-/// For bash: source it, or have it under /usr/share/bash-completion/completions/lockstep.
-std::string bash_completion();
 
 }  // namespace lockstep::cli

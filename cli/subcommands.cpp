@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/completions.h"
 #include "cli/manual.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"
@@ -53,7 +54,10 @@ void show_devices(TableVisitor visit) {
   bool json = false;
   visit(devices_options(json));
 }
-void show_version(TableVisitor visit) { visit(version_options()); }
+void show_version(TableVisitor visit) {
+  bool json = false;
+  visit(version_options(json));
+}
 
 constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, show_launch},
@@ -121,7 +125,12 @@ int run(std::span<const std::string> args) {
   }
   if (first == "_host") return host_command();
   if (first == "_man" || first == "_completion") {
-    std::fputs((first == "_man" ? manual() : bash_completion()).c_str(), stdout);
+    const std::string shell = rest.empty() ? "" : rest.front();
+    const std::string text = first == "_man"   ? manual()
+                             : shell == "zsh"  ? zsh_completion()
+                             : shell == "fish" ? fish_completion()
+                                               : bash_completion();
+    std::fputs(text.c_str(), stdout);
     return 0;
   }
   if (first == "_rsh") return launcher::remote_start({rest.begin(), rest.end()});

@@ -8,9 +8,11 @@
 #include <toml++/toml.h>
 #include <zlib.h>
 #include <cxxopts.hpp>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "base/cpu.h"
 #include "base/cuda/library.h"
@@ -22,24 +24,28 @@
 #include "comm/backends.h"
 #include "devices/read_gpus.h"
 #include "lockstep/nn/ops/backend.h"
+#include "options/values.h"
 
 namespace lockstep::cli {
 namespace {
 
-std::string line(const char* name, const std::string& value) { return fmt::format("{:<17}{}\n", name, value); }
+/// Name and value of each line.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+constexpr const char* kBackends = "backends";
 
 std::string hwloc_text() {
   const unsigned version = hwloc_get_api_version();
   return fmt::format("{}.{}.{}", version >> 16, (version >> 8) & 0xffu, version & 0xffu);
 }
 
-std::string backends() {
+std::vector<std::string> backends() {
   std::vector<std::string> names = {"cpu"};
   if (probe_cuda().built) names.emplace_back("cuda");
   names.emplace_back("self");
   for (const auto* family : comm::backend_families())
     if (family->is_built()) names.push_back(family->name);
-  return join(names, ", ");
+  return names;
 }
 
 /// What `ask` says of the library that it is given, or why there is none.
@@ -74,59 +80,94 @@ std::string driver_text(const CudaProbe& probe) {
                      probe.problem.empty() ? "" : ", ", probe.problem);
 }
 
-std::string cuda_lines(const CudaProbe& probe) {
-  std::string text = line(
+Facts cuda_facts(const CudaProbe& probe) {
+  Facts facts;
+  facts.emplace_back(
       "CUDA", fmt::format("{} (toolkit {}), for GPUs of compute capability {}; {}",
                           cuda_version_text(probe.runtime_version), kCudaToolkit, cuda_targets(), driver_text(probe)));
   const std::string lt = fmt::format("libcublasLt.so.{}", probe.runtime_version / 1000);
-  text += line("cuBLASLt", library_text("cuBLASLt", lt.c_str(), [](const SharedLibrary& library) {
-                 return reported_version<std::size_t>(library, "cublasLtGetVersion");
-               }));
-  text += line("cuDNN", library_text("cuDNN", "libcudnn.so.9", [](const SharedLibrary& library) {
-                 return reported_version<std::size_t>(library, "cudnnGetVersion");
-               }));
-  return text;
+  facts.emplace_back("cuBLASLt", library_text("cuBLASLt", lt.c_str(), [](const SharedLibrary& library) {
+                       return reported_version<std::size_t>(library, "cublasLtGetVersion");
+                     }));
+  facts.emplace_back("cuDNN", library_text("cuDNN", "libcudnn.so.9", [](const SharedLibrary& library) {
+                       return reported_version<std::size_t>(library, "cudnnGetVersion");
+                     }));
+  return facts;
+}
+
+/// All but what is missing.
+Facts version_facts() {
+  Facts facts;
+  facts.emplace_back("lockstep", fmt::format("{} (git {})", version(), git_revision()));
+  facts.emplace_back("build", fmt::format("{}, {}", build_type(), compiler()));
+  facts.emplace_back("instruction set", cpu_instruction_set());
+  facts.emplace_back(kBackends, join(backends(), ", "));
+  for (const auto* family : comm::backend_families())
+    if (family->library_version != nullptr && (family->is_built() || family->memory == DeviceKind::kCpu))
+      facts.emplace_back(family->title, family->library_version());
+  if (probe_cuda().built) std::ranges::move(cuda_facts(probe_cuda()), std::back_inserter(facts));
+  facts.emplace_back("oneDNN", fmt::format("{} (computes with {}; bf16: {})", nn::onednn_version(),
+                                           nn::cpu_kernel_isa(), nn::name_of(nn::cpu_bf16())));
+  facts.emplace_back("hwloc", hwloc_text());
+  facts.emplace_back("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
+  facts.emplace_back("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
+  facts.emplace_back("cxxopts",
+                     fmt::format("{}.{}.{}", cxxopts::version.major, cxxopts::version.minor, cxxopts::version.patch));
+  facts.emplace_back("toml++", fmt::format("{}.{}.{}", TOML_LIB_MAJOR, TOML_LIB_MINOR, TOML_LIB_PATCH));
+  facts.emplace_back("nlohmann/json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                                                  NLOHMANN_JSON_VERSION_PATCH));
+  facts.emplace_back("OpenSSL", OpenSSL_version(OPENSSL_VERSION_STRING));
+  facts.emplace_back("zlib", zlibVersion());
+  return facts;
+}
+
+std::vector<std::string> missing() {
+  std::vector<std::string> all = split(kMissing, '|');
+  std::erase_if(all, [](const std::string& lack) { return lack.empty(); });
+  return all;
 }
 
 }  // namespace
 
-OptionTable version_options() {
+OptionTable version_options(bool& json) {
   OptionTable table("version", "Prints this build, its backends, the instruction set in use and library versions.");
+  table.group("Flags");
+  table.add({.name = "json",
+             .kind = options::OptionKind::kFlag,
+             .help = "one line of JSON instead of a table",
+             .value = options::boolean(json)});
   options::add_config_option(table);
   return table;
 }
 
 std::string version_text() {
-  std::string text = line("lockstep", fmt::format("{} (git {})", version(), git_revision()));
-  text += line("build", fmt::format("{}, {}", build_type(), compiler()));
-  text += line("instruction set", cpu_instruction_set());
-  text += line("backends", backends());
-  for (const auto& lack : split(kMissing, '|')) {
-    if (!lack.empty()) text += line("without", lack);
+  std::string text;
+  const auto add = [&text](const std::string& name, const std::string& value) {
+    text += fmt::format("{:<17}{}\n", name, value);
+  };
+  for (const auto& [name, value] : version_facts()) {
+    add(name, value);
+    if (name == kBackends)
+      for (const std::string& lack : missing()) add("without", lack);
   }
-  for (const auto* family : comm::backend_families())
-    if (family->library_version != nullptr && (family->is_built() || family->memory == DeviceKind::kCpu))
-      text += line(family->title.c_str(), family->library_version());
-  if (probe_cuda().built) text += cuda_lines(probe_cuda());
-  text += line("oneDNN", fmt::format("{} (computes with {}; bf16: {})", nn::onednn_version(), nn::cpu_kernel_isa(),
-                                     nn::name_of(nn::cpu_bf16())));
-  text += line("hwloc", hwloc_text());
-  text += line("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
-  text += line("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
-  text +=
-      line("cxxopts", fmt::format("{}.{}.{}", cxxopts::version.major, cxxopts::version.minor, cxxopts::version.patch));
-  text += line("toml++", fmt::format("{}.{}.{}", TOML_LIB_MAJOR, TOML_LIB_MINOR, TOML_LIB_PATCH));
-  text += line("nlohmann/json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
-                                            NLOHMANN_JSON_VERSION_PATCH));
-  text += line("OpenSSL", OpenSSL_version(OPENSSL_VERSION_STRING));
-  text += line("zlib", zlibVersion());
   return text;
 }
 
+std::string version_json() {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : version_facts()) json[name] = value;
+  json["lockstep"] = version();
+  json["git"] = git_revision();
+  json[kBackends] = backends();
+  json["without"] = missing();
+  return json.dump() + "\n";
+}
+
 int version_command(const Sources& sources, const ForeignFlags& foreign) {
-  const OptionTable table = version_options();
+  bool json = false;
+  const OptionTable table = version_options(json);
   const bool help = parse_options(table, sources, foreign).help;
-  std::fputs((help ? table.help() : version_text()).c_str(), stdout);
+  std::fputs((help ? table.help() : json ? version_json() : version_text()).c_str(), stdout);
   return 0;
 }
 

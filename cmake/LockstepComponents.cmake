@@ -70,6 +70,9 @@ function(lockstep_install_components)
   set(place ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
   if(LOCKSTEP_PROGRAM)
     install(TARGETS lockstep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    set(share ${CMAKE_INSTALL_DATADIR}/lockstep)
+    install(DIRECTORY examples DESTINATION ${share})
+    install(DIRECTORY docker/slurm docker/kubernetes docker/ssh DESTINATION ${share})
   endif()
   install(EXPORT lockstep_components NAMESPACE lockstep:: DESTINATION ${place})
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/lockstepConfig.cmake.in
@@ -97,8 +100,8 @@ function(lockstep_source_component name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_SOURCE_COMPONENTS ${name})
 endfunction()
 
-# lockstep_deb(): `cpack -G DEB` makes a Debian package of all that is installed.
-macro(lockstep_deb)
+# lockstep_packages(): `cpack -G DEB` and `cpack -G RPM` make a package of all that is installed.
+macro(lockstep_packages)
   set(CPACK_GENERATOR DEB)
   set(CPACK_PACKAGE_NAME lockstep)
   set(CPACK_PACKAGE_CONTACT "the maintainers of lockstep <lockstep@localhost>")
@@ -112,6 +115,16 @@ macro(lockstep_deb)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
   set(CPACK_DEBIAN_PACKAGE_RECOMMENDS openmpi-bin)
+  # rpmbuild finds by itself which libraries it needs, by their sonames.
+  set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
+  set(CPACK_RPM_PACKAGE_LICENSE Apache-2.0)
+  set(CPACK_RPM_PACKAGE_GROUP "Applications/Engineering")
+  set(CPACK_RPM_PACKAGE_RECOMMENDS openmpi)
+  # Directories that other packages own.
+  set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
+      /usr/share/man /usr/share/man/man1 /usr/share/bash-completion /usr/share/bash-completion/completions /usr/share/zsh
+      /usr/share/zsh/site-functions /usr/share/zsh/vendor-completions /usr/share/fish
+      /usr/share/fish/vendor_completions.d /usr/${CMAKE_INSTALL_LIBDIR}/cmake /usr/${CMAKE_INSTALL_LIBDIR}/pkgconfig)
   include(CPack)
 endmacro()
 

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "inference/infer.h"
 #include "lockstep/base/cuda_probe.h"
+#include "tests/support/json.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -408,6 +410,21 @@ TEST(Version, NamesWhatItComputesOn) {
       EXPECT_THAT(text, HasSubstr(name));
     else
       EXPECT_THAT(text, Not(HasSubstr(name)));
+  }
+}
+
+TEST(Version, JsonHasWhatTheTextHas) {
+  const nlohmann::json json = testing::json_in(version_json());
+  EXPECT_EQ(json["lockstep"], version());
+  EXPECT_EQ(json["git"], git_revision());
+  EXPECT_EQ(json["backends"][0], "cpu");
+  EXPECT_TRUE(json["without"].is_array());
+  for (const auto& line : split(version_text(), '\n')) {
+    if (line.empty() || line.starts_with("without")) continue;
+    const std::string name(trim(std::string_view(line).substr(0, 17)));
+    ASSERT_TRUE(json.contains(name)) << line;
+    if (name == "lockstep" || name == "backends") continue;
+    EXPECT_THAT(line, HasSubstr(json[name].get<std::string>()));
   }
 }
 

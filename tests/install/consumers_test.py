@@ -103,15 +103,13 @@ class Installed(package.Case):
                 self.assertEqual(functions[one] & functions[other], set(), f"{one} and {other}")
 
     def consumer(self, name="consumer"):
-        program = self.here / "consumer/build" / name
-        if program.exists():
-            return program
-        shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer", dirs_exist_ok=True)
-        shutil.copytree(SOURCE / "examples", self.here / "examples", dirs_exist_ok=True)
-        self.configure(self.here / "consumer", f"-DEXAMPLES={self.here / 'examples'}",
-                       f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}")
-        run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"], timeout=600)
-        return program
+        build = self.here / "consumer/build"
+        if not build.exists():
+            shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer", dirs_exist_ok=True)
+            self.configure(self.here / "consumer", f"-DEXAMPLES={self.prefix / 'share/lockstep/examples'}")
+            run(["cmake", "--build", build, "--parallel", "2"], timeout=600)
+        example = build / "examples/examples" / name
+        return example if example.exists() else build / name
 
     def test_a_program_that_finds_the_package(self):
         for count in (1, 2, 3):
@@ -149,9 +147,9 @@ class Installed(package.Case):
         for count in (1, 2, 3):
             with self.subTest(ranks=count):
                 sum_of_ranks = count * (count - 1) // 2
-                self.assertEqual(self.ranks(count, self.consumer("all_reduce_c")).stdout,
+                self.assertEqual(self.ranks(count, self.consumer("all_reduce")).stdout,
                                  f"{count} ranks: {3 * count}, gradients {sum_of_ranks} and {count}\n")
-        self.assertEqual(self.ranks(1, self.consumer("all_reduce_c_static")).stdout, "1 ranks: 3, gradients 0 and 1\n")
+        self.assertEqual(self.ranks(1, self.consumer("all_reduce_static")).stdout, "1 ranks: 3, gradients 0 and 1\n")
         library = next(self.prefix.rglob("liblockstep_c.so"))
         done = run([self.prefix / "bin/lockstep", "launch", "-n", 3, "--", sys.executable, SOURCE / "examples/allreduce.py"],
                    env=os.environ | {"LIBLOCKSTEP": str(library)})
@@ -224,9 +222,15 @@ class Installed(package.Case):
         self.assertEqual(run([program]).stdout, "1 ranks: 1\n")
 
 
-class DebianPackage(unittest.TestCase):
+INSTALLED = ("bin/lockstep", "share/man/man1/lockstep.1", "share/bash-completion/completions/lockstep",
+             "share/zsh/site-functions/_lockstep", "share/fish/vendor_completions.d/lockstep.fish",
+             "share/lockstep/examples/CMakeLists.txt", "share/lockstep/slurm/cpu.sbatch",
+             "share/lockstep/kubernetes/mpijob.yaml", "include/lockstep/trainer.h")
+
+
+class Packages(unittest.TestCase):
     @unittest.skipUnless(shutil.which("dpkg-deb") and shutil.which("dpkg-shlibdeps"), "no Debian's tools")
-    def test_has_all_and_names_what_it_needs(self):
+    def test_debians_has_all_and_names_what_it_needs(self):
         with tempfile.TemporaryDirectory(prefix="lockstep-deb-") as directory:
             here = pathlib.Path(directory)
             run(["cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", here])
@@ -236,11 +240,26 @@ class DebianPackage(unittest.TestCase):
                 self.assertIn(library, needed)
             run(["dpkg-deb", "--extract", package_file, here / "tree"])
             usr = here / "tree/usr"
-            for path in ("bin/lockstep", "share/man/man1/lockstep.1", "share/bash-completion/completions/lockstep",
-                         "include/lockstep/trainer.h"):
+            for path in INSTALLED:
                 self.assertTrue((usr / path).exists(), path)
             self.assertIn("lockstep ", run([usr / "bin/lockstep", "version"]).stdout)
             self.assertTrue(list(usr.rglob("liblockstep_trainer.so")) and list(usr.rglob("lockstepConfig.cmake")))
+
+    @unittest.skipUnless(shutil.which("rpmbuild"), "no rpmbuild")
+    def test_rpms_has_all_and_names_what_it_needs(self):
+        with tempfile.TemporaryDirectory(prefix="lockstep-rpm-") as directory:
+            here = pathlib.Path(directory)
+            # Packing, not compressing, is what is tried.
+            run(["cpack", "-G", "RPM", "--config", BUILD / "CPackConfig.cmake", "-B", here,
+                 "-D", "CPACK_RPM_COMPRESSION_TYPE=none", "-D", "CPACK_STRIP_FILES=OFF"])
+            package_file = next(here.glob("lockstep-*.rpm"))
+            needed = run(["rpm", "-qp", "--requires", package_file]).stdout
+            for library in ("libc.so.6", "libhwloc.so", "libcrypto.so", "libdnnl.so"):
+                self.assertIn(library, needed)
+            files = run(["rpm", "-qp", "--list", package_file]).stdout.splitlines()
+            for path in INSTALLED:
+                self.assertIn(f"/usr/{path}", files)
+            self.assertNotIn("/usr/share/man", files)  # which every package has
 
 
 class Embedded(package.WithFiles):

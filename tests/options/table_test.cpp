@@ -67,8 +67,9 @@ TEST(OptionTable, HelpShowsNamesDefaultsAndGroups) {
 TEST(OptionTable, HelpFitsAHundredColumns) {
   trainer::TrainConfig config;
   launcher::LaunchOptions options;
-  for (const std::string& help :
-       {trainer::train_options(config).help(), cli::launch_options(options).help(), cli::version_options().help()}) {
+  bool json = false;
+  for (const std::string& help : {trainer::train_options(config).help(), cli::launch_options(options).help(),
+                                  cli::version_options(json).help()}) {
     for (const auto& line : split(help, '\n')) {
       EXPECT_LE(columns(line), 100u) << line;
       EXPECT_FALSE(line.ends_with(' ')) << line;
