@@ -8,7 +8,7 @@
 #include <toml++/toml.h>
 #include <zlib.h>
 #include <cxxopts.hpp>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -18,6 +18,7 @@
 #include "base/cuda/library.h"
 #include "base/cuda/probe.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/build_config.h"
@@ -32,6 +33,7 @@ namespace {
 /// Name and value of each line.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
+constexpr const char* kProgram = "lockstep";
 constexpr const char* kBackends = "backends";
 
 std::string hwloc_text() {
@@ -98,7 +100,7 @@ Facts cuda_facts(const CudaProbe& probe) {
 /// All but what is missing.
 Facts version_facts() {
   Facts facts;
-  facts.emplace_back("lockstep", fmt::format("{} (git {})", version(), git_revision()));
+  facts.emplace_back(kProgram, fmt::format("{} (git {})", version(), git_revision()));
   facts.emplace_back("build", fmt::format("{}, {}", build_type(), compiler()));
   facts.emplace_back("instruction set", cpu_instruction_set());
   facts.emplace_back(kBackends, join(backends(), ", "));
@@ -154,13 +156,11 @@ std::string version_text() {
 }
 
 std::string version_json() {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  for (const auto& [name, value] : version_facts()) json[name] = value;
-  json["lockstep"] = version();
-  json["git"] = git_revision();
-  json[kBackends] = backends();
-  json["without"] = missing();
-  return json.dump() + "\n";
+  JsonObject json = {{"lockstep", version()}, {"git", git_revision()}};
+  for (const auto& [name, value] : version_facts())
+    if (name != kProgram && name != kBackends) json.add(name, value);
+  json.add(kBackends, backends()).add("without", missing());
+  return json.text() + "\n";
 }
 
 int version_command(const Sources& sources, const ForeignFlags& foreign) {
