@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -16,15 +17,30 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw IoError(fmt::format("{}: {}", path, why), "give another file");
+[[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& remedy = {}) {
+  throw IoError(fmt::format("{}: {}", path, why), remedy.empty() ? "give another file" : remedy);
 }
 
 UniqueFd open_or_refuse(const std::string& path, std::uint64_t& size) {
   RegularFile file = open_regular(path);
-  if (!file.problem.empty()) refuse(path, file.problem);
+  if (!file.problem.empty()) refuse(path, file.problem, file.remedy);
   size = file.size;
   return std::move(file.fd);
+}
+
+/// What git leaves in a file's place where git-lfs is not installed or has not fetched it
+/// (git-lfs, docs/spec.md: less than 1,024 bytes; until 2014 under another name).
+bool is_lfs_pointer(int fd, std::uint64_t size) {
+  constexpr std::uint64_t kLessThan = 1024;
+  constexpr std::string_view kStarts[] = {"version https://git-lfs.github.com/", "version https://hawser.github.com/"};
+  if (size >= kLessThan) return false;
+  for (const std::string_view start : kStarts) {
+    char read[64] = {};
+    if (::pread(fd, read, start.size(), 0) == static_cast<ssize_t>(start.size()) &&
+        std::string_view(read, start.size()) == start)
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -39,6 +55,10 @@ RegularFile open_regular(const std::string& path) {
     file.problem = S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file";
   else
     file.size = static_cast<std::uint64_t>(status.st_size);
+  if (file.problem.empty() && is_lfs_pointer(file.fd.get(), file.size)) {
+    file.problem = "is a Git LFS pointer, and not the file that it stands for";
+    file.remedy = "fetch that with git lfs pull";
+  }
   return file;
 }
 

@@ -15,7 +15,8 @@ namespace lockstep {
 struct RegularFile {
   UniqueFd fd;
   std::uint64_t size = 0;
-  std::string problem = {};  // "No such file or directory", "is a directory", "not a regular file"
+  std::string problem = {};  // "No such file or directory", "is a directory", "not a regular file", "is a Git LFS …"
+  std::string remedy = {};   // where a reader of files has none that is better
 
   /// Fills `bytes` from front to back; `count` is smaller where the file ends. Returns what went wrong, or nothing.
   std::string read(std::span<std::byte> bytes, std::size_t& count);

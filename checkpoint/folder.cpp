@@ -97,12 +97,13 @@ void put_in_place(const std::string& from, const std::string& to, const std::str
 CheckpointManifest read_manifest_file(const std::string& path) {
   std::error_code failed;
   if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
-  std::ifstream in(path, std::ios::binary);
-  const std::uint64_t bytes = fs::file_size(path, failed);
-  if (!in || failed) refuse(path, "it cannot be read: " + errno_text(errno));
-  if (bytes > kMostManifestBytes) refuse(path, fmt::format("{} bytes are no manifest", bytes));
-  std::string text(bytes, '\0');
-  if (!in.read(text.data(), static_cast<std::streamsize>(bytes))) refuse(path, "it cannot be read");
+  RegularFile file = open_regular(path);
+  if (!file.problem.empty()) refuse(path, file.problem);
+  if (file.size > kMostManifestBytes) refuse(path, fmt::format("{} bytes are no manifest", file.size));
+  std::string text(file.size, '\0');
+  std::size_t count = 0;
+  const std::string problem = file.read(std::as_writable_bytes(std::span(text)), count);
+  if (!problem.empty() || count < text.size()) refuse(path, "it cannot be read: " + problem);
   return decode_checkpoint_manifest(text, path);
 }
 

@@ -22,7 +22,8 @@ std::string strip_path(const std::string& text) {
 ContentReader::ContentReader(const std::string& path) : path_(path) {
   RegularFile file = open_regular(path);
   if (!file.problem.empty())
-    throw IoError(fmt::format("{}: {}", path, file.problem), "check the path and its permissions");
+    throw IoError(fmt::format("{}: {}", path, file.problem),
+                  file.remedy.empty() ? "check the path and its permissions" : file.remedy);
   file_bytes_ = file.size;
   if (file_bytes_ == 0) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFetchAgain);
   file_ = ::gzdopen(file.fd.get(), "rb");

@@ -18,10 +18,7 @@ namespace lockstep::data {
 namespace fs = std::filesystem;
 
 CsvReader::CsvReader(std::string_view text, char separator, std::string source, bool quotes)
-    : rest_(text), separator_(separator), source_(std::move(source)), quotes_(quotes) {
-  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // spreadsheets put it first
-  if (rest_.starts_with(kByteOrderMark)) rest_.remove_prefix(kByteOrderMark.size());
-}
+    : rest_(text), separator_(separator), source_(std::move(source)), quotes_(quotes) {}
 
 // Takes the text of a field, up to its separator or the end of its line.
 std::string CsvReader::field() {

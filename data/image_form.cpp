@@ -26,7 +26,7 @@ Resampling view_of(ImageSize image, const ImageForm& form) {
 
 void read_image_file(const std::string& path, std::vector<std::byte>& bytes) {
   RegularFile file = open_regular(path);
-  if (!file.problem.empty()) throw IoError(file.problem);
+  if (!file.problem.empty()) throw IoError(file.problem, file.remedy);
   if (file.size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", file.size));
   bytes.resize(file.size);
   std::size_t read = 0;

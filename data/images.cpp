@@ -134,6 +134,7 @@ class Images final : public Dataset {
   void read_or_replace(std::uint64_t index, std::optional<std::uint64_t> draw, std::span<float> x,
                        std::int32_t& label) const {
     LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
+    std::string last;
     for (std::uint64_t tried = 0; tried < size(); ++tried) {
       const std::uint64_t at = (index + tried) % size();
       if (corruption_.knows(at)) continue;
@@ -144,9 +145,10 @@ class Images final : public Dataset {
         return;
       } catch (const IoError& error) {
         corruption_.add(at, path, error.what());
+        last = fmt::format(", {} for one: {}", printable(path), error.what());
       }
     }
-    throw IoError(fmt::format("{}: none of its {} images can be read", name(), size()), "mend or replace them");
+    throw IoError(fmt::format("{}: none of its {} images can be read{}", name(), size(), last), "mend or replace them");
   }
 
   void read_image(const std::string& path, std::optional<std::uint64_t> draw, std::span<float> x) const {

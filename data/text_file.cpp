@@ -16,6 +16,7 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::string_view kGzip = "\x1f\x8b"sv, kLittle16 = "\xff\xfe"sv, kBig16 = "\xfe\xff"sv;
+constexpr std::string_view kMark8 = "\xEF\xBB\xBF"sv;  // of UTF-8, which spreadsheets and editors put first
 
 std::string iconv(const std::string& from, const std::string& path) {
   return convert_with(fmt::format("iconv -f {} -t UTF-8", from), path, "utf8");
@@ -101,6 +102,7 @@ TextFile::TextFile(const std::string& path) : file_(path), text_(file_.text()) {
     throw IoError(fmt::format("{}: it has bytes of 0 as UTF-16 has, and no byte order mark", printable(path)),
                   iconv(name, path));
   }
+  if (text_.starts_with(kMark8)) text_.remove_prefix(kMark8.size());
 }
 
 bool is_utf8(std::string_view text) {

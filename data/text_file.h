@@ -10,7 +10,7 @@
 namespace lockstep::data {
 
 /// A whole file of text: as it is, decompressed where it is compressed by gzip, and in UTF-8 where it is UTF-16 with a
-/// byte order mark. Its content shows that, not its name.
+/// byte order mark. Its content shows that, not its name. A byte order mark is no part of the text.
 class TextFile {
  public:
   /// Throws IoError naming the file for what cannot be read, for a compression or UTF-16 that breaks, for UTF-16

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -189,17 +188,16 @@ struct Opened {
 };
 
 Opened open_file(const std::string& path) {
-  std::error_code failed;
-  const auto status = std::filesystem::status(path, failed);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    not_safetensors(path, "it is not a file");
+  const RegularFile file = open_regular(path);
+  if (!file.problem.empty())
+    throw IoError(fmt::format("cannot open weights {}: {}", path, file.problem),
+                  file.remedy.empty() ? "give the path of a file of weights" : file.remedy);
   Opened opened{.in = std::ifstream(path, std::ios::binary), .text = {}, .header = {}};
   std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
                   "give the path of a file of weights");
-  const std::uint64_t file_bytes = std::filesystem::file_size(path, failed);
-  if (failed) not_safetensors(path, failed.message());
+  const std::uint64_t file_bytes = file.size;
   std::uint64_t header_bytes = 0;
   if (file_bytes < 8 || !in.read(reinterpret_cast<char*>(&header_bytes), 8))
     not_safetensors(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));

@@ -135,8 +135,11 @@ void check_names(const FoundDict& node, const std::string& path) {
       continue;
     }
     const bool usual = is_usual(*text_of(key));
-    if (fault.empty() || usual)
-      fault = fmt::format("'{}' is no tensor but {}", shown_name(*text_of(key)), kind_of(*value));
+    if (fault.empty() || usual) {
+      const std::string kind = kind_of(*value), name = shown_name(*text_of(key));
+      const bool tensor = kind.find("tensor") != std::string::npos;  // of a kind that is not read
+      fault = tensor ? fmt::format("'{}' is {}", name, kind) : fmt::format("'{}' is no tensor but {}", name, kind);
+    }
     if (usual) break;
   }
   refuse_torch_file(path, fault);

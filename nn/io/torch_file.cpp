@@ -19,13 +19,36 @@ namespace lockstep::nn {
 namespace {
 
 constexpr std::array<unsigned char, 4> kZip = {'P', 'K', 3, 4};
-// Protocol 2, and torch's magic number 0x1950a86a20f9469cfc6c as the first value.
-constexpr std::array<unsigned char, 15> kLegacy = {0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46,
-                                                   0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
+// Torch's magic number 0x1950a86a20f9469cfc6c, the first value of a file without an archive.
+constexpr std::array<unsigned char, 13> kMagic = {0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46, 0xf9,
+                                                  0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
+constexpr std::array<unsigned char, 5> kTar = {'u', 's', 't', 'a', 'r'};
 
 template <std::size_t kSize>
 bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned char, kSize>& start) {
   return bytes.size() >= kSize && std::memcmp(bytes.data(), start.data(), kSize) == 0;
+}
+
+bool is_pickle(std::span<const std::byte> bytes) {
+  constexpr std::byte kProtocol{0x80}, kOldest{2}, kNewest{5};
+  // The length of a safetensors file's header may begin so.
+  const bool safetensors = bytes.size() > 8 && bytes[7] == std::byte{0} && bytes[8] == std::byte{'{'};
+  return bytes.size() > 2 && bytes[0] == kProtocol && bytes[1] >= kOldest && bytes[1] <= kNewest && !safetensors;
+}
+
+bool is_tar(std::span<const std::byte> bytes) {
+  constexpr std::size_t kAt = 257;
+  return bytes.size() > kAt && starts_with(bytes.subspan(kAt), kTar);
+}
+
+/// How many bytes the magic number takes at the beginning, which no archive has; 0: it is not there. From protocol 4 on
+/// values come in frames.
+std::size_t legacy_start(std::span<const std::byte> bytes) {
+  constexpr std::size_t kFrameBytes = 9;
+  if (!is_pickle(bytes)) return 0;
+  std::size_t at = 2;
+  if (bytes[at] == std::byte{0x95}) at += kFrameBytes;
+  return bytes.size() > at && starts_with(bytes.subspan(at), kMagic) ? at + kMagic.size() : 0;
 }
 
 // Copies a tensor's elements out of its storage, last axis fastest; `width` bytes each.
@@ -184,7 +207,8 @@ class ArchiveReader {
       const auto slash = text.find('/');
       if (slash != std::string_view::npos && text.substr(slash) == "/data.pkl") folder_ = text.substr(0, slash + 1);
     }
-    if (folder_.empty()) refuse_torch_file(path_, "the archive has no data.pkl");
+    if (folder_.empty()) refuse_torch_file(path_, without_pickle());
+    if (has("constants.pkl")) refuse_torch_file(path_, "it is a TorchScript program, of torch.jit.save()");
     if (has("byteorder")) {
       const auto order = read("byteorder");
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
@@ -227,6 +251,18 @@ class ArchiveReader {
   }
 
  private:
+  std::string without_pickle() const {
+    std::string_view found = "the archive has no data.pkl";
+    for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
+      const char* const name = zip_get_name(archive_.get(), static_cast<zip_uint64_t>(i), ZIP_FL_ENC_RAW);
+      const std::string_view text = name != nullptr ? name : "";
+      if (text.ends_with(".npy")) found = "it is an archive of NumPy's arrays";
+      if (text.ends_with("archive_format") || text.ends_with("serialized_exported_program.json"))
+        return "it is a program, of torch.export.save()";
+    }
+    return std::string(found);
+  }
+
   zip_int64_t find(const std::string& name) const {
     return zip_name_locate(archive_.get(), name.c_str(), ZIP_FL_ENC_RAW);
   }
@@ -272,10 +308,10 @@ std::int64_t number_of(const std::string& path, const Unpickled& value, const ch
   return *number;
 }
 
-// Before 1.6: magic number, protocol, a description of the machine, the object, the storages' keys, then for each of
-// them its number of elements (8 bytes) and its elements.
+// Before 1.6, and of torch.save(…, _use_new_zipfile_serialization=False): magic number, protocol, a description of the
+// machine, the object, the storages' keys, then for each of them its number of elements (8 bytes) and its elements.
 TorchState read_legacy(const std::string& path, std::span<const std::byte> bytes, const std::string& wanted) {
-  std::size_t at = kLegacy.size();
+  std::size_t at = legacy_start(bytes);
   if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001)
     refuse_torch_file(path, "its protocol is not known");
   const Unpickled machine = unpickle(bytes, at, path);
@@ -330,12 +366,18 @@ std::optional<std::string> read_torch_metadata(const std::string& path, const st
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-bool is_torch_file(std::span<const std::byte> start) { return starts_with(start, kZip) || starts_with(start, kLegacy); }
+bool is_torch_file(std::span<const std::byte> start) {
+  return starts_with(start, kZip) || is_pickle(start) || is_tar(start);
+}
 
 TorchState read_torch_file(const std::string& path, const std::string& key) {
   const MappedFile file(path);
   if (starts_with(file.bytes(), kZip)) return read_archive(path, file.bytes().size(), key);
-  if (starts_with(file.bytes(), kLegacy)) return read_legacy(path, file.bytes(), key);
+  if (legacy_start(file.bytes()) > 0) return read_legacy(path, file.bytes(), key);
+  if (is_pickle(file.bytes())) refuse_torch_file(path, "it is a pickle, but none of torch.save()");
+  if (is_tar(file.bytes()))
+    refuse_torch_file(path,
+                      "it is a tar archive, as torch.save() made them before 0.1.10: load it there, and save it anew");
   refuse_torch_file(path, "it starts as neither a zip archive nor as PyTorch's older files do");
 }
 

@@ -17,13 +17,32 @@ constexpr std::size_t kMostAxes = 16;  // of a tensor
 // Subclasses of dict whose entries are a dict's.
 constexpr std::string_view kDicts[] = {"collections OrderedDict", "collections defaultdict", "builtins dict",
                                        "__builtin__ dict"};
-// Of (storage, offset, sizes, strides, …).
+// Of (storage, offset, sizes, strides, requires_grad, hooks, metadata): the last ones may be missing.
 constexpr std::string_view kTensors[] = {"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor"};
+constexpr std::size_t kMetadata = 6;
+// The same, with an element type that has no kind of storage before the metadata.
+constexpr std::string_view kOfOtherType = "torch._utils _rebuild_tensor_v3";
+constexpr std::size_t kType = 6;
 // Of (tensor, …).
 constexpr std::string_view kParameters[] = {"torch._utils _rebuild_parameter",
                                             "torch._utils _rebuild_parameter_with_state"};
-// Of (one of the functions above, a class, its arguments, attributes): a tensor that has attributes.
+// Of (one of the functions above, a class, its arguments, attributes): a tensor that has attributes. The class may take
+// the bytes for something else than values; these do not.
 constexpr std::string_view kWithAttributes = "torch._tensor _rebuild_from_type_v2";
+constexpr std::string_view kPlainClasses[] = {"torch Tensor", "torch._tensor Tensor", "torch.nn.parameter Parameter",
+                                              "torch.nn.parameter Buffer"};
+// What they make has no values of its own, or other ones than its bytes.
+constexpr std::pair<std::string_view, const char*> kOtherTensors[] = {
+    {"torch._utils _rebuild_qtensor", "a quantized tensor"},
+    {"torch._utils _rebuild_sparse_tensor", "a sparse tensor"},
+    {"torch._utils _rebuild_sparse_csr_tensor", "a sparse tensor"},
+    {"torch._utils _rebuild_nested_tensor", "a nested tensor"},
+    {"torch._utils _rebuild_meta_tensor_no_storage", "a tensor on the meta device, which has no values"},
+    {"torch._utils _rebuild_wrapper_subclass", "a tensor that wraps others"},
+    {"torch._utils _rebuild_device_tensor_from_numpy", "a tensor of another device, as an array of NumPy's"},
+    {"torch._utils _rebuild_device_tensor_from_cpu_tensor", "a tensor of another device"},
+    {"torch._utils _rebuild_xla_tensor", "a tensor of another device, as an array of NumPy's"},
+};
 
 struct StorageType {
   std::string_view name;
@@ -303,7 +322,10 @@ class Machine {
         return push_object(values[0], std::span(values).subspan(1));
       }
       // Attributes, and what torch.save() hangs on to a state dict (its metadata), say nothing about tensors.
-      case kBuild: pop(); return static_cast<void>(top());
+      case kBuild:
+        pop();
+        if (std::holds_alternative<PickledTensor>(top()->is)) refuse("a tensor that is given another state");
+        return;
       case kPersistent: return push_storage();
       case kMemoize: return put(memo_.size());
       case kPut1: return put(byte());
@@ -367,9 +389,17 @@ class Machine {
     const auto& given = as<V::Sequence>(arguments, "arguments").items;
     if (const auto* const name = std::get_if<V::Name>(&function->is)) {
       if (name->text == kWithAttributes && given.size() >= 3 && std::holds_alternative<V::Name>(given[0]->is) &&
-          std::get<V::Name>(given[0]->is).text != kWithAttributes)
-        return call(given[0], given[2]);
+          std::get<V::Name>(given[0]->is).text != kWithAttributes) {
+        const auto* const type = std::get_if<V::Name>(&given[1]->is);
+        if (type != nullptr && among(kPlainClasses, type->text)) return call(given[0], given[2]);
+        return push_new(V::Opaque{fmt::format("a tensor of the class {}", name_in(given[1]))});
+      }
       if (among(kTensors, name->text) && given.size() >= 4) return push_tensor(given);
+      if (name->text == kOfOtherType && given.size() > kType)
+        return push_new(V::Opaque{fmt::format("a tensor of the type {}", name_in(given[kType]))});
+      const auto* const other =
+          std::ranges::find(kOtherTensors, name->text, &std::pair<std::string_view, const char*>::first);
+      if (other != std::end(kOtherTensors)) return push_new(V::Opaque{other->second});
       if (among(kParameters, name->text) && !given.empty() && std::holds_alternative<PickledTensor>(given[0]->is))
         return push(given[0]);
     }
@@ -398,11 +428,32 @@ class Machine {
     push_new(std::move(dict));
   }
 
+  static std::string name_in(Pickled value) {
+    const auto* const name = std::get_if<V::Name>(&value->is);
+    return name != nullptr ? fmt::format("'{}'", shown(name->text)) : kind_of(*value);
+  }
+
   void push_tensor(const std::vector<Pickled>& given) {
     if (const auto* const other = std::get_if<V::Opaque>(&given[0]->is))
       return push_new(V::Opaque{fmt::format("a tensor of {}", other->what)});
+    if (given.size() > kMetadata && !std::holds_alternative<V::None>(given[kMetadata]->is))
+      if (const auto flag = set_flag(as<V::Dict>(given[kMetadata], "a tensor's metadata")))
+        return push_new(V::Opaque{*flag});
     push_new(PickledTensor{as<const PickledStorage*>(given[0], "a tensor's storage"),
                            as<std::int64_t>(given[1], "a tensor's offset"), sizes(given[2]), sizes(given[3])});
+  }
+
+  // What the tensor is by the first flag that is set: its values are not its bytes.
+  std::optional<std::string> set_flag(const V::Dict& metadata) const {
+    for (const auto& [key, value] : metadata.items) {
+      const auto* const set = std::get_if<bool>(&value->is);
+      if (set != nullptr && !*set) continue;
+      const std::string& name = as<std::string>(key, "a flag of a tensor");
+      if (name == "neg") return "a tensor whose values are its bytes' negatives (save resolve_neg() of it)";
+      if (name == "conj") return "a tensor whose values are its bytes' conjugates (save resolve_conj() of it)";
+      return fmt::format("a tensor with the flag '{}'", shown(name));
+    }
+    return std::nullopt;
   }
 
   std::vector<std::int64_t> sizes(Pickled tuple) const {

@@ -310,6 +310,27 @@ TEST_F(AtomicFileTest, OnlyFilesAreMapped) {
     EXPECT_THROW(MappedFile{path}, IoError) << path;
 }
 
+TEST_F(AtomicFileTest, GitLfsPointersAreNoFiles) {
+  const std::string rest =
+      "\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+  for (const char* version : {"https://git-lfs.github.com/spec/v1", "https://hawser.github.com/spec/v1"}) {
+    const std::string path = temporary_.write("pointer", "version " + std::string(version) + rest);
+    EXPECT_EQ(open_regular(path).problem, "is a Git LFS pointer, and not the file that it stands for");
+    try {
+      MappedFile{path};
+      ADD_FAILURE();
+    } catch (const IoError& error) {
+      EXPECT_EQ(error.line(), path +
+                                  ": is a Git LFS pointer, and not the file that it stands for → fetch that with "
+                                  "git lfs pull");
+    }
+  }
+  // The text alone is none: it may be the beginning of anything.
+  for (const std::string& other : {std::string("version https://git-lfs"), std::string("version 1"), std::string(),
+                                   std::string("version https://git-lfs.github.com/spec/v1") + std::string(1000, 'x')})
+    EXPECT_EQ(open_regular(temporary_.write("other", other)).problem, "") << other;
+}
+
 TEST_F(AtomicFileTest, FilesAreTheSameUnderAllTheirNames) {
   namespace fs = std::filesystem;
   const std::string here = directory_, there = temporary_.write("there", "1"), other = temporary_.write("other", "1");

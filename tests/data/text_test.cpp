@@ -46,6 +46,14 @@ TEST_F(Text, CharactersAreNumberedInOrderAndComeBack) {
   EXPECT_EQ(characters.decode(tokens), text);
 }
 
+TEST_F(Text, AByteOrderMarkIsNoCharacter) {
+  const std::string plain = directory_.write("plain.txt", "ab"), marked = directory_.write("marked.txt",
+                                                                                           "\xEF\xBB\xBF"
+                                                                                           "ab");
+  EXPECT_EQ(read_characters(marked).text(), "ab");
+  EXPECT_EQ(read_characters(marked).text(), read_characters(plain).text());
+}
+
 TEST_F(Text, WhatIsNoUtf8IsNamedWithItsByte) {
   for (const std::string& bad : {std::string("ab\xff"), std::string("ab\xc3"), std::string("ab\xc0\x80"),
                                  std::string("ab\xe0\x80\x80"), std::string("ab\xed\xa0\x80"),

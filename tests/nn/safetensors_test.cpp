@@ -223,10 +223,10 @@ TEST_F(Safetensors, TensorsThatOverlapOrLeaveHoles) {
 
 TEST_F(Safetensors, WhatIsNoFile) {
   EXPECT_THAT(refusal_of(dir.path("missing")), HasSubstr("No such file"));
-  EXPECT_THAT(refusal_of(dir.path(".")), HasSubstr("not a file"));
+  EXPECT_THAT(refusal_of(dir.path(".")), HasSubstr("is a directory"));
   const std::string pipe = dir.path("pipe");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THAT(refusal_of(pipe), HasSubstr("not a file"));
+  EXPECT_THAT(refusal_of(pipe), HasSubstr("not a regular file"));
 }
 
 TEST_F(Safetensors, TwoTensorsOfOneNameAreABug) {

@@ -20,6 +20,7 @@ using lockstep::testing::read_file;
 using lockstep::testing::TemporaryDirectory;
 using lockstep::testing::write_file;
 using ::testing::HasSubstr;
+using namespace std::string_literals;
 
 using testing::dictionary;
 using testing::legacy;
@@ -306,6 +307,74 @@ TEST_F(HandMade, NothingIsEverCalled) {
   EXPECT_THAT(said("\x97."), HasSubstr("the operation 0x97"));      // bytes that are elsewhere
   EXPECT_THAT(said("}(X\x01" + std::string(3, '\0') + "wcos\nsystem\n)Ru."),
               HasSubstr("'w' is no tensor but an object of"));
+}
+
+// What says that a tensor's bytes are not its values, in the ways of torch/_utils.py.
+TEST_F(HandMade, TensorsOfOtherValuesThanTheirBytesAreRefused) {
+  const auto said = [&](const std::string& function, const std::string& arguments) {
+    Pickle pickle;
+    pickle.text("weight").op("c" + function + "\n(").op(arguments).op("tR");
+    return outcome(legacy(dictionary(pickle)));
+  };
+  const std::string v2 = "torch._utils\n_rebuild_tensor_v2";
+  const std::string plain = Pickle().storage("FloatStorage", 4).op("K\0K\4\x85K\1\x85\x89N"s).bytes.substr(2);
+  const auto flag = [](const std::string& name, const std::string& value) {
+    return Pickle().op("}").text(name).op(value + "s").bytes.substr(2);
+  };
+  for (const std::string& metadata : {std::string(), "N"s, "}"s, flag("neg", "\x89"), flag("conj", "\x89")})
+    EXPECT_EQ(said(v2, plain + metadata), "nothing was thrown") << metadata;
+  EXPECT_THAT(said(v2, plain + flag("neg", "\x88")),
+              HasSubstr("'weight' is a tensor whose values are its bytes' negatives"));
+  EXPECT_THAT(said(v2, plain + flag("conj", "\x88")),
+              HasSubstr("'weight' is a tensor whose values are its bytes' conj"));
+  EXPECT_THAT(said(v2, plain + flag("zap", "K\1")), HasSubstr("'weight' is a tensor with the flag 'zap'"));
+  EXPECT_THAT(said(v2, plain + "K\1"), HasSubstr("a tensor's metadata is a number"));
+  EXPECT_THAT(said("torch._utils\n_rebuild_tensor_v3", plain + "ctorch\nfloat8_e4m3fn\n"),
+              HasSubstr("'weight' is a tensor of the type 'torch float8_e4m3fn'"));
+  EXPECT_THAT(said("torch._utils\n_rebuild_qtensor", plain), HasSubstr("'weight' is a quantized tensor"));
+  EXPECT_THAT(said("torch._utils\n_rebuild_sparse_tensor", "N"), HasSubstr("'weight' is a sparse tensor"));
+  EXPECT_THAT(said("torch._utils\n_rebuild_meta_tensor_no_storage", "N"), HasSubstr("on the meta device"));
+  const std::string with_attributes = "torch._tensor\n_rebuild_from_type_v2";
+  const auto of_class = [&](const std::string& type) { return "c" + v2 + "\nc" + type + "\n(" + plain + "t}"; };
+  EXPECT_EQ(said(with_attributes, of_class("torch.nn.parameter\nParameter")), "nothing was thrown");
+  EXPECT_THAT(said(with_attributes, of_class("mine\nPacked")),
+              HasSubstr("'weight' is a tensor of the class 'mine Packed'"));
+  EXPECT_THAT(outcome(legacy(dictionary(Pickle().tensor(4, 0, {4}, {1}).op("}b")))),
+              HasSubstr("a tensor that is given another state"));
+}
+
+// torch.save(…, _use_new_zipfile_serialization=False, pickle_protocol=N): from 4 on, values come in frames.
+TEST_F(HandMade, OfNewerProtocolsAreRead) {
+  const std::string whole = legacy(dictionary(Pickle().tensor(4, 0, {4}, {1})));
+  EXPECT_EQ(outcome(whole), "nothing was thrown");
+  for (const char protocol : {'\3', '\4', '\5'}) {
+    const std::string frame = protocol > 3 ? "\x95\x0d\0\0\0\0\0\0\0"s : ""s;
+    EXPECT_EQ(outcome("\x80"s + protocol + frame + whole.substr(2)), "nothing was thrown") << int{protocol};
+    write_file(directory_.path("x.pt"), "\x80"s + protocol + frame + whole.substr(2));
+    EXPECT_EQ(read_weights(directory_.path("x.pt")).size(), 1U);
+  }
+}
+
+// By read_weights(), which has to choose between kinds of files.
+TEST_F(HandMade, OtherFilesAreNamed) {
+  const auto said = [&](const std::string& content) {
+    write_file(directory_.path("x.bin"), content);
+    try {
+      read_weights(directory_.path("x.bin"));
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_THAT(said("\x80\4\x95\2\0\0\0\0\0\0\0N."s), HasSubstr("it is a pickle, but none of torch.save()"));
+  EXPECT_THAT(said(std::string(257, '\0') + "ustar" + std::string(300, '\0')), HasSubstr("it is a tar archive"));
+  EXPECT_THAT(said(archive_of({{"m/data.pkl", ""}, {"m/constants.pkl", ""}})), HasSubstr("a TorchScript program"));
+  EXPECT_THAT(said(archive_of({{"m/archive_format", "pt2"}, {"m/x.npy", ""}})), HasSubstr("of torch.export.save()"));
+  EXPECT_THAT(said(archive_of({{"w.npy", ""}})), HasSubstr("an archive of NumPy's arrays"));
+  EXPECT_THAT(said(archive_of({{"w", ""}})), HasSubstr("the archive has no data.pkl"));
+  // A header of 0x0280 bytes is no pickle of protocol 2.
+  const std::string header = R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  EXPECT_EQ(said("\x80\2\0\0\0\0\0\0"s + header + std::string(0x280 - header.size(), ' ') + "x"), "nothing was thrown");
 }
 
 class UnpicklerTest : public ::testing::Test {
