@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/control_groups.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -48,41 +49,6 @@ std::optional<std::uint64_t> limit_of(const std::string& path) {
 
 std::uint64_t less(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
 
-/// Where a hierarchy of control groups is mounted, and which group's directory lies there.
-struct Mount {
-  std::string point, group;
-};
-
-// "36 25 0:31 /group /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
-std::optional<Mount> mount_of(const std::string& root, bool unified) {
-  std::ifstream file(root + "/proc/self/mountinfo");
-  for (std::string line; std::getline(file, line);) {
-    const auto words = words_of(line);
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    if (words.size() < 5 || words.end() - dash < 4) continue;
-    const auto options = split(dash[3], ',');
-    const bool wanted =
-        unified ? dash[1] == "cgroup2"
-                : dash[1] == "cgroup" && std::find(options.begin(), options.end(), "memory") != options.end();
-    if (wanted) return Mount{.point = words[4], .group = words[3]};
-  }
-  return std::nullopt;
-}
-
-// "0::/path" or "9:memory:/path"
-std::optional<std::string> own_group(const std::string& root, bool unified) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = split(line.substr(first + 1, second - first - 1), ',');
-    const bool wanted = unified ? line.starts_with("0::")
-                                : std::find(controllers.begin(), controllers.end(), "memory") != controllers.end();
-    if (wanted) return line.substr(second + 1);
-  }
-  return std::nullopt;
-}
-
 /// What one group's limit `limit` leaves.
 std::uint64_t room_under(const std::string& directory, std::uint64_t limit, bool unified, std::uint64_t machine_swap) {
   const std::string stat = directory + "/memory.stat", total = unified ? "" : "total_";
@@ -105,27 +71,17 @@ std::string view_of_groups(const std::string& root) {
 
 void add_groups(const std::string& root, const std::string& machine, bool unified, std::uint64_t machine_swap,
                 std::vector<MemoryBound>& bounds) {
-  const auto mount = mount_of(root, unified);
-  auto group = own_group(root, unified);
-  if (!mount || !group) return;
-  // The mount may show a part of the hierarchy alone, and a namespace may have moved the group out of it.
-  if (mount->group != "/" && group->starts_with(mount->group)) group->erase(0, mount->group.size());
-  if (group->find("..") != std::string::npos) group->clear();
   const std::vector<const char*> limits = unified ? std::vector<const char*>{"memory.max", "memory.high"}
                                                   : std::vector<const char*>{"memory.limit_in_bytes"};
-  for (std::string at = *group;; at.erase(at.rfind('/'))) {
-    const std::string directory = root + mount->point + at;
+  for (const ControlGroup& group : control_groups("memory", unified, root)) {
     for (const char* const name : limits) {
-      const auto limit = limit_of(fmt::format("{}/{}", directory, name));
+      const auto limit = limit_of(fmt::format("{}/{}", group.directory, name));
       if (!limit || *limit >= kNoLimit) continue;
-      const std::string path = at.empty() ? "/" : at;
-      bounds.push_back(
-          {.id = fmt::format("{} {} {} {}", machine, view_of_groups(root), name, path),
-           .name = fmt::format("the control group {} ({} {})", path, name, human_bytes(static_cast<double>(*limit))),
-           .free_bytes = room_under(directory, *limit, unified, machine_swap)});
+      bounds.push_back({.id = fmt::format("{} {} {} {}", machine, view_of_groups(root), name, group.name),
+                        .name = fmt::format("the control group {} ({} {})", group.name, name,
+                                            human_bytes(static_cast<double>(*limit))),
+                        .free_bytes = room_under(group.directory, *limit, unified, machine_swap)});
     }
-    while (at.ends_with('/')) at.pop_back();
-    if (at.find('/') == std::string::npos) return;
   }
 }
 

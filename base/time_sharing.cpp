@@ -91,9 +91,9 @@ void share_processors_well(char** argv) {
   const SignalsBlocked across;
   ::execv(path.c_str(), argv);
   log_warn(
-      "\"{}\" cannot be started again with GOMP_SPINCOUNT={} ({}) → set that variable, or compute is slow beside "
-      "other busy programs",
-      path, *spins, errno_text(errno));
+      "{} cannot be started again with GOMP_SPINCOUNT={} ({}) → set that variable, or compute is slow beside other "
+      "busy programs",
+      length > 0 ? path : std::string("this program, which has no /proc/self/exe,"), *spins, errno_text(errno));
   unset_env("GOMP_SPINCOUNT");
 }
 

@@ -53,17 +53,17 @@ JobProcesses start_mpirun(const MpirunCommand& command, const HostFacts& facts, 
 class Starter {
  public:
   Starter(const LaunchOptions& options, const HostFacts& facts, bool on_this_host)
-      : own_(starts_own_ranks(options, facts.self, env)) {
-    if (!on_this_host) return;
+      : own_(starts_own_ranks(options, facts.self, env)), here_(on_this_host) {
+    if (!here_) return;
     if (own_) {
-      port_.emplace();
+      if (options.ranks > 1) port_.emplace();
     } else {
       preload_.emplace();
     }
   }
   JobProcesses start(const LaunchOptions& options, const GatheredHosts& gathered, HostFacts& facts, RemoteHosts& hosts,
                      int output) {
-    if (port_) return start_own_ranks(options, facts, *port_, output);
+    if (own_ && here_) return start_own_ranks(options, facts, port_ ? &*port_ : nullptr, output);
     if (own_) return start_ranks_on(gathered, options, facts, hosts, output);
     if (!preload_) prepare_mpirun(facts);
     return start_mpirun(mpirun_command(options, facts, env), facts, preload_ ? &*preload_ : nullptr, output);
@@ -71,8 +71,8 @@ class Starter {
   const char* name() const { return own_ ? "wrapper" : "mpirun"; }
 
  private:
-  bool own_;
-  std::optional<HeldPort> port_;
+  bool own_, here_;
+  std::optional<HeldPort> port_;  // of more than one rank
   std::optional<LoopbackPreload> preload_;
 };
 

@@ -3,15 +3,19 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/fs.h>
 #include <poll.h>
 #include <pwd.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
@@ -37,11 +41,32 @@ constexpr double kReaperSeconds = 1.5;
 constexpr int kSocket = STDERR_FILENO + 1;
 constexpr auto kPause = Millis(5);
 
-/// A new directory, mode 0700, whose name says whose it is: BASE/lockstep-USER-PID-XXXXXX with the launcher's pid.
-/// Empty if BASE cannot be written.
-std::string make_private_directory(const std::string& base, const std::string& owner) {
-  std::string path = fmt::format("{}/lockstep-{}-XXXXXX", base, owner);
-  return ::mkdtemp(path.data()) != nullptr ? path : std::string();
+constexpr const char* kLock = "/lock";
+
+/// What distinguishes one start of one machine's kernel from all others.
+std::string boot_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+/// A part of the lock on `directory`, which all processes that need it share; see Note [Cleaning up].
+UniqueFd share_lock(const std::string& directory) {
+  UniqueFd fd(::open((directory + kLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (fd) ::flock(fd.get(), LOCK_SH | LOCK_NB);
+  return fd;
+}
+
+/// A new directory, mode 0700, whose name says whose it is: BASE/lockstep-USER-PID-XXXXXX with the launcher's pid. It
+/// has that name once it is locked, for as long as `lock`. Empty if BASE cannot be written.
+std::string make_private_directory(const std::string& base, const std::string& owner, UniqueFd& lock) {
+  std::string made = fmt::format("{}/.lockstep-{}-XXXXXX", base, owner);
+  if (::mkdtemp(made.data()) == nullptr) return {};
+  lock = share_lock(made);
+  const std::string id = boot_id();
+  [[maybe_unused]] const auto written = ::write(lock.get(), id.data(), id.size());
+  const std::string path = fmt::format("{}/{}", base, made.substr(base.size() + 2));
+  return ::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0 ? path : made;
 }
 
 /// Removes symbolic links, never what they point to. True once it is gone.
@@ -54,6 +79,25 @@ bool remove_directory(const std::string& path) {
 std::string user_name() {
   const passwd* entry = ::getpwuid(::getuid());  // none for an arbitrary user id of a container
   return entry != nullptr ? entry->pw_name : std::to_string(::getuid());
+}
+
+/// Removes what jobs of this user have left in `base`, whose launcher and reaper were killed together. A job of another
+/// host that shares `base`, or of another start of this one, has another boot id.
+void remove_leftovers(const std::string& base) {
+  const std::string start = fmt::format("lockstep-{}-", user_name()), id = boot_id();
+  std::error_code failed;
+  for (std::filesystem::directory_iterator entry(base, failed), end; !failed && entry != end; entry.increment(failed)) {
+    const std::string path = entry->path().string();
+    struct stat status = {};
+    if (!entry->path().filename().string().starts_with(start) || ::lstat(path.c_str(), &status) != 0 ||
+        !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid())
+      continue;
+    const UniqueFd lock(::open((path + kLock).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    std::string found(64, '\0');
+    const ssize_t length = lock ? ::read(lock.get(), found.data(), found.size()) : -1;
+    found.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+    if (!id.empty() && found == id && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) remove_directory(path);
+  }
 }
 
 bool environment_has(const std::string& pid, const std::string& mark) {
@@ -93,17 +137,20 @@ void wait_for_end_of_file(int socket) {
 
 [[noreturn]] void reap(pid_t launcher, const std::string& tmp_base, const std::string& shm_base) {
   const std::string owner = fmt::format("{}-{}", user_name(), launcher);
-  const std::string path = make_private_directory(tmp_base, owner);
+  UniqueFd lock, shm_lock;  // until this process ends
+  const std::string path = make_private_directory(tmp_base, owner, lock);
   if (path.empty()) {
     const std::string failure = fmt::format("!{}", errno);
     [[maybe_unused]] const auto sent = ::write(kSocket, failure.data(), failure.size());
     ::_exit(0);
   }
-  std::string shm_path = shm_base.empty() ? "" : make_private_directory(shm_base, owner);
+  std::string shm_path = shm_base.empty() ? "" : make_private_directory(shm_base, owner, shm_lock);
   if (shm_path.empty()) shm_path = path;
   const std::string paths = path + "\n" + shm_path + "\n";
   [[maybe_unused]] const auto sent = ::write(kSocket, paths.data(), paths.size());
 
+  remove_leftovers(tmp_base);
+  if (!shm_base.empty()) remove_leftovers(shm_base);
   wait_for_end_of_file(kSocket);
 
   const std::string mark = std::string(kJobVariable) + "=" + path;
@@ -196,6 +243,8 @@ JobDir::JobDir(const std::string& tmp_base, const std::string& shm_base) {
   if (answer.size() == 3) {
     path_ = answer[0];
     shm_path_ = answer[1];
+    lock_ = share_lock(path_);
+    shm_lock_ = share_lock(shm_path_);
     return;
   }
   const auto error = answer[0].starts_with("!") ? parse_int(answer[0].substr(1)) : std::nullopt;

@@ -22,6 +22,11 @@ std::string job_shm_base(int ranks);
 /// not (background processes of a rank whose wrapper was killed: any process whose environment carries the job's mark),
 /// removes the directories and ends, within kReaperSeconds.
 ///
+/// Where both are killed at once (a control group's end), the directories remain until the user's next job: its reaper
+/// removes those that nobody holds. Launcher and reaper each share a lock (flock) on the file `lock` in them, which
+/// says under which start of which kernel it was taken: where that is this one, the kernel knows whether anybody lives,
+/// in whatever container. A directory gets its name when it is locked.
+///
 /// Owner of a job's private directories (mode 0700). Make it before any thread starts. Not thread-safe.
 class JobDir {
  public:
@@ -40,6 +45,7 @@ class JobDir {
   UniqueFd reaper_;
   std::string path_;
   std::string shm_path_;
+  UniqueFd lock_, shm_lock_;
 };
 
 /// Marks `directory` as one of the job with this token. Throws DeviceError.

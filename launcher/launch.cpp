@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "launcher/flight_records.h"
+#include "launcher/host_needs.h"
 #include "launcher/hosts/shared_directory.h"
 #include "launcher/own_ranks.h"
 #include "launcher/restarts.h"
@@ -78,10 +79,14 @@ void warn_of_own_disks(const LaunchOptions& options, RemoteHosts& hosts, Gathere
 
 HostFacts facts_of_this_host(const LaunchOptions& options) {
   HostFacts facts;
+  check_proc();
   facts.cores = usable_cores();
   facts.is_root = ::geteuid() == 0;
   facts.self = std::filesystem::read_symlink("/proc/self/exe").string();
-  if (starts_own_ranks(options, facts.self, env)) return facts;
+  const bool own = starts_own_ranks(options, facts.self, env);
+  if (options.hosts.empty()) check_open_files(options.ranks > 0 ? options.ranks : facts.cores, !own);
+  if (own) return facts;
+  check_mpiruns_loopback();
   const auto mpirun = find_program("mpirun");
   if (!mpirun) throw MpiError("launch: there is no mpirun in PATH", "install Open MPI (Debian: openmpi-bin)");
   facts.mpirun = *mpirun;

@@ -4,11 +4,9 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <limits>
 #include <thread>
 
+#include "base/control_groups.h"
 #include "base/flight_record.h"
 #include "launcher/job_dir.h"
 #include "lockstep/base/job_secret.h"
@@ -23,23 +21,6 @@ const char* name_of(BindTo bind_to) {
     case BindTo::kNone: return "none";
   }
   return "none";
-}
-
-/// Cores that the control groups of this process (version 2) allow; infinity if none sets a quota.
-double quota_cores() {
-  double cores = std::numeric_limits<double>::infinity();
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::")) continue;
-    // Every ancestor's quota counts.
-    for (std::string group = line.substr(3);; group.resize(group.find_last_of('/'))) {
-      std::ifstream file("/sys/fs/cgroup" + group + "/cpu.max");  // "max 100000" or "200000 100000"
-      double quota = 0, period = 0;
-      if (file >> quota >> period && period > 0) cores = std::min(cores, quota / period);
-      if (group.find('/') == std::string::npos) break;
-    }
-  }
-  return cores;
 }
 
 bool is_separator(const std::string& argument) {
@@ -204,7 +185,7 @@ int usable_cores() {
   const int count = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0
                         ? CPU_COUNT(&allowed)
                         : static_cast<int>(std::thread::hardware_concurrency());  // more than a cpu_set_t holds
-  return std::max(1, static_cast<int>(std::min<double>(count, std::ceil(quota_cores()))));
+  return threads_within(cpu_quota(), count);
 }
 
 }  // namespace lockstep::launcher

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/loopback.h"
 
 namespace lockstep::launcher {
 
@@ -32,18 +33,28 @@ bool starts_own_ranks(const LaunchOptions& options, const std::string& self, con
   return std::ranges::none_of(kAllocations, [&](const char* name) { return lookup(name).has_value(); });
 }
 
-HeldPort::HeldPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
+HeldPort::HeldPort() : address_(loopback_address()) {
+  const bool ipv6 = address_.find(':') != std::string::npos;
+  sockaddr_storage address = {};
+  socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  auto& own4 = reinterpret_cast<sockaddr_in&>(address);
+  auto& own6 = reinterpret_cast<sockaddr_in6&>(address);
+  if (ipv6) {
+    own6.sin6_family = AF_INET6;
+    own6.sin6_addr = in6addr_loopback;
+  } else {
+    own4.sin_family = AF_INET;
+    own4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  }
+  socket_.reset(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   // The option comes after bind(): with it before, the system might choose a port that another one holds so.
   if (!socket_ || ::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
-    throw DeviceError("launch: no port of 127.0.0.1 is free: " + errno_text(errno), "end what holds them");
-  number_ = ntohs(address.sin_port);
+    throw DeviceError(fmt::format("launch: no port of {} is free: {}", address_, errno_text(errno)),
+                      "end what holds them");
+  number_ = ntohs(ipv6 ? own6.sin6_port : own4.sin_port);
 }
 
 namespace {
@@ -62,7 +73,7 @@ void add_place(const RankPlace& place, Variables& variables) {
   variables.emplace_back("LOCAL_RANK", std::to_string(place.local_rank));
   variables.emplace_back("LOCAL_WORLD_SIZE", std::to_string(place.local_ranks));
   variables.emplace_back("MASTER_ADDR", place.address);
-  variables.emplace_back("MASTER_PORT", std::to_string(place.port));
+  if (place.port > 0) variables.emplace_back("MASTER_PORT", std::to_string(place.port));
 }
 
 /// Of other launchers, where this one or a helper runs under them, and what is for ranks of mpirun.
@@ -122,9 +133,10 @@ pid_t start_here(SpawnRequest request, int output) {
 
 }  // namespace
 
-JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port, int output) {
+JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort* port, int output) {
   auto processes = JobProcesses::of_wrappers();
-  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks, .port = port.number()};
+  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks};
+  if (port != nullptr) place.address = port->address(), place.port = port->number();
   for (; place.rank < options.ranks; place.local_rank = ++place.rank)
     processes.add(place.rank, start_here(own_rank(options, facts, place), output));
   return processes;

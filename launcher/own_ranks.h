@@ -24,16 +24,18 @@ bool is_own_binary(const std::string& program, const std::string& self);
 /// ask it for.
 bool starts_own_ranks(const LaunchOptions& options, const std::string& self, const EnvLookup& lookup);
 
-/// A port of 127.0.0.1 for the rendezvous. While it is held nobody else is given it, neither a listener that asks for
-/// any port nor an outgoing connection; rank 0 listens there all the same, because both sockets have SO_REUSEADDR and
-/// this one does not listen.
+/// A port of loopback_address() for the rendezvous. While it is held nobody else is given it, neither a listener that
+/// asks for any port nor an outgoing connection; rank 0 listens there all the same, because both sockets have
+/// SO_REUSEADDR and this one does not listen.
 class HeldPort {
  public:
-  /// Throws DeviceError where none is free.
+  /// Throws DeviceError where none is free, or there is no such address.
   HeldPort();
+  const std::string& address() const { return address_; }
   int number() const { return number_; }
 
  private:
+  std::string address_;
   UniqueFd socket_;
   int number_ = 0;
 };
@@ -56,8 +58,9 @@ SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, cons
 StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place,
                       const EnvLookup& lookup);
 
-/// Starts all ranks on this host; what the wrappers themselves have to say goes to `output`. Throws DeviceError.
-JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port, int output);
+/// Starts all ranks on this host; what the wrappers themselves have to say goes to `output`. `port`: nullptr for one
+/// rank, which has nobody to find. Throws DeviceError.
+JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort* port, int output);
 
 /// Starts the ranks on several hosts, which are `gathered`: those of this one here and the others through `hosts`.
 /// Throws DeviceError.

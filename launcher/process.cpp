@@ -145,7 +145,9 @@ void check_system(bool ok, const std::string& doing) {
   if (ok) return;
   const int error = errno;
   throw DeviceError(fmt::format("{}: {}", doing, errno_text(error)),
-                    error == EMFILE || error == EAGAIN ? "raise the limits that `ulimit -a` shows" : "");
+                    error == EMFILE   ? "raise ulimit -n, the number of open files"
+                    : error == EAGAIN ? "raise ulimit -u and the control group's pids.max, the number of processes"
+                                      : "");
 }
 
 }  // namespace lockstep::launcher

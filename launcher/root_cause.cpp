@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "launcher/host_needs.h"
 #include "launcher/rank_status.h"
 
 namespace lockstep::launcher {
@@ -229,7 +230,13 @@ std::optional<RootCause> ended_by_mpirun(const JobReport& job) {
                                           job.daemon->host, signal_name(job.daemon->signal_number)));
   if (job.over_mpirun && !job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
     return mpirun_failed(
-        job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
+        job,
+        fmt::format("mpirun, which holds the ranks together, was ended by {}{}", signal_name(job.mpirun.value),
+                    job.mpirun.value == SIGABRT && is_too_long_for_open_mpi(job.host.c_str())
+                        ? fmt::format(": Open MPI 4 takes names of hosts of at most 56 characters, and this one's has "
+                                      "{} → shorten it (hostname NAME), or leave --mpi out",
+                                      job.host.size())
+                        : ""));
   return std::nullopt;
 }
 

@@ -56,6 +56,7 @@ struct JobReport {
   bool over_mpirun = true;  // or the launcher has started the wrappers itself
   ExitStatus mpirun;        // or of the first wrapper that failed
   bool mpirun_killed_by_us = false;
+  std::string host = {};    // where mpirun runs
   std::string program;      // for the text
   int interrupted_by = 0;   // the signal with which the user ended the job; SIGPIPE: nobody reads its output
   bool stop_asked = false;  // by a signal, be it only after a failure

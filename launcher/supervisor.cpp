@@ -94,6 +94,7 @@ JobReport Supervisor::report() const {
   job.over_mpirun = processes_.are_mpirun();
   job.mpirun = processes_.exit_status();
   job.mpirun_killed_by_us = processes_.were_killed();
+  job.host = host_name();
   job.interrupted_by = interrupted_by_;
   job.stop_asked = stop_asked_;
   job.growing = growing_;

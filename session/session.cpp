@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/control_groups.h"
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -110,6 +111,29 @@ void check_place(const DeviceChoice& choice) {
                     "leave CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES alone while it runs");
 }
 
+/// A quota counts the time of processors, whichever this process may run on, and all ranks of the host share it.
+void keep_to_quota(const SessionOptions& options, Session& session) {
+  const auto quota = cpu_quota();
+  const int wanted = options.threads > 0 ? options.threads : options.default_threads;
+  const int ranks = std::max(1, session.world.local_size), all = threads_within(quota, session.cores * ranks);
+  const int devices = options.all_devices ? static_cast<int>(session.devices.size()) : 1;
+  const int each = std::max(1, all / ranks / devices), threads = wanted > 0 ? wanted : session.threads;
+  if (!quota || threads <= each) return;
+  const bool speaks = session.world.local_rank == 0;
+  const auto cpus = fmt::format("{} allows this host's ranks {:.3g} CPU{} in all", quota->name, quota->cpus,
+                                quota->cpus == 1 ? "" : "s");
+  if (wanted > 0) {
+    if (speaks)
+      log_warn(
+          "{}, and {} rank{} of {} thread{} take more: all are stopped for a part of every period → give --threads "
+          "{}, or raise the quota",
+          cpus, ranks, ranks == 1 ? "" : "s", wanted, wanted == 1 ? "" : "s", each);
+    return;
+  }
+  if (speaks) log_info("{}: each computes with {} thread{}, not {}", cpus, each, each == 1 ? "" : "s", threads);
+  session.threads = each;
+}
+
 /// What was asked for, or where nothing was, what OpenMP gives of `session.threads`.
 int obtain_threads(const SessionOptions& options, const Session& session) {
   const int got = nn::obtainable_threads(session.threads);
@@ -204,6 +228,7 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
   bind(session, choice.devices.size() == 1 ? devices::locality_of(choice.gpu.bus_id) : devices::Locality{});
   if (options.all_devices && choice.device.kind == DeviceKind::kCpu)
     session.threads = std::max(1, session.threads / static_cast<int>(choice.devices.size()));
+  if (session.device.kind == DeviceKind::kCpu) keep_to_quota(options, session);
   if (const int wanted = options.threads > 0 ? options.threads : options.default_threads; wanted > 0)
     session.threads = wanted;
   open_device(options, choice, session);

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/loopback.h"
 #include "base/stop.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"
@@ -142,7 +143,20 @@ auto TcpStore::guarded(Action&& action) {
   });
 }
 
+namespace {
+
+/// Nobody would ever come.
+void check_loopback(const Rendezvous& rendezvous) {
+  if (const auto problem = loopback_problem(rendezvous.host))
+    throw DeviceError(
+        fmt::format("MASTER_ADDR=\"{}\": this host's loopback network is not there: {}", rendezvous.host, *problem),
+        "bring it up: ip link set lo up; or give another address of rank 0's host");
+}
+
+}  // namespace
+
 TcpStore::TcpStore(const World& world, Deadline deadline) : Store(world.rank, world.size), world_(world) {
+  if (world.size > 1) check_loopback(world.rendezvous);
   try {
     if (world.rank == 0) serve_here();
     while (!join(deadline)) {

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/loopback.h"
 #include "base/text.h"
 #include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/networks.h"
@@ -121,7 +122,7 @@ void choose_networks(const std::vector<Greeting>& greetings, const Greeting& own
   for (const auto& each : greetings)
     if (several.address.empty()) several.address = each.reached_from;
   if (several.address.empty() && !of_ranks.front().empty()) several.address = of_ranks.front().front().address_text();
-  if (several.address.empty()) several.address = "127.0.0.1";
+  if (several.address.empty()) several.address = loopback_address();
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// What the kernel says of free memory, in trees of files as it writes them.
+// What the kernel says of free memory and of processors' time, in trees of files as it writes them.
 #include "base/memory.h"
 
 #include <gmock/gmock.h>
@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/control_groups.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep {
@@ -136,6 +137,55 @@ TEST_F(MemoryBounds, ProcessesThatTheKernelHasEnded) {
   EXPECT_EQ(memory_kills(root()), 3u);
   write("/proc/vmstat", "pgfault 12\noom_kill many\n");
   EXPECT_EQ(memory_kills(root()), std::nullopt);
+}
+
+// As memory's, of either version.
+class CpuQuotas : public MemoryBounds {
+ protected:
+  void of_version_1(const std::string& group) {
+    write("/proc/self/cgroup", "3:cpu,cpuacct:" + group + "\n2:memory:/other\n");
+    write("/proc/self/mountinfo",
+          "30 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+          "31 25 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n");
+  }
+};
+
+TEST_F(CpuQuotas, TheLeastOfAllAncestors) {
+  EXPECT_FALSE(cpu_quota(root()));  // no /proc
+  unified("/jobs/one/task");
+  EXPECT_FALSE(cpu_quota(root()));
+  write("/sys/fs/cgroup/jobs/one/task/cpu.max", "max 100000\n");
+  EXPECT_FALSE(cpu_quota(root()));
+  write("/sys/fs/cgroup/jobs/cpu.max", "150000 100000\n");
+  ASSERT_TRUE(cpu_quota(root()));
+  EXPECT_EQ(cpu_quota(root())->cpus, 1.5);
+  EXPECT_EQ(cpu_quota(root())->name, "the control group /jobs (cpu.max)");
+  write("/sys/fs/cgroup/jobs/one/cpu.max", "50000 100000\n");
+  EXPECT_EQ(cpu_quota(root())->cpus, 0.5);
+}
+
+TEST_F(CpuQuotas, OfVersion1) {
+  of_version_1("/docker/abc");
+  write("/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us", "-1\n");
+  write("/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us", "100000\n");
+  EXPECT_FALSE(cpu_quota(root()));
+  write("/sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us", "250000\n");
+  write("/sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us", "50000\n");
+  EXPECT_EQ(cpu_quota(root())->cpus, 5);
+  EXPECT_EQ(cpu_quota(root())->name, "the control group /docker (cpu.cfs_quota_us)");
+}
+
+TEST_F(CpuQuotas, InAContainer) {
+  unified("/../outside");
+  write("/sys/fs/cgroup/cpu.max", "200000 100000\n");
+  EXPECT_EQ(cpu_quota(root())->name, "the control group / (cpu.max)");
+  EXPECT_EQ(cpu_quota(root())->cpus, 2);
+}
+
+TEST_F(CpuQuotas, AreRoundedUpToThreads) {
+  EXPECT_EQ(threads_within(std::nullopt, 8), 8);
+  for (const auto& [cpus, threads] : {std::pair(0.1, 1), std::pair(1.0, 1), std::pair(1.5, 2), std::pair(100.0, 8)})
+    EXPECT_EQ(threads_within(CpuQuota{cpus, ""}, 8), threads) << cpus;
 }
 
 }  // namespace

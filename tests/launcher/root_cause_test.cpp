@@ -118,6 +118,17 @@ TEST(RootCauseTest, ADeathBySignalBeatsAPeersComplaintWithinSchedulingDelay) {
   EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 1}, 100), rank_that(1, aborted, 110)}).rank, 0);
 }
 
+TEST(RootCauseTest, NamesOfHostsThatAreTooLongForOpenMpi) {
+  for (const std::size_t length : {56, 57}) {
+    JobReport job;
+    job.mpirun = {How::kSignalled, SIGABRT};
+    job.host = std::string(length, 'a');
+    const std::string line = find_root_cause(job).line;
+    EXPECT_THAT(line, HasSubstr("mpirun, which holds the ranks together, was ended by SIGABRT"));
+    EXPECT_EQ(line.find("56 characters") != std::string::npos, length > 56) << line;
+  }
+}
+
 RankReport that_waited(RankReport report, std::vector<int> missing) {
   report.missing = std::move(missing);
   return report;
