@@ -37,7 +37,7 @@ COMMANDS_OF = [
 TRAININGS = {"trainer/build.cpp": {"--epochs", "--freeze", "--recompute", "--stateful", "--global-batch", "--comm-hook"},
              "session/memory.cpp": {"--optimizer"}}
 # Those of other programs, whose names are in the texts.
-OTHERS = {"--mpi": "srun", "--memory": "container", "--gpus": "docker", "--gpu-reset": "nvidia-smi",
+OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpus": "docker", "--gpu-reset": "nvidia-smi",
           "--map-by": "", "--oversubscribe": ""}  # the last two are words of mpirun's command line
 # Variables that other programs and libraries read.
 VARIABLES = {"COMP_WORDS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "CUDNN_LOGDEST_DBG", "CUDNN_LOGLEVEL_DBG",
