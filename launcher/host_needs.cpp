@@ -29,7 +29,7 @@ void check_open_files(int ranks, bool over_mpirun) {
   throw DeviceError(
       fmt::format("launch: {} rank{}{} need{} {} open files, and the hard limit (ulimit -Hn) is {}", ranks,
                   ranks == 1 ? "" : "s", over_mpirun ? " of mpirun" : "", ranks == 1 ? "s" : "", needed, allowed),
-      "start fewer ranks, or have the limit raised: limits.conf, a service's LimitNOFILE, a container's "
+      "start fewer ranks, or have the limit raised: limits.conf, a service's LimitNOFILE, docker run "
       "--ulimit nofile");
 }
 
