@@ -117,7 +117,12 @@ int Console::live_columns() const {
   const auto& out = queues_.front();
   if (!out.is_terminal() || ::ioctl(out.fd(), TIOCGWINSZ, &size) != 0) return 0;
   const int columns = size.ws_col > 0 ? size.ws_col : 80;
-  return std::max(1, columns - static_cast<int>(prefix_of(0).size()));
+  return std::max(1, columns - prefix_columns());
+}
+
+std::string Console::terminal() const {
+  char name[PATH_MAX];
+  return ::ttyname_r(queues_.front().fd(), name, sizeof name) == 0 ? name : "";
 }
 
 void Console::set_host(int rank, const std::string& host) { hosts_[static_cast<std::size_t>(rank)] = host; }

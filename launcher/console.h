@@ -63,6 +63,9 @@ class Console {
   std::size_t backlog_bytes() const;
   /// Columns of the terminal left for rank 0's live line; 0 if stdout is no terminal.
   int live_columns() const;
+  /// The columns that its prefix takes, and the terminal's name, empty where it has none here.
+  int prefix_columns() const { return static_cast<int>(prefix_of(0).size()); }
+  std::string terminal() const;
 
  private:
   OutputQueue& queue_of(int stream) { return stream == 2 ? queues_.back() : queues_.front(); }

@@ -125,6 +125,8 @@ int launch(LaunchOptions options) {
   if (!options.log_dir.empty()) remove_flights(options.log_dir);
   Console console(options.ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(hosts));
   facts.tty_columns = console.live_columns();
+  facts.tty_prefix = console.prefix_columns();
+  if (facts.tty_columns > 0) facts.tty_path = console.terminal();
   for (const auto& warning : gathered.warnings) console.say(warning);
   if (gathered.several.shares.empty() && gathered.warnings.empty() && options.ranks > facts.cores)
     console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",

@@ -117,6 +117,7 @@ void set_environment(const LaunchOptions& options, const HostFacts& facts, bool 
   if (command.oversubscribed) prefer("OMPI_MCA_mpi_yield_when_idle", "1");
   // For this host's ranks. mpirun passes on to others what host_flags() names, in clear: there the helpers set it.
   for (const auto& [name, value] : job_environment(options, facts)) set(name, value);
+  if (const auto terminal = several ? std::nullopt : resized_terminal(facts)) set(kTtyVariable, *terminal);
 }
 
 }  // namespace
@@ -132,6 +133,11 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
   if (!facts.flight_dir.empty()) variables.emplace_back(flight::kDirectoryVariable, facts.flight_dir);
   if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
   return variables;
+}
+
+std::optional<std::string> resized_terminal(const HostFacts& facts) {
+  if (facts.tty_columns == 0 || facts.tty_path.empty()) return std::nullopt;
+  return fmt::format("{} {} {}", facts.tty_columns, facts.tty_prefix, facts.tty_path);
 }
 
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +13,8 @@
 namespace lockstep::launcher {
 
 /// Variables that the launcher sets for the ranks. LOCKSTEP_TTY is there only when the launcher writes to a terminal,
-/// and only rank 0 keeps it: the columns that a progress bar, redrawn with '\r' on stdout or stderr, may fill.
+/// and only rank 0 keeps it: the columns that a progress bar, redrawn with '\r' on stdout or stderr, may fill. On the
+/// launcher's host, "COLUMNS PREFIX PATH": as the terminal at PATH is resized, it may fill all columns but PREFIX.
 inline constexpr const char* kLauncherVariable = "LOCKSTEP_LAUNCHER";  // unix:/path of the launcher's socket
 inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, socket or none
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
@@ -62,6 +64,8 @@ struct HostFacts {
   std::string socket_path;           // of the launcher
   std::string secret;                // the job's (lockstep/base/job_secret.h)
   int tty_columns = 0;               // for rank 0's progress bar; 0: no terminal
+  int tty_prefix = 0;                // of that terminal's, what the launcher's prefix takes
+  std::string tty_path;              // by which a rank on this host asks for its size
   int attempt = 0;                   // how often the job has been started again
   std::int64_t checkpoint_step = 0;  // of the newest checkpoint that earlier attempts have reported; 0: none
   std::string name;                  // what the user calls this host, if the job names hosts
@@ -78,6 +82,8 @@ struct MpirunCommand {
 
 /// The launcher's own variables, for every process of the job on this host, whoever starts them.
 std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts);
+/// What kTtyVariable is for a rank on this host, where there is a terminal.
+std::optional<std::string> resized_terminal(const HostFacts& facts);
 
 /// `lookup` reads the present environment: settings of Open MPI that the user made there are left alone, except for
 /// those on which cleaning up depends.

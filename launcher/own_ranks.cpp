@@ -97,6 +97,7 @@ SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, cons
   SpawnRequest request;
   request.argv = wrapper_command(options, facts);
   request.set_env = job_environment(options, facts);
+  if (const auto terminal = resized_terminal(facts)) request.set_env.emplace_back(kTtyVariable, *terminal);
   add_place(place, request.set_env);
   request.unset_env = kNotForOwnRanks;
   if (on_several(facts)) {

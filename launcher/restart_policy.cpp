@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {
@@ -83,9 +84,10 @@ RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   if (failures_without_checkpoint_ >= 2 && ranks > min_ranks_ && !end.hosts_change) {
     ranks_ = ranks - 1;
   } else if (!advanced && attempt_ > 0 && !end.hosts_change) {
-    decision.why_not =
+    decision.why_not = fmt::format(
         "not restarted: no further step and no newer checkpoint was reported since the failure before → look at the "
-        "failures; programs report both through LOCKSTEP_STATUS_FD";
+        "failures; programs report both through {}",
+        kStatusFdVariable);
     return decision;
   }
   ++restarts_;

@@ -1,5 +1,6 @@
 #include "trainer/progress.h"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 #include "lockstep/base/env.h"
 #include "lockstep/nn/ops/backend.h"
 
@@ -22,14 +24,21 @@ Progress* g_current = nullptr;
 
 // Columns of the terminal that shows stdout; 0: none does.
 int terminal_columns() {
+  struct winsize size = {};
   // A launcher owns the terminal and passes our bytes on.
-  if (const auto told = env("LOCKSTEP_TTY")) {
-    const auto columns = parse_int(*told);
+  if (const auto said = env("LOCKSTEP_TTY")) {
+    const auto words = split(*said, ' ');
+    if (words.size() == 3) {
+      static const UniqueFd terminal(::open(words[2].c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+      const auto prefix = parse_int(words[1]);
+      if (prefix && ::ioctl(terminal.get(), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+        return std::max(1, size.ws_col - static_cast<int>(*prefix));
+    }
+    const auto columns = parse_int(words[0]);
     return columns && *columns > 0 ? static_cast<int>(*columns) : 80;
   }
   // mpirun gives its ranks a pseudo-terminal even where its own output is a file.
   if (env("LOCKSTEP_LAUNCHER") || env("OMPI_COMM_WORLD_SIZE") || ::isatty(STDOUT_FILENO) == 0) return 0;
-  struct winsize size = {};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 

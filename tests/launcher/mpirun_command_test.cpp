@@ -98,6 +98,9 @@ TEST(MpirunCommandTest, RootTerminalAndBinding) {
   options.bind_to = BindTo::kSocket;
   EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")));
   EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_TTY", "76")));
+  facts.tty_prefix = 4;
+  facts.tty_path = "/dev/pts/7";
+  EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_TTY", "76 4 /dev/pts/7")));
   EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_BIND", "socket")));
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,6 +50,29 @@ TEST(Progress, TheBarFitsTheTerminal) {
       EXPECT_NE(text.find("[####"), std::string::npos) << text;
     }
   }
+}
+
+// Under a launcher, whose terminal it is.
+TEST(Progress, TheBarFollowsALaunchersTerminal) {
+  const std::string text = on_terminal(80, [] {
+    const std::string path = ::ttyname(STDOUT_FILENO);
+    set_env("LOCKSTEP_TTY", "76 4 " + path);
+    for (const unsigned short columns : {80, 60, 200}) {
+      winsize size = {.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+      ::ioctl(STDOUT_FILENO, TIOCSWINSZ, &size);
+      Progress progress(Progress::style_for(0, false), 1000000, 10, 50);
+      progress.step({.step = 1000000, .epoch = 10, .loss = 0.25, .samples_per_s = 123456});
+    }
+  });
+  std::vector<std::size_t> widths;
+  for (std::size_t begin = 0; (begin = text.find('\r', begin)) != std::string::npos; ++begin)
+    if (const auto end = text.find("\033[K", begin); end != std::string::npos && end > begin + 1)
+      widths.push_back(end - begin - 1);
+  ASSERT_EQ(widths.size(), 3U) << text;
+  EXPECT_LE(widths[0], 75U);
+  EXPECT_LE(widths[1], 55U);
+  EXPECT_LT(widths[1], widths[0]);
+  EXPECT_GT(widths[2], widths[0]);
 }
 
 TEST(Progress, OtherRanksAndQuietOnesSayNothing) {
