@@ -73,6 +73,9 @@ function(lockstep_install_components)
     set(share ${CMAKE_INSTALL_DATADIR}/lockstep)
     install(DIRECTORY examples DESTINATION ${share})
     install(DIRECTORY docker/slurm docker/kubernetes docker/ssh DESTINATION ${share})
+    configure_file(packaging/modulefile.in package/modulefile @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/package/modulefile DESTINATION ${share}/modulefiles/lockstep
+            RENAME ${PROJECT_VERSION})
   endif()
   install(EXPORT lockstep_components NAMESPACE lockstep:: DESTINATION ${place})
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/lockstepConfig.cmake.in

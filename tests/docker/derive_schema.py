@@ -1,10 +1,12 @@
-"""Makes tests/docker/mpijob_schema.json from the MPI Operator's CustomResourceDefinition: the names and types of the
-fields around those that the manifests under docker/kubernetes use, and no more of it.
+"""Writes into tests/docker/schemas.json what a CustomResourceDefinition says: the names and types of the fields around
+those that the manifests under docker/kubernetes use, and no more of it.
 
   python3 tests/docker/derive_schema.py CRD.yaml VERSION
 
-CRD.yaml is manifests/base/kubeflow.org_mpijobs.yaml of https://github.com/kubeflow/mpi-operator at VERSION (v0.8.2).
-Run it again when a manifest comes to use a field that the file leaves out; docker_test.py says so.
+CRD.yaml is one of
+- manifests/base/kubeflow.org_mpijobs.yaml of https://github.com/kubeflow/mpi-operator (v0.8.2)
+- manifests/base/crds/trainer.kubeflow.org_{trainjobs,trainingruntimes}.yaml of https://github.com/kubeflow/trainer (v2.3.0)
+at VERSION. Run it again when a manifest comes to use a field that the file leaves out; docker_test.py says so.
 """
 import json
 import pathlib
@@ -13,6 +15,7 @@ import sys
 import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
+SCHEMAS = HERE / "schemas.json"
 MANIFESTS = sorted((HERE.parents[1] / "docker/kubernetes").glob("*.yaml"))
 KEPT = ("type", "enum", "required", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
 
@@ -50,12 +53,17 @@ def reduced(schema: dict, path: tuple, used: set) -> dict:
 
 def main() -> None:
     crd = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())
-    version = next(version for version in crd["spec"]["versions"] if version["name"] == "v2beta1")
-    used = set().union(*(used_paths(yaml.safe_load(manifest.read_text())) for manifest in MANIFESTS))
-    schema = {"source": "https://github.com/kubeflow/mpi-operator manifests/base/kubeflow.org_mpijobs.yaml",
-              "version": sys.argv[2], "made by": "tests/docker/derive_schema.py",
-              "schema": reduced(version["schema"]["openAPIV3Schema"], (), used)}
-    (HERE / "mpijob_schema.json").write_text(json.dumps(schema, indent=1) + "\n")
+    kind = crd["spec"]["names"]["kind"]
+    documents = [one for manifest in MANIFESTS for one in yaml.safe_load_all(manifest.read_text()) if one["kind"] == kind]
+    used = set().union(*(used_paths(one) for one in documents))
+    name = documents[0]["apiVersion"].rpartition("/")[2]
+    version = next(version for version in crd["spec"]["versions"] if version["name"] == name)
+    schemas = json.loads(SCHEMAS.read_text())
+    schemas[kind] = {"apiVersion": documents[0]["apiVersion"], "version": sys.argv[2],
+                     "schema": reduced(version["schema"]["openAPIV3Schema"], (), used)}
+    # A line for each kind: people read the CustomResourceDefinition.
+    SCHEMAS.write_text("{\n" + ",\n".join(f"{json.dumps(kind)}: {json.dumps(schema, separators=(',', ':'))}"
+                                          for kind, schema in sorted(schemas.items())) + "\n}\n")
 
 
 if __name__ == "__main__":

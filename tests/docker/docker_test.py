@@ -103,6 +103,56 @@ class Dockerfiles(unittest.TestCase):
         self.assertEqual([package for package in packages if package not in known], [])
 
 
+class Apptainer(unittest.TestCase):
+    """docker/apptainer.def, which does in both stages what the Dockerfile for CPUs does."""
+
+    def setUp(self):
+        text = (SOURCE / "docker/apptainer.def").read_text()
+        self.stages = []
+        for stage in text.split("\nBootstrap: ")[1:]:
+            parts = re.split(r"^%(.*)\n", stage, flags=re.MULTILINE)
+            self.stages.append((dict(re.findall(r"^(\w+): (.*)$", "Bootstrap: " + parts[0], re.MULTILINE)),
+                                dict(zip(parts[1::2], parts[2::2]))))
+        self.dockerfile = Dockerfile(SOURCE / "docker/cpu.Dockerfile")
+
+    def test_stages(self):
+        (first, build), (second, final) = self.stages
+        self.assertEqual([first["Stage"], second["Stage"]], ["build", "final"])
+        for header in (first, second):
+            self.assertIn(f"BASE={header['From']}", self.dockerfile.all("ARG"))
+            self.assertEqual(header["Bootstrap"], "docker")
+        self.assertEqual(set(build), {"files", "post"})
+        self.assertEqual(set(final), {"files from build", "post", "environment", "runscript", "test", "labels", "help"})
+
+    def test_files(self):
+        lines = [line.split() for line in self.stages[0][1]["files"].splitlines() if line]
+        self.assertEqual([to for _, to in lines], [f"/src/{name}" for name, _ in lines], "one file or directory a line")
+        modules = {path.parent.name for path in SOURCE.glob("*/CMakeLists.txt")} - {"tests"}
+        needed = {*modules, "cmake", "include", "packaging", "docker", "CMakeLists.txt", "LICENSE", "scripts/lib/deps.sh"}
+        self.assertEqual({name for name, _ in lines}, needed)
+
+    def test_it_builds_as_the_dockerfile_does(self):
+        def words(text):
+            return set(re.sub(r"\\\n|&&|\$REVISION|\"|unknown", " ", text).split())
+
+        runs = self.dockerfile.all("RUN")
+        self.assertEqual(words(self.stages[0][1]["post"]) - {"cd", "/src"}, words(" ".join(runs[:-1])))
+        self.assertIn(runs[-1], self.stages[1][1]["post"])
+        self.assertEqual(words(self.stages[1][1]["environment"].split("\n", 1)[1]) - {"export"},
+                         words(self.dockerfile.all("ENV")[0]))
+
+    def test_its_scripts(self):
+        for section in ("post", "environment", "runscript", "test"):
+            text = self.stages[1][1][section]
+            done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), section)
+        for section in ("runscript", "test", "help"):
+            for line in self.stages[1][1][section].replace("lockstep trains", "").splitlines():
+                words = words_of(line.split("#")[0].replace("set --", "lockstep").replace("; fi", "").replace(
+                    "lockstep.sif train", "lockstep train"))
+                self.assertEqual(unknown_flags(LOCKSTEP, words), [], line)
+
+
 class Scripts(unittest.TestCase):
     """The scripts in the images and the job scripts for Slurm, run with stand-ins."""
 
@@ -264,20 +314,25 @@ class Scripts(unittest.TestCase):
 
 
 class Manifests(unittest.TestCase):
-    """The MPIJobs, against the operator's schema and against what its controller does with them."""
+    """The MPIJobs and the TrainJob, against the schemas and against what the controllers do with them."""
 
     @classmethod
     def setUpClass(cls):
         import yaml  # Debian: python3-yaml
-        cls.schema = json.loads((pathlib.Path(__file__).resolve().parent / "mpijob_schema.json").read_text())["schema"]
-        cls.jobs = {path.name: yaml.safe_load(path.read_text()) for path in
-                    sorted((SOURCE / "docker/kubernetes").glob("*.yaml"))}
+        cls.schemas = json.loads((pathlib.Path(__file__).resolve().parent / "schemas.json").read_text())
+        cls.schema = cls.schemas["MPIJob"]["schema"]
+        cls.documents = [(path.name, document) for path in sorted((SOURCE / "docker/kubernetes").glob("*.yaml"))
+                         for document in yaml.safe_load_all(path.read_text())]
+        cls.jobs = {name: document for name, document in cls.documents if document["kind"] == "MPIJob"}
+        cls.runtime, cls.train_job = (document for name, document in cls.documents if name == "trainjob.yaml")
 
     def test_schema(self):
-        self.assertEqual(list(self.jobs), ["mpijob-gpu.yaml", "mpijob-restarts.yaml", "mpijob.yaml"])
-        for name, job in self.jobs.items():
-            self.assertEqual(schema.problems(job, self.schema), [], name)
-            self.assertEqual((job["apiVersion"], job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
+        self.assertEqual([name for name, _ in self.documents],
+                         ["mpijob-gpu.yaml", "mpijob-restarts.yaml", "mpijob.yaml", "trainjob.yaml", "trainjob.yaml"])
+        for name, document in self.documents:
+            known = self.schemas[document["kind"]]
+            self.assertEqual(schema.problems(document, known["schema"]), [], name)
+            self.assertEqual(document["apiVersion"], known["apiVersion"])
 
     def test_the_schema_finds_mistakes(self):
         def spoil(change):
@@ -298,29 +353,52 @@ class Manifests(unittest.TestCase):
         self.assertEqual(len(spoil(lambda job, pod: pod["containers"][0].pop("name"))), 1)
         self.assertIn("is no array", spoil(lambda job, pod: pod["containers"][0].update(args="sshd"))[0])
         self.assertIn("leaves this out", spoil(lambda job, pod: pod.update(affinity={"nodeAffinity": {}}))[0])
+        job = copy.deepcopy(self.train_job)
+        job["spec"]["trainer"]["arg"] = job["spec"]["trainer"].pop("args")
+        self.assertEqual(schema.problems(job, self.schemas["TrainJob"]["schema"]), ["it.spec.trainer: there is no field arg"])
+
+    def check_pods(self, name, launcher, worker):
+        for pod in (launcher, worker):
+            # The keys and the environment are added to the first container.
+            self.assertEqual(len(pod["containers"]), 1, name)
+            container = pod["containers"][0]
+            self.assertNotIn("command", container, "it would take the entry point's place")
+            self.assertTrue(pod["securityContext"]["runAsNonRoot"])
+            self.assertFalse(container["securityContext"]["allowPrivilegeEscalation"])
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            self.assertEqual(mounted, {volume["name"] for volume in pod["volumes"]})
+            self.assertIn("/tmp", [mount["mountPath"] for mount in container["volumeMounts"]])
+        container = worker["containers"][0]
+        self.assertEqual(container["args"], ["sshd"])
+        self.assertEqual(container["readinessProbe"]["tcpSocket"]["port"], container["ports"][0]["containerPort"])
 
     def test_what_the_controller_makes_of_it(self):
         for name, job in self.jobs.items():
             spec = job["spec"]
             self.assertEqual(spec["sshAuthMountPath"], "/home/mpiuser/.ssh", name)
-            for role in ("Launcher", "Worker"):
-                pod = spec["mpiReplicaSpecs"][role]["template"]["spec"]
-                # It adds the keys and its environment to the first container.
-                self.assertEqual(len(pod["containers"]), 1, name)
-                container = pod["containers"][0]
-                self.assertNotIn("command", container, "it would take the entry point's place")
-                self.assertEqual(unknown_flags(LOCKSTEP, container["args"]), [], name)
-                self.assertTrue(pod["securityContext"]["runAsNonRoot"])
-                self.assertFalse(container["securityContext"]["allowPrivilegeEscalation"])
-                mounted = {mount["name"] for mount in container["volumeMounts"]}
-                self.assertEqual(mounted, {volume["name"] for volume in pod["volumes"]})
-                self.assertIn("/tmp", [mount["mountPath"] for mount in container["volumeMounts"]])
-            worker = spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-            self.assertEqual(worker["args"], ["sshd"])
-            self.assertEqual(worker["readinessProbe"]["tcpSocket"]["port"], worker["ports"][0]["containerPort"])
-            gpus = worker["resources"]["limits"].get("nvidia.com/gpu")
+            launcher, worker = (spec["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
+            self.check_pods(name, launcher, worker)
+            self.assertEqual(unknown_flags(LOCKSTEP, launcher["containers"][0]["args"]), [], name)
+            gpus = worker["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
             self.assertIn(gpus, (None, spec["slotsPerWorker"]), "a rank for each GPU")
 
+    # Kubeflow Trainer puts keys and host file into containers named "node" of the replicated jobs "node" and "launcher",
+    # and the TrainJob's arguments into that of the one that is labelled as the trainer.
+    def test_what_the_trainer_makes_of_it(self):
+        policy = self.runtime["spec"]["mlPolicy"]["mpi"]
+        self.assertEqual(policy["sshAuthMountPath"], "/home/mpiuser/.ssh")
+        replicated = {job["name"]: job["template"] for job in self.runtime["spec"]["template"]["spec"]["replicatedJobs"]}
+        self.assertEqual(set(replicated), {"launcher", "node"})
+        launcher, worker = (replicated[name]["spec"]["template"]["spec"] for name in ("launcher", "node"))
+        self.check_pods("trainjob.yaml", launcher, worker)
+        self.assertEqual({pod["containers"][0]["name"] for pod in (launcher, worker)}, {"node"})
+        label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        self.assertEqual(replicated["launcher"]["metadata"]["labels"], label)
+        words = self.train_job["spec"]["trainer"]["args"]
+        self.assertEqual(unknown_flags(LOCKSTEP, words), [])
+        self.assertEqual(words[words.index("--hostfile") + 1], "/etc/mpi/hostfile")
+        self.assertEqual(self.train_job["spec"]["runtimeRef"]["name"], self.runtime["metadata"]["name"])
+        self.assertEqual(self.train_job["spec"]["runtimeRef"]["kind"], self.runtime["kind"])
 
     def test_the_job_that_resumes(self):
         job = self.jobs["mpijob-restarts.yaml"]["spec"]

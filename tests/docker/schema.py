@@ -1,4 +1,4 @@
-"""Checks a value against a schema of tests/docker/mpijob_schema.json, as strictly as `kubectl apply` does: a field that
+"""Checks a value against a schema of tests/docker/schemas.json, as strictly as `kubectl apply` does: a field that
 the schema does not have is an error."""
 
 _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
