@@ -1,16 +1,21 @@
 #include "base/crash.h"
 
 #include <execinfo.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <span>
 
+#include "base/backtrace.h"
 #include "base/error.h"
 #include "base/signals.h"
 
@@ -18,8 +23,9 @@ namespace lockstep {
 namespace {
 
 constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-constexpr int kFrames = 16;
+constexpr int kFrames = 24;
 constexpr int kOwnFrames = 2;  // the handler, and what the kernel returns through
+constexpr unsigned kNamesTakeSeconds = 5;
 
 CrashRecord g_record;
 std::atomic<bool> g_installed{false};
@@ -28,8 +34,9 @@ std::atomic<bool> g_crashed{false};
 /// A line without an allocation, which nothing in a handler may make.
 class Line {
  public:
-  Line& add(const char* text) {
-    while (*text != '\0' && length_ < bytes_.size()) bytes_[length_++] = *text++;
+  Line& add(std::string_view text) {
+    for (const char c : text)
+      if (length_ < bytes_.size()) bytes_[length_++] = c;
     return *this;
   }
   Line& add_number(std::uint64_t value, unsigned base) {
@@ -74,6 +81,55 @@ bool is_out_of_memory() {
   return false;
 }
 
+void write_to(int fd, std::span<const char> bytes) {
+  [[maybe_unused]] const auto written = ::write(fd, bytes.data(), bytes.size());
+}
+
+/// Of the child that looks for names.
+[[noreturn]] void send_names(std::span<void* const> frames, int fd) {
+  for (const int number : kCrashes) ::signal(number, SIG_DFL);
+  ::signal(SIGALRM, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  ::alarm(kNamesTakeSeconds);
+  try {
+    write_to(fd, named_frames(frames));
+  } catch (...) {  // no memory left
+  }
+  ::_exit(0);
+}
+
+/// False: nothing was written. Names take memory and files, for which no handler may ask: another thread may hold the
+/// locks, and the heap may be what is broken. So a child looks for them, which may crash or hang.
+bool write_named(std::span<void* const> frames, std::span<const int> to) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return false;
+  const pid_t child = ::_Fork();
+  if (child == 0) send_names(frames, ends[1]);
+  ::close(ends[1]);
+  bool any = false;
+  for (std::array<char, 4096> bytes; child > 0;) {
+    pollfd readable = {.fd = ends[0], .events = POLLIN, .revents = 0};
+    if (::poll(&readable, 1, kNamesTakeSeconds * 1000) <= 0) break;
+    const ssize_t length = ::read(ends[0], bytes.data(), bytes.size());
+    if (length <= 0) break;
+    any = true;
+    for (const int fd : to) write_to(fd, std::span(bytes).first(static_cast<std::size_t>(length)));
+  }
+  ::close(ends[0]);
+  if (child > 0) ::kill(child, SIGKILL);
+  if (child > 0) ::waitpid(child, nullptr, WNOHANG);
+  return any;
+}
+
+void write_unnamed(std::span<void* const> frames, int fd) {
+  for (void* const& frame : frames) {
+    write_to(fd, kFrameIndent);
+    ::backtrace_symbols_fd(&frame, 1, fd);
+  }
+}
+
 void end_by(int number) {
   // Blocked while its handler runs: it ends the process when that returns.
   struct sigaction action = {};
@@ -102,13 +158,17 @@ extern "C" void on_crash(int number, siginfo_t* info, void*) {
   std::array<void*, kFrames + kOwnFrames> frames{};
   const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
   Line line;
-  line.add("crashed by ").add(name_of(number));
+  line.add(kCrashedBy).add(name_of(number));
   if (has_address) line.add(" at address 0x").add_number(address, 16);
-  line.add(", in:\n");
+  line.add(kBacktraceFollows).add("\n");
   const int skipped = count > kOwnFrames ? kOwnFrames : 0;
   line.write_to(STDERR_FILENO);
-  ::backtrace_symbols_fd(frames.data() + skipped, count - skipped, STDERR_FILENO);
-  if (recorded) ::backtrace_symbols_fd(frames.data() + skipped, count - skipped, g_record.fd);
+  const auto all = std::span<void* const>(frames).subspan(static_cast<std::size_t>(skipped),
+                                                          static_cast<std::size_t>(count - skipped));
+  const std::array into = {STDERR_FILENO, g_record.fd};
+  const auto fds = std::span(into).first(recorded ? 2 : 1);
+  if (!write_named(all, fds))
+    for (const int fd : fds) write_unnamed(all, fd);
   end_by(number);
 }
 

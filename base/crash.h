@@ -3,8 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 namespace lockstep {
+
+// The first line begins and ends with these, those of the frames begin with the third.
+inline constexpr std::string_view kCrashedBy = "crashed by ", kBacktraceFollows = ", in:", kFrameIndent = "    ";
 
 /// SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT print one line and a backtrace to stderr before they end the process as
 /// they would have: with the same signal, and with a core file where there is one. A signal for which the program has a

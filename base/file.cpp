@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -17,13 +18,15 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& remedy = {}) {
-  throw IoError(fmt::format("{}: {}", path, why), remedy.empty() ? "give another file" : remedy);
+constexpr const char* kAnother = "give another file";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& remedy = kAnother) {
+  throw IoError(fmt::format("{}: {}", path, why), remedy);
 }
 
 UniqueFd open_or_refuse(const std::string& path, std::uint64_t& size) {
   RegularFile file = open_regular(path);
-  if (!file.problem.empty()) refuse(path, file.problem, file.remedy);
+  if (!file.problem.empty()) refuse(path, file.problem, file.remedy_or(kAnother));
   size = file.size;
   return std::move(file.fd);
 }
@@ -34,13 +37,10 @@ bool is_lfs_pointer(int fd, std::uint64_t size) {
   constexpr std::uint64_t kLessThan = 1024;
   constexpr std::string_view kStarts[] = {"version https://git-lfs.github.com/", "version https://hawser.github.com/"};
   if (size >= kLessThan) return false;
-  for (const std::string_view start : kStarts) {
-    char read[64] = {};
-    if (::pread(fd, read, start.size(), 0) == static_cast<ssize_t>(start.size()) &&
-        std::string_view(read, start.size()) == start)
-      return true;
-  }
-  return false;
+  char read[64] = {};
+  const ssize_t length = ::pread(fd, read, sizeof read, 0);
+  const std::string_view found(read, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  return std::ranges::any_of(kStarts, [&](std::string_view start) { return found.starts_with(start); });
 }
 
 }  // namespace

@@ -16,10 +16,11 @@ struct RegularFile {
   UniqueFd fd;
   std::uint64_t size = 0;
   std::string problem = {};  // "No such file or directory", "is a directory", "not a regular file", "is a Git LFS …"
-  std::string remedy = {};   // where a reader of files has none that is better
+  std::string remedy = {};   // that helps with just this problem, if any does
 
   /// Fills `bytes` from front to back; `count` is smaller where the file ends. Returns what went wrong, or nothing.
   std::string read(std::span<std::byte> bytes, std::size_t& count);
+  std::string remedy_or(const char* own) const { return remedy.empty() ? own : remedy; }
 };
 RegularFile open_regular(const std::string& path);
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/flight_layout.h"
@@ -188,7 +189,8 @@ Snapshot decode(std::string_view bytes, const std::string& path) {
   made.signal = state_field<std::int32_t>(bytes, offsetof(State, signal));
   made.fault_address = state_field<std::uint64_t>(bytes, offsetof(State, fault_address));
   for (const auto& line : split(bytes.substr(kFileBytes, kMostCrashBytes), '\n'))
-    if (!line.empty() && made.backtrace.size() < kMostBacktrace) made.backtrace.push_back(printable(line));
+    if (!line.empty() && made.backtrace.size() < kMostBacktrace)
+      made.backtrace.push_back(printable(line.substr(line.starts_with(kFrameIndent) ? kFrameIndent.size() : 0)));
 
   made.issued = state_field<std::uint64_t>(bytes, offsetof(State, issued));
   const std::uint64_t kept = std::min<std::uint64_t>(made.issued, kOperations);

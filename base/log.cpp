@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/text.h"
 
@@ -16,6 +17,7 @@ struct LogState {
   std::mutex mutex;
   std::string prefix;
   void (*hook)() = nullptr;
+  LogReceiver receiver;  // empty: the logger
   std::shared_ptr<spdlog::logger> logger = [] {
     auto made = std::make_shared<spdlog::logger>("lockstep", std::make_shared<spdlog::sinks::stderr_sink_st>());
     made->set_pattern("%v");
@@ -31,7 +33,8 @@ LogState& state() {
   return *made;
 }
 
-std::atomic<LogLevel> g_level{LogLevel::kInfo};
+constexpr int kNotChosen = -1;
+std::atomic<int> g_level{kNotChosen};
 
 const char* tag(LogLevel level) {
   switch (level) {
@@ -49,11 +52,26 @@ void set_log_identity(int rank, int world_size, std::string host) {
   auto& log = state();
   const std::lock_guard lock(log.mutex);
   log.prefix = world_size > 1 ? fmt::format("[rank {} host {}] ", rank, host) : std::string();
-  if (rank > 0) g_level = LogLevel::kWarn;
+  if (rank > 0) set_log_level(LogLevel::kWarn);
 }
 
-void set_log_level(LogLevel level) { g_level = level; }
-bool log_enabled(LogLevel level) { return level >= g_level.load(std::memory_order_relaxed); }
+void set_log_level(LogLevel level) { g_level = static_cast<int>(level); }
+
+void choose_log_level(LogLevel level) {
+  int expected = kNotChosen;
+  g_level.compare_exchange_strong(expected, static_cast<int>(level));
+}
+
+bool log_enabled(LogLevel level) {
+  const int least = g_level.load(std::memory_order_relaxed);
+  return static_cast<int>(level) >= (least == kNotChosen ? static_cast<int>(LogLevel::kWarn) : least);
+}
+
+void set_log_receiver(LogReceiver receiver) {
+  auto& log = state();
+  const std::lock_guard lock(log.mutex);
+  log.receiver = std::move(receiver);
+}
 
 void set_log_hook(void (*before_line)()) {
   auto& log = state();
@@ -67,6 +85,7 @@ void log_text(LogLevel level, std::string_view text) {
   if (log.hook != nullptr) log.hook();
   // Whatever names, paths and messages of libraries hold, a warning or an error is one line.
   const bool is_one_line = level == LogLevel::kWarn || level == LogLevel::kError;
+  if (log.receiver) return log.receiver(level, one_line(text));
   log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), is_one_line ? one_line(text) : text);
 }
 

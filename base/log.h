@@ -6,15 +6,15 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+#include "lockstep/base/log.h"
 
-enum class LogLevel : int { kDebug, kInfo, kWarn, kError };
+namespace lockstep {
 
 /// Who this process is, for the prefix. With world_size 1 lines carry no prefix.
 void set_log_identity(int rank, int world_size, std::string host);
 
-/// Lines below `level` are dropped. The default is kInfo on rank 0 and kWarn on the others.
-void set_log_level(LogLevel level);
+/// set_log_level() where nobody has called it.
+void choose_log_level(LogLevel level);
 bool log_enabled(LogLevel level);
 
 /// Runs before each line is written: the progress bar clears itself there. nullptr removes it.

@@ -2,7 +2,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <cerrno>
 #include <memory>
@@ -13,13 +12,6 @@
 namespace lockstep {
 namespace {
 
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
-  return address->sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
 /// 0, or errno. A datagram socket's connect() looks for a route and sends nothing.
 int error_of(const addrinfo& address) {
   const UniqueFd socket(::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -28,6 +20,13 @@ int error_of(const addrinfo& address) {
 }
 
 }  // namespace
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
 
 std::optional<std::string> loopback_problem(const std::string& address) {
   const bool named = address == "localhost";
@@ -39,7 +38,7 @@ std::optional<std::string> loopback_problem(const std::string& address) {
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
   int error = 0;
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    if (!is_loopback(at->ai_addr)) return std::nullopt;
+    if (!is_loopback(*at->ai_addr)) return std::nullopt;
     error = error_of(*at);
     // Others, such as a lack of descriptors, say nothing about the network.
     if (error != ENETUNREACH && error != EHOSTUNREACH && error != EADDRNOTAVAIL && error != EINVAL &&

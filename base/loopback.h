@@ -1,10 +1,15 @@
 // The network within this host.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <optional>
 #include <string>
 
 namespace lockstep {
+
+/// 127.0.0.0/8, or ::1.
+bool is_loopback(const sockaddr& address);
 
 /// Why nobody reaches `address` ("127.0.0.1", "::1", or a name of one) on this host, as errno has it: no device, or no
 /// route, of which a network namespace begins with none. Nothing: it can be reached, or is no loopback address. Sends

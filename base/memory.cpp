@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -15,6 +13,7 @@
 
 #include "base/control_groups.h"
 #include "base/error.h"
+#include "base/kernel.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -62,13 +61,6 @@ std::uint64_t room_under(const std::string& directory, std::uint64_t limit, bool
   return less(limit, less(used, cached)) + swap;
 }
 
-/// What this process' view of the groups is called: the same for processes to which a path means the same group.
-std::string view_of_groups(const std::string& root) {
-  std::array<char, 64> name{};
-  const ssize_t length = ::readlink((root + "/proc/self/ns/cgroup").c_str(), name.data(), name.size() - 1);
-  return length > 0 ? std::string(name.data(), static_cast<std::size_t>(length)) : std::string();
-}
-
 void add_groups(const std::string& root, const std::string& machine, bool unified, std::uint64_t machine_swap,
                 std::vector<MemoryBound>& bounds) {
   const std::vector<const char*> limits = unified ? std::vector<const char*>{"memory.max", "memory.high"}
@@ -77,7 +69,8 @@ void add_groups(const std::string& root, const std::string& machine, bool unifie
     for (const char* const name : limits) {
       const auto limit = limit_of(fmt::format("{}/{}", group.directory, name));
       if (!limit || *limit >= kNoLimit) continue;
-      bounds.push_back({.id = fmt::format("{} {} {} {}", machine, view_of_groups(root), name, group.name),
+      // A path means the same group to the processes of one such namespace.
+      bounds.push_back({.id = fmt::format("{} {} {} {}", machine, namespace_id("cgroup", root), name, group.name),
                         .name = fmt::format("the control group {} ({} {})", group.name, name,
                                             human_bytes(static_cast<double>(*limit))),
                         .free_bytes = room_under(group.directory, *limit, unified, machine_swap)});
@@ -121,8 +114,7 @@ std::vector<MemoryBound> memory_bounds(const std::string& root) {
   const auto available = entry_of(meminfo, "MemAvailable");
   if (!available) return {};
   const std::uint64_t swap = entry_of(meminfo, "SwapFree").value_or(0) * kKib;
-  std::string machine;
-  std::ifstream(root + "/proc/sys/kernel/random/boot_id") >> machine;
+  const std::string machine = boot_id(root);
   std::vector<MemoryBound> bounds = {{.id = machine, .name = "the machine", .free_bytes = *available * kKib + swap}};
   for (const bool unified : {true, false}) add_groups(root, machine, unified, swap, bounds);
   return bounds;

@@ -61,6 +61,7 @@ int run_and_report(const std::function<int()>& program) noexcept {
 }  // namespace
 
 int run_main(const std::function<int()>& program) {
+  choose_log_level(LogLevel::kInfo);
   const int code = run_and_report(program);
   if (code == static_cast<int>(ExitCode::kOk)) return code;
   // Other ranks may be gone: nothing that runs at exit, MPI's handlers least of all, may wait for them.

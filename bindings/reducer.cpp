@@ -36,7 +36,7 @@ lockstep_reducer_options reducer_options_from(const lockstep_reducer_options* gi
 int on_reducer(lockstep_reducer* handle, FunctionRef<void(ddp::Reducer&)> action) {
   return run([&] {
     const auto reducer = deref(handle, "the reducer").held("a reducer");
-    static_cast<void>(group_of(handle->group));
+    const auto group = group_of(handle->group);  // stays where a callback destroys it
     action(*reducer);
   });
 }

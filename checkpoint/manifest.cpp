@@ -126,6 +126,11 @@ class ManifestReader {
 
 }  // namespace
 
+const std::string* find_fact(const Facts& facts, std::string_view name) {
+  const auto found = std::ranges::find(facts, name, &Facts::value_type::first);
+  return found == facts.end() ? nullptr : &found->second;
+}
+
 std::string part_file(std::size_t part, std::size_t parts) {
   return fmt::format("optimizer-{:05}-of-{:05}.safetensors", part, parts);
 }

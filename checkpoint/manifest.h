@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace lockstep::checkpoint {
 
 /// Names and values of what a run is, for people and for comparing, in a fixed order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
+
+/// The value of `name`, of `facts`; null: they do not say.
+const std::string* find_fact(const Facts& facts, std::string_view name);
 
 /// What DistributedDataParallel has come to.
 struct BucketLayout {

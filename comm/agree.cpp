@@ -106,6 +106,9 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
   } catch (const std::exception& error) {
     mine = {true, static_cast<int>(ExitCode::kInternal), error.what()};
     own = std::current_exception();
+  } catch (...) {
+    mine = {true, static_cast<int>(ExitCode::kInternal), "what was thrown is no std::exception"};
+    own = std::current_exception();
   }
 
   const auto texts = group.all_gather_text(mine.encode());

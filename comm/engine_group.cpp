@@ -54,6 +54,12 @@ class EngineGroup : public ProcessGroup {
     if (store_ != nullptr) failure_.guard([&] { store_->leave(Deadline::after(timeout())); });
   }
 
+  /// After an orderly end, where nobody moves operations on any more, nor looks at deadlines.
+  void refuse_later_calls() {
+    failure_.set(std::make_exception_ptr(UsageError("a call of a group after its shutdown()",
+                                                    "issue all operations, and wait for them, before shutdown()")));
+  }
+
   std::unique_ptr<Store> store_;  // may hold what the engine works with
   std::unique_ptr<Engine> engine_;
 
@@ -142,6 +148,7 @@ bool InlineGroup::is_done(std::uint64_t sequence) {
 }
 
 void InlineGroup::poll() {
+  check_thread("poll()");
   guard([&] { advance_or_check(); });
 }
 
@@ -153,6 +160,7 @@ void InlineGroup::shutdown() {
     engine_->leave();
   });
   leave_store();
+  refuse_later_calls();
 }
 
 template <class Condition>
@@ -211,13 +219,14 @@ class ThreadGroup final : public EngineGroup {
               Clock::duration timeout);
   ~ThreadGroup() override { end_thread(EndRequest::kAbandon); }
 
-  void poll() override { failure_.throw_if_any(); }
+  void poll() override { throw_if_failed(); }
   void shutdown() override {
     check_transfers_done();
     barrier().wait_host();
     end_thread(EndRequest::kLeave);
     failure_.throw_if_any();
     leave_store();
+    refuse_later_calls();
   }
 
  protected:
@@ -226,7 +235,7 @@ class ThreadGroup final : public EngineGroup {
   }
   std::uint64_t hand_over(const Op& op) override;
   bool is_done(std::uint64_t sequence) override {
-    failure_.throw_if_any();
+    throw_if_failed();
     return completed_sequence_.load(std::memory_order_acquire) >= sequence;
   }
   void wait_done(std::uint64_t sequence, Deadline deadline) override {
@@ -237,7 +246,7 @@ class ThreadGroup final : public EngineGroup {
   }
   void start_transfer(const std::shared_ptr<PairTransfer>& transfer) override;
   bool is_transfer_done(const PairTransfer& transfer) override {
-    failure_.throw_if_any();
+    throw_if_failed();
     return transfer.done.load(std::memory_order_acquire);
   }
   void wait_for_transfer(const PairTransfer& transfer, Deadline deadline) override {
@@ -254,6 +263,15 @@ class ThreadGroup final : public EngineGroup {
   template <class Condition>
   void nap_until(Condition&& done, bool oversubscribed, bool recorded = false);
   void end_thread(EndRequest ending);
+  /// When this throws, the thread has ended (nap_until).
+  void throw_if_failed() {
+    try {
+      failure_.throw_if_any();
+    } catch (...) {
+      end_thread(EndRequest::kAbandon);
+      throw;
+    }
+  }
 
   // The thread's:
   void run(const std::function<std::unique_ptr<Engine>()>& make);
@@ -302,7 +320,7 @@ ThreadGroup::ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engin
 }
 
 std::uint64_t ThreadGroup::hand_over(const Op& op) {
-  failure_.throw_if_any();
+  throw_if_failed();
   std::uint64_t index = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -314,7 +332,7 @@ std::uint64_t ThreadGroup::hand_over(const Op& op) {
 }
 
 void ThreadGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {
-  failure_.throw_if_any();
+  throw_if_failed();
   {
     const std::lock_guard lock(mutex_);
     issued_transfers_.push_back(transfer);

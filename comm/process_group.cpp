@@ -35,6 +35,7 @@ ProcessGroup::~ProcessGroup() {
 // ---- Arenas ----
 
 std::unique_ptr<Arena> ProcessGroup::allocate(std::size_t bytes) {
+  check_thread("an allocation");
   const auto sizes = exchange(fmt::to_string(bytes));
   const auto other = std::ranges::find_if(sizes, [&](const std::string& size) { return size != sizes.front(); });
   if (other != sizes.end()) {
@@ -421,7 +422,11 @@ std::vector<std::int64_t> ProcessGroup::all_gather_numbers(std::int64_t mine) {
   return numbers;
 }
 
-bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
+bool Work::done() const {
+  if (group_ == nullptr) return true;
+  group_->check_thread("a question");
+  return group_->is_done(sequence_);
+}
 void Work::wait_host(Deadline deadline) const {
   if (group_ == nullptr) return;
   group_->check_thread("a wait");

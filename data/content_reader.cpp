@@ -22,8 +22,7 @@ std::string strip_path(const std::string& text) {
 ContentReader::ContentReader(const std::string& path) : path_(path) {
   RegularFile file = open_regular(path);
   if (!file.problem.empty())
-    throw IoError(fmt::format("{}: {}", path, file.problem),
-                  file.remedy.empty() ? "check the path and its permissions" : file.remedy);
+    throw IoError(fmt::format("{}: {}", path, file.problem), file.remedy_or("check the path and its permissions"));
   file_bytes_ = file.size;
   if (file_bytes_ == 0) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFetchAgain);
   file_ = ::gzdopen(file.fd.get(), "rb");

@@ -24,14 +24,10 @@ class Concatenation final : public Dataset {
       : Dataset(std::move(info)), parts_(std::move(parts)) {}
 
   void read_sample(std::uint64_t index, const Sample& sample) const override {
-    auto part = parts_.begin();
-    for (; index >= (*part)->size(); ++part) index -= (*part)->size();
-    (*part)->read_sample(index, sample);
+    part_of(index).read_sample(index, sample);
   }
   void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
-    auto part = parts_.begin();
-    for (; index >= (*part)->size(); ++part) index -= (*part)->size();
-    (*part)->append_source(index, bytes);
+    part_of(index).append_source(index, bytes);
   }
   std::uint64_t corrupt() const override {
     std::uint64_t count = 0;
@@ -40,6 +36,13 @@ class Concatenation final : public Dataset {
   }
 
  private:
+  /// `index` becomes that in the part.
+  const Dataset& part_of(std::uint64_t& index) const {
+    auto part = parts_.begin();
+    for (; index >= (*part)->size(); ++part) index -= (*part)->size();
+    return **part;
+  }
+
   std::vector<std::shared_ptr<const Dataset>> parts_;
 };
 
@@ -52,7 +55,8 @@ bool same_samples(const Dataset::Info& a, const Dataset::Info& b) {
 }  // namespace
 
 std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dataset>> parts, std::string name) {
-  check_usage(!parts.empty(), "no parts to concatenate", "give at least one");
+  check_usage(!parts.empty() && std::ranges::find(parts, nullptr) == parts.end(),
+              "no parts to concatenate, or one that is none", "give at least one data set, and no nullptr");
   Dataset::Info info = parts.front()->info();
   info.name = std::move(name);
   info.size = 0;

@@ -240,6 +240,7 @@ void Loader::stop_workers() {
 Loader::Slot& Loader::slot_of(std::uint64_t step) { return slots_[step % slots_.size()]; }
 
 const Batch& Loader::next() & {
+  if (released_ != taken_) memory_->wait_until_read();  // the caller's thread alone changes the two
   std::unique_lock lock(mutex_);
   if (released_ != taken_) {
     released_ = taken_;

@@ -22,6 +22,8 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
   constexpr const char* kOnce = "name each slot once";
   if (order.size() != slots.size())
     throw UsageError(fmt::format("{} slots in an order of {}", slots.size(), order.size()), kOnce);
+  check_usage(limits.slot_alignment > 0 && limits.bucket_multiple > 0, "slots or buckets of a multiple of 0 bytes",
+              "leave BucketLimits::slot_alignment and bucket_multiple at 64, or give multiples of it");
   constexpr std::size_t kUnplaced = static_cast<std::size_t>(-1);
   BucketPlan plan;
   plan.slot_offset_bytes.assign(slots.size(), 0);

@@ -30,6 +30,7 @@ comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimit
                              {"bytes of a bucket", fmt::to_string(limits.bytes)},
                              {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
                              {"bytes that a bucket is a multiple of", fmt::to_string(limits.bucket_multiple)},
+                             {"bytes that a gradient begins at a multiple of", fmt::to_string(limits.slot_alignment)},
                              {"find_unused_parameters", options.find_unused ? "true" : "false"},
                              {"static_graph", options.static_graph ? "true" : "false"}};
   for (std::size_t i = 0; i < slots.size(); ++i)
@@ -64,7 +65,7 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   comm::compare_manifests(group_, manifest_of(slots_, limits_, options_));
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
-  lay_out(std::move(reversed));
+  lay_out(std::move(reversed), limits_);
   const std::size_t bytes = counts_offset() + counts_bytes();
   if (options_.tree != nullptr) {
     sums_ = std::make_unique<ShardSums>(*options_.tree, group_.rank(), options_.shards_at_once);
@@ -85,13 +86,25 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
 
 std::size_t Reducer::counts_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }
 
-void Reducer::lay_out(std::vector<std::size_t> order) {
+void Reducer::lay_out(std::vector<std::size_t> order, const BucketLimits& limits) {
+  plan_ = plan_buckets(slots_, order, limits);  // refuses an order that is none
   order_ = std::move(order);
-  plan_ = plan_buckets(slots_, order_, limits_);
+  limits_ = limits;
   if (plan_.buckets.empty()) plan_.buckets.emplace_back();  // nothing to train: the tail still travels
   missing_.resize(plan_.buckets.size());
   works_.resize(plan_.buckets.size());
   timeline_.buckets.resize(plan_.buckets.size());
+}
+
+void Reducer::check_group(const char* doing) const {
+  if (group_lifetime_.alive()) return;
+  throw UsageError(fmt::format("{} of a reducer whose group has ended", doing),
+                   "keep the group as long as its reducer");
+}
+
+bool Reducer::decided(std::size_t slot) const {
+  check_slot(slot, "asked about");
+  return is_ready_[slot];
 }
 
 void Reducer::check_slot(std::size_t slot, const char* doing) const {
@@ -102,6 +115,7 @@ void Reducer::check_slot(std::size_t slot, const char* doing) const {
 
 void Reducer::check_type(std::size_t slot, DType asked) const {
   check_slot(slot, "asked for");
+  check_group("a gradient");
   if (slots_[slot].dtype != asked)
     throw UsageError(fmt::format("the gradient of {} is {}, and {} was asked for", slots_[slot].name,
                                  lockstep::name_of(slots_[slot].dtype), lockstep::name_of(asked)));
@@ -199,6 +213,7 @@ comm::Region Reducer::floats_at(std::size_t offset, std::size_t bytes) const {
 }
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  check_group("a communication hook");
   comm::run_collectively(group_, [&] {
     check_usage(options_.tree == nullptr, "a communication hook where shards are summed along a tree",
                 "leave the hook out, or sum over ranks");
@@ -221,6 +236,7 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 std::optional<Reducer::BytesSent> Reducer::bytes_sent() const {
+  check_group("what was sent");
   BytesSent all;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     const double without = bytes_sent_by_all_reduce(static_cast<double>(plan_.buckets[b].bytes), group_.size());
@@ -233,8 +249,7 @@ std::optional<Reducer::BytesSent> Reducer::bytes_sent() const {
 }
 
 void Reducer::begin_step(std::int64_t step) {
-  check_usage(group_lifetime_.alive(), "a step whose ranks' group is gone",
-              "keep the group as long as what sums over it");
+  check_group("a step");
   if (started_ != finished_)
     throw UsageError(
         fmt::format("step {} begins while {} buckets of step {} are under way", step, started_ - finished_, step_),
@@ -435,6 +450,7 @@ void Reducer::note_finished() {
 }
 
 void Reducer::poll() {
+  check_group("poll()");
   group_.poll();
   note_finished();
 }
@@ -468,6 +484,7 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
 }
 
 std::vector<std::size_t> Reducer::observed_order() {
+  check_group("the order");
   std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
   // Of several shards, one may have had what another one had not.
   for (const std::size_t slot : unused_)
@@ -482,9 +499,12 @@ std::vector<std::size_t> Reducer::observed_order() {
 }
 
 bool Reducer::rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes) {
+  check_group("other buckets");
+  check_usage(!open_, "other buckets within a step", "call it between finish() and begin_step()");
   if (order == order_ && bytes == limits_.bytes) return false;
-  limits_.bytes = bytes;
-  lay_out(std::move(order));
+  BucketLimits limits = limits_;
+  limits.bytes = bytes;
+  lay_out(std::move(order), limits);
   if (hook_ != nullptr) hook_->lay_out(slots_, plan_, group_);
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.
   group_.zero(bytes_at(0, arena_->bytes()));

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "launcher/rank_status.h"
@@ -153,7 +154,7 @@ std::vector<std::string> describe_flights(const JobReport& job, const RootCause&
   if (groups.size() > kMostGroups)
     lines.push_back(fmt::format("and {} more ranks were waiting, each in its own way", groups.size() - kMostGroups));
   if (culprit != nullptr && culprit->signal != 0 && !culprit->backtrace.empty() &&
-      std::ranges::none_of(last_lines, [](const auto& line) { return line.find("crashed by ") != line.npos; })) {
+      std::ranges::none_of(last_lines, [](const auto& line) { return line.find(kCrashedBy) != line.npos; })) {
     lines.push_back(fmt::format("rank {} crashed by {} in:", culprit->rank, signal_name(culprit->signal)));
     for (const auto& frame : culprit->backtrace) lines.push_back("  | " + frame);
   }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/loopback.h"
@@ -41,6 +40,6 @@ void check_mpiruns_loopback() {
       loopback_problem("::1") ? "bring it up: ip link set lo up" : "add it: ip addr add 127.0.0.1/8 dev lo");
 }
 
-bool is_too_long_for_open_mpi(const char* host) { return std::strlen(host) > 56; }
+bool is_too_long_for_open_mpi(std::string_view host) { return host.size() > 56; }
 
 }  // namespace lockstep::launcher

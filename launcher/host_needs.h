@@ -1,6 +1,8 @@
 // What a job needs of this host before anything is started.
 #pragma once
 
+#include <string_view>
+
 namespace lockstep::launcher {
 
 /// Throws DeviceError where there is no /proc, by which the launcher finds its own program and its ranks' processes.
@@ -14,6 +16,6 @@ void check_open_files(int ranks, bool over_mpirun);
 void check_mpiruns_loopback();
 
 /// Whether Open MPI 4 ends by SIGABRT on a host of this name: its PMIx takes 56 characters.
-bool is_too_long_for_open_mpi(const char* host);
+bool is_too_long_for_open_mpi(std::string_view host);
 
 }  // namespace lockstep::launcher

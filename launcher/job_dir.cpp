@@ -24,6 +24,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/kernel.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/process.h"
@@ -42,13 +43,6 @@ constexpr int kSocket = STDERR_FILENO + 1;
 constexpr auto kPause = Millis(5);
 
 constexpr const char* kLock = "/lock";
-
-/// What distinguishes one start of one machine's kernel from all others.
-std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
 
 /// A part of the lock on `directory`, which all processes that need it share; see Note [Cleaning up].
 UniqueFd share_lock(const std::string& directory) {

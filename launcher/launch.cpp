@@ -127,6 +127,11 @@ int launch(LaunchOptions options) {
   facts.tty_columns = console.live_columns();
   facts.tty_prefix = console.prefix_columns();
   if (facts.tty_columns > 0) facts.tty_path = console.terminal();
+  if (facts.mpirun.empty() && options.hosts.empty() && !is_own_binary(options.program[0], facts.self))
+    console.say(
+        fmt::format("warning: there is no mpirun in PATH, so the ranks of {} are started without it: lockstep's groups "
+                    "join them, MPI_Init does not → install Open MPI (Debian: openmpi-bin) for programs that call it",
+                    options.program[0]));
   for (const auto& warning : gathered.warnings) console.say(warning);
   if (gathered.several.shares.empty() && gathered.warnings.empty() && options.ranks > facts.cores)
     console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",

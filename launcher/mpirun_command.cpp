@@ -116,13 +116,13 @@ void set_environment(const LaunchOptions& options, const HostFacts& facts, bool 
   prefer("HWLOC_COMPONENTS", "-gl");
   if (command.oversubscribed) prefer("OMPI_MCA_mpi_yield_when_idle", "1");
   // For this host's ranks. mpirun passes on to others what host_flags() names, in clear: there the helpers set it.
-  for (const auto& [name, value] : job_environment(options, facts)) set(name, value);
-  if (const auto terminal = several ? std::nullopt : resized_terminal(facts)) set(kTtyVariable, *terminal);
+  for (const auto& [name, value] : job_environment(options, facts, /*on_this_host=*/!several)) set(name, value);
 }
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts) {
+std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts,
+                                                                 bool on_this_host) {
   std::vector<std::pair<std::string, std::string>> variables = {
       {kJobVariable, facts.job_dir},
       {kLauncherVariable, "unix:" + facts.socket_path},
@@ -131,13 +131,13 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
       {kAttemptVariable, std::to_string(facts.attempt)},
       {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
   if (!facts.flight_dir.empty()) variables.emplace_back(flight::kDirectoryVariable, facts.flight_dir);
-  if (facts.tty_columns > 0) variables.emplace_back(kTtyVariable, std::to_string(facts.tty_columns));
+  if (facts.tty_columns > 0) {
+    const bool resized = on_this_host && !facts.tty_path.empty();
+    variables.emplace_back(kTtyVariable,
+                           resized ? fmt::format("{} {} {}", facts.tty_columns, facts.tty_prefix, facts.tty_path)
+                                   : std::to_string(facts.tty_columns));
+  }
   return variables;
-}
-
-std::optional<std::string> resized_terminal(const HostFacts& facts) {
-  if (facts.tty_columns == 0 || facts.tty_path.empty()) return std::nullopt;
-  return fmt::format("{} {} {}", facts.tty_columns, facts.tty_prefix, facts.tty_path);
 }
 
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup) {

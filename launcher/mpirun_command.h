@@ -80,10 +80,10 @@ struct MpirunCommand {
   bool oversubscribed = false;  // more ranks than cores
 };
 
-/// The launcher's own variables, for every process of the job on this host, whoever starts them.
-std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts);
-/// What kTtyVariable is for a rank on this host, where there is a terminal.
-std::optional<std::string> resized_terminal(const HostFacts& facts);
+/// The launcher's own variables, for every process of the job, whoever starts them. Those that are all on this host
+/// can follow the size of its terminal.
+std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOptions& options, const HostFacts& facts,
+                                                                 bool on_this_host);
 
 /// `lookup` reads the present environment: settings of Open MPI that the user made there are left alone, except for
 /// those on which cleaning up depends.

@@ -26,8 +26,10 @@ bool is_own_binary(const std::string& program, const std::string& self) {
 }
 
 bool starts_own_ranks(const LaunchOptions& options, const std::string& self, const EnvLookup& lookup) {
-  if (options.mpi || !is_own_binary(options.program[0], self)) return false;
-  if (!options.hosts.empty()) return true;
+  if (options.mpi) return false;
+  const bool is_own = is_own_binary(options.program[0], self);
+  if (!options.hosts.empty()) return is_own;
+  if (!is_own && find_program("mpirun", lookup)) return false;
   constexpr const char* kAllocations[] = {"SLURM_JOB_ID", "SLURM_JOBID",   "PBS_JOBID",  "PBS_NODEFILE",
                                           "LSB_JOBID",    "LOADL_STEP_ID", "PE_HOSTFILE"};
   return std::ranges::none_of(kAllocations, [&](const char* name) { return lookup(name).has_value(); });
@@ -96,8 +98,7 @@ bool on_several(const HostFacts& facts) { return !facts.several.shares.empty(); 
 SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place) {
   SpawnRequest request;
   request.argv = wrapper_command(options, facts);
-  request.set_env = job_environment(options, facts);
-  if (const auto terminal = resized_terminal(facts)) request.set_env.emplace_back(kTtyVariable, *terminal);
+  request.set_env = job_environment(options, facts, /*on_this_host=*/true);
   add_place(place, request.set_env);
   request.unset_env = kNotForOwnRanks;
   if (on_several(facts)) {
@@ -114,7 +115,8 @@ StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, cons
   StartRank start{.rank = place.rank, .argv = wrapper_command(options, facts), .set_env = {}, .unset_env = {}};
   for (const auto& name : facts.several.exported)
     if (const auto value = lookup(name)) start.set_env.emplace_back(name, *value);
-  for (auto& variable : job_environment(options, facts)) start.set_env.push_back(std::move(variable));
+  for (auto& variable : job_environment(options, facts, /*on_this_host=*/false))
+    start.set_env.push_back(std::move(variable));
   add_place(place, start.set_env);
   start.set_env.emplace_back(kJobIdVariable, facts.several.job_id);
   start.unset_env = kNotForOwnRanks;

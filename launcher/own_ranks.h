@@ -19,9 +19,9 @@ namespace lockstep::launcher {
 /// there.
 bool is_own_binary(const std::string& program, const std::string& self);
 
-/// Whether the launcher starts the ranks itself: they are its own binary, `options.mpi` does not ask for mpirun, and
-/// the hosts are named, or there is one, and no scheduler has given this process an allocation whose hosts mpirun would
-/// ask it for.
+/// Whether the launcher starts the ranks itself: they are its own binary, or of another program on one host where there
+/// is no mpirun; `options.mpi` does not ask for mpirun; and the hosts are named, or there is one, and no scheduler has
+/// given this process an allocation whose hosts mpirun would ask it for.
 bool starts_own_ranks(const LaunchOptions& options, const std::string& self, const EnvLookup& lookup);
 
 /// A port of loopback_address() for the rendezvous. While it is held nobody else is given it, neither a listener that

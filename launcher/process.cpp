@@ -95,8 +95,8 @@ Spawned spawn(const SpawnRequest& request) {
   return {-1, error};
 }
 
-std::optional<std::string> find_program(const std::string& name) {
-  for (const auto& directory : split(env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':')) {
+std::optional<std::string> find_program(const std::string& name, const EnvLookup& lookup) {
+  for (const auto& directory : split(lookup("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':')) {
     const std::string path = (directory.empty() ? "." : directory) + "/" + name;
     if (::access(path.c_str(), X_OK) == 0) return path;
   }

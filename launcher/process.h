@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 
@@ -51,7 +52,7 @@ struct Spawned {
 Spawned spawn(const SpawnRequest& request);
 
 /// The full path of `name` along PATH; nothing if there is no such executable.
-std::optional<std::string> find_program(const std::string& name);
+std::optional<std::string> find_program(const std::string& name, const EnvLookup& lookup = env);
 
 /// Blocks the given signals for this process and hands them out through a file descriptor; what was blocked and
 /// ignored before comes back at the end. Signals that this process was started to ignore (nohup) stay ignored.

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -22,6 +23,12 @@ std::string readable(std::string_view line) {
   for (char& c : text)
     if (static_cast<unsigned char>(c) < ' ' && c != '\t') c = '?';
   return text;
+}
+
+/// In place of a crash's first line.
+std::string shown_before(std::string_view line) {
+  line.remove_suffix(kBacktraceFollows.size());
+  return readable(line) + "; its backtrace is above";
 }
 
 bool write_all(int fd, std::string_view bytes) {
@@ -74,9 +81,13 @@ RankLogs::RankLogs(const std::string& directory, int ranks)
 
 std::string RankLogs::add(int rank, int stream, std::string_view bytes) {
   auto& log = ranks_[static_cast<std::size_t>(rank)];
+  bool& in_backtrace = log.in_backtrace[stream == 2];
   log.cutters[stream == 2].feed(bytes, [&](std::string_view line) {
+    in_backtrace = in_backtrace && line.starts_with(kFrameIndent);
+    if (in_backtrace) return;
+    in_backtrace = line.starts_with(kCrashedBy) && line.ends_with(kBacktraceFollows);
     if (log.last.size() == kLastLines) log.last.pop_front();
-    log.last.push_back(readable(line));
+    log.last.push_back(in_backtrace ? shown_before(line) : readable(line));
   });
   log.cutters[stream == 2].keep_last_state();
   if (!log.file || write_failed_ || write_all(log.file.get(), bytes)) return {};
@@ -88,6 +99,7 @@ std::string RankLogs::add(int rank, int stream, std::string_view bytes) {
 void RankLogs::start_attempt() {
   for (auto& log : ranks_) {
     log.last.clear();
+    for (bool& in_backtrace : log.in_backtrace) in_backtrace = false;
     for (auto& cutter : log.cutters) cutter.finish([](std::string_view) {});
   }
 }

@@ -62,7 +62,8 @@ class RankLogs {
   std::string add(int rank, int stream, std::string_view bytes);
   /// Forgets the last lines, not the files: those of the next attempt explain its end.
   void start_attempt();
-  /// Up to 20 lines, oldest first, each cut to a readable length, control characters replaced.
+  /// Up to 20 lines, oldest first, each cut to a readable length, control characters replaced. Without the backtrace of
+  /// a crash (base/crash.h), which was there to read when it was written.
   std::vector<std::string> last_lines(int rank) const;
   /// Empty without a directory.
   std::string path(int rank) const;
@@ -71,6 +72,7 @@ class RankLogs {
   struct Rank {
     UniqueFd file;
     LineCutter cutters[2];
+    bool in_backtrace[2] = {};
     std::deque<std::string> last;
   };
   std::string directory_;

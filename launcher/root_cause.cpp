@@ -232,7 +232,7 @@ std::optional<RootCause> ended_by_mpirun(const JobReport& job) {
     return mpirun_failed(
         job,
         fmt::format("mpirun, which holds the ranks together, was ended by {}{}", signal_name(job.mpirun.value),
-                    job.mpirun.value == SIGABRT && is_too_long_for_open_mpi(job.host.c_str())
+                    job.mpirun.value == SIGABRT && is_too_long_for_open_mpi(job.host)
                         ? fmt::format(": Open MPI 4 takes names of hosts of at most 56 characters, and this one's has "
                                       "{} → shorten it (hostname NAME), or leave --mpi out",
                                       job.host.size())

@@ -160,14 +160,15 @@ std::string_view wanted_by(const Option& option) {
   return option.kind == OptionKind::kFlag ? "true or false" : std::string_view(option.placeholder);
 }
 
+constexpr const char* kWanted = "--config takes a small TOML file";
+
 toml::table parse_file(const std::string& path) {
   constexpr std::size_t kLargest = 1 << 20;
-  const auto refuse = [&](const std::string& why, const std::string& remedy = {}) {
-    throw UsageError(fmt::format("cannot read config file {}: {}", path, why),
-                     remedy.empty() ? "--config takes a small TOML file" : remedy);
+  const auto refuse = [&](const std::string& why, const std::string& remedy = kWanted) {
+    throw UsageError(fmt::format("cannot read config file {}: {}", path, why), remedy);
   };
   RegularFile file = open_regular(path);
-  if (!file.problem.empty()) refuse(file.problem, file.remedy);
+  if (!file.problem.empty()) refuse(file.problem, file.remedy_or(kWanted));
   std::string text(kLargest + 1, '\0');
   std::size_t length = 0;
   const std::string problem = file.read(std::as_writable_bytes(std::span(text)), length);

@@ -57,12 +57,16 @@ BoundGradients::BoundGradients(comm::ProcessGroup& group, nn::Backend& backend,
 }
 
 BoundGradients::~BoundGradients() {
+  const auto let_go = [this](nn::Parameter& parameter) {
+    parameter.on_ready = nullptr;
+    if (own_.empty()) parameter.unbind_gradient();  // from the arena, which ends
+  };
   for (std::size_t slot = 0; slot < lifetimes_.size(); ++slot)
-    if (lifetimes_[slot].alive()) parameters_[slot].parameter->on_ready = nullptr;
+    if (lifetimes_[slot].alive()) let_go(*parameters_[slot].parameter);
   auto alive = copies_lifetimes_.begin();
   for (const auto& copy : copies_)
     for (const auto& [name, parameter] : copy)
-      if ((alive++)->alive()) parameter->on_ready = nullptr;
+      if ((alive++)->alive()) let_go(*parameter);
 }
 
 void BoundGradients::bind() {

@@ -70,6 +70,8 @@ void DataParallel::list_state(Copy& copy, nn::Module& built) const {
   } catch (...) {
     copy.parameters.clear();
     copy.buffers.clear();
+    copy.module = nullptr;
+    copy.built.reset();  // so that the next call builds it again, or refuses it again
     throw;
   }
 }

@@ -55,7 +55,8 @@ DataParallel::DataParallel(nn::Module& module, Devices& devices, const DeviceIds
 
 DataParallel::DataParallel(std::unique_ptr<nn::Module> owned, nn::Module* module, Devices& devices,
                            const DeviceIds& device_ids, std::optional<int> output_device, int dim)
-    : module_(there(owned, module)),
+    : owned_(std::move(owned)),
+      module_(there(owned_, module)),
       devices_(devices),
       device_ids_(checked_ids(devices, device_ids)),
       output_device_(checked_output(devices, output_device, device_ids_.front())),
@@ -77,10 +78,7 @@ DataParallel::DataParallel(std::unique_ptr<nn::Module> owned, nn::Module* module
   if (device_ids_.size() > 1 && !module_.factory())
     throw UsageError(fmt::format("{} cannot be built again on another device: it has no factory", module_.type_name()),
                      "make it with nn::build or nn::build_from, or call set_factory");
-  if (owned != nullptr)
-    register_module("module", std::move(owned));
-  else
-    register_borrowed("module", module_);
+  register_borrowed("module", module_);  // the paths that errors name begin below it, as those of the other copies do
 }
 
 DataParallel::~DataParallel() = default;

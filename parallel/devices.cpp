@@ -37,7 +37,9 @@ nn::Backend& Devices::operator[](int id) {
   check(id);
   Place& place = places_[static_cast<std::size_t>(id)];
   if (place.backend == nullptr) {
+    check_usage(make_ != nullptr, "devices that nothing makes", "give Devices a function that returns a backend");
     place.made = make_(id);
+    check_usage(place.made != nullptr, "a device whose maker returned none", "let it return a backend for each number");
     place.backend = place.made.get();
   }
   return *place.backend;

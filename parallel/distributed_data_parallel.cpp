@@ -298,21 +298,25 @@ const std::vector<nn::ParameterSlice>& DistributedDataParallel::slices_of(int ra
 }
 
 void DistributedDataParallel::start_gathering_parameters() const {
+  check_intact();
   if (sharded_ != nullptr) sharded_->start_gathers();
 }
 
 void DistributedDataParallel::wait_for_parameters() const {
+  check_intact();
   if (sharded_ != nullptr) sharded_->finish();
 }
 
 std::vector<std::vector<std::byte>> DistributedDataParallel::gather_moments(const nn::Optimizer& optimizer,
                                                                             int root) const {
+  check_intact();
   check_usage(sharded_ != nullptr, "moments are gathered where every rank has all of them", "give Options::zero");
   return sharded_->gather_moments(optimizer, root);
 }
 
 void DistributedDataParallel::scatter_moments(nn::Optimizer& optimizer,
                                               const std::vector<std::vector<std::byte>>& whole, int root) const {
+  check_intact();
   check_usage(sharded_ != nullptr, "moments are scattered where every rank has all of them", "give Options::zero");
   sharded_->scatter_moments(optimizer, whole, root);
 }
@@ -333,6 +337,7 @@ void DistributedDataParallel::set_bucket_choice(std::size_t bytes) {
 }
 
 void DistributedDataParallel::register_comm_hook(std::shared_ptr<ddp::CommHook> hook) {
+  check_intact();
   comm::run_collectively(group_, [&] {
     check_usage(sharded_ == nullptr, "a communication hook with zero, whose buckets are reduce-scattered",
                 "leave the hook or zero out");
@@ -341,13 +346,11 @@ void DistributedDataParallel::register_comm_hook(std::shared_ptr<ddp::CommHook> 
 }
 
 void DistributedDataParallel::check() const {
-  check_intact();
   wait_for_parameters();
   ddp::check_replicas(group_, parameter_bytes(module_));
 }
 
 void DistributedDataParallel::check_with_buffers() const {
-  check_intact();
   wait_for_parameters();
   auto pieces = parameter_bytes(module_);
   for (auto& buffer : buffers_of(module_)) pieces.push_back(std::move(buffer));
@@ -355,10 +358,12 @@ void DistributedDataParallel::check_with_buffers() const {
 }
 
 void DistributedDataParallel::broadcast_buffers() {
+  check_intact();
   if (tree_ == nullptr) ddp::broadcast_state(group_, buffers_of(module_), 0);  // with a tree they are equal
 }
 
 void DistributedDataParallel::broadcast_state() {
+  check_intact();
   nn::Module& named = named_module(module_);
   wait_for_parameters();
   ddp::broadcast_state(group_, parameter_bytes(named), 0);

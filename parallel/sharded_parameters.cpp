@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "lockstep/comm/agree.h"
 #include "lockstep/parallel/bound_gradients.h"
 
 namespace lockstep::parallel {
@@ -28,6 +29,8 @@ ddp::BucketLimits ShardedParameters::limits(ddp::BucketLimits limits, int ranks)
 ShardedParameters::ShardedParameters(comm::ProcessGroup& group, nn::Backend& backend,
                                      std::vector<nn::NamedParameter> parameters, const ddp::BucketPlan& plan)
     : group_(group),
+      group_lifetime_(group.lifetime()),
+      device_(backend.device()),
       backend_(backend),
       parameters_(std::move(parameters)),
       plan_(plan),
@@ -69,13 +72,14 @@ void ShardedParameters::find_replicas() {
 // collectives may never end (Note [Unwinding]).
 void ShardedParameters::close() noexcept {
   if (arena_ == nullptr) return;
+  const bool waits = group_lifetime_.alive() && std::uncaught_exceptions() == 0;
   try {
-    for (std::size_t b = 0; b < under_way_.size() && std::uncaught_exceptions() == 0; ++b) wait(b);
+    for (std::size_t b = 0; b < under_way_.size() && waits; ++b) wait(b);
   } catch (...) {
     // The values are what they are.
   }
   for (std::size_t b = 0; b < under_way_.size(); ++b) expect(b, false);
-  if (backend_.device().kind != DeviceKind::kCpu && std::uncaught_exceptions() > 0) {
+  if (device_.kind != DeviceKind::kCpu && std::uncaught_exceptions() > 0) {
     static_cast<void>(arena_.release());  // where the parameters are, until the process ends
     return;
   }
@@ -84,13 +88,16 @@ void ShardedParameters::close() noexcept {
       if (lifetimes_[i].alive())
         parameters_[i].parameter->move_value(backend_.empty(parameters_[i].parameter->value().shape()));
   } catch (...) {
-    return;  // without memory, the arena's stays until the process ends
+    static_cast<void>(arena_.release());  // without memory for them, where they are
+    return;
   }
   arena_.reset();
   sums_.reset();
 }
 
 void ShardedParameters::check_open() const {
+  check_usage(group_lifetime_.alive(), "a step with an optimizer of slices whose group is gone",
+              "keep the group as long as the optimizer");
   check_usage(arena_ != nullptr, "a step with an optimizer of slices whose DistributedDataParallel is gone",
               "keep the DistributedDataParallel as long as its optimizer");
 }
@@ -231,11 +238,20 @@ void ShardedParameters::scatter_moments(const nn::Optimizer& optimizer,
                                         const std::vector<std::vector<std::byte>>& whole, int root) {
   check_optimizer(optimizer);
   const auto moments = optimizer.moments();
+  comm::run_collectively(group_, [&] {
+    if (group_.rank() != root) return;
+    check_usage(whole.size() == moments.size(), "as many moments as another optimizer has",
+                "give those that gather_moments() returned");
+    for (std::size_t m = 0; m < whole.size(); ++m) {
+      const nn::Parameter& parameter = *parameters_[m % parameters_.size()].parameter;
+      check_usage(whole[m].size() == parameter.value().bytes(), "a moment of another size than its parameter",
+                  "give those that gather_moments() returned");
+    }
+  });
   for (std::size_t m = 0; m < moments.size(); ++m) {
     const std::size_t index = m % parameters_.size();
     std::vector<std::byte> mine(moments[m].value.bytes());
     if (group_.rank() == root) {
-      LOCKSTEP_ASSERT(whole.size() == moments.size(), "{} of {} moments", whole.size(), moments.size());
       for (int rank = 0; rank < group_.size(); ++rank) {
         const auto part = part_of(whole[m], slices_[static_cast<std::size_t>(rank)][index]);
         if (part.empty()) continue;

@@ -87,6 +87,8 @@ class ShardedParameters final : public nn::SliceExchange, private nn::ValueSourc
   void wait_for_values(std::size_t bucket) override { wait(bucket); }
 
   comm::ProcessGroup& group_;
+  Lifetime::Ref group_lifetime_;
+  Device device_;
   nn::Backend& backend_;
   std::vector<nn::NamedParameter> parameters_;
   std::vector<Lifetime::Ref> lifetimes_;  // theirs

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/on_exit.h"
 #include "lockstep/parallel/device_thread.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "parallel/sharded_parameters.h"
@@ -103,11 +104,13 @@ void DistributedDataParallel::run_shards(nn::Tape& tape, std::int64_t all_sample
   check_usage(!in_shards_, "a step in shards within another one", "call run_shards() once for each step");
   check_usage(all_samples >= 1, "a step of no samples", "give the samples of all shards together");
   begin_sharded_step();
-  in_shards_ = true;
-  do {
-    run_turn(tape, samples_of, loss);
-  } while (!gradients_->is_last_turn());
-  in_shards_ = false;
+  {
+    in_shards_ = true;
+    const OnExit leave([this] { in_shards_ = false; });
+    do {
+      run_turn(tape, samples_of, loss);
+    } while (!gradients_->is_last_turn());
+  }
   finish_sharded_step(all_samples);
 }
 
@@ -118,7 +121,11 @@ void DistributedDataParallel::run_turn(nn::Tape& tape, FunctionRef<std::int64_t(
   const std::uint32_t first = tree_->run_of(group_.rank()).first;
   if (shards.first == first && scalars_.defined())
     backend_->pointwise().copy(scalars_, nn::Tensor::view_of(gradients_->reducer().tail().data(), {kScalars}));
-  const auto samples = [&](std::size_t i) { return samples_of(shards.first + static_cast<std::uint32_t>(i)); };
+  // Before a thread computes: what throws here leaves none running.
+  samples_of_turn_.clear();
+  for (std::size_t i = 0; i < shards.count; ++i)
+    samples_of_turn_.push_back(samples_of(shards.first + static_cast<std::uint32_t>(i)));
+  const auto samples = [&](std::size_t i) { return samples_of_turn_[i]; };
   for (std::size_t i = 0; i < shards.count; ++i)
     if (samples(i) == 0) gradients_->skip_shard(i);
   for (std::size_t i = shards.count; i > 0; --i)

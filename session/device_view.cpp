@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 
 #include "base/json_value.h"
+#include "base/kernel.h"
 #include "devices/visible.h"
 #include "lockstep/base/env.h"
 
@@ -131,8 +131,7 @@ RankView decode_view(const std::string& text) {
 }
 
 std::string machine_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::string boot = boot_id();
   return boot.empty() ? host_name() : boot;
 }
 

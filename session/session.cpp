@@ -26,7 +26,8 @@ void require(bool ok, const std::string& what, const std::string& remedy) {
 }
 
 void set_log_level_named(const std::string& name) {
-  // "info" is the default, and only rank 0's: the others speak up when something is wrong.
+  // "info" is only rank 0's: the others speak up when something is wrong.
+  if (name == "info") choose_log_level(LogLevel::kInfo);
   if (name == "debug") set_log_level(LogLevel::kDebug);
   if (name == "warn") set_log_level(LogLevel::kWarn);
   if (name == "error") set_log_level(LogLevel::kError);

@@ -1,15 +1,11 @@
 #include "trainer/clocks.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <climits>
 #include <cstring>
-#include <fstream>
 #include <string>
 
 #include "base/error.h"
+#include "base/kernel.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -17,13 +13,7 @@ namespace {
 constexpr int kRounds = 16;
 
 /// Names the kernel that this process's clock belongs to: a boot, and a time namespace of it.
-std::string clock_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, PATH_MAX> name{};
-  const ssize_t length = ::readlink("/proc/self/ns/time", name.data(), name.size());
-  return boot + std::string(name.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
+std::string clock_identity() { return boot_id() + namespace_id("time"); }
 
 struct Readings {
   Clock::time_point sent;      // this round's

@@ -18,6 +18,7 @@ namespace {
 
 using checkpoint::CheckpointManifest;
 using checkpoint::Facts;
+using checkpoint::find_fact;
 using data::Dataset;
 using Json = nlohmann::json;
 
@@ -155,11 +156,6 @@ std::string difference(const Fact& fact, const std::string& there, const std::st
   return fact.differences(*all_there, *all_here);
 }
 
-std::optional<std::string> value_in(const Facts& facts, const std::string& name) {
-  const auto found = std::ranges::find(facts, name, &Facts::value_type::first);
-  return found == facts.end() ? std::nullopt : std::optional(found->second);
-}
-
 }  // namespace
 
 Facts data_facts_of(const Dataset& dataset, comm::ProcessGroup& group) {
@@ -169,6 +165,7 @@ Facts data_facts_of(const Dataset& dataset, comm::ProcessGroup& group) {
     for (const Fact& fact : kFacts)
       if (const Json all = fact.of(dataset); !all.empty()) mine.data.emplace_back(fact.name, text_of(all));
   });
+  // Encoded as in a checkpoint, so that bytes that are not UTF-8 compare as they will be read from one.
   const auto all = group.all_gather_text(group.rank() == 0 ? encode(mine) : std::string());
   return checkpoint::decode_checkpoint_manifest(all[0], "what rank 0 says of its data").data;
 }
@@ -177,7 +174,7 @@ void check_same_data(const Facts& there, const Facts& here, const std::string& p
   std::vector<std::string> differing;
   bool other_tokens = false;
   for (const Fact& fact : kFacts) {
-    const auto then = value_in(there, fact.name), now = value_in(here, fact.name);
+    const std::string *const then = find_fact(there, fact.name), *const now = find_fact(here, fact.name);
     if (!then || !now || *then == *now) continue;
     differing.push_back(difference(fact, *then, *now));
     other_tokens = other_tokens || fact.is_meaning_of_tokens;

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/flight_record.h"
+#include "base/on_exit.h"
 #include "base/stop.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/sampler/slice.h"
@@ -75,9 +77,17 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
 }
 
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
+  check_usage(dataset_ != nullptr && batch_ > 0, "an evaluation without data, or with batches of no samples",
+              "give an Evaluator a data set and a batch of at least 1");
   flight::set_phase(flight::Phase::kEvaluation);
+  const OnExit end_phase([] { flight::set_phase(flight::Phase::kRunning); });
   const SampleFormat format = format_of(*dataset_);
+  const bool was_training = module.training();
   module.train(false);
+  const OnExit end_pass([&] {
+    tape_.reset();
+    if (was_training) module.train(true);
+  });
   const auto batch_size = static_cast<std::uint64_t>(batch_);
   data::Loader loader(dataset_,
                       along_tree_ ? slice_in_passes(dataset_->size(), batch_size, group_.rank(), group_.size())
@@ -117,7 +127,6 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     backend_.finish_inputs();
   }
   while (batches.waiting() > 0) take();
-  module.train(true);
   Sums sums = passes.front();
   if (along_tree_) {
     sums = sum_of_passes(group_, passes);
@@ -126,7 +135,6 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
-  flight::set_phase(flight::Phase::kRunning);
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
           .loss = sums[0] / targets,

@@ -28,6 +28,7 @@ namespace lockstep::trainer {
 
 using checkpoint::CheckpointManifest;
 using checkpoint::Facts;
+using checkpoint::find_fact;
 using checkpoint::kManifestFile;
 using checkpoint::kOptimizerFile;
 using checkpoint::kWeightsFile;
@@ -67,16 +68,11 @@ bool augments(const TrainConfig& config) {
 // "global batch 64 there and 96 here; seed 1 there and 2 here"
 std::vector<std::string> differences(const Facts& there, const Facts& here) {
   std::vector<std::string> all;
-  const auto value_in = [](const Facts& facts, const std::string& name) {
-    const auto found = std::ranges::find(facts, name, &Facts::value_type::first);
-    return found == facts.end() ? std::string("unknown") : found->second;
-  };
   for (const auto& [name, value] : there)
-    if (const std::string other = value_in(here, name); other != value)
-      all.push_back(fmt::format("{} {} there and {} here", name, value, other));
+    if (const std::string* const other = find_fact(here, name); other == nullptr || *other != value)
+      all.push_back(fmt::format("{} {} there and {} here", name, value, other != nullptr ? *other : "unknown"));
   for (const auto& [name, value] : here)
-    if (std::ranges::find(there, name, &Facts::value_type::first) == there.end())
-      all.push_back(fmt::format("{} unknown there and {} here", name, value));
+    if (find_fact(there, name) == nullptr) all.push_back(fmt::format("{} unknown there and {} here", name, value));
   return all;
 }
 
@@ -84,9 +80,9 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
   const auto differing = differences(there.identity, here.identity);
   if (!differing.empty()) {
     std::string remedy = "give what it was made with, or start anew without --resume and with another --checkpoint-dir";
-    const auto batch = std::ranges::find(there.identity, kGlobalBatch, &Facts::value_type::first);
-    if (differing.size() == 1 && differing.front().starts_with(kGlobalBatch) && batch != there.identity.end())
-      remedy = fmt::format("add --global-batch {}: it is the same at any number of ranks", batch->second);
+    const std::string* const batch = find_fact(there.identity, kGlobalBatch);
+    if (differing.size() == 1 && differing.front().starts_with(kGlobalBatch) && batch != nullptr)
+      remedy = fmt::format("add --global-batch {}: it is the same at any number of ranks", *batch);
     throw CheckpointError(fmt::format("checkpoint {} is of another run: {}", path, join(differing, "; ")), remedy);
   }
   if (here.total_steps > 0 && there.step > here.total_steps)
@@ -220,12 +216,9 @@ void load_module(const Resumed& resumed, const CheckpointManifest& plan, bool da
   check_same_data(resumed.manifest.data, plan.data, resumed.path, data_changed);
   const std::string file = fmt::format("{}/{}", resumed.path, kWeightsFile);
   nn::load_entries(nn::entries_of(module), nn::read_safetensors(file), file);
-  for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
   // One that another version does not have is no difference.
   const auto known_to = [](const Facts& others) {
-    return [&others](const auto& fact) {
-      return std::ranges::find(others, fact.first, &Facts::value_type::first) != others.end();
-    };
+    return [&others](const auto& fact) { return find_fact(others, fact.first) != nullptr; };
   };
   Facts there, here;
   std::ranges::copy_if(resumed.manifest.settings, std::back_inserter(there), known_to(plan.settings));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/on_exit.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -104,9 +105,9 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
   }
   if (rehearsal) {
     rehearsing_ = &entry;
+    const OnExit end([this] { rehearsing_ = nullptr; });
     const nn::RecordedMemory memory(backend_.allocator());
     compute(entry.inputs);
-    rehearsing_ = nullptr;
     return true;
   }
   refresh_copies();

@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
+#include "base/kernel.h"
 #include "base/log.h"
 #include "comm/flight.h"
 #include "comm/shm/sockets.h"
@@ -32,19 +32,6 @@ struct Introduction {
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
-/// What a namespace of this process is called: the same for processes that share it.
-std::string namespace_of(const char* kind) {
-  std::array<char, 64> name{};
-  const ssize_t length = ::readlink(fmt::format("/proc/self/ns/{}", kind).c_str(), name.data(), name.size() - 1);
-  return length > 0 ? std::string(name.data(), static_cast<std::size_t>(length)) : std::string();
-}
-
-std::string kernel_text() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
-}
-
 template <std::size_t N>
 void put(const std::string& text, std::array<char, N>& into) {
   text.copy(into.data(), into.size() - 1);
@@ -55,8 +42,8 @@ void put(const std::string& text, std::array<char, N>& into) {
 Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(store.job_ranks()) {
   Introduction mine;
   put(host_name(), mine.host);
-  put(kernel_text(), mine.kernel);
-  put(namespace_of("pid") + namespace_of("net"), mine.spaces);
+  put(boot_id(), mine.kernel);
+  put(namespace_id("pid") + namespace_id("net"), mine.spaces);
   mine.pid = ::getpid();
   mine.cpus = devices::allowed_cpus();
   mine.sockets = SocketSetting::from(env);

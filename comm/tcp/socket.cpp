@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/loopback.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/wait.h"
@@ -141,18 +142,11 @@ std::string list_of(const Addresses& addresses) {
   return list;
 }
 
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
-  return address->sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
 /// Loopback, and meant: an address, or the name that says so.
 bool says_loopback(const std::string& host) {
   if (host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost") return true;
   const auto address = look_up(host.c_str(), 0, AI_NUMERICHOST).first;
-  return address != nullptr && is_loopback(address->ai_addr);
+  return address != nullptr && is_loopback(*address->ai_addr);
 }
 
 /// Linux connects a socket to itself where nobody listens and the port that it gives to the socket happens to be the
@@ -249,7 +243,7 @@ bool are_loopback(const std::vector<UniqueFd>& listeners) {
     sockaddr_storage own{};
     socklen_t length = sizeof own;
     return ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-           is_loopback(reinterpret_cast<const sockaddr*>(&own));
+           is_loopback(reinterpret_cast<const sockaddr&>(own));
   });
 }
 

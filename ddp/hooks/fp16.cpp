@@ -76,7 +76,9 @@ class Fp16HostHook final : public CommHook {
     return {{.name = "largest", .values = largest_}, {.name = "headroom", .values = headroom_}};
   }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    return bytes_sent_by_all_reduce(static_cast<double>(layout_.plan().buckets[index].bytes) / 2, ranks);
+    const auto bytes = layout_.bytes_of(index);
+    if (!bytes) return std::nullopt;
+    return bytes_sent_by_all_reduce(static_cast<double>(*bytes) / 2, ranks);
   }
   std::int64_t fallbacks() const override { return fallbacks_; }
 
@@ -177,8 +179,9 @@ class Fp16DeviceHook final : public CommHook {
   }
 
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    const double bytes = static_cast<double>(layout_.plan().buckets[index].bytes) / 2 + sizeof(std::int32_t);
-    return bytes_sent_by_all_reduce(bytes, ranks);
+    const auto bytes = layout_.bytes_of(index);
+    if (!bytes) return std::nullopt;
+    return bytes_sent_by_all_reduce(static_cast<double>(*bytes) / 2 + sizeof(std::int32_t), ranks);
   }
 
  private:
@@ -208,14 +211,14 @@ class Fp16Hook final : public CommHook {
   }
   comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override { return hook_->start(bucket, group); }
   void finish(const GradBucket& bucket, StreamView stream) override { hook_->finish(bucket, stream); }
-  std::vector<State> state() override { return hook_->state(); }
+  std::vector<State> state() override { return hook_ == nullptr ? std::vector<State>() : hook_->state(); }
   Memory memory(std::span<const SlotSpec> slots, int) const override {
     return {.held = bytes_of_halves(slots), .saved = slots.size() * 2 * sizeof(float)};
   }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    return hook_->bytes_sent(index, ranks);
+    return hook_ == nullptr ? std::nullopt : hook_->bytes_sent(index, ranks);
   }
-  std::int64_t fallbacks() const override { return hook_->fallbacks(); }
+  std::int64_t fallbacks() const override { return hook_ == nullptr ? 0 : hook_->fallbacks(); }
 
  private:
   std::unique_ptr<CommHook> hook_;

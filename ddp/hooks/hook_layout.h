@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,15 +15,19 @@ namespace lockstep::ddp {
 class HookLayout {
  public:
   void set(std::span<const SlotSpec> slots, const BucketPlan& plan) {
-    slots_ = slots;
-    plan_ = &plan;
+    slots_.assign(slots.begin(), slots.end());
+    plan_ = plan;
   }
   std::span<const SlotSpec> slots() const { return slots_; }
-  const BucketPlan& plan() const { return *plan_; }
+  const BucketPlan& plan() const { return plan_; }
+  /// Of a bucket; nothing before there is one.
+  std::optional<std::size_t> bytes_of(std::size_t bucket) const {
+    return bucket < plan_.buckets.size() ? std::optional(plan_.buckets[bucket].bytes) : std::nullopt;
+  }
   /// Where `slot` begins in its bucket, in elements.
   std::size_t begin_of(std::size_t slot) const {
-    const auto& bucket = plan_->buckets[plan_->slot_bucket[slot]];
-    return (plan_->slot_offset_bytes[slot] - bucket.offset_bytes) / sizeof(float);
+    const auto& bucket = plan_.buckets[plan_.slot_bucket[slot]];
+    return (plan_.slot_offset_bytes[slot] - bucket.offset_bytes) / sizeof(float);
   }
   std::span<float> values_of(const GradBucket& bucket, std::size_t slot) const {
     return floats_of(bucket).subspan(begin_of(slot), slots_[slot].count);
@@ -34,14 +39,15 @@ class HookLayout {
   /// places.
   comm::Region region_in(const comm::Arena& arena, const GradBucket& bucket, DType dtype) const {
     return {.arena = &arena,
-            .offset_bytes = plan_->buckets[bucket.index].offset_bytes / sizeof(float) * size_of(dtype),
+            .offset_bytes = plan_.buckets[bucket.index].offset_bytes / sizeof(float) * size_of(dtype),
             .count = bucket.gradients.count,
             .dtype = dtype};
   }
 
  private:
-  std::span<const SlotSpec> slots_;
-  const BucketPlan* plan_ = nullptr;
+  // Copies: a hook may outlive its reducer.
+  std::vector<SlotSpec> slots_;
+  BucketPlan plan_;
 };
 
 /// What is kept of each slot from step to step, in f32. Slots have their places whatever the order of buckets.

@@ -112,6 +112,7 @@ class PowerSgdHook final : public CommHook {
   }
 
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
+    if (index >= stages_.size()) return std::nullopt;
     const Stage& stage = stages_[index];
     const double bytes = stage.compresses ? static_cast<double>(stage.first.bytes() + stage.second.bytes())
                                           : static_cast<double>(layout_.plan().buckets[index].bytes);

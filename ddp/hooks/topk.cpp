@@ -97,6 +97,7 @@ class TopKHook final : public CommHook {
   }
 
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
+    if (index >= places_.size()) return std::nullopt;
     return bytes_sent_by_all_gather(static_cast<double>(part_bytes(places_[index].chosen)) * ranks, ranks);
   }
 

@@ -12,6 +12,9 @@
  * Handles. A handle is destroyed once; NULL may be destroyed. What was made of a group may be destroyed after it, and
  * is of no other use then. A handle's address is never used again, so one that was destroyed is recognised.
  *
+ * Memory. What a function is given by a pointer stays the caller's and is used during the call alone, but for the
+ * values of lockstep_isend() and lockstep_irecv().
+ *
  * Threads. One thread at a time uses a group and what was made of it; different groups may be used by different
  * threads.
  */
@@ -45,7 +48,7 @@ enum lockstep_error_code {
 };
 
 /* Of the last function that failed on this thread: one line, "what → remedy", in UTF-8; "" if none has. Good until the
- * next one fails. */
+ * next one fails, or the thread ends. */
 const char* lockstep_last_error(void);
 /* Whether it is the failure of another rank, which reports it: this one need not. */
 int lockstep_last_error_is_of_peer(void);
@@ -76,7 +79,7 @@ int lockstep_group_options_init(lockstep_group_options* options, size_t size);
  * `options` may be NULL. */
 int lockstep_group_make(const lockstep_group_options* options, lockstep_group** group);
 /* Collective: the ranks that give the same `color` become a group, in the order of `key`. A negative color: in none,
- * and *part is NULL. */
+ * and *part is NULL. The part may end after this group. */
 int lockstep_group_split(lockstep_group* group, int color, int key, lockstep_group** part);
 int lockstep_group_rank(lockstep_group* group, int* rank);
 int lockstep_group_size(lockstep_group* group, int* size);
@@ -126,13 +129,14 @@ int lockstep_barrier(lockstep_group* group);
 int lockstep_send(lockstep_group* group, const void* values, size_t count, int dtype, int to);
 int lockstep_recv(lockstep_group* group, void* values, size_t count, int dtype, int from);
 
-/* A ticket. */
+/* A ticket: a plain value. */
 typedef struct lockstep_transfer {
   lockstep_group* group;
   uint64_t number;
 } lockstep_transfer;
 
-/* They start it and return. The values stay, and are left alone, until it is done. */
+/* They start it and return. The values stay, and are left alone, until it is done or has failed, or the group is
+ * destroyed. */
 int lockstep_isend(lockstep_group* group, const void* values, size_t count, int dtype, int to,
                    lockstep_transfer* transfer);
 int lockstep_irecv(lockstep_group* group, void* values, size_t count, int dtype, int from, lockstep_transfer* transfer);
@@ -145,7 +149,7 @@ int lockstep_transfer_done(lockstep_transfer transfer, int* done);
 
 typedef struct lockstep_arena lockstep_arena;
 
-/* A ticket. Operations of a group finish in the order in which they were issued. */
+/* A ticket: a plain value. Operations of a group finish in the order in which they were issued. */
 typedef struct lockstep_work {
   lockstep_group* group;
   uint64_t sequence;
@@ -156,7 +160,8 @@ int lockstep_arena_allocate(lockstep_group* group, size_t bytes, lockstep_arena*
 /* Where it is, to be read and written while no operation on it is under way; good until the arena is destroyed. */
 int lockstep_arena_data(lockstep_arena* arena, void** data);
 int lockstep_arena_bytes(lockstep_arena* arena, size_t* bytes);
-/* When no operation on it is under way. */
+/* When no operation on it is under way. Where one is, the memory stays until the process ends, and the group is broken.
+ */
 int lockstep_arena_destroy(lockstep_arena* arena);
 
 /* They start an operation on `count` elements from byte `offset` of the arena. `work` may be NULL. */
@@ -182,7 +187,7 @@ int lockstep_work_done(lockstep_work work, int* done);
 typedef struct lockstep_reducer lockstep_reducer;
 
 typedef struct lockstep_slot {
-  const char* name; /* for messages */
+  const char* name; /* for messages; copied */
   size_t count;     /* f32 values */
 } lockstep_slot;
 
@@ -213,7 +218,10 @@ int lockstep_reducer_mark_unused(lockstep_reducer* reducer, size_t slot);
 int lockstep_reducer_contribute_nothing(lockstep_reducer* reducer);
 /* Lets sums advance; to be called now and then while gradients are computed. */
 int lockstep_reducer_poll(lockstep_reducer* reducer);
-/* Of a bucket whose sums are there: its slots. 0: continue; everything else ends the step as LOCKSTEP_ERROR_USAGE. */
+/* Of a bucket whose sums are there: its slots, good until it returns. 0: continue; everything else ends the step as
+ * LOCKSTEP_ERROR_USAGE, with other ranks in it: end the process then. It runs on the thread that has called
+ * lockstep_reducer_finish(), with `user` as given there. It calls no function of this group or reducer but
+ * lockstep_reducer_gradient(). */
 typedef int (*lockstep_on_bucket)(void* user, const size_t* slots, size_t count);
 /* Waits for the sums, bucket by bucket. `on_bucket` may be NULL. */
 int lockstep_reducer_finish(lockstep_reducer* reducer, lockstep_on_bucket on_bucket, void* user);

@@ -2,8 +2,10 @@
 // find_package(lockstep COMPONENTS nn).
 #pragma once
 
+#include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
 #include "lockstep/nn/autograd/functions.h"
+#include "lockstep/nn/autograd/recompute.h"
 #include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"

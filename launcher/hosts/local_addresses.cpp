@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/loopback.h"
 #include "base/unique_fd.h"
 #include "launcher/process.h"
 
@@ -37,13 +38,6 @@ bool same_address(const sockaddr& a, const sockaddr& b) {
     return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
                        &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
   return false;
-}
-
-bool is_loopback(const sockaddr& address) {
-  if (address.sa_family == AF_INET)
-    return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
-  return address.sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
 bool is_own_address(const sockaddr& address, const ifaddrs* interfaces) {

@@ -105,8 +105,9 @@ class ConvMaxPoolNode final : public Node {
 
 Shape convolved_shape(Var x, const Parameter& w, const Window& window) {
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
-    throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
-                     "images are (N, H, W, C); match the layer's in_channels to them");
+    throw UsageError(
+        fmt::format("Conv2d with a weight of {} was given {}", to_string(w.value().shape()), to_string(x.shape())),
+        fmt::format("images are (N, H, W, C) with C in_channels, {}", w.value().size(3)));
   if (w.value().size(1) != window.kernel[0] || w.value().size(2) != window.kernel[1])
     throw UsageError(fmt::format("a convolution's weight is {}, and its window {}x{}", to_string(w.value().shape()),
                                  window.kernel[0], window.kernel[1]),
@@ -119,9 +120,10 @@ bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
   return x.needs_grad() || wants_grad(&w) || wants_grad(b);
 }
 
-void check(const Tape& tape, Var x, const Parameter& w, Epilogue epilogue) {
+void check(const Tape& tape, Var x, const Parameter& w, const Parameter* b, Epilogue epilogue) {
   check_operand(tape, x, "Conv2d");
   check_parameter(tape, w, "Conv2d");
+  check_further(tape, b, {w.value().size(0)}, "a bias", "Conv2d");
   check_usage(epilogue != Epilogue::kGelu, "a GELU inside of a convolution, which has none",
               "apply nn::gelu() to what it returns");
 }
@@ -129,7 +131,7 @@ void check(const Tape& tape, Var x, const Parameter& w, Epilogue epilogue) {
 }  // namespace
 
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
-  check(tape, x, w, epilogue);
+  check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
   Tensor y = tape.backend().empty(convolved_shape(x, w, window), dtype);
@@ -142,7 +144,7 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
 
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
                     const Window& pool) {
-  check(tape, x, w, epilogue);
+  check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
   Shape piece = convolved_shape(x, w, window);

@@ -64,10 +64,13 @@ enum class Rows : std::uint8_t { kContiguous, kApart };
 Var compute(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue, Rows lie) {
   check_operand(tape, x, "Linear");
   check_parameter(tape, w, "Linear");
+  check_further(tape, b, {w.value().size(0)}, "a bias", "Linear");
   const int last = x.shape().size() - 1;
   if (last < 1 || x.shape()[last] != w.value().size(1))
-    throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),
-                     "flatten the input, or match the layer's in_features to it");
+    throw UsageError(
+        fmt::format("Linear with a weight of {} was given {}", to_string(w.value().shape()), to_string(x.shape())),
+        fmt::format("the last axis has in_features, {}: flatten the input, or match the layer to it",
+                    w.value().size(1)));
   LinearKernels& kernels = tape.backend().linear();
   const DType dtype = x.value().dtype();
   const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());

@@ -1,3 +1,4 @@
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -105,13 +106,13 @@ class BatchNormReluNode final : public BatchNormNode {
 class SyncBatchNormNode final : public Node {
  public:
   SyncBatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance, Tensor rows,
-                    StatisticsExchange& exchange, double eps)
+                    std::shared_ptr<StatisticsExchange> exchange, double eps)
       : Node(output, {&gamma, &beta}),
         x_(x),
         mean_(std::move(mean)),
         variance_(std::move(variance)),
         rows_(std::move(rows)),
-        exchange_(exchange),
+        exchange_(std::move(exchange)),
         eps_(eps) {}
 
   void backward(Tape& tape) override {
@@ -127,7 +128,7 @@ class SyncBatchNormNode final : public Node {
     if (beta.requires_grad()) deliver(backend, beta, sums.slice(channels, 2 * channels));
     if (!x_.needs_grad()) return;
     Tensor dx = backend.empty(x_.shape(), dy.dtype());
-    backend.norm().backward_input(x_.value(), dy, gamma.value(), mean_, variance_, rows_, exchange_.sum(sums), eps_,
+    backend.norm().backward_input(x_.value(), dy, gamma.value(), mean_, variance_, rows_, exchange_->sum(sums), eps_,
                                   dx);
     tape.contribute(x_, std::move(dx));
   }
@@ -135,23 +136,35 @@ class SyncBatchNormNode final : public Node {
  private:
   Var x_;
   Tensor mean_, variance_, rows_;
-  StatisticsExchange& exchange_;
+  std::shared_ptr<StatisticsExchange> exchange_;
   double eps_;
 };
 
 Var sync_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state) {
+  const Tape::OpScope scope(tape, "batch_norm", &gamma);
   Backend& backend = tape.backend();
   const std::int64_t channels = gamma.value().count();
   Tensor y = backend.empty(x.shape(), x.value().dtype());
   Tensor mean = backend.empty({channels}), variance = backend.empty({channels}), rows = backend.empty({1});
   const Tensor part = backend.empty({2 * channels + 1});
   backend.norm().moments(x.value(), part);
-  backend.norm().join_moments(state.exchange->gather(part), state.momentum, mean, variance, rows, state.running_mean,
-                              state.running_variance);
+  backend.norm().join_moments(state.exchange->gather(part), tape.recomputing() ? 0.0 : state.momentum, mean, variance,
+                              rows, state.running_mean, state.running_variance);
   backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), mean, variance, state.eps, y);
   const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
   tape.record<SyncBatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), std::move(rows),
-                                 *state.exchange, state.eps);
+                                 state.exchange, state.eps);
+  return out;
+}
+
+// With the running statistics.
+Var frozen_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state) {
+  const Tape::OpScope scope(tape, "batch_norm", &gamma);
+  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
+  tape.backend().norm().forward_infer(x.value(), gamma.value(), beta.value(), state.running_mean,
+                                      state.running_variance, state.eps, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
+  tape.record<BatchNormNode>(out, x, gamma, beta, state.running_mean, state.running_variance, true, state.eps);
   return out;
 }
 
@@ -165,7 +178,6 @@ Var finished(Tape& tape, Var y, Epilogue epilogue, std::optional<Var> residual) 
 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue, std::optional<Var> residual) {
-  const Tape::OpScope scope(tape, "batch_norm", &gamma);
   check_operand(tape, x, "BatchNorm");
   if (residual) check_operand(tape, *residual, "BatchNorm");
   check_parameter(tape, gamma, "BatchNorm");
@@ -175,20 +187,20 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
   if (channels < 1 || x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
                      "match num_features to the last axis of the input");
+  check_further(tape, &beta, {channels}, "a bias", "BatchNorm");
+  for (const Tensor* const running : {&state.running_mean, &state.running_variance}) {
+    check_tensor(tape, *running, DType::kF32, "BatchNorm was given running statistics");
+    if (running->shape() != Shape{channels}) refuse_shape(*running, {channels}, "running statistics", "BatchNorm");
+  }
   if (residual && (residual->shape() != x.shape() || residual->value().dtype() != x.value().dtype()))
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(residual->shape())),
                      "give both the same shape");
   if (training && state.exchange != nullptr)
     return finished(tape, sync_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
+  if (!training) return finished(tape, frozen_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
+  const Tape::OpScope scope(tape, "batch_norm", &gamma);
   Backend& backend = tape.backend();
   Tensor y = backend.empty(x.shape(), x.value().dtype());
-  if (!training) {
-    backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), state.running_mean, state.running_variance,
-                                 state.eps, y);
-    const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
-    tape.record<BatchNormNode>(out, x, gamma, beta, state.running_mean, state.running_variance, true, state.eps);
-    return finished(tape, out, epilogue, residual);
-  }
   const std::int64_t rows = x.value().count() / channels;
   if (rows < 2)
     throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values per channel", to_string(x.shape())),

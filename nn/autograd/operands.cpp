@@ -27,6 +27,12 @@ void refuse_parameter(const Tape& tape, const Parameter& parameter, const char* 
       "make the tape and its inputs with the backend that the module was built with");
 }
 
+void refuse_shape(const Tensor& value, const Shape& wanted, const char* what, const char* op) {
+  throw UsageError(
+      fmt::format("{} with {} of {} where {} belongs", op, what, to_string(value.shape()), to_string(wanted)),
+      "give it one that fits the weight");
+}
+
 void refuse_tensor(const Tape& tape, const Tensor& tensor, DType wanted, const char* what) {
   const auto place = tensor.device();
   if (place && *place != tape.backend().device())

@@ -11,6 +11,7 @@ namespace lockstep::nn {
 
 [[noreturn]] void refuse_operand(const Tape& tape, Var x, const char* op);
 [[noreturn]] void refuse_parameter(const Tape& tape, const Parameter& parameter, const char* op);
+[[noreturn]] void refuse_shape(const Tensor& value, const Shape& wanted, const char* what, const char* op);
 [[noreturn]] void refuse_tensor(const Tape& tape, const Tensor& tensor, DType wanted, const char* what);
 
 /// Throws UsageError unless `x` is of this tape's pass, not walked by backward yet, and f32, or bf16 or f16 where
@@ -29,6 +30,16 @@ inline void check_parameter(const Tape& tape, const Parameter& parameter, const 
   if (&parameter.backend() == &tape.backend()) return;
   if (tape.recording() || parameter.backend().device() != tape.backend().device())
     refuse_parameter(tape, parameter, op);
+}
+
+/// Of a parameter beside the first, such as a bias: nullptr is none. Throws UsageError where it is elsewhere, or has
+/// another shape than kernels read.
+inline void check_further(const Tape& tape, const Parameter* parameter, const Shape& wanted, const char* what,
+                          const char* op) {
+  if (parameter == nullptr) return;
+  check_parameter(tape, *parameter, op);
+  if (parameter->value().shape() != wanted) [[unlikely]]
+    refuse_shape(parameter->value(), wanted, what, op);
 }
 
 /// Of labels, targets and numbers: throws UsageError unless it has this type, and is not another device's.

@@ -97,12 +97,18 @@ Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options, 
         fmt::format("{} with weights {} and {}", text_of(options.cell), to_string(parameters.w_ih.value().shape()),
                     to_string(parameters.w_hh.value().shape())),
         fmt::format("give ({0} · H, I) and ({0} · H, H), and both biases or none", gates_of(options.cell)));
+  for (const Parameter* const bias : {parameters.b_ih, parameters.b_hh})
+    check_further(tape, bias, {gates}, "a bias", name);
+  check_parameter(tape, parameters.w_hh, name);
+  check_usage(state == nullptr || !tape.recomputing(), "a recurrent layer with a state in what is computed again",
+              "leave set_recomputed() or the state out: a second forward would begin where the first has ended");
   const bool fits =
       x.shape().size() >= 3 && x.shape()[1] >= 1 && (x.value().dtype() == DType::kF32 || is_half(x.value().dtype()));
   if (!fits || as_sequence(x.value()).size(2) != inputs)
-    throw UsageError(fmt::format("{} over {} features was given {} of {}", text_of(options.cell), inputs,
+    throw UsageError(fmt::format("{} with weights {} and {} was given {} of {}", text_of(options.cell),
+                                 to_string(parameters.w_ih.value().shape()), to_string(parameters.w_hh.value().shape()),
                                  to_string(x.shape()), name_of(x.value().dtype())),
-                     "it takes (N, T, features) with at least one step");
+                     fmt::format("it takes (N, T, {}) with at least one step", inputs));
   const Tensor sequence = as_sequence(x.value());
   const DType dtype = sequence.dtype();
   const std::int64_t batch = sequence.size(0);

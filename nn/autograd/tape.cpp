@@ -1,5 +1,6 @@
 #include "lockstep/nn/autograd/tape.h"
 
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -45,8 +46,9 @@ Tape::Tape(Backend& backend) : backend_(backend) { hold_memory(kFirstMemoryBytes
 Tape::~Tape() { reset(); }
 
 void Tape::hold_memory(std::size_t bytes) {
+  std::vector<std::byte> memory(bytes);
   memory_.reset();
-  held_memory_ = std::vector<std::byte>(bytes);
+  held_memory_ = std::move(memory);
   memory_ = std::make_unique<std::pmr::monotonic_buffer_resource>(held_memory_.data(), held_memory_.size());
 }
 
@@ -335,10 +337,15 @@ void Tape::reset() {
   nodes_.clear();
   for (auto* state : vars_) state->~State();
   vars_.clear();
-  if (used_bytes_ > held_memory_.size())
-    hold_memory(used_bytes_);
-  else
+  if (used_bytes_ > held_memory_.size()) {
+    try {
+      hold_memory(used_bytes_);
+    } catch (const std::bad_alloc&) {
+      memory_->release();  // the next pass asks for it a piece at a time
+    }
+  } else {
     memory_->release();
+  }
   used_bytes_ = 0;
 }
 

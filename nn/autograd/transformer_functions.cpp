@@ -163,8 +163,9 @@ namespace {
 
 // Of a result y of x's shape, and of the statistics of its rows.
 struct NormResult {
-  NormResult(Tape& tape, Var x, const Parameter& gamma) {
+  NormResult(Tape& tape, Var x, const Parameter& gamma, const Parameter* beta) {
     check_parameter(tape, gamma, "LayerNorm");
+    check_further(tape, beta, gamma.value().shape(), "a bias", "LayerNorm");
     const std::int64_t width = gamma.value().count();
     const int last = x.shape().size() - 1;
     if (width < 1 || last < 0 || x.shape()[last] != width)
@@ -192,7 +193,7 @@ struct NormResult {
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps) {
   check_operand(tape, x, "LayerNorm");
   const Tape::OpScope scope(tape, "layer_norm", &gamma);
-  NormResult made(tape, x, gamma);
+  NormResult made(tape, x, gamma, beta);
   tape.backend().layer_norm().forward(x.value(), gamma.value(), beta != nullptr ? beta->value() : Tensor(), eps, made.y,
                                       made.mean, made.inverse);
   return std::move(made).record(tape, x, gamma, beta);
@@ -202,7 +203,7 @@ SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter*
   check_addends(tape, x, y);
   const Tape::OpScope scope(tape, "add_layer_norm", &gamma);
   Tensor sum = tape.backend().empty(x.shape(), x.value().dtype());
-  NormResult made(tape, x, gamma);
+  NormResult made(tape, x, gamma, beta);
   tape.backend().layer_norm().forward_added(x.value(), y.value(), gamma.value(),
                                             beta != nullptr ? beta->value() : Tensor(), eps, sum, made.y, made.mean,
                                             made.inverse);

@@ -191,7 +191,7 @@ Opened open_file(const std::string& path) {
   const RegularFile file = open_regular(path);
   if (!file.problem.empty())
     throw IoError(fmt::format("cannot open weights {}: {}", path, file.problem),
-                  file.remedy.empty() ? "give the path of a file of weights" : file.remedy);
+                  file.remedy_or("give the path of a file of weights"));
   Opened opened{.in = std::ifstream(path, std::ios::binary), .text = {}, .header = {}};
   std::ifstream& in = opened.in;
   if (!in)

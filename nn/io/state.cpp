@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/on_exit.h"
 #include "base/text.h"
 #include "lockstep/nn/models/models.h"
 #include "nn/io/other_names.h"
@@ -41,6 +42,7 @@ struct Target {
   const Tensor* value;
   Backend* backend;
   FileLayout layout;
+  Parameter* parameter = nullptr;  // of which it is the value; nullptr: of none
 };
 
 HostTensor to_host(const std::string& name, const Target& target) {
@@ -64,7 +66,7 @@ void from_host(const HostTensor& host, const Target& target) {
 }
 
 Target target_of(const NamedParameter& named) {
-  return {&named.parameter->value(), &named.parameter->backend(), named.parameter->layout()};
+  return {&named.parameter->value(), &named.parameter->backend(), named.parameter->layout(), named.parameter};
 }
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
@@ -396,9 +398,14 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
                          ? "leave --keep-prefix out, or load them into the model that they were saved from"
                          : "load them into the model that they were saved from");
 
-  for (const Slot& slot : assignment.slots().slots)
-    if (slot.given != nullptr) from_host(as_type(*slot.given, slot.target.value->dtype()), slot.target);
-  for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
+  {
+    const OnExit changed([&] {  // also where a part of them has been copied
+      for (const Slot& slot : assignment.slots().slots)
+        if (slot.target.parameter != nullptr) slot.target.parameter->changed();
+    });
+    for (const Slot& slot : assignment.slots().slots)
+      if (slot.given != nullptr) from_host(as_type(*slot.given, slot.target.value->dtype()), slot.target);
+  }
   LoadReport report = assignment.report();
   report.prefix = std::move(other.prefix);
   report.renamed = std::move(other.renamed);
@@ -410,6 +417,8 @@ TensorHeader StateEntry::header() const {
 }
 
 std::vector<std::byte> StateEntry::in_file_order(std::span<const std::byte> memory) const {
+  check_usage(memory.size() == value.bytes(), "another number of bytes than a value has, to be put in a file's order",
+              "give a copy of all of them");
   const Shape& s = value.shape();
   if (layout == FileLayout::kOhwiToOihw) return swapped(memory, s[0], s[1] * s[2], s[3]);
   if (layout == FileLayout::kTransposed) return swapped(memory, 1, s[0], s[1]);
@@ -422,7 +431,7 @@ std::vector<StateEntry> entries_of(const Module& module) {
   std::vector<StateEntry> entries;
   for (std::size_t i = 0; i < all.names.size(); ++i) {
     const Target& target = all.slots[i].target;
-    entries.push_back({all.names[i], *target.value, target.backend, target.layout});
+    entries.push_back({all.names[i], *target.value, target.backend, target.layout, target.parameter});
   }
   return entries;
 }
@@ -440,7 +449,10 @@ std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& av
   auto entries = entries_of(module);
   for (const auto& [name, parameter, value] : average.values())
     for (StateEntry& entry : entries)
-      if (entry.value.raw() == parameter->value().raw()) entry.value = value;
+      if (entry.parameter == parameter) {
+        entry.value = value;
+        entry.parameter = nullptr;
+      }
   return entries;
 }
 
@@ -464,6 +476,8 @@ void load_entries(const std::vector<StateEntry>& entries, const std::vector<Host
       faults.push_back(fmt::format("{} is {} {}, not {} {}", entry.name, lockstep::name_of(found->dtype),
                                    shape_text(found->shape), lockstep::name_of(wanted.dtype),
                                    shape_text(wanted.shape)));
+    else if (found->bytes.size() != wanted.bytes)
+      faults.push_back(fmt::format("{} has {} bytes, not {}", entry.name, found->bytes.size(), wanted.bytes));
     else
       given.push_back(&*found);
   }
@@ -473,8 +487,12 @@ void load_entries(const std::vector<StateEntry>& entries, const std::vector<Host
   if (!faults.empty())
     throw UsageError(fmt::format("{} does not fit: {}", source, first_of(faults)),
                      "load it into what it was saved from");
-  for (std::size_t i = 0; i < entries.size(); ++i)
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const OnExit changed([&] {  // also where a part of it has been copied
+      if (entries[i].parameter != nullptr) entries[i].parameter->changed();
+    });
     from_host(*given[i], Target{&entries[i].value, entries[i].backend, entries[i].layout});
+  }
 }
 
 namespace {

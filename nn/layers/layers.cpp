@@ -167,9 +167,11 @@ Recurrent::Directions Recurrent::last_layer(Tape& tape, Var x, std::span<RnnStat
 }
 
 Var Recurrent::forward(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths) {
-  const Directions out = last_layer(tape, x, states, lengths);
-  const Var y = options_.bidirectional ? concat_last(tape, out[0], out[1]) : out[0];
-  return options_.batch_first ? y : swap_first_axes(tape, y);
+  return name_in_errors([&] {
+    const Directions out = last_layer(tape, x, states, lengths);
+    const Var y = options_.bidirectional ? concat_last(tape, out[0], out[1]) : out[0];
+    return options_.batch_first ? y : swap_first_axes(tape, y);
+  });
 }
 
 Vars Recurrent::forward_all(Tape& tape, const Vars& inputs) {
@@ -178,9 +180,11 @@ Vars Recurrent::forward_all(Tape& tape, const Vars& inputs) {
 }
 
 Var Recurrent::forward_last(Tape& tape, Var x) {
-  const Directions out = last_layer(tape, x, {}, {});
-  const Var forward = take_position(tape, out[0], out[0].shape()[1] - 1);
-  return options_.bidirectional ? concat_last(tape, forward, take_position(tape, out[1], 0)) : forward;
+  return name_in_errors([&] {
+    const Directions out = last_layer(tape, x, {}, {});
+    const Var forward = take_position(tape, out[0], out[0].shape()[1] - 1);
+    return options_.bidirectional ? concat_last(tape, forward, take_position(tape, out[1], 0)) : forward;
+  });
 }
 
 std::string Recurrent::details() const {
@@ -192,7 +196,9 @@ std::string Recurrent::details() const {
   return options_.bidirectional ? text + ", bidirectional=True" : text;
 }
 
-Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }
+Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) {
+  return name_in_errors([&] { return linear(tape, x, weight_, bias_, epilogue); });
+}
 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias)
     : window_(window),
@@ -215,10 +221,12 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
                            FileLayout::kOhwiToOihw))),
       bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_channels}, 0.0f)) : nullptr) {}
 
-Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
+Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) {
+  return name_in_errors([&] { return conv2d(tape, x, weight_, bias_, window_, epilogue); });
+}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool) {
-  return conv2d_max_pool(tape, x, weight_, bias_, window_, epilogue, max_pool);
+  return name_in_errors([&] { return conv2d_max_pool(tape, x, weight_, bias_, window_, epilogue, max_pool); });
 }
 
 BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, double momentum)
@@ -241,7 +249,8 @@ void BatchNorm::start_at_zero() {
 }
 
 Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
-  return absorbed_ ? add_relu(tape, x, residual) : normalise(tape, x, Epilogue::kRelu, residual);
+  if (!absorbed_) return normalise(tape, x, Epilogue::kRelu, residual);
+  return name_in_errors([&] { return add_relu(tape, x, residual); });
 }
 
 namespace {
@@ -289,13 +298,13 @@ Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
 }
 
 Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual) {
-  const Var y = batch_norm(tape, x, weight_, bias_,
-                           {.running_mean = running_mean_,
-                            .running_variance = running_variance_,
-                            .momentum = momentum_,
-                            .eps = eps_,
-                            .exchange = exchange_.get()},
-                           training(), epilogue, residual);
+  const BatchNormState state = {.running_mean = running_mean_,
+                                .running_variance = running_variance_,
+                                .momentum = momentum_,
+                                .eps = eps_,
+                                .exchange = exchange_};
+  const Var y =
+      name_in_errors([&] { return batch_norm(tape, x, weight_, bias_, state, training(), epilogue, residual); });
   if (training() && !tape.recomputing()) tape.backend().pointwise().increment(num_batches_tracked_);
   return y;
 }
@@ -327,7 +336,7 @@ Var Sequential::forward(Tape& tape, Var x) {
       x = next_is(pool_layer) ? conv_layer->forward(tape, x, epilogue, pool_layer->window())
                               : conv_layer->forward(tape, x, epilogue);
     } else {
-      x = steps_[i++]->forward(tape, x);
+      x = (*steps_[i++])(tape, x);
     }
   }
   return x;

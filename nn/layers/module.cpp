@@ -37,6 +37,33 @@ std::string Module::type_name() const {
   return space == std::string::npos ? name : name.substr(space + 2);
 }
 
+namespace {
+
+/// One that names a module.
+class NamedUsageError final : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
+}  // namespace
+
+std::string Module::path() const {
+  std::string path = name_;
+  for (const Module* above = parent_; above != nullptr && above->parent_ != nullptr; above = above->parent_)
+    path = above->name_ + "." + path;
+  return path;
+}
+
+void Module::become_parent_of(Module& child, const std::string& name) const {
+  child.parent_ = this;
+  child.name_ = name;
+}
+
+void Module::rethrow_named(const UsageError& error) const {
+  if (parent_ == nullptr || dynamic_cast<const NamedUsageError*>(&error) != nullptr) throw;
+  throw NamedUsageError(fmt::format("{}: {}", path(), error.what()), error.remedy(), error.where());
+}
+
 void Module::refuse_inputs(std::size_t given, std::size_t wanted) const {
   throw UsageError(
       fmt::format("{} takes {} input{}, and was given {}", type_name(), wanted, wanted == 1 ? "" : "s", given),
@@ -131,7 +158,9 @@ void Module::take_modes(const Module& like) {
 }
 
 std::unique_ptr<Module> build_from(Context& context, Module::Factory factory) {
+  check_usage(factory != nullptr, "a module of no factory", "give a function that builds it");
   auto made = factory(context);
+  check_usage(made != nullptr, "the factory of a module builds nothing", "let it return the module");
   made->set_factory(std::move(factory));
   return made;
 }

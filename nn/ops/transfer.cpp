@@ -20,6 +20,8 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
                                  name_of(to.dtype()), to_string(to.shape())),
                      "give a place of the same shape and type");
   if (from.bytes() == 0) return;
+  check_usage(from.defined() && to.defined(), "a copy from or to a tensor that holds nothing",
+              "ask Tensor::defined() before");
   const auto host_bytes = [](const Tensor& on_cpu) {
     return std::span(static_cast<std::byte*>(on_cpu.raw()), on_cpu.bytes());
   };

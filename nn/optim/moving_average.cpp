@@ -14,15 +14,15 @@ MovingAverage::MovingAverage(std::vector<NamedParameter> parameters, double deca
   if (!(decay > 0 && decay < 1))
     throw UsageError(fmt::format("a moving average with a decay of {}", decay), "give one between 0 and 1: 0.999");
   rule_ = std::make_unique<UpdateRule>(MovingAverageRule::of(decay));
+  check_parameters(parameters, "a moving average");
   if (parameters.empty()) return;
   backend_ = &parameters.front().parameter->backend();
   std::int64_t largest = 0;
   for (auto& [name, parameter] : parameters) {
-    check_usage(&parameter->backend() == backend_, "a moving average of parameters on several devices",
-                "make one for the parameters of each backend");
     const Tensor value = backend_->empty(parameter->value().shape());
     backend_->pointwise().copy(parameter->value(), value);
     largest = std::max(largest, value.count());
+    lifetimes_.push_back(parameter->lifetime());
     values_.push_back({std::move(name), parameter, value});
   }
   arrays_.reserve(values_.size());
@@ -35,9 +35,22 @@ MovingAverage::MovingAverage(std::vector<NamedParameter> parameters, double deca
 
 MovingAverage::~MovingAverage() = default;
 
+void MovingAverage::check_there() const {
+  for (std::size_t i = 0; i < values_.size(); ++i)
+    if (!lifetimes_[i].alive()) [[unlikely]]
+      throw UsageError(fmt::format("a moving average's parameter {} is no longer there", values_[i].name),
+                       "keep the module as long as its average");
+}
+
+const std::vector<NamedMoment>& MovingAverage::values() const {
+  check_there();
+  return values_;
+}
+
 void MovingAverage::update() { update(control_); }
 
 void MovingAverage::update(const Tensor& control) {
+  check_there();
   if (backend_ == nullptr) return;
   arrays_.clear();
   for (const auto& [name, parameter, value] : values_)
@@ -46,12 +59,22 @@ void MovingAverage::update(const Tensor& control) {
 }
 
 void MovingAverage::exchange() {
+  check_there();
   for (const auto& [name, parameter, value] : values_) {
     const Tensor held = Tensor::view_of(held_.raw(), value.shape());
     backend_->pointwise().copy(value, held);
     backend_->pointwise().copy(parameter->value(), value);
     backend_->pointwise().copy(held, parameter->value());
     parameter->changed();
+  }
+}
+
+// Where a device has failed its memory is lost, and whatever comes next on it says so.
+MovingAverage::InPlace::~InPlace() {
+  try {
+    average_.exchange();
+  } catch (const Error&) {
+    return;
   }
 }
 

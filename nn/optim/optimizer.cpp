@@ -10,25 +10,30 @@
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn {
+
+void check_parameters(const std::vector<NamedParameter>& parameters, const char* what) {
+  std::set<const Parameter*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter == nullptr)
+      throw UsageError(fmt::format("{} was given '{}', which is no parameter", what, name),
+                       "give it what named_parameters() returns");
+    if (!seen.insert(parameter).second)
+      throw UsageError(fmt::format("{} was given {} twice: it would move twice in a step", what, name),
+                       "give it each parameter once");
+    const Backend& first = parameters.front().parameter->backend();
+    if (&parameter->backend() != &first)
+      throw UsageError(fmt::format("{} was given {} on {} and {} on {}{}", what, parameters.front().name,
+                                   to_string(first.device()), name, to_string(parameter->backend().device()),
+                                   parameter->backend().device() == first.device() ? ", of two backends" : ""),
+                       "make one for the parameters of each backend");
+  }
+}
+
 namespace {
 
 // Before memory is taken for what is remembered of them.
 std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
-  std::set<const Parameter*> seen;
-  for (const auto& [name, parameter] : parameters) {
-    if (parameter == nullptr)
-      throw UsageError(fmt::format("an optimizer was given '{}', which is no parameter", name),
-                       "give it what named_parameters() returns");
-    if (!seen.insert(parameter).second)
-      throw UsageError(fmt::format("an optimizer was given {} twice: it would move twice in a step", name),
-                       "give it each parameter once");
-    const Backend& first = parameters.front().parameter->backend();
-    if (&parameter->backend() != &first)
-      throw UsageError(fmt::format("an optimizer was given {} on {} and {} on {}{}", parameters.front().name,
-                                   to_string(first.device()), name, to_string(parameter->backend().device()),
-                                   parameter->backend().device() == first.device() ? ", of two backends" : ""),
-                       "make an optimizer for the parameters of each backend");
-  }
+  check_parameters(parameters, "an optimizer");
   return parameters;
 }
 
@@ -132,7 +137,9 @@ void Optimizer::step(const StepOptions& options) {
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_there(i);
-    if (parameters_[i].parameter->has_gradient()) with_gradient_.push_back(i);
+    if (!parameters_[i].parameter->has_gradient()) continue;
+    check_gradient(i);  // before anything has moved
+    with_gradient_.push_back(i);
   }
   check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
               "run Tape::backward() of a loss that they have part in before, and zero_grad() before that");
@@ -164,6 +171,7 @@ void Optimizer::step(const StepOptions& options) {
 }
 
 std::vector<NamedMoment> Optimizer::moments() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) check_there(i);
   std::vector<NamedMoment> all;
   for (const Moment& moment : moments_)
     for (std::size_t i = 0; i < parameters_.size(); ++i)
@@ -174,6 +182,8 @@ std::vector<NamedMoment> Optimizer::moments() const {
 
 void Optimizer::begin_step(double lr) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
+  check_usage(scaler_ == nullptr || scaler_lifetime_.alive(), "a step of an optimizer whose GradScaler is gone",
+              "keep the GradScaler as long as its optimizer, or set_scaler(nullptr)");
   ++step_;
   if (backend_ == nullptr) return;
   scaler_ != nullptr ? write_rates(lr) : write_control(lr, step_);
@@ -198,6 +208,7 @@ void Optimizer::set_scaler(GradScaler* scaler) {
               "an optimizer was given a GradScaler of another backend", "make it with the parameters' backend");
   const std::int64_t done = steps();
   scaler_ = scaler;
+  scaler_lifetime_ = scaler != nullptr ? scaler->lifetime() : Lifetime::Ref();
   applied_ = {};
   if (scaler != nullptr && backend_ != nullptr) {
     applied_ = backend_->empty({1}, DType::kI64);
@@ -256,6 +267,16 @@ void Optimizer::write_control(double lr, std::int64_t step) {
   }
 }
 
+void Optimizer::check_gradient(std::size_t index) const {
+  const auto& [name, parameter] = parameters_[index];
+  if (parameter->is_partial()) [[unlikely]]
+    throw UsageError(fmt::format("a step with the gradient of {} that is this rank's alone", name),
+                     "end no_sync() before the last forward and backward of a step, which then sums over the ranks");
+  if (parameter->is_sliced() && !sliced_) [[unlikely]]
+    throw UsageError(fmt::format("a step with the gradient of {}, of which this rank has the sums of a slice", name),
+                     "make the optimizer with the DistributedDataParallel's share()");
+}
+
 Parameter& Optimizer::parameter(std::size_t index) const {
   if (index >= parameters_.size()) [[unlikely]]
     throw UsageError(fmt::format("update of parameter {} of {}", index, parameters_.size()),
@@ -266,12 +287,7 @@ Parameter& Optimizer::parameter(std::size_t index) const {
     throw UsageError(fmt::format("update of {} before the first step", name), "call begin_step() before");
   if (!parameter->gradient().defined()) [[unlikely]]
     throw UsageError(fmt::format("update of {}, which has no gradient", name), "run Tape::backward() before");
-  if (parameter->is_partial()) [[unlikely]]
-    throw UsageError(fmt::format("a step with the gradient of {} that is this rank's alone", name),
-                     "end no_sync() before the last forward and backward of a step, which then sums over the ranks");
-  if (parameter->is_sliced() && !sliced_) [[unlikely]]
-    throw UsageError(fmt::format("a step with the gradient of {}, of which this rank has the sums of a slice", name),
-                     "make the optimizer with the DistributedDataParallel's share()");
+  check_gradient(index);
   return *parameter;
 }
 

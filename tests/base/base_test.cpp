@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/splitmix.h"
 #include "base/status_report.h"
@@ -427,6 +428,24 @@ TEST(Stop, TheFirstSignalIsRemembered) {
     EXPECT_EQ(error.code(), 128 + SIGTERM);
     EXPECT_THAT(error.what(), ::testing::HasSubstr("testing"));
   }
+}
+
+// Of a library nobody hears but warnings, and a program may take those.
+TEST(Log, GoesWhereTheProgramSays) {
+  std::vector<std::string> lines;
+  set_log_receiver([&](LogLevel level, std::string_view line) {
+    lines.push_back(fmt::format("{} {}", static_cast<int>(level), line));
+  });
+  log_info("nobody has asked for this");
+  log_warn("a\nb");
+  choose_log_level(LogLevel::kInfo);
+  log_info("c");
+  set_log_level(LogLevel::kError);
+  choose_log_level(LogLevel::kDebug);  // somebody has chosen
+  log_warn("d");
+  set_log_receiver({});
+  set_log_level(LogLevel::kWarn);
+  EXPECT_THAT(lines, ::testing::ElementsAre("2 a b", "1 c"));
 }
 
 }  // namespace

@@ -2,11 +2,13 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -14,6 +16,7 @@
 #include "base/error.h"
 #include "base/flight_layout.h"
 #include "base/flight_snapshot.h"
+#include "base/symbols.h"
 #include "lockstep/base/env.h"
 #include "tests/support/temporary_directory.h"
 
@@ -248,6 +251,35 @@ TEST_F(FlightRecord, AChildsCrashIsNotItsParents) {
   recorded([&] { in_child(err(), [] { ::raise(SIGSEGV); }); });
   EXPECT_EQ(snapshot().signal, 0);
   EXPECT_THAT(said(), HasSubstr("crashed by SIGSEGV"));
+}
+
+// Of functions that are not exported too, where the build has libbacktrace.
+[[gnu::noinline]] void touch_nothing(volatile int* nowhere) { *nowhere = 1; }
+
+TEST_F(FlightRecord, ABacktraceNamesFunctions) {
+  recorded([] { touch_nothing(nullptr); });
+  const bool has_own_names = !symbol_at(reinterpret_cast<std::uintptr_t>(&touch_nothing)).name.empty();
+  const auto frames = snapshot().backtrace;
+  ASSERT_GE(frames.size(), 3u);
+  const std::string own = " in " + std::filesystem::read_symlink("/proc/self/exe").string() + "(+0x";
+  if (has_own_names) {
+    EXPECT_THAT(frames[0], AllOf(HasSubstr("touch_nothing(int volatile*)+0x"), HasSubstr(own)));
+  }
+  EXPECT_THAT(frames, ::testing::Contains(HasSubstr("__libc_start_main"))) << "exported";
+  EXPECT_THAT(said(), HasSubstr("    " + frames[0] + "\n"));
+}
+
+TEST_F(FlightRecord, ABacktraceIsThereWithoutNames) {
+  recorded([] {
+    const rlimit none = {};
+    ::setrlimit(RLIMIT_NOFILE, &none);  // which leaves none for the pipe from the child that looks for names
+    ::raise(SIGSEGV);
+  });
+  const auto frames = snapshot().backtrace;
+  ASSERT_GE(frames.size(), 3u);
+  EXPECT_THAT(frames,
+              ::testing::Contains(HasSubstr(std::filesystem::read_symlink("/proc/self/exe").string() + "(+0x")));
+  EXPECT_THAT(said(), HasSubstr("\n    " + frames[0] + "\n"));
 }
 
 extern "C" void own_handler(int) { ::_exit(42); }

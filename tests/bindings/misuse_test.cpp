@@ -208,6 +208,22 @@ TEST_F(CInterface, TheReducersOrder) {
   EXPECT_EQ(lockstep_reducer_destroy(reducer), LOCKSTEP_OK);
 }
 
+TEST_F(CInterface, ACallbackThatDestroysTheGroup) {
+  const lockstep_slot slots[] = {{"a", 4}, {"b", 100}};
+  lockstep_group* group = nullptr;
+  lockstep_reducer* reducer = nullptr;
+  ASSERT_EQ(lockstep_group_make(nullptr, &group), LOCKSTEP_OK);
+  ASSERT_EQ(lockstep_reducer_make(group, slots, 2, nullptr, &reducer), LOCKSTEP_OK);
+  ASSERT_EQ(lockstep_reducer_begin_step(reducer, 0), LOCKSTEP_OK);
+  for (const std::size_t slot : {0u, 1u}) EXPECT_EQ(lockstep_reducer_mark_ready(reducer, slot), LOCKSTEP_OK);
+  const auto destroys = [](void* user, const std::size_t*, std::size_t) {
+    return lockstep_group_destroy(static_cast<lockstep_group*>(user));
+  };
+  EXPECT_EQ(lockstep_reducer_finish(reducer, destroys, group), LOCKSTEP_OK);
+  EXPECT_THAT(refusal(lockstep_reducer_begin_step(reducer, 1)), HasSubstr("group"));
+  EXPECT_EQ(lockstep_reducer_destroy(reducer), LOCKSTEP_OK);
+}
+
 TEST_F(CInterface, TheErrorIsTheThreads) {
   refusal(lockstep_group_rank(nullptr, nullptr));
   std::thread([] { EXPECT_STREQ(lockstep_last_error(), ""); }).join();

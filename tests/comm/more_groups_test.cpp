@@ -101,6 +101,9 @@ TEST(MoreGroups, TwoThreadsOfOneGroup) {
       EXPECT_THAT(elsewhere([&] { group->isend(std::span(values), group->size() - 1); }), refused);
       EXPECT_THAT(elsewhere([&] { group->irecv(std::span(values), group->size() - 1); }), refused);
       EXPECT_THAT(elsewhere([&] { work.wait_host(); }), refused);
+      EXPECT_THAT(elsewhere([&] { work.done(); }), refused);
+      EXPECT_THAT(elsewhere([&] { group->poll(); }), refused);
+      EXPECT_THAT(elsewhere([&] { group->allocate(64); }), refused);
       control->barrier().wait_host();
     }
     work.wait_host();  // it is as it was

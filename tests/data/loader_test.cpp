@@ -415,5 +415,43 @@ TEST(Loader, ReadsDigits) {
   EXPECT_EQ(samples, 1437u);
 }
 
+TEST(LoaderMisuse, AnEpochThatOutlivesItsLoader) {
+  auto loader = std::make_unique<Loader>(std::make_shared<Probe>(10), sampler_of(10, 4), LoaderOptions{.workers = 0});
+  const auto epoch = loader->epoch();
+  loader.reset();
+  EXPECT_THAT(refusal_of([&] { epoch.begin(); }), HasSubstr("loader"));
+}
+
+TEST(LoaderMisuse, PartsThatAreNone) {
+  EXPECT_THAT(refusal_of([] { concatenate({nullptr}, "all"); }), HasSubstr("one that is none"));
+  EXPECT_THAT(refusal_of([] {
+                concatenate({std::make_shared<Probe>(3), nullptr}, "all");
+              }),
+              HasSubstr("one that is none"));
+}
+
+// A device may still read a batch when the caller asks for the following one.
+class ReadLater final : public MemorySource {
+ public:
+  std::byte* allocate(std::size_t bytes) override { return host_->allocate(bytes); }
+  void free(std::byte* data, std::size_t bytes) noexcept override { host_->free(data, bytes); }
+  void wait_until_read() override { ++waits; }
+  std::atomic<int> waits = 0;
+
+ private:
+  std::unique_ptr<MemorySource> host_ = make_host_memory();
+};
+
+TEST(Loader, ABatchIsNotWrittenAgainBeforeTheDeviceHasReadIt) {
+  const auto memory = std::make_shared<ReadLater>();
+  Loader loader(std::make_shared<Probe>(40), sampler_of(40, 4), {.workers = 0, .memory = memory});
+  loader.next();
+  EXPECT_EQ(memory->waits, 0);
+  for (int i = 1; i < 5; ++i) {
+    loader.next();
+    EXPECT_EQ(memory->waits, i);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::data

@@ -2,9 +2,9 @@
 
   documents_test.py [--source DIR] [--build DIR] [unittest's arguments]
 
-Commands are the blocks marked `sh`, and the middle columns of docs/from-pytorch.md and docs/from-horovod.md. They run as they stand, the
-document's one after the other in one directory; those that need something else are in NOT_RUN, and their flags are
-compared with the program's.
+Commands are the blocks marked `sh`, and the middle columns of docs/from-pytorch.md and docs/from-horovod.md. They run as they
+stand, the document's one after the other in one directory; those that need something else are in NOT_RUN, and their flags are
+compared with the program's. Blocks marked `sh installed` are for the package: tests/install runs them.
 """
 import argparse
 import pathlib
@@ -74,7 +74,9 @@ def documents():
 
 
 def blocks(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """Those that are marked so, alone. Of C++ those too that are whole files, whose name stands after the language."""
+    name = r"(?: [\w.]+)?" if language == "cpp" else ""
+    return re.findall(rf"^```{language}{name}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def lines_of(block):

@@ -163,6 +163,51 @@ class Installed(package.Case):
                      "-fsyntax-only", f"-I{self.prefix / 'include'}", "-x", language, "-"],
                     input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
 
+    # The table of docs/embed.md.
+    def test_what_changes_in_a_process(self):
+        openmp = r"omp_get_(max_threads|dynamic|max_active_levels): "
+        lasting = rf"training: {openmp}|the end: ({openmp}|threads: \d+ → \d+$)"
+        passing = r"(collectives|training): (descriptors|threads): \d+ → \d+$"
+        crashes = r"[\w ]+: handler of (4|6|7|8|11): 0 0 → \d+ \d+$"  # those of which a process dies
+        record = r"the end: descriptors: \d+ → \d+$"  # the flight record's
+        of_mpi = r"[\w ]+: variable (OMPI_\w+|HWLOC_COMPONENTS|PMIX_\w+): "
+        program = self.consumer("process_state")
+        launched = [self.prefix / "bin/lockstep", "launch", "-n", 2, "--no-prefix", "--", program]
+        for starter, start, differences in (
+                ("alone", [program], [lasting, passing]),
+                ("ranks", [SOURCE / "tests/support/run_ranks", 2, program], [lasting, passing]),
+                ("launch", launched, [lasting, passing, crashes, record, of_mpi])):
+            with self.subTest(starter=starter):
+                done = run(start, env=os.environ | {"LOCKSTEP_TEST_GROUP": "tcp"})
+                lines = done.stdout.splitlines()
+                self.assertIn("signals: 3", lines)
+                others = [line for line in lines if line != "signals: 3" and not re.match("|".join(differences), line)]
+                self.assertEqual(set(others) - {"collectives: the same"}, set(), done.stdout)
+                self.assertEqual(any(re.match(crashes, line) for line in lines), starter == "launch")
+                self.assertEqual(done.stderr, "")
+
+    def test_a_program_that_exits_with_a_group(self):
+        done = run([self.consumer("process_state"), "exit"], code=7)
+        self.assertEqual(done.stdout + done.stderr, "")
+
+    # What documents say to whoever has the package: files with a name after the language, and commands, from an empty
+    # directory to running programs. The variables are those of packaging's modulefile.
+    def test_documents_from_an_empty_directory(self):
+        paths = {"PATH": self.prefix / "bin", "LD_LIBRARY_PATH": self.library.parent, "CMAKE_PREFIX_PATH": self.prefix,
+                 "PKG_CONFIG_PATH": self.library.parent / "pkgconfig"}
+        env = os.environ | {name: f"{path}:{os.environ.get(name, '')}".rstrip(":") for name, path in paths.items()}
+        for name in ("embed.md", "models.md"):
+            blocks = re.findall(r"^```(\w+) ([\w.]+)\n(.*?)^```", (SOURCE / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
+            self.assertEqual([word for language, word, _ in blocks if language == "sh"], ["installed"], name)
+            with self.subTest(name), tempfile.TemporaryDirectory(dir=self.here) as directory:
+                for language, word, text in blocks:
+                    if language != "sh":
+                        pathlib.Path(directory, word).write_text(text)
+                        continue
+                    said = run(["bash", "-ec", text], cwd=directory, env=env).stdout
+                    self.assertRegex(said, {"embed.md": r"2 ranks: 3\n(.*\n)*1 ranks: 1\n", "models.md":
+                                            r"accuracy 9\d.* on 2 ranks(.*\n)*.*accuracy 9\d.* on 3 ranks"}[name])
+
     def test_mistakes_blame_the_program(self):
         done = self.ranks(1, self.consumer(), "view", code=2)
         self.assertIn("2 elements of 4 bytes at byte 60 do not fit an arena of 64 bytes → ", done.stderr)

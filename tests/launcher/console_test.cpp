@@ -227,6 +227,18 @@ TEST_F(RankLogTest, TwentyReadableLines) {
   EXPECT_EQ(logs.last_lines(0)[19], "no end yet");
 }
 
+// It was shown when the rank wrote it, and would drive out what came before.
+TEST_F(RankLogTest, TheLastLinesAreWithoutABacktrace) {
+  RankLogs logs("", 1);
+  logs.add(0, 1, "step 1\n");
+  logs.add(0, 2, "crashed by SIGSEGV at address 0x8, in:\n    f()+0x1 in b(+0x2)\n    g()");
+  logs.add(0, 1, "    what it computes\n");
+  logs.add(0, 2, "+0x1 in b(+0x2)\nafter\n    it\n");
+  EXPECT_THAT(logs.last_lines(0),
+              ::testing::ElementsAre("step 1", "crashed by SIGSEGV at address 0x8; its backtrace is above",
+                                     "    what it computes", "after", "    it"));
+}
+
 TEST_F(RankLogTest, ADirectoryThatCannotBeWritten) {
   EXPECT_THROW(RankLogs("/proc/nothing/here", 1), IoError);
   std::ofstream(directory_ + "/file") << "x";

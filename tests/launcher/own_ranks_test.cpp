@@ -47,6 +47,16 @@ TEST(OwnRanksTest, OthersAreForMpirun) {
   options.hosts.clear();
   options.program = {"./my_program"};
   EXPECT_FALSE(starts_own_ranks(options, kSelf, only("")));
+  // Without one in PATH the launcher starts them itself, on this host alone.
+  const auto without_mpirun = [](const std::string& asked) {
+    return asked == "PATH" ? std::optional<std::string>("/proc/self") : std::nullopt;
+  };
+  EXPECT_TRUE(starts_own_ranks(options, kSelf, without_mpirun));
+  options.mpi = true;
+  EXPECT_FALSE(starts_own_ranks(options, kSelf, without_mpirun));
+  options.mpi = false;
+  options.hosts = {{"a", "", 2}};
+  EXPECT_FALSE(starts_own_ranks(options, kSelf, without_mpirun));
 }
 
 TEST(OwnRanksTest, EachKnowsWhoItIs) {

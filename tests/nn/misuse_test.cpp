@@ -8,8 +8,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/functions.h"
+#include "lockstep/nn/io/state.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/grad_scaler.h"
+#include "lockstep/nn/optim/moving_average.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "tests/nn/values.h"
 #include "tests/support/refusal.h"
@@ -313,6 +317,47 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
               HasSubstr("2 states for an LSTM of 1 layers"));
 }
 
+// Adds a vector, which fits nothing.
+class AddsAVector final : public Module {
+ public:
+  explicit AddsAVector(Context& context) : backend_(context.backend) {}
+  Var forward(Tape& tape, Var x) override { return add(tape, x, tape.input(backend_.zeros({7}))); }
+
+ private:
+  Backend& backend_;
+};
+
+TEST_F(Misuse, ErrorsNameTheLayersPath) {
+  const auto model = [&](std::unique_ptr<Module> last) {
+    auto inside = std::make_unique<Sequential>();
+    inside->then(linear_layer()).then(std::move(last));
+    auto outside = std::make_unique<Sequential>();
+    outside->then(std::make_unique<ReLU>()).then(std::move(inside));
+    return outside;
+  };
+  const auto error_of = [&](std::unique_ptr<Module> last) {
+    const auto made = model(std::move(last));
+    return refusal_of([&] { (*made)(tape, tape.input(x)); });
+  };
+  EXPECT_THAT(error_of(linear_layer()), HasSubstr("1.1: Linear with a weight of [3, 4] was given [5, 3]"));
+  EXPECT_THAT(error_of(std::make_unique<Conv2d>(context, 3, 2, Window{.kernel = {1, 1}})),
+              HasSubstr("1.1: Conv2d with a weight of [2, 1, 1, 3] was given [5, 3]"));
+  EXPECT_THAT(error_of(std::make_unique<BatchNorm>(context, 2)), HasSubstr("1.1: BatchNorm over 2 channels was given"));
+  EXPECT_THAT(error_of(std::make_unique<LayerNorm>(context, 2)), HasSubstr("1.1: LayerNorm over 2 features was given"));
+  EXPECT_THAT(error_of(std::make_unique<Lstm>(context, 3, 2)),
+              HasSubstr("1.1: an LSTM with weights [8, 3] and [8, 2] was given [5, 3]"));
+  EXPECT_THAT(error_of(std::make_unique<MaxPool2d>(Window{.kernel = {2, 2}})),
+              HasSubstr("1.1: pooling was given [5, 3]"));
+  EXPECT_THAT(error_of(std::make_unique<AddsAVector>(context)), HasSubstr("1.1: add of [5, 3] and [7]"));
+  // A module that nobody has registered has no path, and one that is borrowed begins one.
+  EXPECT_THAT(refusal_of([&] {
+                layer->forward(tape, tape.input(backend->zeros({2, 2})));
+              }),
+              ::testing::StartsWith("Linear with a weight of"));
+  const auto kept = model(linear_layer());
+  EXPECT_EQ(kept->named_modules().back().second->path(), "1.1");
+}
+
 TEST_F(Misuse, WhatLossesAreGiven) {
   const auto logits = [&] { return layer->forward(tape, tape.input(x)); };
   const Tensor labels = of_type({5}, DType::kI32);
@@ -381,7 +426,109 @@ TEST_F(Misuse, TensorsOutliveTheirBackend) {
   EXPECT_EQ(kept.device()->kind, DeviceKind::kCpu);
 }
 
+TEST_F(Misuse, TensorsThatHoldNothing) {
+  const Tensor nothing, scalar = backend->zeros({});
+  std::vector<std::byte> bytes(4);
+  const auto refused = HasSubstr("that holds nothing");
+  EXPECT_THAT(refusal_of([&] { backend->upload(bytes, nothing); }), refused);
+  EXPECT_THAT(refusal_of([&] { backend->download(nothing, bytes); }), refused);
+  EXPECT_THAT(refusal_of([&] { backend->write(bytes, nothing); }), refused);
+  EXPECT_THAT(refusal_of([&] { backend->make_async_download(4)->begin(nothing); }), refused);
+  EXPECT_THAT(refusal_of([&] { copy_to(*backend, nothing, scalar, *backend); }), refused);
+  EXPECT_THAT(refusal_of([&] { copy_to(*backend, scalar, nothing, *backend); }), refused);
+  Tensor moved_from = backend->zeros({3, 2});
+  const Tensor there = std::move(moved_from);
+  EXPECT_FALSE(moved_from.slice(1, 2).defined());  // NOLINT(bugprone-use-after-move)
+  EXPECT_THAT(refusal_of([&] { moved_from.slice(1, 2).f32(); }), refused);
+}
+
+TEST_F(Misuse, BiasesThatDoNotFitTheirWeight) {
+  const auto parameter = [&](Shape shape) { return std::make_unique<Parameter>(*backend, shape); };
+  const auto w = parameter({3, 4}), b = parameter({1}), kernel = parameter({3, 1, 1, 4}), gamma = parameter({4});
+  const auto w_hh = parameter({3, 3}), fits = parameter({3});
+  const Tensor mean = backend->zeros({4}), short_mean = backend->zeros({3});
+  EXPECT_THAT(refusal_of([&] { linear(tape, tape.input(x), *w, b.get()); }),
+              HasSubstr("Linear with a bias of [1] where [3] belongs"));
+  EXPECT_THAT(refusal_of([&] {
+                conv2d(tape, tape.input(backend->zeros({1, 2, 2, 4})), *kernel, b.get(), {});
+              }),
+              HasSubstr("Conv2d with a bias of [1] where [3] belongs"));
+  EXPECT_THAT(refusal_of([&] { layer_norm(tape, tape.input(x), *gamma, b.get(), 1e-5); }),
+              HasSubstr("LayerNorm with a bias of [1] where [4] belongs"));
+  EXPECT_THAT(refusal_of([&] {
+                batch_norm(tape, tape.input(x), *gamma, *b, {mean, mean}, true);
+              }),
+              HasSubstr("BatchNorm with a bias of [1] where [4] belongs"));
+  EXPECT_THAT(refusal_of([&] {
+                batch_norm(tape, tape.input(x), *gamma, *gamma, {short_mean, mean}, true);
+              }),
+              HasSubstr("running statistics of [3] where [4] belongs"));
+  EXPECT_THAT(refusal_of([&] {
+                rnn(tape, tape.input(backend->zeros({1, 2, 4})), {*w, *w_hh, fits.get(), b.get()},
+                    {.cell = RnnCell::kRelu}, nullptr);
+              }),
+              HasSubstr("with a bias of [1] where [3] belongs"));
+}
+
+TEST_F(Misuse, FactoriesThatBuildNothing) {
+  EXPECT_THAT(refusal_of([&] { build_from(context, nullptr); }), HasSubstr("no factory"));
+  EXPECT_THAT(refusal_of([&] { build_from(context, [](Context&) { return std::unique_ptr<Module>(); }); }),
+              HasSubstr("builds nothing"));
+}
+
+// Files.
+
+TEST_F(Misuse, EntriesOfOtherSizes) {
+  auto state = state_of(*layer);
+  state.front().bytes.resize(4);
+  const float before = layer->named_parameters().front().parameter->value().f32()[0];
+  EXPECT_THAT(refusal_of([&] { load_entries(entries_of(*layer), state, "a file"); }),
+              HasSubstr("a file does not fit: weight has 4 bytes, not 48"));
+  EXPECT_EQ(layer->named_parameters().front().parameter->value().f32()[0], before);
+  EXPECT_THAT(refusal_of([&] { entries_of(*layer).front().in_file_order(state.front().bytes); }),
+              HasSubstr("another number of bytes"));
+  Parameter& weight = *layer->named_parameters().front().parameter;
+  const auto version = weight.version();
+  load_entries(entries_of(*layer), state_of(*layer), "a file");
+  EXPECT_NE(weight.version(), version);  // copies of it are made again
+}
+
 // Optimizers.
+
+TEST_F(Misuse, AScalerThatEndsBeforeItsOptimizer) {
+  const auto optimizer = make_sgd(layer->named_parameters(), {});
+  {
+    GradScaler scaler(*backend);
+    optimizer->set_scaler(&scaler);
+  }
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("whose GradScaler is gone"));
+}
+
+TEST_F(Misuse, AStepIsRefusedBeforeAnythingHasMoved) {
+  const auto optimizer = make_adamw(layer->named_parameters(), {});
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  const auto parameters = layer->named_parameters();
+  parameters.back().parameter->mark_partial();
+  const float before = parameters.front().parameter->value().f32()[0];
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("this rank's alone"));
+  EXPECT_EQ(optimizer->steps(), 0);
+  EXPECT_EQ(parameters.front().parameter->value().f32()[0], before);
+}
+
+TEST_F(Misuse, AnAverageThatOutlivesItsModuleOrHasNone) {
+  MovingAverage average(layer->named_parameters(), 0.9);
+  layer.reset();
+  const auto gone = HasSubstr("a moving average's parameter weight is no longer there");
+  EXPECT_THAT(refusal_of([&] { average.update(); }), gone);
+  EXPECT_THAT(refusal_of([&] { const auto in_place = average.in_place(); }), gone);
+  EXPECT_THAT(refusal_of([&] { average.values(); }), gone);
+  const auto other = linear_layer();
+  auto twice = other->named_parameters();
+  twice.push_back(twice.front());
+  EXPECT_THAT(refusal_of([&] { MovingAverage(twice, 0.9); }), HasSubstr("a moving average was given weight twice"));
+  EXPECT_THAT(refusal_of([&] { MovingAverage({{"w", nullptr}}, 0.9); }), HasSubstr("which is no parameter"));
+}
 
 TEST_F(Misuse, AStepWithoutBackward) {
   const auto optimizer = make_adamw(layer->named_parameters(), {});

@@ -324,9 +324,10 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreUsageErrors) {
   const auto expect_says = [&](const std::string& text, const auto& call) {
     EXPECT_NE(message(call).find(text), std::string::npos) << message(call);
   };
-  expect_says("Linear with 5 inputs was given [3, 4]", [&] { linear(tape, in, *w, nullptr); });
+  expect_says("Linear with a weight of [4, 5] was given [3, 4]", [&] { linear(tape, in, *w, nullptr); });
   expect_says("was given [2, 5, 5, 3]", [&] { linear(tape, image, *w, nullptr); });
-  expect_says("Conv2d with 2 input channels was given [2, 5, 5, 3]", [&] { conv2d(tape, image, *v, nullptr, same); });
+  expect_says("Conv2d with a weight of [2, 3, 3, 2] was given [2, 5, 5, 3]",
+              [&] { conv2d(tape, image, *v, nullptr, same); });
   expect_says("[3, 4]", [&] { conv2d(tape, in, *v, nullptr, same); });
   expect_says("[3, 4]", [&] { pool2d(tape, PoolKind::kMax, in, same); });
   expect_says("does not fit", [&] { pool2d(tape, PoolKind::kMax, image, {{6, 6}, {1, 1}, {0, 0}}); });

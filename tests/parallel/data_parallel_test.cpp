@@ -520,7 +520,8 @@ TEST(DataParallel, SaysWhereAReplicaFailedAndGoesOn) {
   nn::Tape tape(devices[0]);
   for (int i = 0; i < 3; ++i) {
     EXPECT_THAT(fails(tape, 10, 5), HasSubstr("replica 2 of 3 on cpu:2: this piece is one too many"));
-    EXPECT_THAT(fails(tape, 9, 4), HasSubstr("replica 0 of 3 on cpu:0: Linear with 5 inputs was given [3, 4]"));
+    EXPECT_THAT(fails(tape, 9, 4),
+                HasSubstr("replica 0 of 3 on cpu:0: fc: Linear with a weight of [2, 5] was given [3, 4]"));
     tape.reset();
     clear_grads(model);
     const nn::Var y = model.forward(tape, tape.input(random_tensor(devices[0], {9, 5}, 1)));

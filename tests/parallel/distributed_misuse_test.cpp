@@ -152,6 +152,34 @@ TEST_F(DistributedMisuse, ItEndsBeforeBackward) {
   EXPECT_THAT(refusal_of([&] { tape.backward(loss); }), HasSubstr("DistributedDataParallel is no longer there"));
 }
 
+// Gradients were in the memory of its group.
+TEST_F(DistributedMisuse, AStepAfterItsEnd) {
+  std::optional<DistributedDataParallel> ddp(std::in_place, *net, group());
+  const auto optimizer = nn::make_sgd(ddp->parameters(), {});
+  pass(*ddp);
+  ddp.reset();
+  EXPECT_FALSE(net->named_parameters().front().parameter->has_gradient());
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("none of its parameters has a gradient"));
+  pass(*net);  // alone, into memory of its own
+  optimizer->step(0.1);
+}
+
+TEST_F(DistributedMisuse, OtherCallsAfterTheEndOfTheModuleOrTheGroup) {
+  auto part = group().duplicate();
+  std::optional<DistributedDataParallel> ddp(std::in_place, *net, *part);
+  part->shutdown();
+  part.reset();
+  const auto gone = HasSubstr("over a group that is gone");
+  EXPECT_THAT(refusal_of([&] { ddp->broadcast_buffers(); }), gone);
+  EXPECT_THAT(refusal_of([&] { ddp->broadcast_state(); }), gone);
+  EXPECT_THAT(refusal_of([&] { ddp->wait_for_parameters(); }), gone);
+  EXPECT_THAT(refusal_of([&] { ddp->start_gathering_parameters(); }), gone);
+  EXPECT_THAT(refusal_of([&] { ddp->register_comm_hook(nullptr); }), gone);
+  ddp.emplace(*net, group());
+  net.reset();
+  EXPECT_THAT(refusal_of([&] { ddp->broadcast_state(); }), HasSubstr("of a module that is gone"));
+}
+
 TEST_F(DistributedMisuse, AGroupThatEndsBeforeWhatSumsOverIt) {
   std::unique_ptr<comm::ProcessGroup> alone = std::make_unique<comm::SelfGroup>(std::chrono::seconds(30));
   std::optional<DistributedDataParallel> ddp(std::in_place, *net, *alone);
@@ -160,7 +188,7 @@ TEST_F(DistributedMisuse, AGroupThatEndsBeforeWhatSumsOverIt) {
   pass(*ddp);
   alone.reset();
   EXPECT_THAT(refusal_of([&] { (*ddp)(tape, input()); }), HasSubstr("over a group that is gone"));
-  EXPECT_THAT(refusal_of([&] { reducer->begin_step(1); }), HasSubstr("group is gone"));
+  EXPECT_THAT(refusal_of([&] { reducer->begin_step(1); }), HasSubstr("whose group has ended"));
   ddp.reset();
   reducer.reset();
 }

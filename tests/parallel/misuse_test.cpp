@@ -71,7 +71,7 @@ TEST_F(DataParallelMisuse, WrongShapesNameTheDevice) {
   EXPECT_THAT(refusal_of([&] {
                 (*model)(tape, tape.input(devices[0].zeros({6, 5})));
               }),
-              HasSubstr("Linear with 4 inputs was given [2, 5]"));
+              HasSubstr("Linear with a weight of [3, 4] was given [2, 5]"));
   EXPECT_THAT(refusal_of([&] {
                 (*model)(tape, tape.input(devices[0].empty({6, 4}, DType::kI32)));
               }),

@@ -161,6 +161,12 @@ TEST(OwnRanks, NeedNoMpirun) {
     EXPECT_EQ(outcome.code, 4) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("no mpirun in PATH"));
   }
+  // Other programs are started as well as it goes without.
+  outcome = run(without + "lockstep launch -n 2 -- /bin/sh -c 'echo rank $RANK of $WORLD_SIZE'", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("rank 1 of 2")));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("warning: there is no mpirun in PATH, so the ranks of /bin/sh are started without"));
 }
 
 }  // namespace

@@ -300,5 +300,34 @@ TEST(Registries, FamiliesOfAProgram) {
       UsageError);
 }
 
+// Of an evaluation that ends by what the module, the data or the loss throws.
+TEST(OwnEvaluation, AModuleIsInTheModeItHadWhateverHappens) {
+  const auto group = comm::make_group();
+  const auto backend = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*backend, generator};
+  Net net(context, 1);
+  bool throws = true;
+  const nn::LossFunction loss = [&](nn::Tape& tape, const nn::Vars& y, const nn::Tensor& targets, float scale) {
+    if (throws) throw UsageError("no loss today");
+    return nn::squared_error(tape, y[0], targets, scale);
+  };
+  Evaluator evaluator(*group, *backend, numbers(), 8, 0, DType::kF32, loss);
+  for (const bool training : {true, false}) {
+    net.train(training);
+    throws = true;
+    EXPECT_THROW(evaluator.run(net, 1), UsageError);
+    EXPECT_EQ(net.training(), training);
+    throws = false;
+    EXPECT_EQ(evaluator.run(net, 1).samples, 40);
+    EXPECT_EQ(net.training(), training);
+  }
+  net.fuse();
+  EXPECT_EQ(evaluator.run(net, 1).samples, 40);
+  EXPECT_THROW(Evaluator(*group, *backend, nullptr, 8, 0).run(net, 1), UsageError);
+  EXPECT_THROW(Evaluator(*group, *backend, numbers(), 0, 0).run(net, 1), UsageError);
+  group->shutdown();
+}
+
 }  // namespace
 }  // namespace lockstep::trainer

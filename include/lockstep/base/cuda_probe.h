@@ -18,7 +18,8 @@ struct CudaProbe {
 };
 
 /// Asks the driver, once in a process. Makes no context, and never throws. What the environment says about devices
-/// (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER) counts as it is at that moment.
+/// (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER) counts as it is at that moment. From any thread; the result stays until
+/// the process ends.
 const CudaProbe& probe_cuda();
 
 }  // namespace lockstep

@@ -18,7 +18,8 @@ inline std::string to_string(Device device) {
   return device.kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
 
-/// A view of an in-order queue of device work. On the CPU there is none: work runs on the calling thread.
+/// A view of an in-order queue of device work, whose owner keeps it for as long as anybody has a view. On the CPU there
+/// is none: work runs on the calling thread.
 struct StreamView {
   void* native = nullptr;  // cudaStream_t on CUDA devices
 };

@@ -18,17 +18,18 @@ inline constexpr const char* kJobSecretVariable = "LOCKSTEP_JOB_SECRET";
 class JobSecret {
  public:
   JobSecret() = default;
-  /// 128 bits from the system's generator.
+  /// 128 bits of random_bytes(), as 32 hexadecimal digits.
   static JobSecret random();
   /// kJobSecretVariable; the empty secret where it is not set. Throws UsageError, without the value, for fewer than 16
   /// characters or more than 1024: an empty value too is a mistake, not a wish to have none.
   static JobSecret from(const EnvLookup& lookup);
+  /// Any text: nothing checks it.
   static JobSecret of_text(std::string text);
 
   bool empty() const { return text_.empty(); }
   /// For children's environments and for channels; nothing else shows it.
   const std::string& text() const { return text_; }
-  /// HMAC-SHA-256, 32 bytes.
+  /// HMAC-SHA-256 (RFC 2104) of `message`, 32 bytes.
   std::string sign(std::string_view message) const;
   /// A secret for one purpose: who knows it does not know this one.
   JobSecret derive(std::string_view purpose) const { return of_text(sign(purpose)); }
@@ -39,9 +40,9 @@ class JobSecret {
   std::string text_;
 };
 
-/// From the system's generator.
+/// From the system's generator. Throws DeviceError where it has none.
 std::string random_bytes(std::size_t count);
-/// Takes as long whether or not, and wherever, they differ.
+/// Of two of one length: takes as long whether or not, and wherever, they differ.
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 
 }  // namespace lockstep

@@ -8,19 +8,22 @@
 
 namespace lockstep {
 
-/// Memory of the host or of a device, in large pieces. Called rarely; must be thread-safe.
+/// Memory of the host or of a device, in large pieces, all of which it outlives. Called rarely; must be thread-safe.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// At least 64-byte aligned. Throws OutOfMemoryError where there is not as much, DeviceError or CudaError for all
-  /// else; each says how much was asked.
+  /// At least 64-byte aligned, not initialised. Throws OutOfMemoryError where there is not as much, DeviceError or
+  /// CudaError for all else; each says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   /// The same where the first `used` of them are all that is written for now.
   virtual std::byte* allocate_in_part(std::size_t bytes, std::size_t used) {
     static_cast<void>(used);
     return allocate(bytes);
   }
+  /// A piece of this source, with the `bytes` that were asked for.
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+  /// Blocks until the device has read what it has been given to copy from the pieces, which may then be written again.
+  virtual void wait_until_read() {}
   /// What makes the device usable here (a stream) ends: pieces that are still given are freed without it later.
   virtual void outlive_device() noexcept {}
   /// Whose memory it is.

@@ -45,7 +45,8 @@ class SettingValue {
 /// As a command line would have it: "true", "12", "0.5", "512,256", "0.9,0.999", "tanh".
 std::string to_string(const SettingValue& value);
 
-/// Values by name. The getters are for names that hold a value of that kind (else it is an error of ours).
+/// Values by name. The getters are for names that hold a value of that kind (else InternalError). What they and find()
+/// return stays until that name is set again or the settings end.
 class Settings {
  public:
   Settings() = default;
@@ -77,7 +78,8 @@ class Settings {
   std::map<std::string, SettingValue> values_;
 };
 
-/// A condition beside the choice of the family under which a setting has an effect.
+/// A condition beside the choice of the family under which a setting has an effect. Its texts are literals: they are
+/// not copied.
 struct SettingNeed {
   const char* what = nullptr;                    // "a momentum above 0"; nullptr: none
   const char* otherwise = nullptr;               // "the momentum is 0"
@@ -146,6 +148,8 @@ class Registry {
   /// `what` they are, for errors: "optimizer". `families` live as long as the process.
   Registry(std::string what, std::vector<const Family*> families)
       : what_(std::move(what)), families_(std::move(families)) {}
+  Registry(const Registry&) = delete;
+  Registry& operator=(const Registry&) = delete;
 
   const std::vector<const Family*>& all() const { return families_; }
 
@@ -208,7 +212,7 @@ class Registry {
   std::deque<Family> own_;  // where it grows, families stay where they are
 };
 
-/// The one with that name; nullptr: there is none.
+/// The one of `specs` with that name; nullptr: there is none.
 const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_view name);
 
 }  // namespace lockstep

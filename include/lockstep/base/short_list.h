@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-/// A vector whose first kFew values need no memory of their own. T has a default value.
+/// A vector whose first kFew values need no memory of their own. T has a default value. Pointers to values are good
+/// until push_back(). A list that was moved from keeps up to kFew values of no meaning: assign it before it is used.
 template <class T>
 class ShortList {
  public:

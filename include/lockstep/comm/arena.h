@@ -22,12 +22,14 @@ constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kArena
 class ProcessGroup;
 
 /// A block of zero-initialised memory of the same size on every rank of the group that allocated it. Backends derive
-/// from it to keep what they registered or mapped. The group must outlive it. The bytes may be read and written, by
-/// any thread of the group's device, while no collective that names them is under way. The host may touch them only
-/// where that device is the CPU; elsewhere ProcessGroup::copy() and zero() reach them.
+/// from it to keep what they registered or mapped. The bytes may be read and written, by any thread of the group's
+/// device, while no collective that names them is under way. The host may touch them only where that device is the CPU;
+/// elsewhere ProcessGroup::copy() and zero() reach them.
 ///
 /// It is destroyed by the thread that uses the group, when no operation on it is under way. Where one is, the memory
-/// stays until this process ends, and every later call on the group throws a UsageError that names both.
+/// stays until this process ends, and every later call on the group throws a UsageError that names both. It stays too,
+/// without an error, where an exception unwinds past the arena. After the end of its group, an arena is memory that no
+/// operation takes; it may be destroyed then.
 ///
 /// Note [Copies of other ranks]
 /// Where all ranks of a group share memory, copy_of() says where the copies of the others are, to be read and written
@@ -53,7 +55,8 @@ class Arena {
   std::byte* copy_of(int rank) const;
 
   /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
-  /// where that is the CPU. Throws UsageError where they do not lie within it, or not at a multiple of T's alignment.
+  /// where that is the CPU, and good until the arena is destroyed. Throws UsageError where they do not lie within it,
+  /// or not at a multiple of T's alignment.
   template <class T>
   std::span<T> view(std::size_t offset_bytes, std::size_t count) const {
     check_view(offset_bytes, count, sizeof(T), alignof(T));
@@ -81,7 +84,7 @@ class Arena {
 };
 
 /// What a collective works on: `count` elements of `dtype` from `offset_bytes` of `arena`. All ranks of the group
-/// name the same region of the same (collectively allocated) arena.
+/// name the same region of the same (collectively allocated) arena. A plain value: it does not keep the arena.
 struct Region {
   const Arena* arena = nullptr;
   std::size_t offset_bytes = 0;  // a multiple of the element size

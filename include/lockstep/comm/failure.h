@@ -30,7 +30,7 @@ class Failure {
     std::rethrow_exception(first_);
   }
 
-  /// Later ones are dropped.
+  /// Later ones are dropped. `failure` is not null.
   void set(std::exception_ptr failure) {
     const std::lock_guard lock(mutex_);
     if (first_ != nullptr) return;
@@ -38,7 +38,7 @@ class Failure {
     any_.store(true, std::memory_order_release);
   }
 
-  /// Runs `action` unless there is a failure; what it throws is one.
+  /// Runs `action`, under no lock, unless there is a failure; what it throws is one, and passes through.
   template <class Action>
   auto guard(Action&& action) {
     throw_if_any();

@@ -17,9 +17,9 @@ namespace lockstep::comm {
 /// it. Each key is set once, by one rank; but ".../failure" by every rank that gives up, where any of the values may
 /// stay. Values are any bytes, most of them below 1 KiB.
 ///
-/// Every rank has one, ranks that are threads of one process too. One thread at a time calls it for each group; where
+/// Every rank has one, ranks that are threads of one process too. The thread that makes or uses a group calls it; where
 /// groups of several threads share one, it is thread-safe. It may throw: that ends the making of the group, with a
-/// DeviceError that has the text.
+/// DeviceError of the same text. An Error passes through as it is.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
@@ -43,7 +43,8 @@ class KeyValueStore {
 /// Joins `size` ranks, of which this process is `rank`, through `store`; collective, blocking. There is no port but
 /// those of data connections between hosts. Ranks may make several groups over one `store`, one after the other or at a
 /// time, in the same order on all of them: each has keys of its own ("lockstep/0/…", "lockstep/1/…"). The table must
-/// have no keys of earlier jobs. The store is used until shutdown() returns, mostly here.
+/// have no keys of earlier jobs. The store is used mostly here; a group of several ranks keeps it until shutdown()
+/// returns or the group is destroyed.
 ///
 /// `job_ranks`, where given, are the numbers in the job of the group's ranks, by which messages name them
 /// (ProcessGroup::job_rank()). Without it the group is the job, and this process's log lines have `rank`.

@@ -81,7 +81,8 @@ static_assert(std::has_unique_object_representations_v<OpDescriptor>, "every byt
 static_assert(std::is_trivially_copyable_v<OpDescriptor>);
 
 /// A number that differs, but for rare accidents, when what this operation is or the `history` before it does. Each
-/// word is mixed in by a function that is one to one in it and in what came before.
+/// word is mixed in by a function that is one to one in it and in what came before: Fibonacci hashing (Knuth, The Art
+/// of Computer Programming, volume 3, section 6.4), and a shift that brings the upper half down.
 constexpr std::uint64_t digest(const OpDescriptor& op, std::uint64_t history) {
   constexpr std::size_t kFirst = offsetof(OpDescriptor, sequence) / sizeof(std::uint64_t);
   const auto words = std::bit_cast<std::array<std::uint64_t, sizeof(OpDescriptor) / sizeof(std::uint64_t)>>(op);
@@ -106,7 +107,8 @@ std::string out_of_step_text(const std::string& who, const OpDescriptor& theirs,
 /// What to do where ranks are out of step.
 inline constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
 
-/// An operation as a backend is given it: what it is, and where its bytes are on this rank.
+/// An operation as a backend is given it: what it is, and where its bytes are on this rank. All but `arena` that it
+/// points to stays until the operation is complete.
 struct Op : OpDescriptor {
   const Arena* arena = nullptr;  // that was named; it may be gone
   std::byte* data = nullptr;     // the region's

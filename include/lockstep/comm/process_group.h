@@ -24,14 +24,16 @@ namespace lockstep::comm {
 
 class ProcessGroup;
 
-/// A ticket: the group and the sequence number of the operation. Copying is free; the group must outlive it.
-/// Operations of a group finish in the order in which they were issued, so a ticket needs no state of its own.
+/// A ticket: the group and the sequence number of the operation. Copying is free; the group must outlive it, and the
+/// thread that uses the group uses it. A default one is complete. Operations of a group finish in the order in which
+/// they were issued, so a ticket needs no state of its own.
 class Work {
  public:
   Work() = default;
   Work(ProcessGroup* group, std::uint64_t sequence) : group_(group), sequence_(sequence) {}
 
-  /// Whether the operation is complete; gives a backend without its own thread a chance to make progress.
+  /// Whether the operation is complete; gives a backend without its own thread a chance to make progress. Throws what
+  /// the group has failed with.
   bool done() const;
   /// Blocks the calling thread until the operation is complete. Throws TimeoutError naming the operation and the
   /// ranks that are missing when `deadline` passes, and what the operation failed with (MpiError, OutOfStepError…).
@@ -73,11 +75,13 @@ struct GroupOrigin;
 /// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
 /// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
 ///
-/// Threads: one thread issues operations, sends and receives, and waits for them; the backend may use others inside.
-/// Another one may take over when all operations are complete, though sends and receives may be under way. Before that,
-/// its calls are UsageErrors.
-/// Errors: after an operation failed the group is broken: every later call throws the same error.
-/// Destructors issue nothing; a normal end calls shutdown() on every rank.
+/// Threads: one thread uses a group; the backend may use others inside. Another one may take over when all operations
+/// are complete, though sends and receives may be under way. Before that, to issue, to wait, to ask or to allocate
+/// there is a UsageError; other calls are not checked. Any thread may ask for rank(), size(), job_rank(), name(),
+/// encrypts(), device() and sending_times(). Memory: what a blocking call is given by a pointer or a span is the
+/// caller's again when it returns or throws. Errors: after an operation failed the group is broken: every later call
+/// throws the same error. Destructors issue nothing; a normal end calls shutdown() on every rank. Without it the others
+/// take this one for lost.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup();
@@ -142,14 +146,15 @@ class ProcessGroup {
   void broadcast(std::span<T> values, int root) {
     broadcast_host(values.data(), values.size(), dtype_of<T>(), root);
   }
-  /// Likewise: afterwards `all`, size() times as many values, are every rank's `mine`, in rank order.
+  /// Likewise: afterwards `all`, size() times as many values (else UsageError), are every rank's `mine`, in rank order.
+  /// The two do not overlap.
   template <class T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     check_parts(mine.size(), all.size());
     all_gather_host(mine.data(), mine.size(), dtype_of<T>(), all.data());
   }
-  /// Likewise: `all` is size() times as many values as `mine`, a part for each rank, in rank order. Afterwards `mine`
-  /// is the reduction of this rank's part over all ranks.
+  /// Likewise: `all` is size() times as many values as `mine` (else UsageError), a part for each rank, in rank order.
+  /// Afterwards `mine` is the reduction of this rank's part over all ranks. The two do not overlap.
   template <class T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine, ReduceOp op = ReduceOp::kSum) {
     check_parts(mine.size(), all.size());
@@ -163,7 +168,8 @@ class ProcessGroup {
 
   /// The same: part r of `from`, from_counts[r] values, goes to rank r, and to_counts[r] values of rank r become part
   /// r of `to`. Counts may differ and be 0. They are compared pair by pair, as those of sends and receives are, and so
-  /// is that both ranks are in their same all-to-all.
+  /// is that both ranks are in their same all-to-all. The two buffers do not overlap. Throws UsageError unless there is
+  /// a count for each rank, the sums are the buffers' sizes, and the rank's own two counts are equal.
   template <class U, class T>
   requires std::is_same_v<std::remove_const_t<U>, T>
   void all_to_all(std::span<U> from, std::span<const std::size_t> from_counts, std::span<T> to,
@@ -172,7 +178,8 @@ class ProcessGroup {
     check_counts(to_counts, to.size(), "receives");
     all_to_all_host(from.data(), from_counts, to.data(), to_counts, dtype_of<T>());
   }
-  /// As many values for each rank as of each rank: from.size() / size().
+  /// As many values for each rank as of each rank: from.size() / size(). Throws UsageError where that is no whole
+  /// number or `to` has another size.
   template <class U, class T>
   requires std::is_same_v<std::remove_const_t<U>, T>
   void all_to_all(std::span<U> from, std::span<T> to) {
@@ -186,7 +193,8 @@ class ProcessGroup {
   /// Between two ranks, of the host's memory, and no part of the group's sequence of operations (Note [Same order]).
   /// What a rank sends to another one is received there in the order sent, as many values of the same type; otherwise
   /// the receiver throws OutOfStepError, and the group is broken. `values` stay, and are left alone, until the transfer
-  /// is done. It moves on whenever this rank is in a call of the group, as operations do. To send blocks until the
+  /// is done or has failed, or the group is destroyed. Throws UsageError for this rank itself, and for one that there
+  /// is not. It moves on whenever this rank is in a call of the group, as operations do. To send blocks until the
   /// values have left this rank's memory, which may take the receiver: who wants to send and receive at a time issues
   /// both before it waits. On GPUs the CPU's group of the same ranks carries them.
   template <class T>
@@ -198,14 +206,15 @@ class ProcessGroup {
     return irecv(values.data(), values.size(), dtype_of<T>(), from);
   }
   /// The same of types that are known at run time. `keeps`, where given, stays until the transfer is done or the group
-  /// is destroyed: what owns the values, where the caller may end before.
+  /// is destroyed: what owns the values, where the caller may end before. A thread of the group may be the one that
+  /// releases it.
   Transfer isend(const void* values, std::size_t count, DType dtype, int to, std::shared_ptr<const void> keeps = {});
   Transfer irecv(void* values, std::size_t count, DType dtype, int from, std::shared_ptr<const void> keeps = {});
   /// Of regions of this group's arenas. On a GPU the values go to the other GPU by NCCL, after what the computation's
   /// stream was given before; the host waits for nothing (Transfer::wait(stream)).
   Transfer isend(const Region& region, int to);
   Transfer irecv(const Region& region, int from);
-  /// all_to_all() with a part of one size for each rank. Blocking.
+  /// all_to_all() with a part of one size for each rank. Blocking. Throws UsageError for regions of two types or sizes.
   void all_to_all(const Region& from, const Region& to);
   /// Blocking, with the group's timeout.
   template <class T>
@@ -257,7 +266,8 @@ class ProcessGroup {
   virtual std::vector<PeerTime> sending_times() const { return {}; }
 
   /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
-  /// caller's thread uses it. nullptr where there is none (groups of split() have none), or another thread has it.
+  /// caller's thread uses it. The group owns it. nullptr where there is none (groups of split() have none), or another
+  /// thread has it.
   virtual Store* store() { return nullptr; }
 
   /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing
@@ -275,7 +285,9 @@ class ProcessGroup {
   /// split() of all ranks into one group: the same ranks once more.
   std::unique_ptr<ProcessGroup> duplicate() { return split(0, rank_); }
 
-  /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
+  /// Collective, blocking: ends the group in an orderly way. Throws UsageError where a transfer of this rank is not
+  /// done, OutOfStepError where another rank has sent what this one has not received. To issue or to wait afterwards is
+  /// a UsageError.
   virtual void shutdown() = 0;
 
   /// Ends with it: for whoever keeps a reference.
@@ -313,8 +325,8 @@ class ProcessGroup {
   virtual bool sees_all_copies() const { return false; }
 
  protected:
-  /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
-  /// sequence numbers.
+  /// Starts `op`, which has been checked and is good during the call; does not wait for other ranks. Operations
+  /// complete in order of their sequence numbers.
   virtual void start(const Op& op) = 0;
   /// Whether the operation with this number is complete; rethrows a failure.
   virtual bool is_done(std::uint64_t sequence) = 0;
@@ -322,7 +334,8 @@ class ProcessGroup {
   /// Orders `stream` after the operation. As it is here, it blocks like wait_done().
   virtual void make_wait(std::uint64_t sequence, StreamView stream);
 
-  /// What carries sends and receives of the host's memory: this group, or one of the CPU with the same ranks.
+  /// What carries sends and receives of the host's memory: this group, or one of the CPU with the same ranks, which
+  /// outlives it.
   virtual ProcessGroup& pair_group() { return *this; }
   /// Starts a transfer, which has been checked; does not wait for the other rank.
   virtual void start_transfer(const std::shared_ptr<PairTransfer>& transfer);
@@ -339,6 +352,8 @@ class ProcessGroup {
   /// For a device that repeats operations without their being issued again: the next one is `sequence` + 1.
   void set_last_issued(std::uint64_t sequence) { sequence_ = sequence; }
 
+  /// Throws UsageError where another thread than this one has operations under way; `doing` names what is to be done.
+  void check_thread(const char* doing);
   /// Throws UsageError unless the region lies in an arena of this group; `doing` names what is to be done with it.
   void check_region(const Region& region, const char* doing) const;
 
@@ -370,7 +385,6 @@ class ProcessGroup {
                       std::span<const std::size_t> to_counts, DType dtype);
   bool has_transfer_in(const Arena& arena) noexcept;
   bool detach(const Arena& arena) noexcept;
-  void check_thread(const char* doing);
 
   int rank_;
   int size_;

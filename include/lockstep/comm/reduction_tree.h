@@ -29,6 +29,8 @@ struct TreeNode {
   friend bool operator==(const TreeNode&, const TreeNode&) = default;
 };
 
+/// Does not change, so threads may share one. What it returns by reference or as a span is its own. Ranks are below
+/// ranks(): nothing checks them.
 class ReductionTree {
  public:
   static constexpr std::size_t kMostLeaves = std::size_t{1} << 16;

@@ -12,7 +12,8 @@ namespace lockstep::comm {
 class ProcessGroup;
 struct PairTransfer;
 
-/// What ProcessGroup::isend() and irecv() return. Copies are of the same transfer; the group must outlive them.
+/// What ProcessGroup::isend() and irecv() return. Copies are of the same transfer; the group must outlive them, and the
+/// thread that uses the group uses them. A default one is done. To drop it cancels nothing.
 class Transfer {
  public:
   Transfer() = default;
@@ -20,7 +21,7 @@ class Transfer {
       : group_(group), transfer_(std::move(transfer)) {}
 
   /// Whether a receive's values are there, or a send's memory may be used again; whoever receives it may not have come
-  /// to it yet. Gives a group without its own thread a chance to make progress.
+  /// to it yet. Gives a group without its own thread a chance to make progress. Throws what the group has failed with.
   bool done() const;
   /// Blocks until it is. Throws TimeoutError naming the transfer and the other rank when `deadline` passes, and what
   /// the transfer failed with (OutOfStepError, DeviceError …); the group is broken then.

@@ -22,7 +22,8 @@ struct Array {
   std::span<std::int32_t> integers;
 };
 
-/// Memory for one sample, of which the data set fills what it has; the others are empty.
+/// Memory for one sample, of which the data set fills what it has; the others are empty. It is the caller's, and valid
+/// during the call alone. Its content is unspecified: the data set writes all of it.
 struct Sample {
   std::span<float> x;
   std::span<std::int32_t> tokens;
@@ -34,7 +35,8 @@ struct Sample {
   std::span<const Array> further = {};  // Info::further_inputs
 };
 
-/// A fixed, numbered set of samples with targets. Immutable: all members may be called from several threads at once.
+/// A fixed, numbered set of samples with targets. Immutable: all members may be called from several threads at once, as
+/// a Loader's workers do. What a read throws comes out of Loader::next().
 /// A sample is an array of numbers (f32) or of tokens (i32), and possibly further arrays, which the module gets as
 /// further inputs. Its targets are labels (i32) or numbers (f32): one, an array, or a label for each token.
 class Dataset {
@@ -93,7 +95,7 @@ class Dataset {
   std::size_t targets_per_sample() const { return targets_; }
   bool has_numeric_targets() const { return info_.numeric_targets; }
   const std::vector<Input>& further_inputs() const { return info_.further_inputs; }
-  /// Values in one sample's further input `i`.
+  /// Values in one sample's further input `i`, below further_inputs().size().
   std::size_t further_elements(std::size_t i) const { return further_elements_[i]; }
 
   /// Writes sample `index` < size(), whose memory has the sizes above. Throws IoError if it cannot be read. A data set
@@ -138,7 +140,7 @@ struct DataSplits {
 };
 
 /// The samples of all `parts`, one part after the other. They are of one kind; throws UsageError otherwise, and where
-/// there are none.
+/// there are none. None of them is nullptr.
 std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dataset>> parts, std::string name);
 
 }  // namespace lockstep::data

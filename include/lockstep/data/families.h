@@ -25,14 +25,16 @@ struct DatasetFamily {
   bool any_image_size = false;  // its images are scaled to what is asked for
   bool synthetic = false;       // nothing is read
   bool test_validates = false;  // the part that training is validated on is the test part that was published
-  /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0.
+  /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0. The
+  /// arguments are valid during the call alone. It issues no collectives: what it throws on one rank ends all of them.
   std::function<DataSplits(const std::string& spec, const std::string& argument, const OpenOptions& options)> open = {};
   /// The regular files that `argument` names; empty: it is a directory, or none.
   std::function<std::vector<std::string>(const std::string& argument)> files = {};
 };
 
+/// lockstep's own, and after them those of the program. Families live as long as the process.
 const std::vector<const DatasetFamily*>& dataset_families();
-/// Adds a program's own, as nn::register_model() does a model.
+/// Adds a program's own, as nn::register_model() does a model. Throws UsageError for one without `open`.
 void register_dataset(DatasetFamily family);
 /// That of "mnist:DIR"; nullptr: there is none.
 const DatasetFamily* find_dataset_family(const std::string& spec);

@@ -21,7 +21,7 @@ namespace lockstep::data {
 class StepSource;
 
 /// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
-/// next().
+/// next(). A GPU may read LoaderOptions::memory after Backend::stage() has returned: next() waits for that.
 struct Batch {
   std::uint64_t count = 0;         // samples: plan.local_count
   std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
@@ -42,17 +42,22 @@ struct Batch {
 struct LoaderOptions {
   int workers = 1;  // threads; 0: batches are assembled inside next()
   int depth = 0;    // batches kept ready, at most; 0: two per worker
-  /// Where the buffers come from; nullptr: the heap.
+  /// Where the buffers come from; nullptr: the heap. Backend::staging_memory() is what a GPU copies from fastest.
   std::shared_ptr<MemorySource> memory = nullptr;
 };
 
 /// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
 /// caller's) is filled again and again: within an epoch nothing is allocated.
 ///
-/// One thread uses it. It must outlive its batches and its epochs' iterators. A violation is an error where it can be
-/// detected, for a temporary loader at compile time. Workers block all signals, so that handlers run on the program's
-/// own threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each later one.
-/// The destructor waits for at most one sample per worker.
+/// One thread uses it. It must outlive its batches, its epochs and their iterators. A violation is an error where it
+/// can be detected, for a temporary loader at compile time. It shares the data set and the memory's source, and copies
+/// the sampler: what is done to that one later changes nothing. Workers block all signals, so that handlers run on the
+/// program's own threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each
+/// later one. The destructor waits for at most one sample per worker.
+///
+/// Constructors throw UsageError for no data set, a sampler of another length, a range outside of the data set, a batch
+/// of 0, numbers of workers (0 to 1024) or depths that cannot be, and batches for which there is no memory; DeviceError
+/// where the system has no thread for a worker.
 class Loader {
  public:
   /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
@@ -65,14 +70,16 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// What its buffers take, for batches of at most `most` samples.
+  /// What its buffers take, in bytes, for batches of at most `most` samples.
   static std::uint64_t bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options);
 
+  /// Waits for the following batch; the buffers of the one before are filled again.
   const Batch& next() &;
   const Batch& next() && = delete;  // of a temporary, the batch would be gone at once
 
   /// The rest of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. After a `break`, the
-  /// next loop continues there. An evaluation has one epoch; those that follow have no batch.
+  /// next loop continues there. An evaluation has one epoch; those that follow have no batch. One loop at a time, and
+  /// no next() within it: each ends the other's batch.
   class Epoch;
   Epoch epoch() &;
   Epoch epoch() && = delete;
@@ -110,7 +117,11 @@ class Loader::Epoch {
   struct End {};
   class Iterator {
    public:
-    explicit Iterator(Loader& loader) : loader_(loader), lifetime_(loader.lifetime_.ref()) { take(); }
+    Iterator(Loader& loader, Lifetime::Ref lifetime) : loader_(loader), lifetime_(std::move(lifetime)) {
+      if (!lifetime_.alive()) [[unlikely]]
+        refuse_gone();
+      take();
+    }
     const Batch& operator*() const { return *batch_; }
     /// Throws UsageError where the loader is gone.
     Iterator& operator++() {
@@ -137,12 +148,14 @@ class Loader::Epoch {
     const Batch* batch_ = nullptr;
   };
 
-  explicit Epoch(Loader& loader) : loader_(loader) {}
-  Iterator begin() const { return Iterator(loader_); }
+  explicit Epoch(Loader& loader) : loader_(loader), lifetime_(loader.lifetime_.ref()) {}
+  /// Throws UsageError where the loader is gone.
+  Iterator begin() const { return Iterator(loader_, lifetime_); }
   End end() const { return {}; }
 
  private:
   Loader& loader_;
+  Lifetime::Ref lifetime_;
 };
 
 inline Loader::Epoch Loader::epoch() & { return Epoch(*this); }

@@ -23,7 +23,7 @@ struct BucketLimits {
   std::size_t first_bytes = std::size_t{1} << 20;  // small, so that communication starts early
   std::size_t bytes = std::size_t{25} << 20;
   /// Slots begin at multiples of so many bytes of their bucket, and a bucket has a multiple of so many (both of 64):
-  /// what has to be shared out evenly (Note [Sharded updates]).
+  /// what has to be shared out evenly (Note [Sharded updates]). Neither is 0.
   std::size_t slot_alignment = 64, bucket_multiple = 64;
 };
 

@@ -13,7 +13,8 @@
 
 namespace lockstep::ddp {
 
-/// A bucket whose gradients are complete on this rank.
+/// A bucket whose gradients are complete on this rank. May be kept: what it refers to is the reducer's, and stays until
+/// the next lay_out() or the reducer's end.
 struct GradBucket {
   std::size_t index = 0;  // in the order in which buckets are reduced
   std::int64_t step = 0;
@@ -28,9 +29,12 @@ struct GradBucket {
 /// Buckets come in the same order on every rank: all of a step are started before the first of them is finished. A hook
 /// issues the same collectives on all ranks (comm Note [Same order]), in start() or finish(), on the bucket itself or
 /// on arenas of its own. One thread calls it; on a device it gives its work to the group's computation stream, and
-/// where steps are captured as graphs it is captured too: it must neither wait on the host nor allocate then.
+/// where steps are captured as graphs it is captured too: it must neither wait on the host nor allocate then. What it
+/// throws in a step comes out of the reducer's call, and the step cannot be continued.
 ///
-/// A hook is one reducer's, whose group must outlive it. lockstep's own are in lockstep/ddp/comm_hooks.h.
+/// A hook is one reducer's, whose group must outlive its use. Before it is registered, and after the reducer's end,
+/// only questions may be asked: name(), memory(), state(), bytes_sent() and fallbacks(). lockstep's own are in
+/// lockstep/ddp/comm_hooks.h.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -40,19 +44,21 @@ class CommHook {
   /// throw where one does.
   virtual void check(const comm::ProcessGroup& group) const;
   /// Called when it is registered, on all ranks: there it may allocate. Again when buckets have changed, between steps:
-  /// there it issues nothing. `slots` and `plan` are the reducer's, and stay until the next call; a plan has the same
-  /// number of bytes whatever the order of the slots.
+  /// there it issues nothing. `slots` and `plan` are the reducer's, and stay until the next call or the reducer's end;
+  /// a plan has the same number of bytes whatever the order of the slots.
   virtual void lay_out(std::span<const SlotSpec> slots, const BucketPlan& plan, comm::ProcessGroup& group);
-  /// Issues the bucket's collective, while backward continues. Returns the last one that it has issued.
+  /// Issues the bucket's collective, while backward continues. Returns the last one that it has issued; an empty Work
+  /// if it has issued none.
   virtual comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) = 0;
   /// Work given to `stream` now finds what start() has issued complete. Afterwards the bucket's region holds the
   /// result.
   virtual void finish(const GradBucket& bucket, StreamView stream) = 0;
   /// After finish(), where gradients may be absent: no rank has had one of these slots in this step, and what the
-  /// bucket holds for them is not used.
+  /// bucket holds for them is not used. `slots` is good during the call.
   virtual void drop(const GradBucket& bucket, std::span<const std::size_t> slots);
 
-  /// Numbers that a run has to save to continue with the same bits, in memory that the hook owns. Between steps.
+  /// Numbers that a run has to save to continue with the same bits, in memory that the hook owns and keeps; whoever
+  /// resumes writes them there. Between steps.
   struct State {
     std::string name;
     std::span<float> values;

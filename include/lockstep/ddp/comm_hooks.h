@@ -19,6 +19,7 @@ struct CommHookFamily {
   std::shared_ptr<CommHook> (*make)(const std::string& argument) = nullptr;
 };
 
+/// They stay until the process ends.
 const std::vector<const CommHookFamily*>& comm_hook_families();
 /// Throws UsageError for another name than one of theirs, with the nearest right one. `spec` may have an argument.
 const CommHookFamily& comm_hook_family(const std::string& spec);

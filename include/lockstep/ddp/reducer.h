@@ -57,9 +57,10 @@ class ShardSums;
 ///     others end_shards().
 /// Gradients start on their way in the last turn. Counts of unused slots are then of shards, not of ranks.
 ///
-/// One thread uses it; the group must outlive its last step (begin_step() of one that is gone is a UsageError), and may
-/// have several. Its destructor issues nothing. A step that an exception cuts short,
-/// a producer's or a callback's, leaves collectives under way, and the other ranks in them: end the process then.
+/// The thread that uses the group uses it. The group may have several, and must outlive all calls but storage(), tail()
+/// and the destructor, which issues nothing; begin_step() of a group that is gone is a UsageError. What it returns by
+/// reference, pointer or span is its own. A step that an exception cuts short, a producer's, a hook's or a callback's,
+/// leaves collectives under way, and the other ranks in them: end the process then.
 class Reducer {
  public:
   /// Numbers that are summed along with the first bucket, and never compressed.
@@ -71,19 +72,21 @@ class Reducer {
     bool start_late = false;       // no collective before finish(), whatever is ready
     bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
 
-    const comm::ReductionTree* tree = nullptr;  // the group's, along which shards are summed; nullptr: ranks are
+    const comm::ReductionTree* tree = nullptr;  // define_tree()'s, along which shards are summed; nullptr: ranks are
     std::size_t shards_at_once = 1;             // of this rank, in a turn
     std::size_t more_tail_floats = 0;           // beside kTailFloats
     /// `count` elements from `from` added to those at `to`, or copied there, after the work that the producer's stream
-    /// was given before. For a group that is not on the CPU, where the reducer does it itself.
+    /// was given before. For a group that is not on the CPU, where the reducer does it itself. They are called in the
+    /// reducer's calls, on its thread.
     using Arithmetic = std::function<void(std::byte* to, const std::byte* from, std::size_t count, DType dtype)>;
     Arithmetic add = nullptr;
     Arithmetic copy = nullptr;
   };
 
   /// Collective: compares slots, f32 or f64, and limits (OutOfStepError where ranks differ), and allocates the arena. A
-  /// bucket holds slots of one type. The first order
-  /// is that of `slots` reversed: what backward produces first usually was registered last.
+  /// bucket holds slots of one type. The first order is that of `slots` reversed: what backward produces first usually
+  /// was registered last. Throws UsageError, as comm::run_collectively() does, for other types and for options that
+  /// exclude each other.
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options);
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
       : Reducer(group, std::move(slots), limits, {}) {}
@@ -91,8 +94,9 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Collective, before the first step, once: buckets, all f32, are carried by `hook`. Throws OutOfStepError where
-  /// ranks name different ones.
+  /// Collective, before the first step, once: buckets, all f32, are carried by `hook`, which the reducer keeps. Throws
+  /// OutOfStepError where ranks name different ones; UsageError, as comm::run_collectively() does, for nullptr, a
+  /// second hook, one that another reducer has, slots of f64, a tree, and what CommHook::check() refuses.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// nullptr: there is none.
   CommHook* comm_hook() const { return hook_.get(); }
@@ -144,7 +148,7 @@ class Reducer {
   void mark_ready(std::size_t slot);
   /// `slot` has no gradient on this rank in this step: its storage becomes zero. A slot that is not decided yet.
   void mark_slot_unused(std::size_t slot);
-  bool decided(std::size_t slot) const { return is_ready_[slot]; }
+  bool decided(std::size_t slot) const;
   /// This rank has no samples in this step: zeros for every slot, all of which are absent if that may be.
   void contribute_nothing();
   /// Lets collectives progress where they have no thread of their own; call it now and then during backward.
@@ -152,7 +156,9 @@ class Reducer {
 
   /// Makes `stream` wait for the buckets in order and hands each one's slots to `on_bucket` when work given to the
   /// stream finds its sums there; on the CPU, where a stream is the calling thread, this blocks. Slots that are not
-  /// decided are absent. Throws whatever the collectives fail with.
+  /// decided are absent. Throws whatever the collectives fail with. `on_bucket` is called on this thread, with a span
+  /// that is good until it returns, and begins no step and moves no bucket; what it throws passes through, and ends the
+  /// step.
   ///
   /// With find_unused, it waits for all buckets first, on a device for the device too, and `on_bucket` gets the slots
   /// that some rank had a gradient for. Without, an unused slot ends the step on every rank: refuse_unused() is called
@@ -172,7 +178,7 @@ class Reducer {
   bool rebuild_buckets(std::vector<std::size_t> order) { return rebuild_buckets(std::move(order), limits_.bytes); }
   /// The same with buckets of `bytes` (BucketLimits::bytes).
   bool rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes);
-  /// The slots as buckets take them.
+  /// The slots as buckets take them; rebuild_buckets() changes this, plan() and limits().
   const std::vector<std::size_t>& order() const { return order_; }
 
   const BucketPlan& plan() const { return plan_; }
@@ -180,12 +186,14 @@ class Reducer {
   const BucketLimits& limits() const { return limits_; }
   /// Of the arena: what a step sums, in bytes.
   std::size_t bytes() const { return arena_->bytes(); }
-  /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.
+  /// Of the last finished step, until the next one begins. On a device, a bucket may end later than finish() returns:
+  /// its end is then unknown.
   const StepTimeline& timeline() const { return timeline_; }
   /// Time that finish() has stood waiting in the last step.
   Clock::duration waited() const { return waited_; }
 
  private:
+  void check_group(const char* doing) const;
   void check_slot(std::size_t slot, const char* doing) const;
   void check_type(std::size_t slot, DType asked) const;
   void check_begun(const char* doing) const;
@@ -210,7 +218,7 @@ class Reducer {
   void begin_turn();
   bool starts_buckets() const { return sums_ == nullptr || was_last_turn(); }
   void check_shards(const char* doing) const;
-  void lay_out(std::vector<std::size_t> order);
+  void lay_out(std::vector<std::size_t> order, const BucketLimits& limits);
   void start_full_buckets();
   void start_bucket(std::size_t bucket);
   void wait_for_bucket(std::size_t bucket, StreamView stream);

@@ -10,14 +10,15 @@
 
 namespace lockstep::ddp {
 
-/// Memory of the group's device, or the host's: it is reached through ProcessGroup::copy() alone.
+/// Memory of the group's device, or the host's, that these functions borrow for the call: it is reached through
+/// ProcessGroup::copy() alone.
 struct NamedBytes {
   std::string name;
   std::span<std::byte> bytes;
 };
 
-/// Collective: afterwards every rank's pieces hold rank `root`'s bytes. All ranks name the same pieces. Needs at most
-/// 4 MiB of arena at a time.
+/// Collective: afterwards every rank's pieces hold rank `root`'s bytes. All ranks name the same pieces (OutOfStepError
+/// where they have other sizes in all). Needs at most 4 MiB of arena at a time.
 void broadcast_state(comm::ProcessGroup& group, std::span<const NamedBytes> pieces, int root);
 
 /// Collective: throws OutOfStepError on every rank unless all ranks have issued the same operations and hold the same

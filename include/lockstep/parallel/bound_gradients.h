@@ -23,12 +23,13 @@ namespace lockstep::parallel {
 std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters);
 
 /// Binds each trained parameter's gradient to the reducer's arena, or to memory of its own, which is copied there and
-/// back, and marks it ready from the tape's hook, so that
-/// collectives run during backward. Group, backend and parameters must outlive its last step; one thread uses it.
+/// back, and marks it ready from the tape's hook, so that collectives run during backward. Group, backend, parameters
+/// and the tree of `options` must outlive its last step; one thread uses it. Gradients in the arena end with it. A step
+/// that an exception cuts short leaves collectives under way: end the process then (ddp::Reducer).
 class BoundGradients {
  public:
-  /// Collective: allocates the arena. `parameters` are the slots. Without `as_views` gradients stay where they are: for
-  /// whoever keeps them. Not with shards.
+  /// Collective: allocates the arena. `parameters` are the slots, whose Parameter::on_ready it takes until it ends.
+  /// Without `as_views` gradients stay where they are: for whoever keeps them. Not with shards.
   BoundGradients(comm::ProcessGroup& group, nn::Backend& backend, std::vector<nn::NamedParameter> parameters,
                  const ddp::BucketLimits& limits, const ddp::Reducer::Options& options, bool as_views = true);
   ~BoundGradients();
@@ -87,7 +88,8 @@ class BoundGradients {
   void end_turn();
 
   /// Waits for the sums, bucket by bucket (ddp::Reducer::finish). In `on_bucket(slots)`, and from then on until they
-  /// are cleared, those parameters' gradients are sums over all ranks. Collective after the first step with samples.
+  /// are cleared, those parameters' gradients are sums over all ranks. `slots` are valid during that call. Collective
+  /// after the first step with samples.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
   /// A reduction that was captured and not run is forgotten.
   void abandon();

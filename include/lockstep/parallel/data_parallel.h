@@ -61,15 +61,20 @@ struct DeviceUse {
 /// gives back when it forgets the pass: several passes may be on one outer tape, of any size.
 ///
 /// One thread uses it, with tapes on output_backend(); it must outlive what they have recorded (else their backward is
-/// a UsageError), and `devices` it.
+/// a UsageError). `devices` must outlive it and those tapes' next reset, and is not moved meanwhile.
+///
+/// What a copy throws comes out of forward or backward when all devices have ended: that of the first of device_ids,
+/// whose text names the replica if it is a lockstep::Error. The next forward may then begin; gradients of a backward
+/// that failed are not whole.
 class DataParallel final : public nn::Module {
  public:
   /// The module's parameters and buffers are on device_ids[0]. Absent are: device_ids (all), output_device
-  /// (device_ids[0]). Throws UsageError where a number is given twice or is no device's, the module is elsewhere, or it
-  /// has no factory and there are several devices.
+  /// (device_ids[0]). Its factory is called by forward, on the caller's thread. Throws UsageError where there is no
+  /// module, a number is given twice or is no device's, the module is elsewhere, or it has no factory and there are
+  /// several devices.
   DataParallel(std::unique_ptr<nn::Module> module, Devices& devices, const DeviceIds& device_ids = {},
                std::optional<int> output_device = std::nullopt, int dim = 0);
-  /// Around a module that somebody else owns and keeps alive.
+  /// Around a module that somebody else owns and keeps alive until this has ended.
   DataParallel(nn::Module& module, Devices& devices, const DeviceIds& device_ids = {},
                std::optional<int> output_device = std::nullopt, int dim = 0);
   ~DataParallel() override;
@@ -79,7 +84,7 @@ class DataParallel final : public nn::Module {
   nn::Var forward(nn::Tape& tape, nn::Var x) override;
   nn::Vars forward_all(nn::Tape& tape, const nn::Vars& inputs) override;
   /// The loss of each piece on its device: `targets`, on output_backend(), are cut as the inputs are. `loss` is called
-  /// on several threads at once.
+  /// on several threads at once, before this returns.
   nn::Loss forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets, const nn::LossFunction& loss,
                         float scale) override;
   /// Of one input, which may be on any device: `where`.
@@ -138,6 +143,7 @@ class DataParallel final : public nn::Module {
   DeviceUse& use_of(const nn::Backend& backend);
   void moved(std::uint64_t bytes, const nn::Backend& from, const nn::Backend& to);
 
+  std::unique_ptr<nn::Module> owned_;
   nn::Module& module_;
   Devices& devices_;
   std::vector<int> device_ids_;

@@ -24,7 +24,7 @@ class DeviceThread {
   DeviceThread(const DeviceThread&) = delete;
   DeviceThread& operator=(const DeviceThread&) = delete;
 
-  /// `work` is called here with `index`; it must stay valid until finish().
+  /// `work` is called here with `index`; it must stay valid until finish() has returned, or this has ended.
   void start(FunctionRef<void(std::size_t)> work, std::size_t index);
   /// Waits for it; what it has thrown, nullptr: nothing.
   std::exception_ptr finish();

@@ -13,10 +13,13 @@ namespace lockstep::parallel {
 
 /// Devices 0 to count() - 1, each a backend of its own with memory of its own, which is made when it is first asked
 /// for. CPU devices share the machine's cores and memory and know nothing of each other: with them, all that runs on
-/// several GPUs runs without any. One thread uses it; it must outlive whatever is made on its devices.
+/// several GPUs runs without any. One thread uses it; it must outlive whatever is made on its devices. Backends stay
+/// where they are when it is moved; one that was moved from has no devices.
 class Devices {
  public:
+  /// Called once for each device, by operator[], which passes on what it throws. It returns no nullptr.
   using Maker = std::function<std::unique_ptr<nn::Backend>(int id)>;
+  /// Throws UsageError for a count below 1.
   Devices(DeviceKind kind, int count, Maker make);
   /// With `threads` compute threads each.
   static Devices cpu(int count, int threads = 1);
@@ -26,7 +29,7 @@ class Devices {
   int count() const { return static_cast<int>(places_.size()); }
   /// Throws UsageError where there is no such device, and whatever keeps it from being opened.
   nn::Backend& operator[](int id);
-  /// From now on device `id`, which nobody has asked for before, is this one.
+  /// From now on device `id`, which nobody has asked for before, is this one, which must outlive the use of it here.
   void adopt(int id, nn::Backend& backend);
 
   /// "cpu:1"

@@ -58,8 +58,9 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 ///
 /// Kernels must then have the same bits for the same shard wherever it is computed: the same number of threads, the
 /// same instruction set. With Options::shards_at_once a rank computes several of them at a time, each on a thread of
-/// its own with a copy of the module that shares the parameters' memory. Statistics of batch normalisation are each
-/// shard's own; running ones become the mean of the shards', by their samples.
+/// its own with a copy of the module that shares the parameters' memory: the loss is then called on these threads too,
+/// at the same time. Statistics of batch normalisation are each shard's own; running ones become the
+/// mean of the shards', by their samples.
 ///
 /// Note [ZeRO]
 /// With Options::zero each rank updates its slice of every bucket (ddp: Note [Sharded updates]), with an optimizer that
@@ -74,7 +75,8 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// itself (set_bucket_callback()) reads parameters after the next pass has begun, or wait_for_parameters(); with
 /// start_gathering_parameters() they come from the other ranks during its next pass. From its first update of a step
 /// until then parameters may be half-written: where ranks share memory, the others write into them.
-/// Parameters lie in memory of the group as long as the DistributedDataParallel is there.
+/// Parameters lie in memory of the group as long as the DistributedDataParallel is there, so group and backend must
+/// outlive it, and not its last pass alone. A step() after it is a UsageError.
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
 /// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
@@ -94,8 +96,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     std::vector<int> device_ids = {};
     /// The same; results stay on the module's device.
     std::optional<int> output_device = std::nullopt;
-    /// Before the first pass, and the first pass after each whose backward sums, rank 0's buffers (running statistics)
-    /// become everyone's: a collective.
+    /// Before the first pass, and the first pass after each that is recorded without a NoSync (whether or not it is
+    /// walked), rank 0's buffers (running statistics) become everyone's: a collective.
     bool broadcast_buffers = true;
     /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used have no gradient
     /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
@@ -105,8 +107,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// to know. A pass that is another graph is a UsageError on every rank, which names what has changed. In place of
     /// find_unused_parameters; not with a tree.
     bool static_graph = false;
-    /// Gradients are parts of the buckets. Without it they have memory of their own, and never move: for code that
-    /// keeps them or binds them elsewhere. That is as much memory again, and two copies per step. Not with a tree.
+    /// Gradients are parts of the buckets, and end with the DistributedDataParallel. Without it they have memory of
+    /// their own, and never move: for code that keeps them or binds them elsewhere. That is as much memory again, and
+    /// two copies per step. Not with a tree.
     bool gradient_as_bucket_view = true;
     /// MiB; default: ProcessGroup::preferred_bucket_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;
@@ -118,26 +121,29 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
     bool defer_unused_check = false;
-    /// The group's, along which shards are summed (Note [Steps in shards]); nullptr: ranks are summed. Not with a
-    /// module that is a DataParallel, that synchronises batch normalisations, or without broadcast_buffers.
+    /// The group's (ProcessGroup::define_tree()), along which shards are summed (Note [Steps in shards]); nullptr:
+    /// ranks are summed. Not with a module that is a DataParallel, that synchronises batch normalisations, or without
+    /// broadcast_buffers.
     const comm::ReductionTree* tree = nullptr;
     /// 1: updates and what optimizers remember are sharded over the ranks (Note [ZeRO]). Not with a module that is a
     /// DataParallel, nor with a communication hook. 0: every rank updates all.
     int zero = 0;
     /// Of this rank's shards, with a tree, on the CPU: more than one for a module that has a factory (nn::build), which
-    /// builds copies on what `shard_backend` makes, called once for each on its thread's behalf.
+    /// builds copies on what `shard_backend` makes. The constructor calls both once for each copy, on its own thread;
+    /// they issue no collectives, and what they throw ends it on all ranks.
     int shards_at_once = 1;
     std::function<std::unique_ptr<nn::Backend>()> shard_backend = nullptr;
   };
 
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
   /// become everyone's. Throws UsageError for a module without parameters to train, or that another one wraps, or that
-  /// is not as a whole on one device, the group's; OutOfStepError where ranks differ, naming what and which; PeerError
-  /// on the others.
+  /// is not as a whole on one device, the group's, and for options that cannot be; OutOfStepError where ranks differ,
+  /// naming what and which; PeerError on the others.
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options);
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group)
       : DistributedDataParallel(module, group, Options()) {}
 
+  /// Issues nothing. With zero it waits for parameters that are on their way, unless an exception unwinds.
   ~DistributedDataParallel() override;
 
   nn::Module& module() const { return module_; }
@@ -145,9 +151,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// Those that are trained: for the optimizer. Their names are those of module(), and of the module inside if that is
   /// a DataParallel.
   const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
-  /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each.
+  /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each. The
+  /// exchange in it may outlive this, and refuses its optimizer then.
   nn::OptimizerShare share() const;
-  /// With zero, those of rank `rank`, by parameter.
+  /// With zero (else UsageError), those of rank `rank`, by parameter.
   const std::vector<nn::ParameterSlice>& slices_of(int rank) const;
   /// Collective, after all updates of a step, for a loop that calls Optimizer::update() by itself: what optimizers of
   /// slices have moved begins to come from all ranks. Parameter::value() waits for it, and so does a pass, layer by
@@ -157,9 +164,11 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// come from all ranks. Collective.
   void wait_for_parameters() const;
   /// Collective: what the optimizers of slices remember, as a whole on rank `root`, nothing elsewhere: in the order of
-  /// Optimizer::moments(), each in the parameter's layout.
+  /// Optimizer::moments(), each in the parameter's layout. Throws UsageError without zero, and for an optimizer of
+  /// other parameters or slices.
   std::vector<std::vector<std::byte>> gather_moments(const nn::Optimizer& optimizer, int root) const;
-  /// Collective: the reverse, into each rank's moments. `whole` is rank `root`'s.
+  /// Collective: the reverse, into each rank's moments. `whole` is rank `root`'s, of the sizes that gather_moments()
+  /// returns; other ranks' is not looked at.
   void scatter_moments(nn::Optimizer& optimizer, const std::vector<std::vector<std::byte>>& whole, int root) const;
   const ddp::Reducer& reducer() const { return gradients_->reducer(); }
 
@@ -198,7 +207,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// divide_by_initial_world_size=False. Throws UsageError on every rank where one has fewer than 0.
   JoinedStep join(std::int64_t own_samples);
 
-  /// What a shard is computed with.
+  /// What a shard is computed with, valid during the call.
   struct ShardPass {
     std::uint32_t shard;        // of all of the step's
     nn::Tape& tape;             // empty
@@ -209,14 +218,15 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// With a tree, in place of a step's forward and backward: calls `loss` for each of this rank's shards that has
   /// samples, Options::shards_at_once of them at a time, and walks what it returns backwards. Afterwards, and from the
   /// bucket callback on, gradients are the sums over all shards. The passes on the calling thread are on `tape`. What
-  /// scalars() hold is this rank's beside its shards' own. `samples_of(shard)` are known to all ranks. Throws
-  /// UsageError where gradients of the last step are still there.
+  /// scalars() hold is this rank's beside its shards' own. `samples_of(shard)` are known to all ranks. What `loss`
+  /// throws comes out when the shards that are under way have ended, that of the first of them; the process must end
+  /// then. Throws UsageError where gradients of the last step are still there.
   void run_shards(nn::Tape& tape, std::int64_t all_samples, FunctionRef<std::int64_t(std::uint32_t shard)> samples_of,
                   FunctionRef<nn::Var(const ShardPass& pass)> loss);
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
-  /// all but the last. Several may live at once, and end in any order. An optimizer refuses such gradients until a pass
-  /// has summed them.
+  /// all but the last. Several may live at once, and end in any order, also after the DistributedDataParallel. An
+  /// optimizer refuses such gradients until a pass has summed them.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), lifetime_(ddp.lifetime()) { ++ddp.no_syncs_; }
@@ -234,8 +244,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
 
   /// Called within backward() and contribute_nothing() for each bucket in order, when work given to the backend's
   /// stream finds its sums: an optimizer may move those parameters (indices into parameters()) while later buckets are
-  /// still on their way. Parameters that no rank has used come in no bucket. What it throws ends backward; the process
-  /// must end then (ddp::Reducer).
+  /// still on their way. Parameters that no rank has used come in no bucket. The indices are valid during the call.
+  /// What it throws ends backward; the process must end then (ddp::Reducer). It stays, with what it refers to, until
+  /// the next set_bucket_callback(); nullptr: none.
   void set_bucket_callback(std::function<void(std::span<const std::size_t>)> callback) {
     on_bucket_ = std::move(callback);
   }
@@ -245,10 +256,13 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// content.
   static constexpr std::int64_t kScalars = ddp::Reducer::kTailFloats;
   const nn::Tensor& scalars();
-  /// Their sums: from the first bucket's callback until the next step begins.
+  /// Their sums: from the first bucket's callback until the next step begins. A view of the buckets' memory, as is
+  /// unused_count(): copy what is read later, or after this has ended.
   nn::Tensor summed_scalars() const;
 
-  /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce.
+  /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce. It is this one's
+  /// alone. Throws UsageError for nullptr, a second one, one with zero or a tree, and what CommHook::check() refuses;
+  /// OutOfStepError where ranks name different ones.
   void register_comm_hook(std::shared_ptr<ddp::CommHook> hook);
 
   /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal: now and then, and before they
@@ -279,7 +293,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// With Options::tune_bucket_cap, once it is chosen.
   const std::optional<ddp::BucketChoice>& bucket_choice() const { return gradients_->bucket_choice(); }
   bool choosing_buckets() const { return gradients_->tunes_bucket_bytes(); }
-  /// Before the first step, with tune_bucket_cap: an earlier run's choice, BucketChoice::bytes. Nothing is tried then.
+  /// Before the first step, with tune_bucket_cap (else UsageError): an earlier run's choice, BucketChoice::bytes, above
+  /// 0. Nothing is tried then.
   void set_bucket_choice(std::size_t bytes);
 
   /// Whether it is the caller who checks for unused parameters: Options::defer_unused_check, on a device.
@@ -346,7 +361,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::vector<Statistic> statistics_;
   std::size_t statistics_floats_ = 0;
   std::vector<std::unique_ptr<ShardCopy>> shard_copies_;  // for the second, third, … shard at a time
-  std::vector<std::exception_ptr> shard_errors_;          // of a turn, by shard
+  std::vector<std::int64_t> samples_of_turn_;             // by shard
+  std::vector<std::exception_ptr> shard_errors_;          // likewise
   std::size_t counted_by_ = 0;                            // whose buffers have counted the step: 0, or a copy's number
   bool in_shards_ = false;                                // run_shards() is at it
 

@@ -27,14 +27,17 @@ std::shared_ptr<ddp::CommHook> make_local_hook();
 class ModelAverager {
  public:
   /// Collective: compares the tensors' sizes (OutOfStepError where ranks differ), and allocates what they pass through.
-  /// f32 (else UsageError), on `group`'s device and without gaps; group and backend must outlive it.
+  /// f32 (else UsageError), on `group`'s device and without gaps; group and backend must outlive its last average(). It
+  /// keeps the tensors, which are handles: those of a parameter whose value moves (Parameter::move_value()) do not
+  /// follow.
   ModelAverager(comm::ProcessGroup& group, nn::Backend& backend, std::vector<nn::Tensor> tensors);
   ~ModelAverager();
   ModelAverager(const ModelAverager&) = delete;
   ModelAverager& operator=(const ModelAverager&) = delete;
 
-  /// Collective: each tensor becomes the mean over ranks, the same bits on all of them; the caller then calls
-  /// nn::Parameter::changed() of those that are parameters. Values that are equal already may be rounded.
+  /// Collective: each tensor becomes the mean over ranks (the sum in f32, times 1 / ranks), the same bits on all of
+  /// them, where work given to the backend's stream finds it; after an error some may be averaged. The caller then
+  /// calls nn::Parameter::changed() of those that are parameters. Values that are equal already may be rounded.
   void average();
   /// What average() sums, in bytes.
   std::size_t bytes() const { return bytes_; }

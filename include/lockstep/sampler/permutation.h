@@ -7,7 +7,8 @@
 
 namespace lockstep::sampler {
 
-/// A bijection of [0, length), keyed by (seed, epoch). Immutable, so safe to share between threads.
+/// A bijection of [0, length), keyed by (seed, epoch). Const members may run concurrently. One that was moved from is
+/// assigned before it is used.
 ///
 /// From kTableBelow on it is a Feistel network over the smallest power of two that holds `length`, walked until it
 /// lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): constant memory and less than two
@@ -19,14 +20,14 @@ class Permutation {
  public:
   static constexpr std::uint64_t kTableBelow = 4096;
 
-  /// Requires length ≥ 1.
+  /// Requires length ≥ 1 (else InternalError).
   Permutation(std::uint64_t length, std::uint64_t seed, std::uint64_t epoch);
   /// Becomes Permutation(length(), seed, epoch), without allocating.
   void restart(std::uint64_t seed, std::uint64_t epoch);
 
   std::uint64_t length() const { return length_; }
 
-  /// The sample at position i < length().
+  /// The sample at position i < length() (else InternalError).
   std::uint64_t operator()(std::uint64_t i) const;
 
  private:

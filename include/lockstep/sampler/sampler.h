@@ -68,20 +68,21 @@ struct StepPlan {
   friend bool operator==(const StepPlan&, const StepPlan&) = default;
 };
 
-/// The places of shard `shard` among the `count` of a step.
+/// The places of shard `shard` among the `count` of a step. Requires config.shards > shard.
 constexpr Slice shard_of(const SamplerConfig& config, std::uint64_t count, std::uint64_t shard) {
   return slice_of(count, shard, config.shards);
 }
 
-/// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world, a
-/// global batch of 0, shards fewer than ranks or more than the global batch, or with columns, Tail::kPad with a global
-/// batch that is no multiple of the world size, or with columns, which no sample may be added to, and Tail::kDrop with
-/// a global batch above the length.
+/// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world,
+/// more than 2^63 - 1 samples, a global batch of 0, shards fewer than ranks or more than the global batch, or with
+/// columns, Tail::kPad with a global batch that is no multiple of the world size (of the shards, if there are any), or
+/// with columns, which no sample may be added to, and Tail::kDrop with a global batch above the length.
 void check(const SamplerConfig& config, int rank, int world_size);
 
 // The pure functions below require arguments that passed check(); plan_step looks again.
 
-/// The end of an epoch's positions: the length, with Tail::kPad rounded up to a multiple of the world size.
+/// The end of an epoch's positions: the length, with Tail::kPad rounded up to a multiple of the world size (of the
+/// shards, if there are any).
 std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 
 /// `state`, or the start of the next epoch if its epoch has no further step. That is what lets the epoch advance by
@@ -89,7 +90,8 @@ std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
 
 /// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +
-/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size), or those of its columns.
+/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size), or those of its columns
+/// or shards.
 StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size);
 
 /// Walks one rank through the steps. A small value: copy it to look ahead. Const members may run concurrently.
@@ -109,8 +111,9 @@ class DistributedSampler {
 
   /// The step that comes next.
   StepPlan plan() const;
-  /// Writes the step's samples for this rank, each below config().length. out.size() must be plan.local_count,
-  /// else UsageError.
+  /// Writes the step's samples for this rank, each below config().length. out.size() must be plan.local_count, else
+  /// UsageError. `plan` is of this rank, from plan() or plan_step(); one of another epoch takes longer, and memory for
+  /// that epoch's order.
   void indices(const StepPlan& plan, std::span<std::uint64_t> out) const;
   /// Goes to the following step, in the next epoch after the last one.
   void advance();

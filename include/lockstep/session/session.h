@@ -35,7 +35,11 @@ struct SessionOptions {
 };
 
 /// Destroyed in reverse: the gradients' group first, which is on the backend's stream, then the backend's memory, the
-/// group last. Ending in order takes shutdown().
+/// group last. Ending in order takes shutdown(). Whatever is made of its groups and its backend ends before it.
+///
+/// It moves, and references to its groups and its backend stay valid. What was moved from may only be destroyed or
+/// assigned to; one that is open must not be assigned to, for its groups would end in another order. One thread uses
+/// it.
 struct Session {
   comm::World world;
   std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
@@ -47,13 +51,13 @@ struct Session {
   std::unique_ptr<nn::Backend> backend;
   std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`
 
-  /// What joins the memory of the ranks' devices.
+  /// What joins the memory of the ranks' devices: on the CPU `group` itself.
   comm::ProcessGroup& gradients() const { return gradient_group != nullptr ? *gradient_group : *group; }
 
   /// Collective, blocking: the mean of all ranks' values, for reports; added up in f64, in the order of the ranks.
   double mean(double value);
 
-  /// Collective: the orderly end of both groups.
+  /// Collective: the orderly end of both groups, once. Nothing may be issued afterwards.
   void shutdown();
   /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. That waits for
   /// mpirun, which may have been asked to end too, and which the launcher has stopped so that it does not kill the
@@ -63,7 +67,10 @@ struct Session {
 
 /// Collective: connects the ranks, chooses each one's device (choose_device), binds this process to cores close to it,
 /// and opens it. The GPU is the only one on which this process ever has a context. Sets CUDA_DEVICE_ORDER to PCI_BUS_ID
-/// unless it is set. Throws what cannot be.
+/// unless it is set. Changes the process's log level, and the affinity of the calling thread, which its later threads
+/// inherit: so it comes before the program has other threads. Throws UsageError for options that cannot be, DeviceError
+/// for devices that are not there and ranks out of reach, TimeoutError for missing ranks; PeerError on ranks without a
+/// fault of their own.
 Session open_session(const SessionOptions& options);
 
 /// The same for a custom training loop: what init_process_group and set_device do. `device` is as --device has

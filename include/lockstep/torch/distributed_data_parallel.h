@@ -32,7 +32,8 @@ struct DistributedDataParallelOptions {
   /// backward(), which names them.
   bool find_unused_parameters = false;
   /// After backward grad() is the reducer's memory, in place of a copy: faster, and less memory. The next backward
-  /// writes there, so a gradient that is to be kept is cloned. bf16 and f16 are copied nevertheless.
+  /// writes there, so a gradient that is to be kept is cloned. The memory stays as long as a tensor refers to it, also
+  /// after the DistributedDataParallel and the group. bf16 and f16 are copied nevertheless.
   bool gradient_as_bucket_view = false;
   /// MiB; default: ProcessGroup::preferred_bucket_bytes().
   std::optional<double> bucket_cap_mb = std::nullopt;
@@ -71,7 +72,7 @@ class DistributedDataParallelBase {
   void contribute_nothing();
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
-  /// all but the last. Several may live at once, and end in any order.
+  /// all but the last. Several may live at once, and end in any order, also after the DistributedDataParallel.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallelBase& ddp);
@@ -85,13 +86,16 @@ class DistributedDataParallelBase {
   NoSync no_sync() { return NoSync(*this); }
 
   /// (kScalars) f32 on the CPU, of zeros at first: numbers of this rank, a loss or a count, that are summed over the
-  /// ranks along with the gradients. What it holds when a backward that sums begins is sent; it keeps its content.
+  /// ranks along with the gradients. What it holds when a backward that sums begins is sent; it keeps its content. Each
+  /// call returns a handle of the same memory, without the graph of what was written there.
   static constexpr std::int64_t kScalars = ddp::Reducer::kTailFloats;
   ::torch::Tensor scalars();
   /// A copy of their sums in the last step; zeros before it.
   ::torch::Tensor summed_scalars() const;
 
-  /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce.
+  /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce. It is this one's
+  /// alone. Throws UsageError for nullptr, a second one, parameters in f64, and what CommHook::check() refuses;
+  /// OutOfStepError where ranks name different ones.
   void register_comm_hook(std::shared_ptr<ddp::CommHook> hook);
 
   /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal: now and then, and before they
@@ -160,7 +164,7 @@ class DistributedDataParallelBase {
 /// itself that is recorded and walked backwards is a UsageError, out of backward(): its gradients would be summed by
 /// nobody. The group must outlive its last step; where it does not, that is a UsageError, as is a backward when the
 /// DistributedDataParallel of its pass is gone. Several may share a group, but not a parameter. One thread at a time
-/// uses it.
+/// uses it, also for backward(), in which the collectives are issued.
 ///
 /// An error out of a backward that has begun to sum leaves collectives under way: end the process then (run_main).
 template <class Module>
@@ -193,7 +197,8 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
-  /// A pass by another function than forward(): ddp.run([&](Net& net) { return net.encode(x); }).
+  /// A pass by another function than forward(): ddp.run([&](Net& net) { return net.encode(x); }). It is called once,
+  /// before this returns; what it throws passes, and the next pass may begin.
   template <std::invocable<Module&> Function>
   auto run(Function&& function) {
     const auto pass = begin_pass();

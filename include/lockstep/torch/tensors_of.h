@@ -14,6 +14,8 @@ namespace lockstep::torch {
 
 /// How to find the tensors in a type of the program's own, which a module returns: a specialisation with
 ///   static void visit(T& value, auto&& see) { see(value.logits); see(value.loss); }
+/// `see` takes tensors that are parts of `value`: their addresses are used, and they may be replaced, after visit() has
+/// returned.
 template <class T>
 struct TensorsOf;
 

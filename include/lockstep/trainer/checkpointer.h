@@ -31,7 +31,9 @@ namespace lockstep::trainer {
 /// A checkpoint is a directory below `directory` that is whole or not there (docs/checkpoints.md): an end at any time
 /// leaves the one before. Any number of ranks may resume. Rank 0 writes, on a thread of its own while training
 /// continues; with sharded updates each rank writes what it remembers, if all can write to `directory`. A directory is
-/// one run's at a time. Session, ddp and optimizer must outlive it; all calls are collective.
+/// one run's at a time. Session, ddp (and its module) and optimizer (and its scaler) must outlive it; all calls are
+/// collective, by the thread that uses ddp. The destructor is not: it waits for what this rank still writes, and only
+/// finish() says whether that is on the disk.
 class Checkpointer {
  public:
   struct Options {
@@ -39,25 +41,28 @@ class Checkpointer {
     std::int64_t keep = 3;       // the newest ones; 0: all
     std::string name = "model";  // of what is trained: checkpoints of another name are refused
     /// What it is trained on: load_latest() reads some of it, and refuses checkpoints of other data unless
-    /// `data_changed`. nullptr: they are not compared.
+    /// `data_changed`. nullptr: they are not compared. Rank 0's is what counts.
     std::shared_ptr<const data::Dataset> data = nullptr;
     bool data_changed = false;
   };
+  /// Throws UsageError without a directory, and for a negative `keep`. Reads and writes nothing.
   Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
                Options options);
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Before the first step, once. Where there is a checkpoint, all ranks have its state afterwards, and this is the
-  /// last step that it has seen; nothing where there is none. Checkpoints that are cut or changed are passed over with
-  /// a warning. Throws CheckpointError where none is whole, and for one of another model or of
-  /// other data.
+  /// Before the first step, once (else UsageError). Where there is a checkpoint, all ranks have its state afterwards,
+  /// and this is the last step that it has seen; nothing where there is none. `sampler` continues from there, and is
+  /// copied by Loaders: make them afterwards. Checkpoints that are cut or changed are passed over with a warning.
+  /// Throws CheckpointError where none is whole, and for one of another model or of other data; UsageError where
+  /// another run writes to the directory.
   std::optional<std::int64_t> load_latest(sampler::DistributedSampler& sampler);
 
   /// After step `step` (from 1, larger each time), when the loader's `position` (Batch::state_after) has been trained
-  /// on. Returns when the state has been copied. Throws OutOfStepError unless all ranks have the same parameters. What
-  /// goes wrong on the disk is a warning, and finish() says so.
+  /// on. Waits for the checkpoint before, and returns when the state has been copied. Throws OutOfStepError unless all
+  /// ranks have the same parameters, UsageError before load_latest() and for a step that is not larger. What goes wrong
+  /// on the disk is a warning, and finish() says so.
   void save(std::int64_t step, const sampler::SamplerState& position);
 
   /// Waits for the last one. Throws IoError where that is not on the disk.

@@ -11,12 +11,12 @@
 
 namespace lockstep::trainer {
 
-/// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group, module and
-/// backend must outlive it.
+/// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group and the backend
+/// must outlive it. The thread that uses the group uses it.
 class Evaluator {
  public:
-  /// Collective. `group`'s arenas are host memory. `batch`: samples of a forward pass on this rank. `activations`: see
-  /// forward().
+  /// Collective. `group`'s arenas are host memory. `dataset` is not nullptr. `batch`: samples of a forward pass on this
+  /// rank, at least 1. `activations`: see with_activations(). `loss` is copied, and called as nn::LossFunction says.
   Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
             std::int64_t batch, int workers, DType activations = DType::kF32, nn::LossFunction loss = nn::make_loss());
 
@@ -28,9 +28,13 @@ class Evaluator {
   /// and their sums are added along a tree (comm: Note [Reduction tree]).
   void add_along_tree() { along_tree_ = true; }
 
-  /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
-  /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and
-  /// every rank's report says `stopped`.
+  /// Collective. The module, which is on the backend, is in evaluation mode meanwhile and back in training mode
+  /// afterwards: a fused one is a UsageError. Ranks have different numbers of batches: of a DistributedDataParallel
+  /// give the module(). `step` is only passed on to the report. Where stops are deferred, a rank that is asked to stop
+  /// looks at no further samples, and every rank's report says `stopped`.
+  ///
+  /// What the data set, the module or the loss throws comes out on this rank, before its part of the sums: the module
+  /// stays in evaluation mode, and with other ranks the process must end then.
   EvalReport run(nn::Module& module, std::int64_t step);
 
  private:

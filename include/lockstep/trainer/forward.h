@@ -52,11 +52,13 @@ struct Inputs {
 
 /// Where an array of a batch comes from: the samples, the targets, or a further input by its number from kFurther on.
 enum InputNumber : int { kSamples, kTargets, kFurther };
-/// Inputs of so many samples, each array what `make` makes of that shape and type. Throws UsageError for arrays of more
-/// axes than a tensor has.
+/// Inputs of so many samples, each array what `make` makes of that shape and type, in the order of their numbers,
+/// before this returns. Throws UsageError for arrays of more axes than a tensor has.
 Inputs make_inputs(const SampleFormat& format, std::int64_t samples,
                    FunctionRef<nn::Tensor(int input, const nn::Shape& shape, DType dtype)> make);
-/// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::stage() says.
+/// `batch`, which is not empty, as it comes: x is f32 or tokens. `format` is that of the loader's data set. Valid as
+/// long as Backend::stage() says: on the CPU these are views of the batch, which end with the loader's following
+/// next(); a GPU may still read the batch then, unless Backend::finish_inputs() comes before that next().
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
 /// Of no samples.
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);
@@ -70,7 +72,8 @@ inline DType computed_type(DType given, DType activations) { return given == DTy
 nn::Loss loss_of(nn::Tape& tape, const nn::Vars& outputs, const Inputs& inputs, const nn::LossFunction& loss,
                  float scale);
 
-/// Runs `module` on them and returns loss_of() its outputs: nn::Module::forward_loss().
+/// Runs `module` on them and returns loss_of() its outputs: nn::Module::forward_loss(). `loss` is called before this
+/// returns, by a DataParallel on several threads at once.
 nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale);
 
 }  // namespace lockstep::trainer

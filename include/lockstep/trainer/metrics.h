@@ -81,7 +81,8 @@ struct CheckpointReport {
 };
 
 /// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
-/// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe.
+/// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe. A copy writes to
+/// the same file; what was moved from writes nothing.
 class Metrics {
  public:
   Metrics() = default;

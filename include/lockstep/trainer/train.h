@@ -17,17 +17,24 @@ namespace lockstep::trainer {
 /// configuration. Returns the exit code 0, or 75 where it was asked to stop and has saved a checkpoint first
 /// (config.checkpoint_dir); throws lockstep::Error otherwise.
 ///
+/// Before the program has other threads: SIGINT, SIGTERM, SIGHUP and SIGUSR1 are stop requests from then on, also after
+/// it has returned, and the calling thread and those that it starts take no signals that others send. It opens a
+/// session, with what that changes of the process (session::open_session()).
+///
 /// `refusal`: what this rank found wrong with its flags. It is not thrown before the ranks are connected, so that a
 /// flag that is wrong on all of them is complained about once.
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
 /// What a program trains of its own. Model and loss are also called on a device whose tensors have shapes and no
-/// values, to find out what memory they take: they must not look at numbers.
+/// values, to find out what memory they take: they must not look at numbers. What they and the data throw comes out of
+/// train(). They are copied into the registries, which keep them until the process ends.
 struct OwnTraining {
-  /// Builds the model. For a class `Net` with a constructor Net(nn::Context&, …): nn::factory<Net>(…).
+  /// Builds the model. For a class `Net` with a constructor Net(nn::Context&, …): nn::factory<Net>(…). Called several
+  /// times (for shapes, for the device, for copies), on the thread of train(), and builds the same each time. It issues
+  /// no collectives.
   nn::Module::Factory model = {};
-  data::DataSplits data = {};  // `test` may be nullptr: nothing is evaluated
-  nn::LossFunction loss = {};  // none: the one that the configuration names
+  data::DataSplits data = {};  // `validation` may be nullptr: nothing is evaluated; `test` is not read
+  nn::LossFunction loss = {};  // none: the one that the configuration names; may be called on several threads at once
   std::string name = "model";  // in messages, checkpoints and weight files
 };
 
@@ -36,7 +43,8 @@ struct OwnTraining {
 /// and data are not named in it.
 int train(TrainConfig config, const OwnTraining& own);
 
-/// The same for a program whose command line has the flags of `lockstep train`, of which `config` holds the defaults:
+/// The same for a program whose command line has the flags of `lockstep train`, of which `config` holds the defaults;
+/// --help prints them, and 0 is returned:
 ///
 ///   int main(int argc, char** argv) {
 ///     lockstep::trainer::TrainConfig defaults;
@@ -48,7 +56,7 @@ int train(int argc, char** argv, TrainConfig config, const OwnTraining& own);
 /// Collective: what `config.weights` make of the data, or of its part `config.split`: each sample once. Prints loss
 /// and accuracy (top-1, and top-5 where there are more than five classes; of tokens the perplexity) on rank 0, and
 /// writes them to the metrics file. `refusal`: as train() has it. Returns the exit code 0; throws lockstep::Error
-/// otherwise.
+/// otherwise. Changes of the process what train() does, and comes before other threads too.
 int evaluate(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
 }  // namespace lockstep::trainer

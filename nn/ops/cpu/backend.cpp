@@ -19,6 +19,11 @@
 namespace lockstep::nn {
 namespace {
 
+void* held(const Tensor& tensor) {
+  check_usage(tensor.defined(), "a copy from or to a tensor that holds nothing", "ask Tensor::defined() before");
+  return tensor.raw();
+}
+
 /// What a kernel has returned is there.
 class CpuAsyncDownload final : public AsyncDownload {
  public:
@@ -26,7 +31,7 @@ class CpuAsyncDownload final : public AsyncDownload {
   void begin(const Tensor& from) override {
     LOCKSTEP_ASSERT(from.bytes() <= memory_.size(), "{} bytes for {}", from.bytes(), memory_.size());
     used_ = from.bytes();
-    std::memcpy(memory_.data(), from.raw(), used_);
+    if (used_ > 0) std::memcpy(memory_.data(), held(from), used_);
   }
   bool ready() override { return true; }
   std::span<const std::byte> bytes() const override { return {memory_.data(), used_}; }
@@ -105,11 +110,11 @@ class CpuBackend final : public Backend {
   std::shared_ptr<MemorySource> staging_memory() override { return make_host_memory(); }
   void upload(std::span<const std::byte> from, const Tensor& to) override {
     LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
-    if (!from.empty()) std::memcpy(to.raw(), from.data(), from.size());
+    if (!from.empty()) std::memcpy(held(to), from.data(), from.size());
   }
   void download(const Tensor& from, std::span<std::byte> to) override {
     LOCKSTEP_ASSERT(to.size() <= from.bytes(), "{} bytes of {}", to.size(), from.bytes());
-    if (!to.empty()) std::memcpy(to.data(), from.raw(), to.size());
+    if (!to.empty()) std::memcpy(to.data(), held(from), to.size());
   }
   void write(std::span<const std::byte> from, const Tensor& to) override {
     LOCKSTEP_ASSERT(from.size() <= kMostWritten, "{} bytes", from.size());

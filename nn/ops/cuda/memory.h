@@ -60,6 +60,7 @@ class PinnedSource final : public MemorySource {
       : device_(device), all_read_(std::move(all_read)) {}
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
+  void wait_until_read() override { all_read_->synchronize(); }
 
  private:
   int device_;

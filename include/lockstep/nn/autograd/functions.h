@@ -1,8 +1,14 @@
 // Differentiable operators: each computes its result at once and records its backward on the tape.
-// Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
+// Activations are (N, features), (N, T, features) or (N, H, W, C); results have the type of x where nothing else is
+// said. Shapes, types and devices that do not fit are UsageErrors. Functions with PyTorch's names compute the same.
+//
+// What backward reads, the tape keeps until it has walked the operator or is reset: pointers to parameters, and handles
+// of tensors (tokens, numbers, positions, lengths, states), whose content stays as it is until then, as does the memory
+// of views (Tape). All else is only read during the call.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "lockstep/nn/autograd/tape.h"
@@ -33,21 +39,22 @@ Var adaptive_avg_pool2d(Tape& tape, Var x, std::int64_t height, std::int64_t wid
 /// Of what pool2d returns for x of this shape; throws what it would.
 Shape pooled_shape(const Shape& x, const Window& window);
 
+/// Of a batch_norm() call. The running statistics are (C) f32, and are written to in training.
 struct BatchNormState {
   const Tensor& running_mean;
   const Tensor& running_variance;
   double momentum = 0.1;
   double eps = 1e-5;
-  StatisticsExchange* exchange = nullptr;  // of the ranks that share a batch; it must outlive the tape's next reset
+  std::shared_ptr<StatisticsExchange> exchange = nullptr;  // of the ranks that share a batch
 };
-/// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
-/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken. With
-/// an exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and
-/// forward and backward are collective.
+/// Over the last axis, of C features: gamma and beta (C). Training: the batch's statistics, of at least two rows, and
+/// the running ones move towards them (NormKernels). Otherwise the running ones. With kRelu: relu(y + residual), where
+/// that may be absent, in the same pass; kGelu is not taken. With an exchange, training's statistics are those of all
+/// ranks' rows together, of which this one may have none, and forward and backward are collective.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
 
-/// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
+/// Over the last axis, of C features: gamma and beta (C), beta may be nullptr (LayerNormKernels).
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);
 struct SumAndNorm {
   Var sum, norm;
@@ -55,13 +62,16 @@ struct SumAndNorm {
 /// add(x, y) and layer_norm() of that, to the same bits, in one pass over both.
 SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter* beta, double eps = 1e-5);
 
+/// NaN stays NaN.
 Var relu(Tape& tape, Var x);
+/// PointwiseKernels::gelu().
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
 /// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` identifies a
 /// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
 
-/// tokens (…) i32, table (V, C) → (…, C).
+/// tokens (…) i32, table (V, C) → (…, C), of the type that the tape's activations have. Numbers outside of [0, V):
+/// EmbeddingKernels.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 /// x (N, T, C) + rows [first, first + T) of table (P, C).
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
@@ -80,8 +90,9 @@ struct RnnParameters {
   Parameter* b_hh = nullptr;
 };
 /// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H), as RnnKernels says. It
-/// begins with `state` and replaces it by the state after the last step, as constants: no gradient flows through it.
-/// nullptr, or undefined tensors: it begins with zeros.
+/// begins with `state` and replaces it by the state after the last step, in new memory, as constants: no gradient flows
+/// through it. nullptr, or undefined tensors: it begins with zeros. A Segment (recompute()) gives none: it would
+/// advance it twice.
 Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options = {}, RnnState* state = nullptr);
 /// x and y (…, C) → (…, 2 · C): side by side.
 Var concat_last(Tape& tape, Var x, Var y);
@@ -130,15 +141,16 @@ Var sum_last(Tape& tape, Var x);
 /// x (…) → (…, count): each number as often as that.
 Var spread_last(Tape& tape, Var x, std::int64_t count);
 
-/// A loss summed over the local samples. `value.value()` is `totals`: (2) f32, the sum and the number of correct
-/// predictions (0 for squared error). Its gradient is that of scale · sum.
+/// A loss summed over the local samples. `value.value()` is `totals`: (2) f32 on the device, the sum and the number of
+/// correct predictions (0 for squared error). Its gradient is that of scale · sum. Valid as its Var is; a copy of
+/// totals() stays.
 struct Loss {
   Var value;
   /// The second is NaN where nothing is counted: sum(). Of a sum of two losses of which one counts it is that one's.
   const Tensor& totals() const { return value.value(); }
 };
 /// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's
-/// CrossEntropyLoss is scale = 1 / count(labels).
+/// CrossEntropyLoss is scale = 1 / count(labels). A scale that is not finite is a UsageError, here and below.
 Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing = 0.0f);
 /// The sum of all elements of x as a loss.
 ///
@@ -159,7 +171,8 @@ Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
 /// in place of Vars. It sees the samples of one rank, one device of a DataParallel and one part of an accumulated step
 /// alone, so a loss that compares samples with each other depends on how they are shared out. It is called with empty
 /// batches too; on a device whose tensors have shapes and no values, to find out what memory it takes; and by
-/// DataParallel on several threads at once.
+/// DataParallel on several threads at once. `targets` is there during the call: Tape::input() keeps a handle. What it
+/// throws comes out of Module::forward_loss(), after which the tape is reset.
 using LossFunction = std::function<Loss(Tape& tape, const Vars& outputs, const Tensor& targets, float scale)>;
 
 }  // namespace lockstep::nn

@@ -23,18 +23,22 @@ class ValueSource {
  public:
   virtual ~ValueSource() = default;
   /// Returns when the parameters are complete that were given with `key` to Parameter::expect_value(), and has called
-  /// Parameter::end_expectation() of each. What it throws comes out of Parameter::value().
+  /// Parameter::end_expectation() of each. Called on the thread that asks for a value. What it throws comes out of
+  /// Parameter::value(), of the next call too.
   virtual void wait_for_values(std::size_t key) = 0;
 };
 
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
-/// them. One thread uses it at a time (Note [One thread]).
+/// them. One thread uses it at a time (Note [One thread]); several may read it while nobody changes it, its value is
+/// complete, and as() has made what they ask for. References that it returns are valid as long as it; the tensors that
+/// they refer to are replaced where functions below say so.
 ///
 /// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
 /// contribution after `clear_grad` overwrites it and later ones are added, so it is never zeroed. When the last
 /// contribution of a backward pass has landed, `on_ready` is called.
 class Parameter {
  public:
+  /// f32, with unspecified content. `backend` must outlive it.
   Parameter(Backend& backend, const Shape& shape, FileLayout layout = FileLayout::kSame)
       : backend_(&backend), value_(backend.empty(shape)), layout_(layout) {}
   Parameter(const Parameter&) = delete;
@@ -56,10 +60,11 @@ class Parameter {
   void changed() { version_ = next_version(); }
 
   /// The value in the type that activations have: itself where that is f32, else its copy in bf16 or f16, which is made
-  /// again when the value has changed. Valid until the next change, or until it is asked for in another type.
+  /// again when the value has changed, by the parameter's backend. Valid until the next change, or until it is asked
+  /// for in another type. Throws InternalError for types that activations never have.
   const Tensor& as(DType dtype);
   /// The copy's place, none where nobody has asked for it: who changes the value may write it along, and then calls
-  /// changed_with_copy().
+  /// changed_with_copy(). Valid as as() is.
   HalfCopy copy() const { return copy_.defined() ? HalfCopy{copy_.raw(), copy_.dtype()} : HalfCopy(); }
   void changed_with_copy() {
     changed();
@@ -67,7 +72,8 @@ class Parameter {
   }
 
   /// For inference: makes the value's Int8Rows, which linear() and logits() multiply with from now on where nothing is
-  /// recorded, until the value changes. (out, in) f32, of a device that has them (LinearKernels::multiplies_int8_rows).
+  /// recorded, until the value changes. (out, in) f32, of a device that has them (LinearKernels::multiplies_int8_rows);
+  /// else InternalError.
   void quantize_rows();
   /// nullptr: there are none of this value.
   const Int8Rows* int8_rows() const { return int8_version_ == version_ ? &int8_rows_ : nullptr; }
@@ -81,22 +87,29 @@ class Parameter {
   void end_expectation() { source_ = nullptr; }
 
   /// From now on this one's value is the other's, in the same memory: for a copy of a module that several threads
-  /// compute with while nobody changes it. Whoever changes it calls changed() of both. Throws UsageError for another
-  /// shape or type.
+  /// compute with while nobody changes it. Whoever changes it calls changed() of both. Either may end first, but for a
+  /// value that move_value() has put into memory that others own. Throws UsageError for another shape or type.
   void share_value(const Parameter& other);
 
-  /// From now on the value lies in `storage`, which takes its content and must stay valid until the next call. Throws
-  /// UsageError unless that has its shape and type, without gaps.
+  /// From now on the value lies in `storage`, which takes its content. The parameter keeps a handle; the memory of a
+  /// view must stay valid until the next call, or its end. Throws UsageError unless `storage` has its shape and type,
+  /// without gaps.
   void move_value(const Tensor& storage);
 
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
-  /// Moves the gradient's place to `storage` (content is not carried over), which must stay valid until the next bind.
-  /// Throws UsageError unless it has the parameter's type and shape, without gaps.
+  /// Moves the gradient's place to `storage` (content is not carried over), and keeps a handle; the memory of a view
+  /// must stay valid until the next bind, or the parameter's end. Throws UsageError unless it has the parameter's type
+  /// and shape, without gaps.
   void bind_gradient(const Tensor& storage);
+  /// The gradient has no place, and is none, until backward makes one or the next bind_gradient().
+  void unbind_gradient() {
+    gradient_ = {};
+    clear_grad();
+  }
   bool has_gradient() const { return has_gradient_; }
-  /// Valid if has_gradient().
+  /// Valid if has_gradient(). Its place stays until the next bind_gradient().
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
   void clear_grad() { has_gradient_ = is_partial_ = is_sliced_ = false; }
@@ -116,7 +129,7 @@ class Parameter {
   /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
   bool awaits_backward() const { return pending_uses_ > 0; }
 
-  /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`.
+  /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`. Refers to the parameter.
   struct Target {
     const Tensor& gradient;
     bool accumulate;
@@ -126,7 +139,9 @@ class Parameter {
   /// Ends with it: for whoever keeps a pointer.
   Lifetime::Ref lifetime() const { return lifetime_.ref(); }
 
-  /// Called by the tape on the thread that runs backward, once in each pass that contributes.
+  /// Called by the tape on the thread that runs backward, once in each pass that contributes. What it throws comes out
+  /// of Tape::backward(). It may neither use that tape nor end a parameter of the pass. Who sets it clears it before
+  /// what it refers to ends.
   std::function<void()> on_ready;
 
  private:

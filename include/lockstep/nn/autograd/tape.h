@@ -25,7 +25,8 @@ class Vars;
 
 /// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
 /// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
-/// before. Using one that is no longer valid, or a value that is gone, is a UsageError.
+/// before. Using one that is no longer valid, or a value that is gone, is a UsageError. References that it returns are
+/// into the tape: they are valid as long as it is, and are not checked.
 class Var {
  public:
   Var() = default;
@@ -96,13 +97,15 @@ class Var {
   Lifetime::Ref pass_;  // of the tape, until it forgets
 };
 
-/// An operator's name in reports, and the parameter that identifies its layer (nullptr: it has none).
+/// An operator's name in reports, a text that is never released, and the parameter that identifies its layer (nullptr:
+/// it has none).
 struct OpLabel {
   const char* op = "";
   const Parameter* parameter = nullptr;
 };
 
-/// Is notified when operators begin and end to compute, forward and backward; never nested. Must not throw.
+/// Is notified when operators begin and end to compute, forward and backward; never nested. Called on the thread of the
+/// pass. Must not throw, and must not use the tape. An operator whose backward throws does not end.
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
@@ -110,7 +113,8 @@ class TapeObserver {
   virtual void op_ended(const OpLabel& label, bool backward) = 0;
 };
 
-/// Is notified of one backward pass, on the thread that runs it.
+/// Is notified of one backward pass, on the thread that runs it. What it throws comes out of Tape::backward(). It must
+/// not use the tape.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
@@ -126,7 +130,8 @@ class BackwardListener {
   Lifetime lifetime_;
 };
 
-/// One recorded operation: holds what its backward needs. Lives in the tape's memory.
+/// One recorded operation: holds what its backward needs. Lives in the tape's memory, until backward has walked it or
+/// the tape is reset. Keeps pointers to its parameters, and for tensors handles.
 class Node {
  public:
   /// Those that it contributes to; nullptr: none.
@@ -140,7 +145,8 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where
-  /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
+  /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done). The tape calls it only
+  /// where all of parameters() are there. What it throws comes out of Tape::backward().
   virtual void backward(Tape& tape) = 0;
 
   /// Whether backward() reads its output's value.
@@ -168,14 +174,15 @@ class Node {
   OpLabel label_;  // of the operator that recorded it
 };
 
-/// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
-/// The backend must outlive it or its next reset. So must the parameters used, or backward is a UsageError.
+/// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing. The backend
+/// must outlive it or its next reset. So must the parameters used, or backward is a UsageError. So must the memory of
+/// views that it is given, whose content stays as it is until then: the tape keeps a handle of each tensor.
 ///
 /// Note [One thread]
 /// One thread at a time uses a tape: from the first value of a pass until reset(), after which it may be another one's.
 /// The same holds for the parameters of a module: from when a pass that is recorded uses them until backward has walked
 /// it or its tape is reset. A call from another thread in between is a UsageError. What several threads do at the same
-/// moment is found as a rule, not always.
+/// moment is found as a rule, not always. reset() and the end of a tape are not checked: nobody uses it meanwhile.
 class Tape {
  public:
   explicit Tape(Backend& backend);
@@ -195,17 +202,19 @@ class Tape {
   void set_activations(DType dtype);
 
   /// (1) f32 on the device, by which losses multiply their gradients, beside their own scale: GradScaler::scale(). It
-  /// is read when a loss is computed, and stays until the next call. Undefined at first: 1. A gradient that backward()
-  /// is given is taken as it is.
+  /// is read when a loss is computed, and for sum() when backward comes to it, and stays until the next call. Undefined
+  /// at first: 1. A gradient that backward() is given is taken as it is. Throws UsageError for another type or size, or
+  /// another device's.
   const Tensor& loss_scale() const { return loss_scale_; }
   void set_loss_scale(Tensor scale);
 
   /// DropoutState as (3) i64 on the device: whoever records passes sets its content before each, and leaves it alone
-  /// until backward is through. Undefined at first: then there is no dropout.
+  /// until backward is through. Undefined at first: then dropout() is a UsageError.
   const Tensor& dropout_state() const { return dropout_state_; }
   void set_dropout_state(Tensor state) { dropout_state_ = std::move(state); }
 
-  /// A constant: no gradient flows into it. Throws UsageError for a tensor that holds nothing, or another device's.
+  /// A constant: no gradient flows into it. Throws UsageError for a tensor that holds nothing, or another device's,
+  /// which a view does not show.
   Var input(Tensor value) { return make_var(checked(std::move(value)), false); }
   /// An input whose gradient is wanted (read it with grad() after backward).
   Var differentiable_input(Tensor value) { return make_var(checked(std::move(value)), true); }
@@ -240,7 +249,8 @@ class Tape {
   /// it is a UsageError.
   Tensor take_value(Var v);
 
-  /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
+  /// Adds `grad` (of v's shape, else InternalError) to v's gradient. Takes the tensor over when it is the first: memory
+  /// that nobody else holds is changed then; that of others, and of views, is not.
   void contribute(Var v, Tensor grad);
   /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
   /// again.
@@ -274,14 +284,17 @@ class Tape {
   /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
   /// losses carry their own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are
   /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for all else, for a value
-  /// that depends on no parameter, and where a parameter or the listener is gone; after an error, reset() comes next.
+  /// that depends on no parameter, and where a parameter or the listener is gone, and what operators and callbacks
+  /// throw; after an error, reset() comes next, and gradients may lack contributions.
   void backward(Var root);
-  /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
+  /// The same from any value, with its gradient, of its shape and type: for passes that end elsewhere than in a loss.
+  /// `grad` is never written to while somebody else holds it.
   void backward(Var root, Tensor grad);
   /// The same from several values, each with its gradient; one whose gradient is undefined has none.
   void backward(std::span<const Var> roots, std::span<const Tensor> grads);
 
   /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
+  /// Nodes keep `op`: a string literal.
   class OpScope {
    public:
     OpScope(Tape& tape, const char* op, const Parameter* parameter = nullptr) : tape_(tape) {
@@ -302,7 +315,8 @@ class Tape {
   /// nullptr: none. It must outlive the tape or its next observer.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
 
-  /// Called after each node of backward: where collectives without a thread of their own make progress.
+  /// Called after each node of backward: where collectives without a thread of their own make progress. Kept until the
+  /// next call; empty: none. What it throws comes out of backward(). It must not use the tape.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
   /// Of the next backward(), or until the next reset(), or another listener: it must live until then, or that backward
@@ -314,7 +328,8 @@ class Tape {
   /// The listener of the next backward(); nullptr where there is none, or none any more.
   const BackwardListener* listener() const { return listener_lifetime_.alive() ? listener_ : nullptr; }
 
-  /// Forgets everything recorded, also after an exception half way through backward.
+  /// Forgets everything recorded, also after an exception half way through backward. Not within backward. Scale,
+  /// dropout state, hook and observer stay.
   void reset();
 
   /// Expires at the next reset(), and with the tape.

@@ -17,7 +17,8 @@ namespace lockstep::nn {
 ///   const auto [mean, variance] = model(tape, {image, mask}).as<2>();
 ///   const Var y = other(tape, {image, mask});  // a UsageError where it returns several
 ///
-/// Copying costs as much as copying the values, and up to ShortList::kFew of them no memory.
+/// Copying costs as much as copying the values, and up to ShortList::kFew of them no memory. Pointers into it are valid
+/// until the next push_back(). One that was moved from is only assigned to.
 class Vars {
  public:
   Vars() = default;

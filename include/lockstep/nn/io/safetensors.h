@@ -14,7 +14,8 @@
 
 namespace lockstep::nn {
 
-/// A tensor in host memory, in file layout (PyTorch's).
+/// A tensor in host memory, in file layout (PyTorch's). It has as many bytes as type and shape say: readers see to
+/// that, writers and load_entries() rely on it.
 struct HostTensor {
   std::string name;
   DType dtype = DType::kF32;
@@ -34,7 +35,8 @@ struct TensorHeader {
 };
 
 /// Writes to a temporary name beside `path`, flushes it to the disk and renames it: `path` is either the old file or
-/// the whole new one. Throws IoError naming the file (a full disk, a missing directory).
+/// the whole new one. Throws IoError naming the file (a full disk, a missing directory), and InternalError for two
+/// tensors of one name.
 void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -11,8 +11,8 @@
 
 namespace lockstep::nn {
 
-/// Parameters, then buffers, in registration order and file layout. Where all names begin with "module.", as those of a
-/// module within a wrapper do, they are without it.
+/// Copies of parameters, then of buffers, in registration order and file layout. Where all names begin with "module.",
+/// as those of a module within a wrapper do, they are without it. Waits for the device.
 std::vector<HostTensor> state_of(const Module& module);
 
 /// The names of `tensors` without what wrappers put before all of them: "module." (PyTorch's DataParallel and
@@ -62,43 +62,48 @@ struct LoadReport {
   std::vector<Renamed> renamed = {};  // by shape
 };
 
-/// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one
-/// UsageError. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes files that lack
-/// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
-/// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing; a GPT-2 with a
-/// head of its own loads that). Of a BERT, it takes files that hold its positions' numbers (unused), copies of a head's
-/// table and bias, and layers for other tasks than the model's (unused). Of many names an error lists a few, and how
-/// many more there are.
+/// Sets parameters and buffers, in the memory that they have, and calls Parameter::changed() of all. Not while a pass
+/// waits for backward. Everything is checked before anything is changed: what does not fit is listed in one UsageError,
+/// with `source`, the file's name. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes
+/// files that lack num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks
+/// (unused), and its head (the table of tokens again: unexpected if it differs, or the table itself where that is
+/// missing; a GPT-2 with a head of its own loads that). Of a BERT, it takes files that hold its positions' numbers
+/// (unused), copies of a head's table and bias, and layers for other tasks than the model's (unused). Of many names an
+/// error lists a few, and how many more there are.
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options = {});
 
 /// One tensor of a module's or an optimizer's state: where it lies, and how files have it. For those who copy now and
-/// write later.
+/// write later. `value` shares the memory of what it is the state of, so it changes with that; `backend` must outlive
+/// it.
 struct StateEntry {
   std::string name;
   Tensor value;
   Backend* backend = nullptr;
   FileLayout layout = FileLayout::kSame;
+  Parameter* parameter = nullptr;  // of which it is the value: it notes that load_entries() changes that
 
   TensorHeader header() const;
-  /// `memory`: a copy of the value's bytes. Empty where that is in the file's order as it is.
+  /// `memory`: a copy of the value's bytes, all of them, f32 where the layout is another one. Empty where that is in
+  /// the file's order as it is.
   std::vector<std::byte> in_file_order(std::span<const std::byte> memory) const;
 };
 
 /// Those of state_of(), with the same names and in the same order.
 std::vector<StateEntry> entries_of(const Module& module);
-/// Of an optimizer of slices they have the shapes of whole parameters, and no content.
+/// Of an optimizer of slices they have the shapes of whole parameters, and no content. Its parameters must be there.
 std::vector<StateEntry> entries_of(const Optimizer& optimizer);
-/// Those of a module, with the averages in the places of the parameters that have one.
+/// Those of a module, with the averages in the places of the parameters that have one, which must be there.
 std::vector<StateEntry> entries_of(const Module& module, const MovingAverage& average);
-/// Of the averages alone.
+/// Of the averages alone; their parameters must be there.
 std::vector<StateEntry> entries_of(const MovingAverage& average);
 /// Sets the entries from tensors with exactly these names, types and shapes, which it checks before it changes any.
 /// Throws UsageError naming `source` and what does not fit.
 void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
                   const std::string& source);
 
-/// SHA-256 over name bytes and little-endian f32 bytes of all parameters, in name order and file layout.
+/// SHA-256, in hexadecimal digits, over name bytes and little-endian f32 bytes of all parameters, in name order and
+/// file layout. Waits for the device.
 std::string parameters_sha256(const Module& module);
 
 }  // namespace lockstep::nn

@@ -31,7 +31,8 @@ std::map<std::string, std::string> read_weights_metadata(const std::string& path
 void check_weights_path(const std::string& path);
 
 /// Writes what the ending of `path` says: what torch.load() reads for .pt, .pth and .bin, else safetensors. `path` is
-/// either the old file or the whole new one. Throws as check_weights_path() does, and IoError naming the file.
+/// either the old file or the whole new one. The tensors have different names. Throws as check_weights_path() does, and
+/// IoError naming the file.
 void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 

@@ -7,7 +7,7 @@
 namespace lockstep::nn {
 
 /// A counter hashed with a seed. Each draw takes the next counter values, so results depend on the seed and on the
-/// order of draws alone. Not thread-safe.
+/// order of draws alone. Not thread-safe. A copy draws the same numbers.
 class Generator {
  public:
   explicit Generator(std::uint64_t seed) : seed_(seed) {}

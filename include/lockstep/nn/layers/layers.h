@@ -1,4 +1,5 @@
-// The layers: PyTorch's, with its names, argument meanings and initialisations.
+// The layers: PyTorch's, with its names, argument meanings and initialisations. Shapes, types and probabilities that do
+// not fit are UsageErrors of forward() (lockstep/nn/autograd/functions.h).
 #pragma once
 
 #include <optional>
@@ -27,7 +28,9 @@ class Linear final : public Module {
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// As a model's last layer (nn::logits).
-  Var logits(Tape& tape, Var x) { return nn::logits(tape, x, weight_, bias_); }
+  Var logits(Tape& tape, Var x) {
+    return name_in_errors([&] { return nn::logits(tape, x, weight_, bias_); });
+  }
   std::string type_name() const override { return "Linear"; }
   std::string details() const override;
 
@@ -41,8 +44,10 @@ class Linear final : public Module {
 class Embedding final : public Module {
  public:
   Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation = 1.0);
-  /// x: numbers, i32.
-  Var forward(Tape& tape, Var x) override { return embedding(tape, x.value(), weight_); }
+  /// x (…): numbers, i32 → (…, dim).
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return embedding(tape, x.value(), weight_); });
+  }
   Parameter& weight() { return weight_; }
   std::string type_name() const override { return "Embedding"; }
   std::string details() const override;
@@ -55,9 +60,13 @@ class Embedding final : public Module {
 class LayerNorm final : public Module {
  public:
   explicit LayerNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-5);
-  Var forward(Tape& tape, Var x) override { return layer_norm(tape, x, weight_, &bias_, eps_); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return layer_norm(tape, x, weight_, &bias_, eps_); });
+  }
   /// add(x, y), and forward() of that, in one pass.
-  SumAndNorm forward_added(Tape& tape, Var x, Var y) { return add_layer_norm(tape, x, y, weight_, &bias_, eps_); }
+  SumAndNorm forward_added(Tape& tape, Var x, Var y) {
+    return name_in_errors([&] { return add_layer_norm(tape, x, y, weight_, &bias_, eps_); });
+  }
   std::string type_name() const override { return "LayerNorm"; }
   std::string details() const override;
 
@@ -70,7 +79,9 @@ class LayerNorm final : public Module {
 class GELU final : public Module {
  public:
   explicit GELU(GeluKind kind = GeluKind::kErf) : kind_(kind) {}
-  Var forward(Tape& tape, Var x) override { return gelu(tape, x, kind_); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return gelu(tape, x, kind_); });
+  }
   std::string type_name() const override { return "GELU"; }
   std::string details() const override;
 
@@ -82,7 +93,9 @@ class GELU final : public Module {
 class Dropout final : public Module {
  public:
   Dropout(double p, std::int64_t layer) : p_(p), layer_(layer) {}
-  Var forward(Tape& tape, Var x) override { return training() ? dropout(tape, x, p_, layer_) : x; }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return training() ? dropout(tape, x, p_, layer_) : x; });
+  }
   std::string type_name() const override { return "Dropout"; }
   std::string details() const override;
 
@@ -115,7 +128,8 @@ class Recurrent : public Module {
   /// Begins with `states`, those of layer l in direction d at l · D + d, and leaves there the states with which the
   /// next call continues. Empty: begins with zeros, and returns no states. lengths (N) i32, on the device: the steps of
   /// each sequence, from 0 to T, as if it were packed: the outputs of its padding are 0, states are those of its last
-  /// step, and the reverse direction begins there. Undefined: T.
+  /// step, and the reverse direction begins there. Undefined: T. `states` is not used after the call; after an error
+  /// its content is unspecified.
   Var forward(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths = {});
   /// Of x, or of x and lengths.
   Vars forward_all(Tape& tape, const Vars& inputs) override;
@@ -182,7 +196,8 @@ class Conv2d final : public Module {
   /// And with the maximum pooling after that.
   Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
   /// From now on computes what `norm` makes of its result in evaluation mode, and `norm` hands that on as it is. For
-  /// fuse_children().
+  /// fuse_children(). Waits for the device. Throws UsageError for another number of channels, and for a norm that is
+  /// absorbed already.
   void absorb(BatchNorm& norm);
   std::string type_name() const override { return "Conv2d"; }
   std::string details() const override;
@@ -196,7 +211,9 @@ class Conv2d final : public Module {
 class MaxPool2d final : public Module {
  public:
   explicit MaxPool2d(const Window& window) : window_(window) {}
-  Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kMax, x, window_); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return pool2d(tape, PoolKind::kMax, x, window_); });
+  }
   const Window& window() const { return window_; }
   std::string type_name() const override { return "MaxPool2d"; }
   std::string details() const override;
@@ -208,7 +225,9 @@ class MaxPool2d final : public Module {
 class AvgPool2d final : public Module {
  public:
   explicit AvgPool2d(const Window& window) : window_(window) {}
-  Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kAverage, x, window_); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return pool2d(tape, PoolKind::kAverage, x, window_); });
+  }
   std::string type_name() const override { return "AvgPool2d"; }
   std::string details() const override;
 
@@ -219,7 +238,9 @@ class AvgPool2d final : public Module {
 class AdaptiveAvgPool2d final : public Module {
  public:
   AdaptiveAvgPool2d(std::int64_t height, std::int64_t width) : height_(height), width_(width) {}
-  Var forward(Tape& tape, Var x) override { return adaptive_avg_pool2d(tape, x, height_, width_); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return adaptive_avg_pool2d(tape, x, height_, width_); });
+  }
   std::string type_name() const override { return "AdaptiveAvgPool2d"; }
   std::string details() const override;
 
@@ -244,7 +265,8 @@ class BatchNorm final : public Module {
   /// Sets the weight to 0.
   void start_at_zero();
   /// In training mode, statistics are from now on those of the rows that all ranks of `exchange` have; the ranks then
-  /// run forward and backward in step, also those without rows. nullptr: again its own.
+  /// run forward and backward in step, also those without rows. nullptr: again its own. Not between forward and
+  /// backward: the tape refers to what it has replaced.
   void synchronise(std::shared_ptr<StatisticsExchange> exchange) { exchange_ = std::move(exchange); }
   bool synchronised() const { return exchange_ != nullptr; }
   std::int64_t num_features() const { return weight_.value().count(); }
@@ -268,13 +290,17 @@ class BatchNorm final : public Module {
 
 class ReLU final : public Module {
  public:
-  Var forward(Tape& tape, Var x) override { return relu(tape, x); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return relu(tape, x); });
+  }
   std::string type_name() const override { return "ReLU"; }
 };
 
 class Flatten final : public Module {
  public:
-  Var forward(Tape& tape, Var x) override { return flatten(tape, x); }
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return flatten(tape, x); });
+  }
   std::string type_name() const override { return "Flatten"; }
   std::string details() const override;
 };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,12 +15,14 @@
 
 namespace lockstep::nn {
 
-/// What a module is built with: where it lives and where its first values come from.
+/// What a module is built with: where it lives and where its first values come from. The module keeps a reference to
+/// the backend alone.
 struct Context {
   Backend& backend;
   Generator& generator;
 };
 
+/// Valid as long as the module that owns the parameter.
 struct NamedParameter {
   std::string name;  // "fc1.weight"
   Parameter* parameter;
@@ -30,7 +33,7 @@ struct NamedParameter {
 std::vector<std::size_t> find_parameters(const std::vector<NamedParameter>& parameters, const std::string& pattern,
                                          const std::string& whose);
 
-/// State that is saved but not trained.
+/// State that is saved but not trained. Valid as long as the module that owns the tensor.
 struct NamedBuffer {
   std::string name;  // "bn1.running_mean"
   Tensor* tensor;
@@ -40,7 +43,8 @@ struct NamedBuffer {
 /// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
 /// registration, their names are joined by dots, as in PyTorch. Registering throws UsageError for a name that is empty,
 /// is another one's of the same module, or begins with that and a dot, and for nothing. Not copyable; one thread uses
-/// it at a time (Note [One thread]). The backend it was built with must outlive it.
+/// it at a time (Note [One thread]). The backend it was built with must outlive it. References and pointers that it
+/// returns are to what it owns: they are valid as long as it.
 ///
 /// Note [Several inputs and outputs]
 /// A module overrides one of two functions: forward(), of one input and one output, which most layers and models are,
@@ -65,15 +69,21 @@ class Module {
   virtual Var forward(Tape& tape, Var x);
   virtual Vars forward_all(Tape& tape, const Vars& inputs);
   /// The same: model(tape, x), model(tape, {x, mask}).
-  Var operator()(Tape& tape, Var x) { return forward(tape, x); }
-  Vars operator()(Tape& tape, const Vars& inputs) { return forward_all(tape, inputs); }
+  Var operator()(Tape& tape, Var x) {
+    return name_in_errors([&] { return forward(tape, x); });
+  }
+  Vars operator()(Tape& tape, const Vars& inputs) {
+    return name_in_errors([&] { return forward_all(tape, inputs); });
+  }
   /// The `loss` of what forward_all() returns for `inputs`. The losses of the registry may compute their gradient in
   /// the memory of the outputs: who has kept these as a Var reads value() before, or is refused. On several devices
-  /// each computes that of its part (DataParallel).
+  /// each computes that of its part (DataParallel). `loss` is called before it returns; what it throws comes out, and
+  /// the tape is reset then.
   virtual Loss forward_loss(Tape& tape, const Vars& inputs, const Tensor& targets, const LossFunction& loss,
                             float scale);
 
-  /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
+  /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own. The
+  /// context is there during the call; what else it refers to must outlive the module and all copies of it.
   using Factory = std::function<std::unique_ptr<Module>(Context& context)>;
   /// How this one was built, for whoever needs copies of it on other devices; empty where nobody has said. nn::build
   /// says it.
@@ -84,6 +94,8 @@ class Module {
   /// "in_features=10, out_features=1, bias=True").
   virtual std::string type_name() const;
   virtual std::string details() const { return ""; }
+  /// Where it was registered: the names from the outermost module to this one, "layer1.0.conv1". Empty: nowhere.
+  std::string path() const;
 
   /// This module and all below it, depth first; it itself has no name.
   std::vector<std::pair<std::string, Module*>> named_modules();
@@ -96,13 +108,13 @@ class Module {
   void train(bool training);
   bool training() const { return training_; }
   /// This module and its children take the modes of `like` and its children; fused where that is. Both were built by
-  /// one factory; else UsageError.
+  /// one factory; another number of children is a UsageError.
   void take_modes(const Module& like);
   bool fused() const { return fused_; }
 
   /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
   /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
-  /// more.
+  /// more, and optimizers made before do not know the biases. Waits for the device.
   void fuse();
 
   /// The parts of a model whose activations backward can compute again in place of keeping them, in the order in which
@@ -125,10 +137,23 @@ class Module {
     return inputs.as<count>();
   }
 
+  /// What `compute` returns. A UsageError of it names this module's path, unless it names that of a module in it: for
+  /// forward passes. The layers of layers.h do so, Sequential for each step, and calls by operator().
+  template <class Compute>
+  std::invoke_result_t<const Compute&> name_in_errors(const Compute& compute) const {
+    try {
+      return compute();
+    } catch (const UsageError& error) {
+      rethrow_named(error);
+    }
+  }
+
   /// fuse() for this module's own children alone; theirs follow.
   virtual void fuse_children() {}
 
+  /// Takes it over. What is returned never moves.
   Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
+  /// `tensor` is one of `backend`, which must outlive the module.
   Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
   /// register_module<Linear>("fc", context, 2, 64): makes the child too.
   template <class M, class... Args>
@@ -139,10 +164,12 @@ class Module {
   M& register_module(std::string name, std::unique_ptr<M> child) {
     check_child(name, child.get());
     M& reference = *child;
+    become_parent_of(reference, name);
     children_.emplace_back(std::move(name), std::move(child));
     return reference;
   }
-  /// The same with a child that somebody else owns and keeps alive.
+  /// The same with a child that somebody else owns and keeps alive as long as this module is used. Its path() does not
+  /// begin here.
   void register_borrowed(std::string name, Module& child) {
     check_child(name, &child);
     children_.emplace_back(std::move(name), std::shared_ptr<Module>(&child, [](Module*) {}));
@@ -156,6 +183,8 @@ class Module {
   void check_name(const std::string& name, const char* what) const;
   void check_child(const std::string& name, const Module* child) const;
   [[noreturn]] void refuse_inputs(std::size_t given, std::size_t wanted) const;
+  void become_parent_of(Module& child, const std::string& name) const;
+  [[noreturn]] void rethrow_named(const UsageError& error) const;
 
   bool training_ = true;
   bool fused_ = false;
@@ -169,6 +198,8 @@ class Module {
   };
   std::vector<Buffer> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  const Module* parent_ = nullptr;  // which owns it
+  std::string name_;                // there
   Factory factory_;
   Lifetime lifetime_;
 };
@@ -182,7 +213,7 @@ class CarriesState {
   /// From now on passes in training mode on a tape that records carry a state of at most `rows` rows of `activations`,
   /// which begins with zeros. A pass of fewer rows changes the first of them alone.
   virtual void carry_state(std::int64_t rows, DType activations) = 0;
-  /// It: (rows, …) each, always at the same addresses. None before carry_state().
+  /// It: (rows, …) each, always at the same addresses. Valid until the next carry_state(). None before the first.
   virtual std::vector<NamedBuffer> carried_state() = 0;
 };
 
@@ -201,7 +232,8 @@ Module::Factory factory(Args... args) {
   return [args...](Context& context) -> std::unique_ptr<Module> { return build<M>(context, args...); };
 }
 
-/// What `factory` builds, and it: for modules that are put together rather than constructed.
+/// What `factory` builds, and it: for modules that are put together rather than constructed. `factory` is called once,
+/// returns a module, and is kept by that.
 std::unique_ptr<Module> build_from(Context& context, Module::Factory factory);
 
 /// The structure of a module, in lines, as PyTorch prints it.

@@ -19,19 +19,21 @@ struct LossFamily {
   std::vector<SettingSpec> settings = {};
   bool takes_numbers = false;  // its targets are numbers, and not labels
   bool takes_labels = true;
-  /// `settings` are complete.
+  /// `settings` are complete, and there during the call. The result is copied, may outlive the family, and is called on
+  /// several threads (LossFunction).
   std::function<LossFunction(const Settings& settings)> make = {};
 };
 
+/// Families are there as long as the process; the list grows with register_loss().
 const std::vector<const LossFamily*>& loss_families();
-/// Adds a program's own, as register_model() does a model.
+/// Adds a program's own, as register_model() does a model. UsageError without LossFamily::make.
 void register_loss(LossFamily family);
 /// Where nothing else is asked for.
 const LossFamily& usual_loss();
 /// Throws UsageError for another name, with the nearest right one.
 const LossFamily& loss_family(const std::string& name);
 std::vector<std::string> loss_names();
-/// Throws UsageError for settings that the loss does not have.
+/// Throws UsageError for settings that the loss does not have. Both need not outlive what is returned.
 LossFunction make_loss(const LossFamily& family = usual_loss(), const Settings& settings = {});
 
 }  // namespace lockstep::nn

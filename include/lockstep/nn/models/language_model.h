@@ -14,7 +14,8 @@ namespace lockstep::nn {
 class LanguageModel : public Module {
  public:
   /// What a model keeps of the tokens that it has been given: keys and values, or a state. Belongs to the tape's
-  /// backend that it was made with, and to one model. One thread uses it at a time.
+  /// backend that it was made with, and to one model, and is used while both are there; the tape may end before it. One
+  /// thread uses it at a time. After an error of next() it is not used any more.
   class Memory {
    public:
     virtual ~Memory() = default;
@@ -40,7 +41,9 @@ class LanguageModel : public Module {
   /// tokens (N, T) i32, T ≥ 1, which follow those that `memory` has seen → the logits of what follows the last of them,
   /// (N, vocabulary()), of the tape's activations' type. In evaluation mode, on a tape that does not record. Changes
   /// nothing but `memory` and the tape: several threads may each call it with their own of both on one model, once
-  /// Parameter::as() has been called for that type. Throws UsageError for more tokens than there is memory for.
+  /// Parameter::as() has been called for that type. `tokens` is not used after the call. Throws UsageError for more
+  /// tokens than there is memory for; InternalError in training mode, on a tape that records, and for the memory of
+  /// another class of models (that of another model of its class is not found).
   virtual Var next(Tape& tape, const Tensor& tokens, Memory& memory) const = 0;
 };
 

@@ -46,10 +46,10 @@ struct MatrixProduct {
 };
 
 /// Tensors of a weights file by all their possible_names(): those that load_state() may give them
-/// (LoadOptions::match_other_names).
+/// (LoadOptions::match_other_names). Returns pointers into the list that it was made with.
 class TensorsByName {
  public:
-  /// `tensors` must outlive it.
+  /// `tensors` must outlive it, and not change.
   explicit TensorsByName(const std::vector<HostTensor>& tensors);
 
   /// Those with so many dimensions, in the file's order, whatever their names: for files with other names than the
@@ -134,7 +134,10 @@ struct ModelFamily {
   TrainingDefaults training = {};
   FileNames file_names = {};
 
-  /// Throws UsageError for a sample shape or settings that it cannot have. `spec` is complete.
+  // `context`, `spec` and `tensors` are there during the call. Modules may be built as long as the process lives, so
+  // what a function refers to is there as long.
+
+  /// Throws UsageError for a sample shape or settings that it cannot have. `spec` is complete. Returns a module.
   std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};
   /// In the order of its forward pass. `spec` is complete. Empty: nobody knows its products.
   std::function<std::vector<MatrixProduct>(const ModelSpec& spec)> products = {};
@@ -145,15 +148,17 @@ struct ModelFamily {
 
   /// Its names: "gpt", "gpt2".
   std::vector<std::string> names() const;
+  /// The family's own; InternalError for another name.
   const ModelVariant& variant(const std::string& name) const;
   /// Settings as a model of this name has them where nothing is given.
   std::vector<SettingSpec> settings_of(const std::string& name) const;
 };
 
+/// Families are there as long as the process; the list changes with register_model().
 const std::vector<const ModelFamily*>& model_families();
 /// Adds a program's own, which then has all that lockstep's have: flags for its settings, checkpoints, evaluation.
 /// Before threads start. One of the program's own with the same name is replaced; throws UsageError for a name of
-/// lockstep's, or one that cannot be typed.
+/// lockstep's, or one that cannot be typed, without names, and without ModelFamily::build.
 void register_model(ModelFamily family);
 /// nullptr: no model has this name.
 const ModelFamily* find_model_family(const std::string& name);
@@ -168,10 +173,11 @@ std::string models_that(bool (*does)(const ModelFamily& family), const char* bef
 
 /// `spec` with all settings. Throws UsageError for an unknown name and for settings that its family does not have.
 ModelSpec complete(const ModelSpec& spec);
-/// With a factory. Throws UsageError for an unknown name (with the nearest right one) or a sample shape or settings
-/// that the model cannot take.
+/// With a factory, which keeps a copy of `spec`. Throws UsageError for an unknown name (with the nearest right one) or
+/// a sample shape or settings that the model cannot take.
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
-/// What the shapes of a weights file's tensors say of the model `name`; settings that are `given` hold.
+/// What the shapes of a weights file's tensors say of the model `name`; settings that are `given` hold. Throws
+/// UsageError where they say too little, and as complete() does.
 ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const std::vector<HostTensor>& tensors);
 /// The most tokens that the model takes at once, if that is one of its sizes.
 std::optional<std::int64_t> most_tokens(const ModelSpec& spec);

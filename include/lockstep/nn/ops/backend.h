@@ -28,11 +28,11 @@ namespace lockstep::nn {
 
 /// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
 /// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
-/// touches, must outlive it.
+/// touches, must outlive it. The backend's thread uses it.
 class CapturedGraph {
  public:
   virtual ~CapturedGraph() = default;
-  /// Gives the work to the device, after what has been given before.
+  /// Gives the work to the device, after what has been given before. Throws CudaError.
   virtual void run() = 0;
   /// How many kernels it starts on the device.
   virtual std::int64_t kernels() const = 0;
@@ -54,21 +54,30 @@ struct OperationCost {
 };
 
 /// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
-/// later, when ready(), bytes(). One at a time; used again and again.
+/// later, when ready(), bytes(). One at a time; used again and again, by the backend's thread. The backend must outlive
+/// its use. It may end while a download is on its way: it waits for a second at most (Note [Unwinding]).
 class AsyncDownload {
  public:
   virtual ~AsyncDownload() = default;
-  /// Takes `from` as it is when all work given before is done.
+  /// Takes `from`, contiguous, as it is when all work given before is done. The handle is not kept, and may go at once;
+  /// a view's memory must stay until ready(). More bytes than it was made for are an InternalError.
   virtual void begin(const Tensor& from) = 0;
   /// Whether it has arrived. Throws what the device has failed with.
   virtual bool ready() = 0;
-  /// What begin() took; only when ready(), until the next begin().
+  /// What begin() took; only when ready(), until the next begin() or its end.
   virtual std::span<const std::byte> bytes() const = 0;
 };
 
 /// One device of this process. Operators, layers and optimizers reach memory and kernels through it alone, so that
 /// another device is another Backend and nothing else. Kernels run in the order of their calls on one stream; one
-/// thread calls them. Must outlive every tensor, parameter and tape made on it.
+/// thread calls them, which is not checked. Must outlive every tensor, parameter and tape made on it; a handle of a
+/// tensor may be released later, and on any thread. What it returns by reference is its own.
+///
+/// Kernels keep no handle of what they are given. On a GPU they may not have run when they return: memory of the
+/// allocator that is released by then is reused in the order of the stream alone; that of a view stays until the device
+/// is done. Kernels look at types, and not at shapes and devices: operators (lockstep/nn/autograd/functions.h) do. They
+/// throw UsageError where a tensor is read as another type, and CudaError for what CUDA refuses; a failure of a GPU may
+/// show in any later call.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -106,7 +115,7 @@ class Backend {
     static_cast<void>(dtype);
     return columns;
   }
-  /// `x`, or a copy of it without a pitch.
+  /// `x`, the same memory, or where it has a pitch a copy of it without.
   virtual Tensor contiguous(const Tensor& x) {
     if (!x.is_contiguous()) throw InternalError(to_string(x.shape()) + " with a pitch");
     return x;
@@ -114,11 +123,13 @@ class Backend {
 
   /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
   /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
-  /// tensors: all work given before is done. What its kernels pack of weights they share with all other streams of
-  /// this one, which must outlive them. Several threads may call this at once.
+  /// tensors: all work given before is done. Whoever lets it read them keeps them until it has: memory that is released
+  /// is reused at once. What its kernels pack of weights they share with all other streams of this one, which must
+  /// outlive them. Several threads may call this at once. Throws as the function that makes such a backend.
   virtual std::unique_ptr<Backend> make_stream(int threads) = 0;
 
-  /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.
+  /// The calling thread is the one that calls the kernels from now on: on the CPU, OpenMP's threads are set for it. The
+  /// thread that has made it need not say so.
   virtual void move_to_this_thread() {}
 
   /// How many kernel objects have been built; constant in a steady state.
@@ -147,10 +158,12 @@ class Backend {
   virtual Tensor stage(void* data, const Shape& shape, DType dtype, int input) = 0;
   /// Waits until everything given to stage() has been read.
   virtual void finish_inputs() = 0;
-  /// Host memory that stage() reads fastest.
+  /// Host memory that stage() reads fastest; for any thread, and it may outlive the backend.
   virtual std::shared_ptr<MemorySource> staging_memory() = 0;
 
-  /// Blocking copies between the host's bytes and as many of a tensor's first ones, after all work given before.
+  /// Blocking copies between the host's bytes and as many of a tensor's first ones, after all work given before. The
+  /// tensor holds something and is contiguous; a GPU's download() copes with a pitch. More bytes than it has are an
+  /// InternalError.
   virtual void upload(std::span<const std::byte> from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, std::span<std::byte> to) = 0;
   /// The same for at most kMostWritten bytes, in the order of the work that is given, without waiting: `from` may be
@@ -167,7 +180,8 @@ class Backend {
   virtual bool records() const { return false; }
   /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
   /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
-  /// what, and nothing has changed on the device. Other errors pass through.
+  /// what, and nothing has changed on the device. Other errors pass through, and end the capture. Of one thread: what
+  /// others give to the device meanwhile is not captured.
   virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
     static_cast<void>(work);
     why_not = "this device records nothing";
@@ -175,7 +189,7 @@ class Backend {
   }
 
   /// Calls `work`, which is not captured, and times the operations of it that this device computes: those that took
-  /// longest first. Nothing where the device cannot say. Waits for the device.
+  /// longest first. Nothing where the device cannot say. Waits for the device. What `work` throws passes through.
   virtual std::vector<OperationCost> profile(FunctionRef<void()> work) {
     work();
     return {};
@@ -203,7 +217,7 @@ struct CudaOptions {
 };
 
 /// Makes the device this thread's and opens cuBLASLt; cuDNN is opened at the first convolution. Throws CudaError; where
-/// the build has no CUDA, or the machine no GPU, DeviceError.
+/// the build has no CUDA, or the machine no such GPU, or one that is too old, DeviceError.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 /// `threads` compute threads at most (at least 1), OpenMP's on the calling thread: the thread that makes the backend

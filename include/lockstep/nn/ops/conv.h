@@ -21,7 +21,7 @@ struct Window {
 };
 
 /// Cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C), b is (O) or undefined,
-/// y is (N, H', W', O). N may be 0. Types are those of LinearKernels.
+/// y is (N, H', W', O). N may be 0. Types are those of LinearKernels. There is no GELU.
 class ConvKernels {
  public:
   virtual ~ConvKernels() = default;

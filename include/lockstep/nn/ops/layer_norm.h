@@ -5,8 +5,9 @@
 
 namespace lockstep::nn {
 
-/// x, y, dx and dy are (…, C), of one type, f32 or bf16, with M = count / C rows, which may be none. gamma and beta
-/// (C), their gradients and the statistics are f32; beta may be undefined (no bias).
+/// Ba, Kiros and Hinton, "Layer Normalization", 2016, as PyTorch's LayerNorm computes it. x, y, dx and dy are (…, C),
+/// of one type, f32 or bf16, with M = count / C rows, which may be none. gamma and beta (C), their gradients and the
+/// statistics are f32; beta may be undefined (no bias).
 class LayerNormKernels {
  public:
   virtual ~LayerNormKernels() = default;

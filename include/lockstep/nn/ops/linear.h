@@ -43,7 +43,7 @@ class LinearKernels {
 
   /// Whether the next two may be called.
   virtual bool multiplies_int8_rows() const { return false; }
-  /// Fills `rows` with w (O, I) f32.
+  /// Fills `rows`, whose tensors are there, with w (O, I) f32.
   virtual void to_int8_rows(const Tensor& w, const Int8Rows& rows) {
     static_cast<void>(w), static_cast<void>(rows);
     throw InternalError("this device has no weights of int8");

@@ -14,6 +14,7 @@ struct LossScale {
   LossScale(float by) : constant(by) {}  // NOLINT(google-explicit-constructor): most have nothing else
   LossScale(float by, Tensor times) : constant(by), factor(std::move(times)) {}
 
+  /// On the device, of `factor`; nullptr: 1.
   const float* times() const { return factor.defined() ? factor.f32() : nullptr; }
 
   float constant;
@@ -24,11 +25,11 @@ class LossKernels {
  public:
   virtual ~LossKernels() = default;
   /// Softmax cross entropy with labels smoothed by ε = `smoothing`, in [0, 1): PyTorch's CrossEntropyLoss. A row's loss
-  /// is Σⱼ −qⱼ log softmax(logits)ⱼ with qⱼ = ε/K, and 1 − ε more for the label. logits (N, K) f32, bf16 or f16, labels
-  /// (N) i32, each in [0, K): else UsageError, or, on a device that cannot throw, a loss that is NaN. totals (2) f32
-  /// receives the rows' sum and the number of samples whose largest logit is the label's (ties: the first class).
-  /// dlogits (N, K), of the logits' type, if defined, receives (softmax − q) · scale; it may be the
-  /// logits.
+  /// is Σⱼ −qⱼ log softmax(logits)ⱼ with qⱼ = ε/K, and 1 − ε more for the label (Szegedy et al., "Rethinking the
+  /// Inception Architecture for Computer Vision", 2016). logits (N, K) f32, bf16 or f16, labels (N) i32, each in
+  /// [0, K): else UsageError, or, on a device that cannot throw, a loss that is NaN. totals (2) f32 receives the rows'
+  /// sum and the number of samples whose largest logit is the label's (ties: the first class). dlogits (N, K), of the
+  /// logits' type, if defined, receives (softmax − q) · scale; it may be the logits.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
                              const Tensor& totals, const Tensor& dlogits) = 0;
   /// total () f32: in how many rows of logits (N, K) fewer than k others come before the label's: larger ones, and

@@ -5,8 +5,9 @@
 
 namespace lockstep::nn {
 
-/// x, y, dx and dy are (…, C), of one type, f32 or bf16; all statistics, parameters and their gradients are (C) f32. M
-/// is the number of rows, count(x) / C, at least 1 in training.
+/// Ioffe and Szegedy, "Batch Normalization", 2015, as PyTorch's BatchNorm2d computes it. x, y, dx and dy are (…, C), of
+/// one type, f32 or bf16; all statistics, parameters and their gradients are (C) f32. M is the number of rows,
+/// count(x) / C, at least 1 in training.
 class NormKernels {
  public:
   virtual ~NormKernels() = default;
@@ -73,7 +74,8 @@ class NormKernels {
 };
 
 /// Carries what each rank knows of a batch to all of them. Its calls are collectives, which every rank makes in the
-/// same order, in the order of the backend's work. Results lie in memory of its own, until the next call.
+/// same order, in the order of the backend's work, on the thread of the pass. Results are views of memory of its own,
+/// until the next call. What it throws comes out of batch_norm(), or of Tape::backward().
 class StatisticsExchange {
  public:
   virtual ~StatisticsExchange() = default;

@@ -16,7 +16,7 @@ namespace lockstep::nn {
 inline constexpr std::int64_t kNormBlock = 2048;
 constexpr std::int64_t norm_blocks(std::int64_t count) { return (count + kNormBlock - 1) / kNormBlock; }
 
-/// Where numbers are kept a second time, rounded to 16 bits.
+/// Where numbers are kept a second time, rounded to 16 bits, on the device. Owns nothing.
 struct HalfCopy {
   void* data = nullptr;        // nullptr: nobody wants it
   DType dtype = DType::kBF16;  // or kF16
@@ -27,7 +27,7 @@ struct HalfCopy {
 };
 
 /// One parameter, or whole blocks of one (Note [Norm blocks]), and what moves it: arrays of `count` elements on the
-/// device.
+/// device, of whoever calls, who keeps them until the device is done.
 struct UpdateArrays {
   std::int64_t count = 0;
   const float* gradient = nullptr;
@@ -84,7 +84,7 @@ struct ScaledStep {
 struct UpdateRule;     // nn/ops/update_rules.h
 struct LossScaleRule;  // there too
 
-/// All f32. `control` is (StepControl::kSize).
+/// All f32. `control` is (StepControl::kSize). Spans are read during the call.
 class OptimKernels {
  public:
   virtual ~OptimKernels() = default;

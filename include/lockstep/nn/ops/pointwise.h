@@ -43,10 +43,10 @@ class PointwiseKernels {
   virtual void gelu(const Tensor& x, GeluKind kind, const Tensor& y) = 0;
   /// dx = dy · gelu'(x); dx may be dy.
   virtual void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) = 0;
-  /// y (N, …) = x / (1 − p) where an element is kept, else 0; y may be x. 0 ≤ p < 1. Whether element e of sample n is
-  /// kept is a pure function (dropout_bits) of state's seed and step, of `layer`, of first_sample + n and of e, so it
-  /// does not depend on how samples are shared out among ranks. state: DropoutState as (3) i64, on the device.
-  /// Backward is the same call on dy.
+  /// y (N, …) = x / (1 − p) where an element is kept, else 0 (Srivastava et al., "Dropout", 2014), with 0 ≤ p < 1;
+  /// y may be x. Whether element e of sample n is kept is a pure function (dropout_bits) of state's seed and step, of
+  /// `layer`, of first_sample + n and of e, so it does not depend on how samples are shared out among ranks. state:
+  /// DropoutState as (3) i64, on the device. Backward is the same call on dy.
   virtual void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) = 0;
   /// y (N, C, R) = x (N, R, C) with its last two axes exchanged.
   virtual void swap_last_axes(const Tensor& x, const Tensor& y) = 0;

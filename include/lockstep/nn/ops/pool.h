@@ -18,7 +18,8 @@ constexpr AdaptiveStretch adaptive_stretch(std::int64_t at, std::int64_t here, s
 
 enum class PoolKind : std::uint8_t { kMax, kAverage };
 
-/// x is (N, H, W, C), y is (N, H', W', C), of one type, f32 or bf16; N may be 0. Sums are f32.
+/// PyTorch's MaxPool2d, AvgPool2d and AdaptiveAvgPool2d. x is (N, H, W, C), y is (N, H', W', C), of one type, f32 or
+/// bf16; N may be 0. Sums are f32.
 class PoolKernels {
  public:
   virtual ~PoolKernels() = default;

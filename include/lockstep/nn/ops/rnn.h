@@ -70,7 +70,7 @@ class RnnKernels {
   /// Of forward() with these options, this `from` and y, which has returned `kept`, whose content is used up. dx is
   /// overwritten, of padding with 0; undefined: not wanted. `from` is taken as constant, and nothing flows back from
   /// `to`. Calls `gradients_done` once, when the gradients of the parameters are there, or given to the device: before
-  /// dx where that can wait.
+  /// dx where that can wait. What it throws passes through, and dx is unspecified then.
   virtual void backward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
                         const Tensor& y, const Tensor& kept, const Tensor& dy, const RnnGradients& gradients,
                         const Tensor& dx, FunctionRef<void()> gradients_done) = 0;

@@ -11,15 +11,16 @@ namespace lockstep::nn {
 /// `tensor`, made on `source`, as a tensor of `target` with the same shape, type and bits: a copy, or `tensor` itself
 /// where the two are one backend. Between GPUs directly where they reach each other, else by way of the host. It comes
 /// after all work that `source` was given, and what is given to either from now on comes after it; the host waits where
-/// one of them is the CPU.
+/// one of them is the CPU. Nobody else calls either backend meanwhile. UsageError for a tensor that holds nothing.
 Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
 
-/// The same into memory that is there: `to`, made on `target`, of as many bytes.
+/// The same into memory that is there: `to`, made on `target`, of as many bytes (else UsageError). Both are contiguous.
 void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& source);
 
-/// torch.tensor(values, device=target).reshape(shape): f32, of as many values.
+/// torch.tensor(values, device=target).reshape(shape): f32, of as many values (else UsageError), a copy of them.
 Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values);
-/// tensor.cpu().flatten().tolist(): the values of an f32 tensor, after all work that `source` was given.
+/// tensor.cpu().flatten().tolist(): the values of an f32 tensor, after all work that `source` was given. Waits for it.
+/// UsageError for another type, and for one that holds nothing.
 std::vector<float> values_of(Backend& source, const Tensor& tensor);
 
 }  // namespace lockstep::nn

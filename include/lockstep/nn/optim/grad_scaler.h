@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <span>
 
+#include "lockstep/base/lifetime.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {
 
-/// torch.amp.GradScaler: losses are multiplied by a scale before backward, gradients are divided by it before an
-/// optimizer moves anything, and a step with gradients that are not finite is skipped. Then the scale falls to half; it
-/// doubles after 2,000 good steps in a row.
+/// torch.amp.GradScaler (Micikevicius et al., "Mixed Precision Training", 2018): losses are multiplied by a scale
+/// before backward, gradients are divided by it before an optimizer moves anything, and a step with gradients that are
+/// not finite is skipped. Then the scale falls to half; it doubles after 2,000 good steps in a row.
 ///
 ///   nn::GradScaler scaler(backend);
 ///   optimizer->set_scaler(&scaler);
@@ -26,7 +27,8 @@ namespace lockstep::nn {
 /// Scale and counts are in device memory: no step waits for the device, and one that is captured as a graph may be run
 /// again. With DistributedDataParallel each rank has a scaler: the summed gradients are the same on all, and so is what
 /// each makes of them. Several optimizers may share one, each of which skips its own steps; update() comes after all of
-/// them. It works in any precision. One thread uses it.
+/// them. It works in any precision. One thread uses it. The backend must outlive it, and so must it the optimizers that
+/// have it, or their next set_scaler(); a tape keeps a handle of the scale alone.
 class GradScaler final {
  public:
   /// No scale falls below this, nor begins there.
@@ -67,13 +69,16 @@ class GradScaler final {
 
   /// (ScalerState::kSize), for kernels and asynchronous downloads.
   const Tensor& numbers() const { return numbers_; }
-  /// Of what was downloaded.
+  /// Of what was downloaded: ScalerState::kSize numbers.
   static State state_of(std::span<const float> numbers);
+  /// Ends with it: for whoever keeps a reference.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
 
  private:
   Backend& backend_;
   Options options_;
   Tensor numbers_, scale_;
+  Lifetime lifetime_;
 };
 
 }  // namespace lockstep::nn

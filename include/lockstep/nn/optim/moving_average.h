@@ -22,11 +22,12 @@ namespace lockstep::nn {
 ///   const auto in_place = average.in_place();  // while it lives, the model has the average's values
 ///   evaluate(model);
 ///
-/// f32, on the parameters' device. The parameters must outlive it, and are not resized. The average of ranks that have
-/// the same parameters has the same bits.
+/// f32, on the parameters' device. The parameters must outlive its use, else it is a UsageError, and their backend the
+/// average; they are not resized. One thread uses it. The average of ranks that have the same parameters has the same
+/// bits.
 class MovingAverage final {
  public:
-  /// Throws UsageError for a decay that does not lie between 0 and 1, and for what Optimizer refuses.
+  /// Throws UsageError for a decay that does not lie between 0 and 1, and for parameters that an Optimizer refuses.
   MovingAverage(std::vector<NamedParameter> parameters, double decay);
   ~MovingAverage();
   MovingAverage(const MovingAverage&) = delete;
@@ -36,15 +37,15 @@ class MovingAverage final {
   void update();
   /// The same unless the step was skipped: `control` is its optimizer's (Optimizer::control()).
   void update(const Tensor& control);
-  /// By parameter, with the parameters' names: what a run resumes from.
-  const std::vector<NamedMoment>& values() const { return values_; }
+  /// By parameter, with the parameters' names: what a run resumes from. The tensors share its memory.
+  const std::vector<NamedMoment>& values() const;
 
   /// The parameters have the average's values, to the bit, and the average theirs, until it ends. Not during a pass,
-  /// update() or another one.
+  /// update() or another one. The average must outlive it.
   class [[nodiscard]] InPlace {
    public:
     explicit InPlace(MovingAverage& average) : average_(average) { average_.exchange(); }
-    ~InPlace() { average_.exchange(); }
+    ~InPlace();
     InPlace(const InPlace&) = delete;
     InPlace& operator=(const InPlace&) = delete;
 
@@ -54,12 +55,14 @@ class MovingAverage final {
   InPlace in_place() { return InPlace(*this); }
 
  private:
+  void check_there() const;
   void exchange();
 
   std::unique_ptr<const UpdateRule> rule_;
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   std::vector<NamedMoment> values_;
-  Tensor control_, held_;  // held_: of the largest parameter's size
+  std::vector<Lifetime::Ref> lifetimes_;  // by parameter
+  Tensor control_, held_;                 // held_: of the largest parameter's size
   std::vector<UpdateArrays> arrays_;
 };
 

@@ -20,7 +20,9 @@ struct ParameterSlice {
   std::int64_t begin = 0, count = 0;
 };
 
-/// What joins optimizers of slices, one on each rank, which call it in the same order: of an optimizer's share.
+/// What joins optimizers of slices, one on each rank, which call it in the same order: of an optimizer's share. Called
+/// on the optimizer's thread. Spans are there during the call, their tensors until the optimizer ends. What it throws
+/// comes out of the optimizer, in the middle of a step.
 class SliceExchange {
  public:
   virtual ~SliceExchange() = default;
@@ -29,13 +31,15 @@ class SliceExchange {
     begin_sum(parts);
     end_sum(parts);
   }
-  /// The same in two: what is between them does not wait for it. One at a time, of the same parts.
+  /// The same in two: what is between them does not wait for it. One at a time, of the same parts, whose content nobody
+  /// touches in between.
   virtual void begin_sum(std::span<const Tensor> parts) = 0;
   virtual void end_sum(std::span<const Tensor> parts) = 0;
   /// The slices of these parameters are about to be written: not while somebody reads them.
   virtual void before_update(std::span<const std::size_t> indices) = 0;
   /// Between the two: how many elements lie from each parameter to the same one of every other optimizer, which gets
-  /// the new values of a slice at once (OptimKernels::update). Nothing: after_update() and finish() see to them.
+  /// the new values of a slice at once (OptimKernels::update). Nothing: after_update() and finish() see to them. Valid
+  /// until the next call.
   virtual std::span<const std::ptrdiff_t> replicas() const { return {}; }
   /// They have been: all optimizers' parameters get to be the same again, after finish().
   virtual void after_update(std::span<const std::size_t> indices) = 0;
@@ -48,8 +52,12 @@ struct OptimizerShare {
   std::shared_ptr<SliceExchange> exchange = nullptr;  // nullptr: nobody else has the rest
 };
 
+/// For what moves parameters: throws UsageError, which begins with `what`, where one of them is nullptr, stands there
+/// twice, or is on another backend than the first.
+void check_parameters(const std::vector<NamedParameter>& parameters, const char* what);
+
 /// What an optimizer remembers of a parameter: of the parameter's shape and in its layout, or, of an optimizer of
-/// slices, of one dimension.
+/// slices, of one dimension. The tensor shares the optimizer's memory; the parameter is the module's.
 struct NamedMoment {
   std::string name;  // the parameter's, a dot, and PyTorch's name for it: "fc1.weight.exp_avg"
   Parameter* parameter;
@@ -63,7 +71,8 @@ struct ParameterGroup {
   std::optional<double> weight_decay = {};  // default: the optimizer's
 };
 
-/// How an optimizer moves parameters, with its constants: what a file of nn/optim/ makes.
+/// How an optimizer moves parameters, with its constants: what a file of nn/optim/ makes. The optimizer keeps it, and
+/// calls `rule` when it is made and `rates` in each step, on its thread.
 struct UpdateMethod {
   double weight_decay = 0;
   /// Of parameters with this weight decay.
@@ -84,8 +93,9 @@ class GradScaler;
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
-/// travel. Between the two, compute_update_scale() may hold the step back or scale its gradients.
-/// The parameters must outlive it: to use one that is gone is a UsageError.
+/// travel. Between the two, compute_update_scale() may hold the step back or scale its gradients. The parameters and
+/// their backend must outlive it: to use a parameter that is gone is a UsageError. One thread uses it. What it returns
+/// by reference is its own. Where a step throws that has begun, some of the parameters may have moved, and it counts.
 ///
 /// Note [Slices]
 /// An optimizer of slices moves those elements of each parameter alone, and remembers nothing of the others: one rank's
@@ -137,7 +147,8 @@ class Optimizer final {
   /// From the next step on gradients are those of losses that `scaler` has scaled (Tape::set_loss_scale()): each step
   /// divides them by its scale, and changes nothing, its own count included, where one of them is not finite. Clipping
   /// is by the norm that they have then. The caller says when the scale may move: GradScaler::update(). nullptr: none,
-  /// the beginning. It must outlive the optimizer or the next call. UsageError for one of another backend.
+  /// the beginning. It must outlive the optimizer's steps or the next call, else they are UsageErrors, as is one of
+  /// another backend. Between steps; waits for the device where there was one.
   void set_scaler(GradScaler* scaler);
   GradScaler* scaler() const { return scaler_; }
   /// (StepControl::kSize): kApply says whether the step under way moves anything, once that is decided. Undefined where
@@ -146,7 +157,8 @@ class Optimizer final {
 
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients. Whatever
   /// prepare() has not been called for in this step is prepared before. With an exchange, parameters are complete after
-  /// SliceExchange::finish(), which step() calls.
+  /// SliceExchange::finish(), which step() calls. Throws UsageError for places that there are not, before begin_step(),
+  /// and for gradients as step() does.
   void update(std::span<const std::size_t> indices);
 
   // For whoever joins optimizers of slices.
@@ -184,6 +196,7 @@ class Optimizer final {
   void check_slices() const;
   Parameter& parameter(std::size_t index) const;
   void check_there(std::size_t index) const;
+  void check_gradient(std::size_t index) const;
 
   struct Moment {
     std::string name;            // PyTorch's
@@ -213,17 +226,20 @@ class Optimizer final {
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
   std::int64_t step_ = 0;                   // 0 before the first step
+  Lifetime::Ref scaler_lifetime_;
   GradScaler* scaler_ = nullptr;
   Tensor applied_;               // (1) i64, with a GradScaler: steps that were not skipped
   std::int64_t decided_in_ = 0;  // the last step of compute_update_scale()
 };
 
+/// torch.optim.SGD's, with dampening = 0.
 struct SgdOptions {
   double momentum = 0.0;
   bool nesterov = false;
   double weight_decay = 0.0;
 };
 
+/// torch.optim.AdamW's (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0.01;

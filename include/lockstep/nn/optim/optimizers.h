@@ -29,6 +29,7 @@ struct OptimizerFamily {
   std::string (*state)(const Settings& settings) = nullptr;
 };
 
+/// They are there as long as the process.
 const std::vector<const OptimizerFamily*>& optimizer_families();
 /// Throws UsageError for another name, with the nearest right one.
 const OptimizerFamily& optimizer_family(const std::string& name);
@@ -38,7 +39,8 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<N
                                           const Settings& settings, double weight_decay,
                                           const std::vector<ParameterGroup>& groups = {}, OptimizerShare share = {});
 
-/// What Adam and its kin have in common.
+/// What Adam and its kin have in common: torch.optim.Adam's (Kingma and Ba, "Adam: A Method for Stochastic
+/// Optimization", 2015).
 struct AdamConstants {
   double beta1 = 0.9, beta2 = 0.999;  // decay of the two moments
   double eps = 1e-8;
@@ -60,6 +62,7 @@ struct ScheduleFamily {
   double (*at)(double done, double lr, const Settings& settings) = nullptr;
 };
 
+/// They are there as long as the process.
 const std::vector<const ScheduleFamily*>& schedule_families();
 /// Throws UsageError for another name, with the nearest right one.
 const ScheduleFamily& schedule_family(const std::string& name);
@@ -67,9 +70,10 @@ std::vector<std::string> schedule_names();
 
 /// The learning rates of `total_steps` steps. A pure function; steps count from 0. During the first `warmup` steps
 /// lr · (step + 1) / warmup; then what the schedule says of the share of the remaining steps that is done. `settings`
-/// are complete.
+/// are complete. Several threads may ask it at once.
 class LearningRate {
  public:
+  /// `schedule` must outlive it and its copies.
   LearningRate(const ScheduleFamily& schedule, Settings settings, double lr, std::int64_t warmup,
                std::int64_t total_steps)
       : schedule_(schedule), settings_(std::move(settings)), lr_(lr), warmup_(warmup), total_steps_(total_steps) {}
@@ -85,7 +89,8 @@ class LearningRate {
 /// The one of that name. Throws UsageError for an unknown one, and for settings that it does not have.
 LearningRate make_schedule(const std::string& name, double lr, std::int64_t total_steps, std::int64_t warmup = 0,
                            const Settings& settings = {});
-/// From `lr` to `min_lr` along half a cosine, after `warmup` steps in which it rises.
+/// From `lr` to `min_lr` along half a cosine, after `warmup` steps in which it rises (Loshchilov and Hutter, "SGDR",
+/// 2017; PyTorch's CosineAnnealingLR).
 LearningRate cosine(double lr, std::int64_t total_steps, std::int64_t warmup = 0, double min_lr = 0);
 
 }  // namespace lockstep::nn

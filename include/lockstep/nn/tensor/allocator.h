@@ -14,7 +14,7 @@ namespace lockstep::nn {
 
 class Heap;
 
-/// More was asked for than a MemoryLimit allows.
+/// More was asked for than a MemoryLimit allows. No lockstep::Error: whoever sets a limit catches it.
 class MemoryLimitReached : public std::runtime_error {
  public:
   MemoryLimitReached() : std::runtime_error("more memory was asked for than is allowed here") {}
@@ -32,15 +32,16 @@ struct Block {
   Block* next_free = nullptr;
 };
 
-/// Takes a block without references back.
+/// Takes a block without references back; on any thread.
 void recycle(Block* block) noexcept;
 /// Whose memory it is.
 Device device_of(const Block& block);
 
-/// Keeps memory that it can do without: what a recording reads and writes.
+/// Keeps memory that it can do without: what a recording reads and writes. It is removed before it ends.
 class MemoryHolder {
  public:
-  /// Gives it up, so that the blocks are idle, and never comes back to it; false where it cannot now.
+  /// Gives it up, so that the blocks are idle, and never comes back to it; false where it cannot now. Called within
+  /// acquire(), which holds no lock then; it acquires nothing itself.
   virtual bool give_up() noexcept = 0;
 
  protected:
@@ -50,8 +51,9 @@ class MemoryHolder {
 /// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
 /// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
 /// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
-/// back to the source, which is then asked once more; after that, holders are asked to give up theirs.
-/// Thread-safe. Tensors may outlive it: what they hold goes back to the source with the last of them.
+/// back to the source, which is then asked once more; after that, holders are asked to give up theirs. Thread-safe.
+/// Tensors may outlive it: what they hold goes back to the source with the last of them, on the thread that releases
+/// it, and there the source ends.
 class CachingAllocator {
  public:
   explicit CachingAllocator(std::unique_ptr<MemorySource> source);
@@ -59,14 +61,15 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  /// A block of at least `bytes` with one reference; its content is unspecified. Throws what the source does, and
-  /// MemoryLimitReached.
+  /// A block of at least `bytes` with one reference, the caller's; its content is unspecified. Throws what the source
+  /// does, DeviceError for sizes that no memory has, and MemoryLimitReached.
   Block* acquire(std::size_t bytes);
   /// Note [Recorded memory]
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
   /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
   /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
-  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them.
+  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them,
+  /// which is one for all, and removes them.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
   void add(MemoryHolder& holder);
@@ -75,7 +78,8 @@ class CachingAllocator {
   /// Whose memory it gives.
   Device device() const;
 
-  /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
+  /// From now on acquire() is given no more than so many bytes together, on all threads; nullopt: as many as there are.
+  /// The last call counts.
   void limit(std::optional<std::size_t> bytes);
 
   /// Idle blocks go back to the source: for whoever has given up much that nobody will ask for again in such sizes.
@@ -94,7 +98,8 @@ class CachingAllocator {
   Heap* heap_;  // lives until this and all of its blocks are gone
 };
 
-/// In its scope, what is acquired is limited: for sizes that come out of a file.
+/// In its scope, what is acquired is limited: for sizes that come out of a file. The end of one ends all limits of the
+/// allocator, which must outlive it.
 class MemoryLimit {
  public:
   MemoryLimit(CachingAllocator& allocator, std::size_t bytes) : allocator_(allocator) { allocator_.limit(bytes); }
@@ -106,7 +111,8 @@ class MemoryLimit {
   CachingAllocator& allocator_;
 };
 
-/// Acquires from the recordings' pool in its scope.
+/// Acquires from the recordings' pool in its scope, whatever the thread. Not within another one. The allocator must
+/// outlive it.
 class RecordedMemory {
  public:
   explicit RecordedMemory(CachingAllocator& allocator) : allocator_(allocator) {

@@ -11,7 +11,8 @@
 
 namespace lockstep::nn {
 
-/// Up to six extents, each at least 0. A value type that never allocates.
+/// Up to six extents, each at least 0; more are a UsageError. A value type that never allocates. Neither the sign of an
+/// extent nor the number of an axis is checked.
 class Shape {
  public:
   static constexpr int kMaxDims = 6;
@@ -28,9 +29,10 @@ class Shape {
   int size() const { return size_; }
   std::int64_t operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
   std::int64_t& operator[](int i) { return dims_[static_cast<std::size_t>(i)]; }
+  /// Of this object.
   std::span<const std::int64_t> dims() const { return {dims_.data(), static_cast<std::size_t>(size_)}; }
 
-  /// The number of elements; 1 for a scalar (no dimensions).
+  /// The number of elements; 1 for a scalar (no dimensions). Does not look for overflow; Tensor::empty() does.
   std::int64_t count() const {
     std::int64_t n = 1;
     for (const auto d : dims()) n *= d;

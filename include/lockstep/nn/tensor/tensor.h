@@ -49,9 +49,13 @@ constexpr DType dtype_of<std::uint8_t>() {
 inline constexpr std::uintptr_t kShapesAlone = std::uintptr_t{1} << 60;
 
 /// A handle: copies share the memory. Either it holds a reference to an allocator's block, or it is a view of memory
-/// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic; the content is not guarded.
-/// Reading one that holds nothing, or as another type than it has, and parts and shapes that it has not, are
-/// UsageErrors.
+/// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic, so several threads may have
+/// handles of one memory; the content is not guarded, nor is one handle. Pointers and spans into it are valid as long
+/// as somebody has the memory; those of a GPU's are addresses there.
+///
+/// data(), f32() and span() of one that holds nothing, or as another type than it has, and parts and shapes that it has
+/// not, are UsageErrors; raw(), rows() and raw_rows() of one that holds nothing are nullptr. A default one holds
+/// nothing, and has the shape of a scalar; one that was moved from holds nothing, and keeps its shape and type.
 ///
 /// Note [Pitch]
 /// Rows of the last axis follow each other at once, but for those of a tensor with a pitch (`empty` with one), whose
@@ -83,7 +87,8 @@ class Tensor {
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle(block_);
   }
 
-  /// New memory; the content is unspecified. Throws UsageError for sizes that no memory has.
+  /// New memory; the content is unspecified. `allocator` may end before it. Throws UsageError for sizes that no memory
+  /// has, and what CachingAllocator::acquire() does.
   static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype = DType::kF32) {
     std::size_t bytes = size_of(dtype);
     for (const auto extent : shape.dims())
@@ -96,7 +101,8 @@ class Tensor {
     made.dtype_ = dtype;
     return made;
   }
-  /// The same with rows of the last axis `pitch` elements apart, of which there is at least one a row (Note [Pitch]).
+  /// The same with rows of the last axis `pitch` elements apart, at least their length (Note [Pitch]); else
+  /// InternalError.
   static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype, std::int64_t pitch) {
     const int last = shape.size() - 1;
     if (last < 0 || pitch < shape[last])
@@ -109,7 +115,8 @@ class Tensor {
     made.pitch_ = pitch;
     return made;
   }
-  /// A view of `shape.count()` elements at `data`, which must stay valid as long as the tensor and its copies.
+  /// A view of `shape.count()` elements at `data`, which must stay valid as long as the tensor and its copies, parts
+  /// and reshapes. nullptr: one that holds nothing. Nobody checks whose device's memory it is.
   static Tensor view_of(void* data, const Shape& shape, DType dtype = DType::kF32) {
     Tensor made;
     made.data_ = static_cast<std::byte*>(data);
@@ -133,7 +140,7 @@ class Tensor {
   bool is_contiguous() const { return pitch_ == 0; }
   /// Elements from one row of the last axis, of which there is one, to the next.
   std::int64_t pitch() const { return is_contiguous() ? shape_[shape_.size() - 1] : pitch_; }
-  /// Whether nobody else can see changes of the content.
+  /// Whether nobody else can see changes of the content. False for a view.
   bool is_sole_owner() const { return block_ != nullptr && block_->references.load(std::memory_order_acquire) == 1; }
 
   void* raw() const {
@@ -180,7 +187,8 @@ class Tensor {
       refuse_rows(begin, end);
     Tensor other(*this);
     other.shape_[0] = end - begin;
-    if (shape_[0] > 0) other.data_ += bytes() / static_cast<std::size_t>(shape_[0]) * static_cast<std::size_t>(begin);
+    if (shape_[0] > 0 && data_ != nullptr)
+      other.data_ += bytes() / static_cast<std::size_t>(shape_[0]) * static_cast<std::size_t>(begin);
     return other;
   }
 

@@ -1,0 +1,83 @@
+// A group in a program that uses it wrongly.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "lockstep/comm/agree.h"
+#include "lockstep/comm/make_group.h"
+#include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
+
+namespace lockstep::comm {
+namespace {
+
+using testing::group;
+using ::testing::HasSubstr;
+using testing::refusal_of;
+using namespace std::chrono_literals;
+
+TEST(GroupMisuse, CallsAfterShutdown) {
+  const auto part = group().duplicate();
+  const auto arena = part->allocate(64);
+  const Region region{arena.get(), 0, 8, DType::kF32};
+  const Work work = part->all_reduce(region, ReduceOp::kSum);
+  work.wait_host();
+  part->shutdown();
+  std::vector<float> values(8);
+  const auto refused = HasSubstr("a call of a group after its shutdown() → issue all operations");
+  EXPECT_THAT(refusal_of([&] { part->barrier(); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->all_reduce(region, ReduceOp::kSum); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->all_reduce(std::span(values)); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->isend(std::span(values), (part->rank() + 1) % part->size()); }), refused);
+  EXPECT_THAT(refusal_of([&] { work.done(); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->poll(); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->allocate(64); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->split(0); }), refused);
+  EXPECT_THAT(refusal_of([&] { part->shutdown(); }), refused);
+}
+
+// Whatever moves the group's messages on, a thread of its own too.
+TEST(GroupMisuse, WhatIsReceivedIntoIsTheCallersOnceACallHasThrown) {
+  const auto part = group().duplicate();
+  auto arena = part->allocate(4096);
+  std::vector<float> values(1000, 1.0f);
+  if (part->rank() == 0) {
+    const Transfer transfer = part->irecv(std::span(values), 1);
+    part->all_reduce({arena.get(), 0, 8, DType::kF32}, ReduceOp::kSum);
+    arena.reset();  // under way
+    EXPECT_THAT(refusal_of([&] { part->barrier(); }), HasSubstr("was destroyed while"));
+    std::ranges::fill(values, 7.0f);
+  }
+  group().barrier().wait_host();
+  if (part->rank() == 1) {
+    try {
+      part->isend(std::span(values), 0).wait(Deadline::after(500ms));
+    } catch (const Error&) {  // rank 0 has given up
+    }
+  }
+  group().barrier().wait_host();
+  if (part->rank() == 0) EXPECT_EQ(std::ranges::count(values, 7.0f), 1000);
+}
+
+TEST(GroupMisuse, WhatIsThrownIsNoException) {
+  const int last = group().size() - 1;
+  try {
+    run_collectively(group(), [&] {
+      if (group().rank() == last) throw 42;
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const PeerError& error) {
+    EXPECT_NE(group().rank(), last);
+    EXPECT_THAT(error.what(), HasSubstr("what was thrown is no std::exception"));
+  } catch (int thrown) {
+    EXPECT_EQ(group().rank(), last);
+    EXPECT_EQ(thrown, 42);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::comm
