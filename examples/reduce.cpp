@@ -21,7 +21,7 @@ void fit() {
       for (std::size_t i = 0; i < w.size(); ++i) w[i] -= 0.3f * gradient[i];
     });
   }
-  if (group->rank() == 0) std::printf("w = %.3f on %d ranks\n", w[0], group->size());
+  if (group->rank() == 0) std::printf("w = %.3f on %d ranks\n", double{w[0]}, group->size());
   group->shutdown();
 }
 

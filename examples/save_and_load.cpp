@@ -29,7 +29,7 @@ void train(parallel::DataParallel& model) {
   for (int step = 0; step < 50; ++step) {
     optimizer->zero_grad();
     const nn::Loss loss = nn::squared_error(tape, model(tape, tape.input(x)), target, 1.0f / 20);
-    if (step % 49 == 0) std::printf("loss %.4f\n", nn::values_of(device, loss.totals())[0] / 20);
+    if (step % 49 == 0) std::printf("loss %.4f\n", double{nn::values_of(device, loss.totals())[0]} / 20);
     tape.backward(loss.value);
     optimizer->step(/*lr=*/0.01);
     tape.reset();

@@ -60,9 +60,9 @@ void run(parallel::Devices& devices, const nn::Shape& shape, int dim) {
     const nn::Var y = model(tape, tape.input(x)), wanted = alone(alone_tape, alone_tape.input(x));
     std::printf("Outside: input size %s output size %s, difference to one device %.0e\n", to_string(shape).c_str(),
                 to_string(y.shape()).c_str(),
-                difference(nn::values_of(devices[0], y.value()), nn::values_of(devices[0], wanted.value())));
+                double{difference(nn::values_of(devices[0], y.value()), nn::values_of(devices[0], wanted.value()))});
     const nn::Loss loss = nn::squared_error(tape, y, x, scale);
-    std::printf("loss %.5f\n", scale * nn::values_of(devices[0], loss.totals())[0]);
+    std::printf("loss %.5f\n", double{scale * nn::values_of(devices[0], loss.totals())[0]});
     optimizer->zero_grad();
     tape.backward(loss.value);
     optimizer->step(/*lr=*/0.01);

@@ -69,7 +69,7 @@ void evaluate(nn::Module& module, nn::Backend& backend, const std::shared_ptr<co
     tape.reset();
   }
   const auto count = static_cast<float>(dataset->size());
-  std::printf("loss %.4f  accuracy %.1f %%\n", loss / count, 100 * correct / count);
+  std::printf("loss %.4f  accuracy %.1f %%\n", double{loss / count}, double{100 * correct / count});
 }
 
 void train_dp(parallel::Devices devices) {

@@ -240,7 +240,7 @@ void ShardedParameters::scatter_moments(const nn::Optimizer& optimizer,
   const auto moments = optimizer.moments();
   comm::run_collectively(group_, [&] {
     if (group_.rank() != root) return;
-    check_usage(whole.size() == moments.size(), "as many moments as another optimizer has",
+    check_usage(whole.size() == moments.size(), "another number of moments than the optimizer has",
                 "give those that gather_moments() returned");
     for (std::size_t m = 0; m < whole.size(); ++m) {
       const nn::Parameter& parameter = *parameters_[m % parameters_.size()].parameter;

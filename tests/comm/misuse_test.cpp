@@ -60,7 +60,9 @@ TEST(GroupMisuse, WhatIsReceivedIntoIsTheCallersOnceACallHasThrown) {
     }
   }
   group().barrier().wait_host();
-  if (part->rank() == 0) EXPECT_EQ(std::ranges::count(values, 7.0f), 1000);
+  if (part->rank() == 0) {
+    EXPECT_EQ(std::ranges::count(values, 7.0f), 1000);
+  }
 }
 
 TEST(GroupMisuse, WhatIsThrownIsNoException) {

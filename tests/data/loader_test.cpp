@@ -416,7 +416,8 @@ TEST(Loader, ReadsDigits) {
 }
 
 TEST(LoaderMisuse, AnEpochThatOutlivesItsLoader) {
-  auto loader = std::make_unique<Loader>(std::make_shared<Probe>(10), sampler_of(10, 4), LoaderOptions{.workers = 0});
+  std::optional<Loader> loader(std::in_place, std::make_shared<Probe>(10), sampler_of(10, 4),
+                               LoaderOptions{.workers = 0});
   const auto epoch = loader->epoch();
   loader.reset();
   EXPECT_THAT(refusal_of([&] { epoch.begin(); }), HasSubstr("loader"));

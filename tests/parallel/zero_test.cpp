@@ -348,6 +348,12 @@ TEST(Zero, ParametersStayWhenItEnds) {
   training.end();
   EXPECT_TRUE(training.parameters() == before);
   EXPECT_NE(training.model().named_parameters().front().parameter->version(), version);
+  // Gradients have gone with the memory of the group.
+  EXPECT_THAT(refusal_of([&] { training.optimizer().step(0.1); }), HasSubstr("none of its parameters has a gradient"));
+  for (const auto& [name, parameter] : training.model().named_parameters()) {
+    parameter->bind_gradient(rank_backend().zeros(parameter->value().shape()));
+    parameter->mark_grad_valid();
+  }
   EXPECT_THAT(refusal_of([&] { training.optimizer().step(0.1); }),
               HasSubstr("an optimizer of slices whose DistributedDataParallel is gone"));
 }
