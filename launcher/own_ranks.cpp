@@ -62,7 +62,9 @@ HeldPort::HeldPort() : address_(loopback_address()) {
 namespace {
 
 std::vector<std::string> wrapper_command(const LaunchOptions& options, const HostFacts& facts) {
-  std::vector<std::string> argv = {facts.self, "_rank", "--", facts.self};
+  const std::string& program = options.program[0];
+  std::vector<std::string> argv = {facts.self, "_rank", "--",
+                                   is_own_binary(program, facts.self) ? facts.self : program};
   for (std::size_t i = 1; i < options.program.size(); ++i) argv.push_back(protect_argument(options.program[i]));
   return argv;
 }

@@ -184,6 +184,8 @@ class Installed(package.Case):
                 others = [line for line in lines if line != "signals: 3" and not re.match("|".join(differences), line)]
                 self.assertEqual(set(others) - {"collectives: the same"}, set(), done.stdout)
                 self.assertEqual(any(re.match(crashes, line) for line in lines), starter == "launch")
+                if starter == "alone" and len(os.sched_getaffinity(0)) > 1:
+                    self.assertIn("training: omp_get_max_threads: ", done.stdout)
                 self.assertEqual(done.stderr, "")
 
     def test_a_program_that_exits_with_a_group(self):

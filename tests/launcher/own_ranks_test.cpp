@@ -59,6 +59,14 @@ TEST(OwnRanksTest, OthersAreForMpirun) {
   EXPECT_FALSE(starts_own_ranks(options, kSelf, without_mpirun));
 }
 
+TEST(OwnRanksTest, OtherProgramsStayWhatTheyAre) {
+  LaunchOptions options;
+  options.program = {"/bin/sh", "-c", "true"};
+  HostFacts facts;
+  facts.self = "/opt/lockstep";
+  EXPECT_THAT(own_rank(options, facts, {}).argv, ElementsAre("/opt/lockstep", "_rank", "--", "/bin/sh", "-c", "true"));
+}
+
 TEST(OwnRanksTest, EachKnowsWhoItIs) {
   LaunchOptions options;
   options.program = {"lockstep", "train", ":"};

@@ -116,7 +116,7 @@ void compare(const char* use, const State& before) {
 
 void train(lockstep::comm::ProcessGroup& group) {
   using namespace lockstep;
-  const auto backend = nn::make_cpu_backend(/*threads=*/2);
+  const auto backend = nn::make_cpu_backend(/*threads=*/1);
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*backend, generator};
   nn::Linear model(context, 64, 32);
