@@ -17,7 +17,7 @@ import package  # noqa: E402
 from package import BUILD, SOURCE, run  # noqa: E402
 
 
-class Installed(package.Case):
+class Tree(package.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -29,6 +29,8 @@ class Installed(package.Case):
         cls.libraries = sorted(cls.prefix.rglob("liblockstep_*.so"))
         cls.has_mpi = "Open MPI v" in run([cls.prefix / "bin/lockstep", "version"]).stdout
 
+
+class Headers(Tree):
     # The only header that includes another library's.
     def flags_of(self, header):
         if header.name != "mpi.h":
@@ -84,6 +86,16 @@ class Installed(package.Case):
         mpi = [flag for header in self.plain_headers for flag in self.flags_of(header)]
         self.compile_headers(self.plain_headers, f"-I{torch / 'include'}", *mpi)
 
+    def test_the_c_header_is_c(self):
+        for language, standard in (("c", "c99"), ("c", "c11"), ("c++", "c++98"), ("c++", "c++20")):
+            with self.subTest(standard=standard):
+                flags = [] if standard == "c++98" else ["-pedantic"]  # which has neither long long nor its header
+                run([{"c": "cc", "c++": "c++"}[language], f"-std={standard}", "-Wall", "-Wextra", "-Werror", *flags,
+                     "-fsyntax-only", f"-I{self.prefix / 'include'}", "-x", language, "-"],
+                    input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
+
+
+class Installed(Tree):
     def test_the_libraries_show_their_own_names_and_need_what_they_use(self):
         functions = {}
         for library in self.libraries:
@@ -154,14 +166,6 @@ class Installed(package.Case):
         done = run([self.prefix / "bin/lockstep", "launch", "-n", 3, "--", sys.executable, SOURCE / "examples/allreduce.py"],
                    env=os.environ | {"LIBLOCKSTEP": str(library)})
         self.assertIn("3 ranks: 6, the slowest: 0.5", done.stdout)
-
-    def test_the_c_header_is_c(self):
-        for language, standard in (("c", "c99"), ("c", "c11"), ("c++", "c++98"), ("c++", "c++20")):
-            with self.subTest(standard=standard):
-                flags = [] if standard == "c++98" else ["-pedantic"]  # which has neither long long nor its header
-                run([{"c": "cc", "c++": "c++"}[language], f"-std={standard}", "-Wall", "-Wextra", "-Werror", *flags,
-                     "-fsyntax-only", f"-I{self.prefix / 'include'}", "-x", language, "-"],
-                    input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
 
     # The table of docs/embed.md.
     def test_what_changes_in_a_process(self):
