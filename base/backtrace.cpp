@@ -16,16 +16,19 @@ namespace {
 
 constexpr std::size_t kLongestName = 300;  // of templates, which have no end
 
-std::string demangled(const std::string& name) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status),
-                                                     std::free);
-  std::string text = status == 0 ? known.get() : name;
+std::string shown(const std::string& name) {
+  std::string text = demangled(name.c_str());
   if (text.size() > kLongestName) text.replace(kLongestName, std::string::npos, "…");
   return text;
 }
 
 }  // namespace
+
+std::string demangled(const char* name) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
+  return status == 0 ? known.get() : name;
+}
 
 std::string named_frames(std::span<void* const> addresses) {
   std::string text;
@@ -38,7 +41,7 @@ std::string named_frames(std::span<void* const> addresses) {
     if (symbol.name.empty() && known && info.dli_sname != nullptr)
       symbol = {.name = info.dli_sname, .begin = reinterpret_cast<std::uintptr_t>(info.dli_saddr), .line = {}};
     text += kFrameIndent;
-    if (!symbol.name.empty()) text += demangled(symbol.name);
+    if (!symbol.name.empty()) text += shown(symbol.name);
     if (symbol.begin != 0) text += fmt::format("+{:#x}", address - symbol.begin);
     if (!symbol.line.empty()) text += " at " + symbol.line;
     if (known && info.dli_fname != nullptr)

@@ -31,6 +31,10 @@ CrashRecord g_record;
 std::atomic<bool> g_installed{false};
 std::atomic<bool> g_crashed{false};
 
+void write_to(int fd, std::span<const char> bytes) {
+  [[maybe_unused]] const auto written = ::write(fd, bytes.data(), bytes.size());
+}
+
 /// A line without an allocation, which nothing in a handler may make.
 class Line {
  public:
@@ -48,7 +52,7 @@ class Line {
     } while (value > 0);
     return add(&digits[at]);
   }
-  void write_to(int fd) const { [[maybe_unused]] const auto written = ::write(fd, bytes_.data(), length_); }
+  std::string_view text() const { return {bytes_.data(), length_}; }
 
  private:
   std::array<char, 128> bytes_{};
@@ -79,10 +83,6 @@ bool is_out_of_memory() {
   if (probe == MAP_FAILED) return errno == ENOMEM;
   ::munmap(probe, kProbe);
   return false;
-}
-
-void write_to(int fd, std::span<const char> bytes) {
-  [[maybe_unused]] const auto written = ::write(fd, bytes.data(), bytes.size());
 }
 
 /// Of the child that looks for names.
@@ -118,8 +118,10 @@ bool write_named(std::span<void* const> frames, std::span<const int> to) {
     for (const int fd : to) write_to(fd, std::span(bytes).first(static_cast<std::size_t>(length)));
   }
   ::close(ends[0]);
-  if (child > 0) ::kill(child, SIGKILL);
-  if (child > 0) ::waitpid(child, nullptr, WNOHANG);
+  if (child > 0) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, WNOHANG);
+  }
   return any;
 }
 
@@ -142,10 +144,10 @@ extern "C" void on_crash(int number, siginfo_t* info, void*) {
   // A second thread that crashes meanwhile, or the handler itself, adds nothing.
   if (g_crashed.exchange(true)) return end_by(number);
   if (is_out_of_memory()) {
-    constexpr const char* kLine =
+    constexpr std::string_view kLine =
         "error: out of memory: a library got none, and ended the process → raise ulimit -v and ulimit -d, or use a "
         "smaller batch or model\n";
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine, std::strlen(kLine));
+    write_to(STDERR_FILENO, kLine);
     ::_exit(static_cast<int>(ExitCode::kDevice));
   }
   const bool has_address = info != nullptr && info->si_code > 0 && number != SIGABRT;
@@ -162,7 +164,7 @@ extern "C" void on_crash(int number, siginfo_t* info, void*) {
   if (has_address) line.add(" at address 0x").add_number(address, 16);
   line.add(kBacktraceFollows).add("\n");
   const int skipped = count > kOwnFrames ? kOwnFrames : 0;
-  line.write_to(STDERR_FILENO);
+  write_to(STDERR_FILENO, line.text());
   const auto all = std::span<void* const>(frames).subspan(static_cast<std::size_t>(skipped),
                                                           static_cast<std::size_t>(count - skipped));
   const std::array into = {STDERR_FILENO, g_record.fd};

@@ -240,9 +240,10 @@ void Loader::stop_workers() {
 Loader::Slot& Loader::slot_of(std::uint64_t step) { return slots_[step % slots_.size()]; }
 
 const Batch& Loader::next() & {
-  if (released_ != taken_) memory_->wait_until_read();  // the caller's thread alone changes the two
+  const bool gives_back = released_ != taken_;  // this thread alone changes the two
+  if (gives_back) memory_->wait_until_read();
   std::unique_lock lock(mutex_);
-  if (released_ != taken_) {
+  if (gives_back) {
     released_ = taken_;
     slot_free_.notify_one();
   }

@@ -1,4 +1,4 @@
-// A model of one's own on data of lockstep's. It has the flags of `lockstep train`.
+// A custom model on a data set of lockstep's. It has the flags of `lockstep train`.
 #include <lockstep/trainer.h>
 
 using namespace lockstep;

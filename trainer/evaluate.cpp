@@ -80,7 +80,6 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   check_usage(dataset_ != nullptr && batch_ > 0, "an evaluation without data, or with batches of no samples",
               "give an Evaluator a data set and a batch of at least 1");
   flight::set_phase(flight::Phase::kEvaluation);
-  const OnExit end_phase([] { flight::set_phase(flight::Phase::kRunning); });
   const SampleFormat format = format_of(*dataset_);
   const bool was_training = module.training();
   module.train(false);
@@ -135,6 +134,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
+  flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
           .loss = sums[0] / targets,

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/on_exit.h"
 #include "comm/mpi/transfers.h"
 #include "comm/wait.h"
 #include "devices/cpus.h"
@@ -159,14 +160,12 @@ void Session::exchange_hosts(Deadline deadline) {
   constexpr int kTag = 0;
   const auto n = static_cast<std::size_t>(size());
   // MPI writes there until all messages have come, also where this rank gives up before.
-  struct Held {
-    std::shared_ptr<std::vector<Introduction>> introductions;
-    bool complete = false;
-    ~Held() {
-      if (!complete) keep_for_mpi(introductions);
-    }
-  } held{std::make_shared<std::vector<Introduction>>(n)};
-  std::vector<Introduction>& all = *held.introductions;
+  const auto introductions = std::make_shared<std::vector<Introduction>>(n);
+  bool complete = false;
+  const OnExit keep([&] {
+    if (!complete) keep_for_mpi(introductions);
+  });
+  std::vector<Introduction>& all = *introductions;
   Introduction& mine = all[static_cast<std::size_t>(rank())];
   const std::string host = host_name();
   std::copy_n(host.begin(), std::min(host.size(), mine.host.size() - 1), mine.host.begin());
@@ -193,7 +192,7 @@ void Session::exchange_hosts(Deadline deadline) {
           policy, deadline, all_there, [] { return false; }, [](Clock::duration) {}, nap))
     throw TimeoutError("not all ranks answered after MPI had started",
                        "look at the other ranks' logs; --timeout-seconds gives them longer");
-  held.complete = true;
+  complete = true;
 
   int local_ranks = 0;
   devices::CpuMask local_cpus;

@@ -49,9 +49,7 @@ class Bf16Hook final : public CommHook {
 
   Memory memory(std::span<const SlotSpec> slots, int) const override { return {.held = bytes_of_halves(slots)}; }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    const auto bytes = layout_.bytes_of(index);
-    if (!bytes) return std::nullopt;
-    return bytes_sent_by_all_reduce(static_cast<double>(*bytes) / 2, ranks);
+    return layout_.bytes_sent_as_halves(index, ranks);
   }
 
  private:

@@ -76,9 +76,7 @@ class Fp16HostHook final : public CommHook {
     return {{.name = "largest", .values = largest_}, {.name = "headroom", .values = headroom_}};
   }
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    const auto bytes = layout_.bytes_of(index);
-    if (!bytes) return std::nullopt;
-    return bytes_sent_by_all_reduce(static_cast<double>(*bytes) / 2, ranks);
+    return layout_.bytes_sent_as_halves(index, ranks);
   }
   std::int64_t fallbacks() const override { return fallbacks_; }
 
@@ -179,9 +177,7 @@ class Fp16DeviceHook final : public CommHook {
   }
 
   std::optional<double> bytes_sent(std::size_t index, int ranks) const override {
-    const auto bytes = layout_.bytes_of(index);
-    if (!bytes) return std::nullopt;
-    return bytes_sent_by_all_reduce(static_cast<double>(*bytes) / 2 + sizeof(std::int32_t), ranks);
+    return layout_.bytes_sent_as_halves(index, ranks, sizeof(std::int32_t));
   }
 
  private:

@@ -20,9 +20,11 @@ class HookLayout {
   }
   std::span<const SlotSpec> slots() const { return slots_; }
   const BucketPlan& plan() const { return plan_; }
-  /// Of a bucket; nothing before there is one.
-  std::optional<std::size_t> bytes_of(std::size_t bucket) const {
-    return bucket < plan_.buckets.size() ? std::optional(plan_.buckets[bucket].bytes) : std::nullopt;
+  /// CommHook::bytes_sent() of an allreduce of two bytes for each element and `more` bytes; nothing before there are
+  /// buckets.
+  std::optional<double> bytes_sent_as_halves(std::size_t bucket, int ranks, std::size_t more = 0) const {
+    if (bucket >= plan_.buckets.size()) return std::nullopt;
+    return bytes_sent_by_all_reduce(static_cast<double>(plan_.buckets[bucket].bytes / 2 + more), ranks);
   }
   /// Where `slot` begins in its bucket, in elements.
   std::size_t begin_of(std::size_t slot) const {

@@ -2,11 +2,9 @@
 
 #include <fnmatch.h>
 
-#include <cxxabi.h>
-
-#include <cstdlib>
 #include <typeinfo>
 
+#include "base/backtrace.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -28,11 +26,7 @@ std::vector<std::size_t> find_parameters(const std::vector<NamedParameter>& para
 }
 
 std::string Module::type_name() const {
-  const char* const mangled = typeid(*this).name();
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
-                                                     std::free);
-  const std::string name = status == 0 ? known.get() : mangled;
+  const std::string name = demangled(typeid(*this).name());
   const auto space = name.rfind("::");
   return space == std::string::npos ? name : name.substr(space + 2);
 }
