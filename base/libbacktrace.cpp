@@ -27,10 +27,14 @@ void take_name(void* into, std::uintptr_t, const char* name, std::uintptr_t begi
 
 Symbol symbol_at(std::uintptr_t address) {
   static backtrace_state* const state = ::backtrace_create_state(nullptr, /*threaded=*/0, ignore_error, nullptr);
-  Symbol symbol;
+  Symbol symbol, whole;
   if (state == nullptr) return symbol;
   ::backtrace_pcinfo(state, address, take_line, ignore_error, &symbol);
-  if (symbol.name.empty()) ::backtrace_syminfo(state, address, take_name, ignore_error, &symbol);
+  // Without debug information that has the same name, and not where the function begins. One that is inlined begins
+  // nowhere.
+  ::backtrace_syminfo(state, address, take_name, ignore_error, &whole);
+  if (symbol.name.empty()) symbol.name = whole.name;
+  if (symbol.name == whole.name) symbol.begin = whole.begin;
   return symbol;
 }
 
