@@ -3,7 +3,7 @@ set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
 #               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
-#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA | GPU | CUDA [LAZY]] [TIMEOUT s] [LABELS …])
+#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA [LATE] | GPU | CUDA [LAZY]] [TIMEOUT s] [LABELS …])
 #
 # One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
 # same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
@@ -23,9 +23,9 @@ set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 # from files that are compiled once: neither kind of GPU is seen in them. LAZY adds an entry in software whose streams run
 # as late as they may (NAME_test.lazy): for tests in which the order of streams, copies and events, or what the host reads
 # and frees meanwhile, can be wrong; not for kernels that one stream runs and whose results are compared with the CPU's.
-# All are left out of builds without CUDA.
+# With LATE the streams of ranks run some time later, by themselves. All are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
+  cmake_parse_arguments(T "SOFT_CUDA;LATE;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
                         "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
   if(T_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
@@ -238,6 +238,10 @@ function(lockstep_ranks_entries)
         continue()  # a world of one has nothing to move on
       endif()
       set(processors ${n})
+      set(environment "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
+      if(T_LATE)
+        list(APPEND environment LOCKSTEP_SOFT_STREAMS=late)
+      endif()
       if("fault" IN_LIST T_LABELS)
         set(processors 1)
         if(n GREATER 1 AND kind MATCHES "^(inline|thread)$|-mpi$")
@@ -260,7 +264,7 @@ function(lockstep_ranks_entries)
                          --gtest_filter=${chosen})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" PROCESSORS ${processors}
                                                  FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}"
-                                                 ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
+                                                 ENVIRONMENT "${environment}")
         if(T_GPU)
           set_tests_properties(${entry} PROPERTIES SKIP_RETURN_CODE 77)
         endif()

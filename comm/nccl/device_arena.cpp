@@ -51,7 +51,9 @@ void DeviceArena::check_size(std::size_t bytes) {
 
 std::unique_ptr<DeviceArena> DeviceArena::allocate(std::size_t bytes, std::shared_ptr<Communicator> communicator) {
   if (bytes == 0)
-    return std::unique_ptr<DeviceArena>(new DeviceArena(nullptr, 0, Source::kNone, std::move(communicator)));
+    return std::unique_ptr<DeviceArena>(new DeviceArena(nullptr, 0, Source::kNone, 0, std::move(communicator)));
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current GPU");
   Source source = Source::kCuda;
   std::byte* data = nullptr;
   if (communicator != nullptr) {
@@ -68,7 +70,7 @@ std::unique_ptr<DeviceArena> DeviceArena::allocate(std::size_t bytes, std::share
   }
   if (data == nullptr) data = take_from_cuda(bytes);
   if (data == nullptr) throw_no_memory(bytes);
-  auto arena = std::unique_ptr<DeviceArena>(new DeviceArena(data, bytes, source, std::move(communicator)));
+  auto arena = std::unique_ptr<DeviceArena>(new DeviceArena(data, bytes, source, device, std::move(communicator)));
   const CudaStream stream;
   check_cuda(cudaMemsetAsync(data, 0, bytes, stream.get()), "zeroing memory");
   stream.synchronize();
@@ -101,6 +103,11 @@ void DeviceArena::deregister() {
 DeviceArena::~DeviceArena() {
   if (!detach() || source_ == Source::kNone) return;
   if (communicator_ != nullptr && communicator_->state() == Communicator::State::kAborted) return;
+  // Its operations are over. What others were given to do with it may not be: optimizers, copies out of it, streams of
+  // a program's own. NCCL unmaps at once, and that cudaFree() waits for the GPU is nowhere promised. Whoever reads it
+  // is not known to the group, so it is all of the GPU that is waited for, once in an arena's life. After an error of
+  // the GPU nothing can be freed any more.
+  if (cudaSetDevice(device_) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return;
   deregister();
   // Whatever these say: nobody can do anything about it here.
   if (source_ == Source::kNccl)

@@ -14,8 +14,9 @@ namespace lockstep::comm {
 void check_device(int device);
 
 /// Memory of the current GPU. It is from NCCL, and registered where NCCL can do without copies of it, if there is a
-/// communicator; from CUDA otherwise. Freed with the arena, unless operations on it may be under way or the
-/// communicator was aborted: then kernels, here or on other GPUs, may still be at it until this process ends.
+/// communicator; from CUDA otherwise. Freed with the arena, when the GPU has done all that it was given, unless
+/// operations on it may be under way or the communicator was aborted: then kernels, here or on other GPUs, may still be
+/// at it until this process ends.
 class DeviceArena final : public Arena {
  public:
   /// Throws std::bad_alloc for a size that no GPU can have.
@@ -30,11 +31,12 @@ class DeviceArena final : public Arena {
 
  private:
   enum class Source { kNone, kCuda, kNccl };
-  DeviceArena(std::byte* data, std::size_t bytes, Source source, std::shared_ptr<Communicator> communicator)
-      : Arena(data, bytes), source_(source), communicator_(std::move(communicator)) {}
+  DeviceArena(std::byte* data, std::size_t bytes, Source source, int device, std::shared_ptr<Communicator> communicator)
+      : Arena(data, bytes), source_(source), device_(device), communicator_(std::move(communicator)) {}
   void register_it();
 
   Source source_;
+  int device_;
   std::shared_ptr<Communicator> communicator_;
   void* registration_ = nullptr;
 };

@@ -1,4 +1,7 @@
 // Memory of the soft device, pinned memory and copies.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -94,13 +97,15 @@ void check_margins(const std::byte* data, const Range& range) {
   std::abort();
 }
 
-void drop_range(std::map<const std::byte*, Range>::iterator at) {
+// Its memory, which is the caller's to free.
+std::byte* forget_range(std::map<const std::byte*, Range>::iterator at) {
   check_margins(at->first, at->second);
   if (at->second.kind == Kind::kDevice) used_bytes[static_cast<std::size_t>(at->second.device)] -= at->second.bytes;
   if (at->second.pool != nullptr)
     if (const auto pool = pools.find(at->second.pool); pool != pools.end()) pool->second->used -= at->second.bytes;
-  std::free(at->second.whole);
+  std::byte* const whole = at->second.whole;
   ranges.erase(at);
+  return whole;
 }
 
 cudaError_t allocate(void** out, std::size_t bytes, cudaMemPool_t pool) {
@@ -203,7 +208,7 @@ cudaError_t free_now(void* data) {
   const Guard guard(machine_mutex());
   const auto at = ranges.find(bytes_of(data));
   if (at == ranges.end() || at->second.kind != Kind::kDevice) return noted(cudaErrorInvalidValue);
-  drop_range(at);
+  std::free(forget_range(at));
   return cudaSuccess;
 }
 
@@ -221,6 +226,19 @@ std::optional<Extent> extent_of(const void* at) {
   const std::byte* const end = range.whole != nullptr ? range.whole + range.whole_bytes : found->first + range.bytes;
   if (bytes_of(at) >= end) return std::nullopt;
   return Extent{reinterpret_cast<std::uintptr_t>(found->first), range.bytes};
+}
+
+void unmap(void* data) {
+  const Guard guard(machine_mutex());
+  const auto at = ranges.find(bytes_of(data));
+  if (at == ranges.end() || at->second.kind != Kind::kDevice) throw KernelFault("unmapping what is no device memory");
+  const std::size_t bytes = at->second.whole_bytes;
+  std::byte* const whole = forget_range(at);
+  // Kernels and copies are refused by their address; what goes past them, such as a collective, faults.
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = (reinterpret_cast<std::uintptr_t>(whole) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(whole) + bytes) / page * page;
+  if (first < end) mprotect(reinterpret_cast<void*>(first), end - first, PROT_NONE);
 }
 
 void count_memory(Counts& counts) {
@@ -354,7 +372,7 @@ cudaError_t cudaFreeHost(void* data) {
   if (data == nullptr) return cudaSuccess;
   const auto at = ranges.find(bytes_of(data));
   if (at == ranges.end() || at->second.kind != Kind::kPinned) return noted(cudaErrorInvalidValue);
-  drop_range(at);
+  std::free(forget_range(at));
   return cudaSuccess;
 }
 
@@ -428,4 +446,23 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
   return set_in(stream, data, value, bytes);
+}
+
+cudaError_t cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                              cudaStream_t stream) {
+  if (width == 0 || height == 0) return cudaSuccess;
+  if (width > pitch) return noted(cudaErrorInvalidPitchValue);
+  auto* const first = static_cast<std::byte*>(data);
+  const std::size_t bytes = (height - 1) * pitch + width;
+  {
+    const Guard guard(machine_mutex());
+    if (!is_device(data, bytes)) return noted(cudaErrorInvalidValue);
+  }
+  return submit(stream, [=] {
+    {
+      const Guard guard(machine_mutex());
+      if (!is_device(data, bytes)) throw KernelFault("a memset of memory that was freed before it ran");
+    }
+    for (std::size_t row = 0; row < height; ++row) std::memset(first + row * pitch, value, width);
+  });
 }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "block.h"
@@ -50,7 +51,8 @@ cudaError_t check_device(int device) {
 
 Streams streams_by_default() {
   const char* const given = std::getenv("LOCKSTEP_SOFT_STREAMS");
-  return given != nullptr && std::strcmp(given, "lazy") == 0 ? Streams::kLazy : Streams::kEager;
+  const std::string_view streams = given != nullptr ? given : "";
+  return streams == "lazy" ? Streams::kLazy : streams == "late" ? Streams::kLate : Streams::kEager;
 }
 
 bool lazy_loading_by_default() {

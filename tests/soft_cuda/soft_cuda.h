@@ -37,10 +37,11 @@ enum class Streams {
   kEager,    // at once: no order between streams can be wrong
   kLazy,     // as late as allowed, when somebody waits for it: who forgets to wait finds old or poisoned bytes
   kThreads,  // by a thread of each stream, as a GPU does it; but for the default streams, which are lazy
+  kLate,     // likewise, but some time later unless somebody waits: for ranks, who wait for each other's streams
 };
 
 /// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs the tests of lockstep_test(… CUDA LAZY) both
-/// ways.
+/// ways. kLate where it says late: so it runs those of lockstep_test(… SOFT_CUDA LATE).
 Streams streams_by_default();
 
 /// What LOCKSTEP_SOFT_SEED says; another one in each process. A process that fails prints it, and so does KernelFault.
@@ -92,6 +93,10 @@ struct Counts {
   std::uint64_t early_returns = 0;       // threads that had returned when the others of their block were at a barrier
 };
 Counts counts();
+
+/// Gives back what cudaMalloc() gave without waiting for anything, as NCCL does with its own: what streams still do
+/// with it is a fault, and no later allocation has its addresses.
+void unmap(void* data);
 
 /// Gives a stream anything: `work` runs in its order, on the thread that makes it run.
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);

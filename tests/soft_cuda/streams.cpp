@@ -19,6 +19,8 @@
 namespace lockstep::soft_cuda {
 namespace {
 
+constexpr auto kLate = std::chrono::milliseconds(3);
+
 using Work = std::function<void()>;
 
 // Nodes of a graph, by their index.
@@ -51,8 +53,9 @@ struct Stream {
   std::weak_ptr<Graph> last_capture;
   Nodes last;  // of it: what is captured next comes after these
   std::thread worker;
-  bool ends = false;     // the worker's
-  bool is_made = false;  // not a default stream
+  std::uint64_t wanted = 0;  // so much of it somebody waits for
+  bool ends = false;         // the worker's
+  bool is_made = false;      // not a default stream
 };
 
 struct Event {
@@ -67,7 +70,8 @@ struct Event {
 };
 
 std::recursive_mutex mutex;
-std::condition_variable_any changed;
+// Threads of streams that nobody destroys wait for it when the process ends.
+std::condition_variable_any& changed = *new std::condition_variable_any;
 std::unordered_map<const void*, std::shared_ptr<Stream>> streams;
 std::unordered_map<const void*, std::unique_ptr<Event>> events;
 std::unordered_map<const void*, std::shared_ptr<Graph>> graphs;
@@ -124,12 +128,23 @@ void work_by_itself(const std::shared_ptr<Stream>& stream) {
   for (;;) {
     changed.wait(lock, [&] { return stream->ends || !stream->queue.empty(); });
     if (stream->queue.empty()) return;
+    if (machine().streams == Streams::kLate)
+      changed.wait_for(lock, kLate, [&] { return stream->ends || stream->wanted > stream->done; });
+    if (stream->queue.empty()) continue;
     run_first(lock, stream);
   }
 }
 
+// Whoever runs it need not be late any more.
+void want(const std::shared_ptr<Stream>& stream, std::uint64_t position) {
+  if (stream->wanted >= position) return;
+  stream->wanted = position;
+  changed.notify_all();
+}
+
 // Runs the queue until `position` of it is done, or waits for whoever does.
 void run_until(Lock& lock, const std::shared_ptr<Stream>& stream, std::uint64_t position) {
+  want(stream, position);
   while (stream->done < position) {
     if (stream->runs || stream->worker.joinable())
       changed.wait(lock);
@@ -185,7 +200,8 @@ cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work,
   }
   stream->queue.push_back(std::move(work));
   ++stream->submitted;
-  if (machine().streams == Streams::kThreads && !stream->worker.joinable() && stream->is_made)
+  const bool by_threads = machine().streams == Streams::kThreads || machine().streams == Streams::kLate;
+  if (by_threads && !stream->worker.joinable() && stream->is_made)
     stream->worker = std::thread([stream] { work_by_itself(stream); });
   changed.notify_all();
   if (machine().streams == Streams::kEager) run_until(lock, stream, stream->submitted);
@@ -353,6 +369,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (found->capture != nullptr) return broken(found->capture);
   if (found->done == found->submitted) return cudaSuccess;
+  want(found, found->submitted);
   if (!found->runs && !found->worker.joinable()) run_until(lock, found, found->done + 1);
   return noted(cudaErrorNotReady);  // as the real one does, though it is none
 }
@@ -435,6 +452,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (mark->capture != nullptr) return noted(cudaErrorCapturedEvent);
   const auto stream = mark->stream;
   if (stream == nullptr || stream->done >= mark->position) return cudaSuccess;
+  want(stream, mark->position);
   if (!stream->runs && !stream->worker.joinable()) run_until(lock, stream, stream->done + 1);
   return noted(cudaErrorNotReady);
 }

@@ -447,7 +447,7 @@ ncclResult_t comm_abort(ncclComm_t handle) {
 
 // ---- Memory ----
 
-// NCCL's is page-aligned.
+// NCCL's is page-aligned, and ncclMemFree() unmaps it without waiting for anything.
 ncclResult_t mem_alloc(void** made, std::size_t bytes) {
   const std::lock_guard lock(mutex);
   if (the_script.mem_alloc != ncclSuccess) return the_script.mem_alloc;
@@ -465,7 +465,7 @@ ncclResult_t mem_free(void* made) {
   const std::lock_guard lock(mutex);
   const auto found = memory.find(made);
   if (found == memory.end()) return ncclInvalidArgument;
-  static_cast<void>(cudaFree(found->second));
+  soft_cuda::unmap(found->second);
   memory.erase(found);
   --counted.allocations;
   return ncclSuccess;
