@@ -22,6 +22,7 @@ import resource
 import shlex
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -278,6 +279,9 @@ def main():
     codes, failed = collections.Counter(), 0
     with tempfile.TemporaryDirectory(prefix="lockstep-invocations-") as directory:
         os.chmod(directory, 0o755)
+        if any(not parent.stat().st_mode & stat.S_IXOTH for parent in program.parents):
+            # Some invocations are another user's, who does not get to it.
+            program = pathlib.Path(shutil.copy(program, directory))
         trial = Trial(program, pathlib.Path(directory), given.seed)
         if given.only is not None:
             *_, found = trial.altered(given.only, show=True)
