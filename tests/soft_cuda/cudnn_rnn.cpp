@@ -3,10 +3,12 @@
 #include "tests/soft_cuda/cudnn_rnn.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/dtype.h"
@@ -39,6 +41,8 @@ struct Rnn {
   cudnnRNNMode_t mode{};
   std::int64_t inputs = 0, width = 0;
   bool scattered = false;
+  int algorithm = 0;
+  int built_for = 0;  // samples, where kernels are compiled
 
   std::int64_t gates() const { return mode == CUDNN_LSTM ? 4 : mode == CUDNN_GRU ? 3 : 1; }
   std::int64_t matrices() const { return 2 * gates(); }
@@ -125,7 +129,7 @@ cudnnStatus_t dropout_set(cudnnDropoutDescriptor_t desc, cudnnHandle_t handle, f
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t rnn_set(cudnnRNNDescriptor_t desc, cudnnRNNAlgo_t, cudnnRNNMode_t mode, cudnnRNNBiasMode_t bias,
+cudnnStatus_t rnn_set(cudnnRNNDescriptor_t desc, cudnnRNNAlgo_t algorithm, cudnnRNNMode_t mode, cudnnRNNBiasMode_t bias,
                       cudnnDirectionMode_t direction, cudnnRNNInputMode_t input, cudnnDataType_t type,
                       cudnnDataType_t math, cudnnMathType_t, std::int32_t inputs, std::int32_t width,
                       std::int32_t projection, std::int32_t layers, cudnnDropoutDescriptor_t dropout,
@@ -137,7 +141,14 @@ cudnnStatus_t rnn_set(cudnnRNNDescriptor_t desc, cudnnRNNAlgo_t, cudnnRNNMode_t 
     return CUDNN_STATUS_BAD_PARAM;
   const std::lock_guard lock(rnn_mutex);
   if (type == CUDNN_DATA_BFLOAT16 && rnn_settings.version < 91300) return CUDNN_STATUS_NOT_SUPPORTED;
-  as<Rnn>(desc) = {type, mode, inputs, width, rnn_settings.scattered};
+  if ((rnn_settings.algorithms >> algorithm & 1) == 0) return CUDNN_STATUS_NOT_SUPPORTED;
+  as<Rnn>(desc) = {type, mode, inputs, width, rnn_settings.scattered, algorithm};
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t rnn_build_dynamic(cudnnHandle_t handle, cudnnRNNDescriptor_t desc, int samples) {
+  if (handle == nullptr || as<Rnn>(desc).algorithm != CUDNN_RNN_ALGO_PERSIST_DYNAMIC) return CUDNN_STATUS_BAD_PARAM;
+  as<Rnn>(desc).built_for = samples;
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -250,7 +261,8 @@ bool described(const Layer& layer, cudnnRNNDataDescriptor_t x, cudnnRNNDataDescr
          is(xs.width, layer.rnn.inputs) && is(ys.width, layer.width) && is(ys.samples, layer.samples) &&
          is(ys.steps, layer.steps) && s.dims == std::vector<int>{1, xs.samples, ys.width} &&
          s.strides == std::vector<int>{xs.samples * ys.width, ys.width, 1} && weights == layer.rnn.space() &&
-         workspace >= kWorkspace;
+         workspace >= kWorkspace &&
+         (layer.rnn.algorithm != CUDNN_RNN_ALGO_PERSIST_DYNAMIC || layer.rnn.built_for == xs.samples);
 }
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
@@ -318,12 +330,20 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
       !described(layer, x_desc, y_desc, c_desc, weight_bytes, workspace_bytes) || workspace == nullptr ||
       (training && reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc))))
     return CUDNN_STATUS_BAD_PARAM;
+  bool slow = false;
+  double off = 0.0;
   {
     const std::lock_guard lock(rnn_mutex);
+    if (rnn_settings.refusing >> layer.rnn.algorithm & 1) return CUDNN_STATUS_NOT_SUPPORTED;
     ++rnn_counted.forwards;
+    rnn_counted.last_algorithm = layer.rnn.algorithm;
+    slow = rnn_settings.slow >> layer.rnn.algorithm & 1;
+    // One unit in the last place of a bf16: of the first result, every other time.
+    if (rnn_settings.unrepeatable >> layer.rnn.algorithm & 1) off = rnn_counted.forwards % 2 == 0 ? 0x1p-8 : 0.0;
     if (layer.rnn.type == CUDNN_DATA_BFLOAT16) ++rnn_counted.bf16;
   }
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
+    if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     std::memset(workspace, 0xee, kWorkspace);
     const Numbers x = layer.numbers(x_data), y = layer.numbers(y_data), h_first = layer.numbers(hx),
                   c_first = layer.numbers(cx), h_last = layer.numbers(hy), c_last = layer.numbers(cy);
@@ -361,6 +381,7 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
         if (c_last) c_last.set(b * width + u, c[at(u)]);
       }
     }
+    if (off != 0.0) y.set(0, y.get(0) * (1.0 + off));
   });
   return error == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
@@ -508,6 +529,7 @@ const CudnnRnn& cudnn_rnn() {
       .rnn_create = create<Rnn, cudnnRNNDescriptor_t>,
       .rnn_destroy = destroy<Rnn, cudnnRNNDescriptor_t>,
       .rnn_set = rnn_set,
+      .rnn_build_dynamic = rnn_build_dynamic,
       .data_create = create<Data, cudnnRNNDataDescriptor_t>,
       .data_destroy = destroy<Data, cudnnRNNDataDescriptor_t>,
       .data_set = data_set,

@@ -11,6 +11,9 @@ struct CudnnRnnSettings {
   /// Weights lie in reverse, with gaps that hold what nobody has written; otherwise all in one row, as cuDNN has them
   /// on the GPUs that there are.
   bool scattered = true;
+  /// By cudnnRNNAlgo_t, a bit each: those that there are; those that refuse to run; those that leave other bits each
+  /// time; those that are slow.
+  std::uint32_t algorithms = 1, refusing = 0, unrepeatable = 0, slow = 0;
 };
 
 /// For plans that are made from now on.
@@ -20,6 +23,7 @@ struct CudnnRnnCounts {
   std::int64_t live = 0;  // handles and descriptors
   std::uint64_t forwards = 0, backwards = 0, weight_gradients = 0;
   std::uint64_t bf16 = 0;  // forwards of that type
+  int last_algorithm = 0;  // cudnnRNNAlgo_t
 };
 CudnnRnnCounts cudnn_rnn_counts();
 

@@ -87,10 +87,11 @@ RnnPlan::RnnPlan(const RnnProblem& problem)
       y_(make_descriptor(cudnn_rnn().data_create, cudnn_rnn().data_destroy)),
       state_(make_descriptor(cudnn_rnn().tensor_create, cudnn_rnn().tensor_destroy)) {}
 
-std::optional<RnnPlan> RnnPlan::make(cudnnHandle_t handle, const RnnProblem& problem, CachingAllocator& allocator) {
+std::optional<RnnPlan> RnnPlan::make(cudnnHandle_t handle, const RnnProblem& problem, CachingAllocator& allocator,
+                                     const RnnAlgorithm& algorithm) {
   if (problem.dtype == DType::kBF16 && cudnn_rnn().version() < kVersionWithBf16) return std::nullopt;
   RnnPlan plan(problem);
-  if (!plan.describe_to(handle)) return std::nullopt;
+  if (!plan.describe_to(handle, algorithm)) return std::nullopt;
   // cuDNN only gives addresses in a weight space.
   const Tensor space = Tensor::empty(allocator, {static_cast<std::int64_t>(plan.weight_bytes_)}, DType::kU8);
   plan.find_weights(handle, static_cast<std::byte*>(space.raw()));
@@ -101,9 +102,8 @@ std::optional<RnnPlan> RnnPlan::make(cudnnHandle_t handle, const RnnProblem& pro
 // Each layer and direction is one of cuDNN's layers of its own: dropout between them is ours, which does not depend on
 // how samples are shared out among ranks. Sequences are all of one length, batch outermost, which cuDNN calls unpacked
 // and takes with CUDNN_RNN_PADDED_IO_ENABLED alone; since 8.9.1 it reads their lengths on the host, where ours are not
-// (rnn_steps.h). The standard algorithm: the
-// persistent ones take fewer shapes, and differ between forward and backward in which.
-bool RnnPlan::describe_to(cudnnHandle_t handle) {
+// (rnn_steps.h). Which algorithm is taken: Note [Recurrent algorithms] in rnn.cpp.
+bool RnnPlan::describe_to(cudnnHandle_t handle, const RnnAlgorithm& algorithm) {
   const CudnnRnn& cudnn = cudnn_rnn();
   const RnnProblem& p = problem_;
   const std::string what = p.describe();
@@ -112,9 +112,11 @@ bool RnnPlan::describe_to(cudnnHandle_t handle) {
   check_cudnn_rnn(cudnn.dropout_set(dropout_.get(), handle, 0.0f, nullptr, 0, 0), what);
   const bool exact = p.dtype == DType::kF32 && !p.tf32;
   cudnnStatus_t status =
-      cudnn.rnn_set(rnn_.get(), CUDNN_RNN_ALGO_STANDARD, mode_of(p.cell), CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
+      cudnn.rnn_set(rnn_.get(), algorithm.native, mode_of(p.cell), CUDNN_RNN_DOUBLE_BIAS, CUDNN_UNIDIRECTIONAL,
                     CUDNN_LINEAR_INPUT, native(p.dtype), CUDNN_DATA_FLOAT, exact ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH,
                     inputs, width, width, 1, dropout_.get(), CUDNN_RNN_PADDED_IO_ENABLED);
+  if (status == CUDNN_STATUS_SUCCESS && algorithm.native == CUDNN_RNN_ALGO_PERSIST_DYNAMIC)
+    status = cudnn.rnn_build_dynamic(handle, rnn_.get(), samples);
   const std::vector<int> lengths(static_cast<std::size_t>(samples), steps);
   if (status == CUDNN_STATUS_SUCCESS)
     status = cudnn.data_set(x_.get(), native(p.dtype), CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED, steps, samples,
@@ -132,6 +134,9 @@ bool RnnPlan::describe_to(cudnnHandle_t handle) {
                               x_.get(), &workspace_bytes_, &reserve_bytes);
   if (p.training) reserve_bytes_ = reserve_bytes;
   if (status == CUDNN_STATUS_SUCCESS) status = cudnn.weight_space(handle, rnn_.get(), &weight_bytes_);
+  // Of the standard algorithm f32 always is; what else it has against others is no error, since nobody needs those.
+  const bool standard = algorithm.native == CUDNN_RNN_ALGO_STANDARD;
+  if (status != CUDNN_STATUS_SUCCESS && !standard) return false;
   if (status == CUDNN_STATUS_NOT_SUPPORTED && p.dtype != DType::kF32) return false;
   check_cudnn_rnn(status, what);
   return true;

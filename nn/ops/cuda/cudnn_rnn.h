@@ -3,6 +3,7 @@
 
 #include <cudnn.h>
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ struct CudnnRnn {
   decltype(&::cudnnCreateRNNDescriptor) rnn_create = nullptr;
   decltype(&::cudnnDestroyRNNDescriptor) rnn_destroy = nullptr;
   decltype(&::cudnnSetRNNDescriptor_v8) rnn_set = nullptr;
+  decltype(&::cudnnBuildRNNDynamic) rnn_build_dynamic = nullptr;
   decltype(&::cudnnCreateRNNDataDescriptor) data_create = nullptr;
   decltype(&::cudnnDestroyRNNDataDescriptor) data_destroy = nullptr;
   decltype(&::cudnnSetRNNDataDescriptor) data_set = nullptr;
@@ -59,6 +61,18 @@ template <class Pointer>
 using CudnnOwner = std::unique_ptr<std::remove_pointer_t<Pointer>, cudnnStatus_t (*)(Pointer)>;
 /// For this thread's GPU, in `stream`.
 CudnnOwner<cudnnHandle_t> make_cudnn_rnn_handle(StreamView stream);
+
+/// What cuDNN can do a layer by: kernels for each step, or ones that keep the weights on the multiprocessors through
+/// all steps, of which each takes some shapes. Their numbers are cuDNN's.
+struct RnnAlgorithm {
+  cudnnRNNAlgo_t native;
+  const char* name;
+};
+inline constexpr std::array<RnnAlgorithm, 4> kRnnAlgorithms = {
+    {{CUDNN_RNN_ALGO_STANDARD, "standard"},
+     {CUDNN_RNN_ALGO_PERSIST_STATIC, "persistent"},
+     {CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H, "persistent, few features"},
+     {CUDNN_RNN_ALGO_PERSIST_DYNAMIC, "persistent, compiled"}}};
 
 /// A layer as in rnn.h from the first step to the last, as cuDNN is asked for it. Nothing is empty.
 struct RnnProblem {
@@ -100,9 +114,10 @@ struct RnnArrays {
 /// All descriptors of a layer for cuDNN. Running it queries the library for nothing and allocates nothing of ours.
 class RnnPlan {
  public:
-  /// Nothing where this cuDNN does not compute in the problem's type. `allocator` provides memory while it is made.
-  /// Throws CudaError.
-  static std::optional<RnnPlan> make(cudnnHandle_t handle, const RnnProblem& problem, CachingAllocator& allocator);
+  /// Nothing where this cuDNN does not compute in the problem's type, or not by this algorithm, as far as it says so
+  /// before it runs. `allocator` provides memory while it is made. Throws CudaError.
+  static std::optional<RnnPlan> make(cudnnHandle_t handle, const RnnProblem& problem, CachingAllocator& allocator,
+                                     const RnnAlgorithm& algorithm = kRnnAlgorithms[0]);
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   std::size_t reserve_bytes() const { return reserve_bytes_; }
@@ -118,7 +133,7 @@ class RnnPlan {
 
  private:
   explicit RnnPlan(const RnnProblem& problem);
-  bool describe_to(cudnnHandle_t handle);
+  bool describe_to(cudnnHandle_t handle, const RnnAlgorithm& algorithm);
   void find_weights(cudnnHandle_t handle, std::byte* space);
 
   RnnProblem problem_;

@@ -31,6 +31,7 @@ struct OpenedCudnnRnn {
     library.bind(functions.rnn_create, "cudnnCreateRNNDescriptor");
     library.bind(functions.rnn_destroy, "cudnnDestroyRNNDescriptor");
     library.bind(functions.rnn_set, "cudnnSetRNNDescriptor_v8");
+    library.bind(functions.rnn_build_dynamic, "cudnnBuildRNNDynamic");
     library.bind(functions.data_create, "cudnnCreateRNNDataDescriptor");
     library.bind(functions.data_destroy, "cudnnDestroyRNNDataDescriptor");
     library.bind(functions.data_set, "cudnnSetRNNDataDescriptor");

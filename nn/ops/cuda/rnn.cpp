@@ -1,12 +1,19 @@
 #include "lockstep/nn/ops/rnn.h"
 
 #include <array>
+#include <cstdint>
+#include <limits>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
+#include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"
 #include "nn/ops/cuda/rnn_steps.h"
@@ -28,6 +35,97 @@ struct WeightSpace {
   Tensor memory;
   std::array<std::uint64_t, 4> versions = {};
   DType dtype = DType::kF32;
+};
+
+// Note [Recurrent algorithms]
+// The standard algorithm starts several kernels for each step, hundreds for a layer; persistent ones keep the weights
+// on the multiprocessors and start a few. Which of them takes a shape, cuDNN says in part when it is asked and in part
+// when it runs, and which is the fastest depends on all sizes. So where kernels are timed (Note [Autotuning]), the
+// first pass of a shape that is trained tries all of them, forward and backward together, since both share a reserve
+// space; in inference, whose shapes are many, it is the standard one. One that fails is left out, and so is one that
+// leaves other bits the second time, unless that was allowed (Context::deterministic): no list of cuDNN's says which
+// do.
+//
+// Persistent kernels need all their blocks on the GPU at once. A collective beside them may hold multiprocessors until
+// the other ranks have begun theirs; they have, or they will without waiting for this kernel: gradients are ready on
+// all ranks in one order.
+class RnnTrial {
+ public:
+  RnnTrial(Context& context, cudnnHandle_t handle, const RnnProblem& problem)
+      : context_(context),
+        handle_(handle),
+        problem_(problem),
+        x_(numbers({problem.samples, problem.steps, problem.inputs})),
+        dy_(numbers({problem.samples, problem.steps, problem.width})),
+        y_(Tensor::empty(context.allocator, dy_.shape(), problem.dtype)),
+        dx_(Tensor::empty(context.allocator, x_.shape(), problem.dtype)) {}
+
+  /// Of both passes; infinity where it cannot be taken.
+  double seconds(const RnnAlgorithm& algorithm) {
+    try {
+      const auto plan = RnnPlan::make(handle_, problem_, context_.allocator, algorithm);
+      if (!plan) return kNever;
+      weights_ = numbers({static_cast<std::int64_t>(plan->weight_bytes() / size_of(problem_.dtype))});
+      gradients_ = bytes(plan->weight_bytes());
+      workspace_ = bytes(plan->workspace_bytes());
+      reserve_ = bytes(plan->reserve_bytes());
+      if (context_.deterministic && results_of(*plan) != results_of(*plan)) {
+        log_debug("cuDNN's {} algorithm for {} leaves other bits each time", algorithm.name, problem_.describe());
+        return kNever;
+      }
+      return seconds_of(context_, [&] { run(*plan); });
+    } catch (const CudaError& error) {
+      log_debug("cuDNN's {} algorithm does not take {}: {}", algorithm.name, problem_.describe(), error.what());
+      return kNever;
+    }
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  Tensor bytes(std::size_t count) {
+    return Tensor::empty(context_.allocator, {static_cast<std::int64_t>(count)}, DType::kU8);
+  }
+  // Between -1/8 and 1/8, no two neighbours alike.
+  Tensor numbers(const Shape& shape) {
+    std::vector<float> values(static_cast<std::size_t>(shape.count()));
+    std::uint32_t state = 1;
+    for (float& value : values) {
+      state = state * 1664525u + 1013904223u;  // Knuth's and Lewis' generator
+      value = static_cast<float>(static_cast<std::int32_t>(state)) * 0x1p-34f;
+    }
+    return upload_as(context_, values, problem_.dtype).reshaped(shape);
+  }
+
+  void run(const RnnPlan& plan) {
+    const RnnArrays arrays = {.x = x_.raw(),
+                              .y = y_.raw(),
+                              .dy = dy_.raw(),
+                              .dx = dx_.raw(),
+                              .weights = weights_.raw(),
+                              .workspace = workspace_.raw(),
+                              .reserve = reserve_.raw()};
+    plan.forward(handle_, arrays);
+    plan.backward_data(handle_, arrays);
+    check_cuda(cudaMemsetAsync(gradients_.raw(), 0, gradients_.bytes(), native(context_.stream)), "clearing gradients");
+    plan.backward_weights(handle_, arrays, gradients_.raw());
+  }
+
+  std::vector<std::byte> results_of(const RnnPlan& plan) {
+    run(plan);
+    std::vector<std::byte> all;
+    for (const Tensor* const one : {&y_, &dx_, &gradients_}) {
+      const std::size_t before = all.size();
+      all.resize(before + one->bytes());
+      copy_to_host(context_, *one, std::span(all).subspan(before));
+    }
+    return all;
+  }
+
+  Context& context_;
+  cudnnHandle_t handle_;
+  RnnProblem problem_;
+  Tensor x_, dy_, y_, dx_, weights_, gradients_, workspace_, reserve_;
 };
 
 class CudaRnn final : public RnnKernels {
@@ -124,6 +222,7 @@ class CudaRnn final : public RnnKernels {
   struct Held {
     RnnPlan plan;
     DType dtype;  // that cuDNN computes in: f32 also for bf16, where it does not know that
+    std::size_t algorithm = 0;
   };
 
   static std::array<const Tensor*, 4> all_of(const RnnWeights& weights) {
@@ -222,8 +321,34 @@ class CudaRnn final : public RnnKernels {
       made = RnnPlan::make(handle(), problem, context_.allocator);
     }
     LOCKSTEP_ASSERT(made.has_value(), "{}", problem.describe());
+    std::size_t algorithm = choose_algorithm(problem);
+    if (algorithm > 0) {
+      auto chosen = RnnPlan::make(handle(), problem, context_.allocator, kRnnAlgorithms[algorithm]);
+      if (chosen)
+        made = std::move(chosen);
+      else  // noted for another GPU of this name
+        algorithm = 0;
+    }
     ++context_.primitives_created;
-    return plans_.emplace(key, Held{std::move(*made), problem.dtype}).first->second;
+    return plans_.emplace(key, Held{std::move(*made), problem.dtype, algorithm}).first->second;
+  }
+
+  std::size_t choose_algorithm(const RnnProblem& problem) {
+    if (context_.choices == nullptr || !problem.training) return 0;
+    std::vector<std::string> names;
+    for (const RnnAlgorithm& algorithm : kRnnAlgorithms) names.emplace_back(algorithm.name);
+    std::optional<RnnTrial> trial;
+    try {
+      return choose_kernel(context_,
+                           fmt::format("cuDNN {}: {}{}{}", cudnn_rnn().version(), problem.describe(),
+                                       problem.tf32 ? ", tf32" : "", context_.deterministic ? "" : ", any order"),
+                           names, [&](std::size_t i) {
+                             if (!trial) trial.emplace(context_, handle(), problem);
+                             return trial->seconds(kRnnAlgorithms[i]);
+                           });
+    } catch (const OutOfMemoryError&) {  // for what is tried beside what there is
+      return 0;
+    }
   }
 
   static Tensor piece_of(const Tensor& space, const WeightPiece& piece, DType dtype) {
@@ -241,6 +366,7 @@ class CudaRnn final : public RnnKernels {
     key[3] = weights.w_hh.size(0);
     key[4] = weights.b_ih.defined() ? 1 : 0;
     key[5] = static_cast<std::int64_t>(held.dtype);
+    key[6] = static_cast<std::int64_t>(held.algorithm);
     WeightSpace& space = spaces_[key];
     if (!space.memory.defined()) {
       space.memory = bytes(held.plan.weight_bytes());
