@@ -237,15 +237,17 @@ bool rows_fit_packs(const AttentionSizes& sizes, std::initializer_list<const Hea
   return true;
 }
 
-/// Calls run(out, load) with the width of results that suits a head's, and how many elements are read at once.
+/// Calls run(out, load) with the width of results that suits a head's, and how many elements are read at once. Heads that
+/// are read one element at a time are slow anyway, and have one width of results.
 template <class F>
 void with_tile_widths(std::int64_t width, bool wide, F&& run) {
-  with_width<4>(wide, [&](auto load) {
-    if (width > 64)
-      run(std::integral_constant<int, 128>{}, load);
-    else
-      run(std::integral_constant<int, 64>{}, load);
-  });
+  using std::integral_constant;
+  if (!wide)
+    run(integral_constant<int, 64>{}, integral_constant<int, 1>{});
+  else if (width > 64)
+    run(integral_constant<int, 128>{}, integral_constant<int, 4>{});
+  else
+    run(integral_constant<int, 64>{}, integral_constant<int, 4>{});
 }
 
 }  // namespace lockstep::nn::cuda
