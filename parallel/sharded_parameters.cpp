@@ -86,7 +86,7 @@ void ShardedParameters::close() noexcept {
   try {
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (lifetimes_[i].alive())
-        parameters_[i].parameter->move_value(backend_.empty(parameters_[i].parameter->value().shape()));
+        parameters_[i].parameter->move_value(backend_.empty_parameter(parameters_[i].parameter->value().shape()));
   } catch (...) {
     static_cast<void>(arena_.release());  // without memory for them, where they are
     return;

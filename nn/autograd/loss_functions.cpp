@@ -68,7 +68,7 @@ Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, f
   tape.backend().loss().cross_entropy(logits.reshaped(rows), labels.reshaped({rows[0]}),
                                       LossScale(scale, tape.loss_scale()), smoothing, totals,
                                       dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
-  return finish(tape, outputs, std::move(totals), std::move(dlogits));
+  return finish(tape, outputs, std::move(totals), dlogits.with_zeros_between_rows());
 }
 
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {

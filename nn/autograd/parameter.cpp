@@ -15,7 +15,7 @@ const Tensor& Parameter::as(DType dtype) {
   if (dtype == value_.dtype()) return value();
   LOCKSTEP_ASSERT(is_half(dtype), "a parameter as {}", name_of(dtype));
   if (!copy_.defined() || copy_.dtype() != dtype) {
-    copy_ = backend_->empty(value_.shape(), dtype);
+    copy_ = backend_->empty_parameter(value_.shape(), dtype);
     copy_version_ = kNoVersion;
   }
   if (copy_version_ != version_) {

@@ -24,7 +24,7 @@ class Cnn final : public Module {
     x = conv1_.forward(tape, x, Epilogue::kRelu, kPool);
     x = conv2_.forward(tape, x, Epilogue::kRelu, kPool);
     x = fc1_.forward(tape, flatten(tape, x), Epilogue::kRelu);
-    return fc2_.forward(tape, x);
+    return fc2_.logits(tape, x);
   }
 
   std::string type_name() const override { return "Cnn"; }

@@ -9,7 +9,7 @@ class LinearModel final : public Module {
  public:
   LinearModel(Context& context, const ModelSpec& spec)
       : fc_(register_module("fc", std::make_unique<Linear>(context, features_of(spec), spec.classes))) {}
-  Var forward(Tape& tape, Var x) override { return fc_.forward(tape, flatten(tape, x)); }
+  Var forward(Tape& tape, Var x) override { return fc_.logits(tape, flatten(tape, x)); }
 
   std::string type_name() const override { return "LinearModel"; }
 

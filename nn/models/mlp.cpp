@@ -24,9 +24,8 @@ class Mlp final : public Module {
   }
   Var forward(Tape& tape, Var x) override {
     x = flatten(tape, x);
-    for (std::size_t i = 0; i < layers_.size(); ++i)
-      x = layers_[i]->forward(tape, x, i + 1 < layers_.size() ? Epilogue::kRelu : Epilogue::kNone);
-    return x;
+    for (std::size_t i = 0; i + 1 < layers_.size(); ++i) x = layers_[i]->forward(tape, x, Epilogue::kRelu);
+    return layers_.back()->logits(tape, x);
   }
 
   std::string type_name() const override { return "Mlp"; }

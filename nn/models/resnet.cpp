@@ -213,7 +213,7 @@ class ResNet final : public Module {
     for (Stage* stage : stages_) x = stage->forward(tape, x);
     const std::int64_t height = x.shape()[1], width = x.shape()[2];
     x = pool2d(tape, PoolKind::kAverage, x, {.kernel = {height, width}, .stride = {1, 1}, .padding = {0, 0}});
-    return fc_->forward(tape, flatten(tape, x));
+    return fc_->logits(tape, flatten(tape, x));
   }
 
   std::string type_name() const override { return "ResNet"; }

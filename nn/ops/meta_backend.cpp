@@ -205,6 +205,7 @@ class MetaBackend final : public Backend {
   LossKernels& loss() override { return loss_; }
   OptimKernels& optim() override { return optim_; }
   std::int64_t pitch_of(std::int64_t columns, DType dtype) const override { return like_.pitch_of(columns, dtype); }
+  std::int64_t zero_rows_of(const Shape& shape, DType dtype) const override { return like_.zero_rows_of(shape, dtype); }
   Tensor contiguous(const Tensor& x) override { return x.is_contiguous() ? x : empty(x.shape(), x.dtype()); }
   std::unique_ptr<Backend> make_stream(int) override { return std::make_unique<MetaBackend>(like_); }
   std::uint64_t primitives_created() const override { return 0; }

@@ -154,6 +154,16 @@ struct Problem {
     });
   }
 
+  bool has_odd_size() const {
+    return std::ranges::any_of(std::array{a, b, d}, [](const Layout& matrix) {
+      return matrix.rows * (matrix.type == CUDA_R_32F ? 4 : 2) % 16 != 0;
+    });
+  }
+
+  double multiplications() const {
+    return static_cast<double>(d.rows) * static_cast<double>(d.columns) * static_cast<double>(inner());
+  }
+
   std::uint64_t hash() const {
     std::uint64_t all = 0x9e3779b97f4a7c15ull;
     const auto add = [&](std::uint64_t part) { all = (std::rotl(all, 13) ^ part) * 0xff51afd7ed558ccdull; };
@@ -299,13 +309,19 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;
   if (problem.has_odd_pitch()) ++counted.odd_pitches;
+  counted.multiplications += problem.multiplications();
+  if (problem.has_odd_size()) {
+    ++counted.odd_sizes;
+    counted.odd_multiplications += problem.multiplications();
+  }
   counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
   counted.last_compute = problem.desc.compute;
   counted.last_kernel = choice.kernel;
   const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {
     if (choice.workspace > 0) std::memset(workspace, 0x7f, choice.workspace);
     if ((how.kernels > 1 && choice.kernel != how.fastest_kernel) ||
-        (how.slow_epilogue != CUBLASLT_EPILOGUE_DEFAULT && problem.desc.epilogue == how.slow_epilogue))
+        (how.slow_epilogue != CUBLASLT_EPILOGUE_DEFAULT && problem.desc.epilogue == how.slow_epilogue) ||
+        (how.slow_odd_sizes && problem.has_odd_size()))
       std::this_thread::sleep_for(how.slow);
     multiply(problem, how, a, b, factor, d);
   });

@@ -23,6 +23,7 @@ struct CublasLtSettings {
   int kernels = 1;                      // that there are for each product; all but one take `slow` longer
   int fastest_kernel = 0;
   cublasLtEpilogue_t slow_epilogue = CUBLASLT_EPILOGUE_DEFAULT;  // of products that are slow; the default: of none
+  bool slow_odd_sizes = false;                                   // products that count as odd_sizes are
   std::chrono::milliseconds slow{3};
 };
 void set_cublaslt(const CublasLtSettings& settings);
@@ -32,7 +33,10 @@ struct CublasLtCounts {
   // Of products, those with a matrix whose columns do not all begin at multiples of 16 bytes if the first does: kernels
   // that read such a one are several times slower.
   std::uint64_t odd_pitches = 0;
-  std::uint64_t live = 0;  // handles and descriptors that are not destroyed
+  // Of products, those with a matrix whose columns are no multiple of 16 bytes long: these have slow kernels alone.
+  std::uint64_t odd_sizes = 0;
+  double multiplications = 0, odd_multiplications = 0;  // of all products, and of those
+  std::uint64_t live = 0;                               // handles and descriptors that are not destroyed
   cublasLtEpilogue_t last_epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
   int last_kernel = 0;

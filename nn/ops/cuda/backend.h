@@ -43,6 +43,10 @@ class CudaBackend final : public Backend {
   std::int64_t pitch_of(std::int64_t columns, DType dtype) const override {
     return pitch_of_rows(columns, static_cast<std::int64_t>(size_of(dtype)));
   }
+  std::int64_t zero_rows_of(const Shape& shape, DType dtype) const override {
+    // Weights of fully connected layers and their biases: up to the pitch that rows of their results have.
+    return shape.size() == 1 || shape.size() == 2 ? pitch_of(shape[0], dtype) - shape[0] : 0;
+  }
   Tensor contiguous(const Tensor& x) override;
   std::unique_ptr<Backend> make_stream(int threads) override;
   std::map<std::string, EngineChoice> engines() const override { return context_.engines.all(); }

@@ -1,6 +1,7 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <initializer_list>
 #include <map>
@@ -42,11 +43,10 @@ class CudaLinear final : public LinearKernels {
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw_rows(), b.raw(), nullptr};
-    Forward& held = find(
-        forwards_, key_of(x.size(0), x.size(1), w.size(0), y.pitch(), x.dtype(), option_of(epilogue), arrays), [&] {
-          return make_forward(forward_product(x.size(0), x.size(1), w.size(0), y.pitch()), x.dtype(), epilogue, y,
-                              arrays);
-        });
+    const std::int64_t n = x.size(0), in = x.size(1), out = padded_out(y, w, b), pitch = y.pitch();
+    Forward& held = find(forwards_, key_of(n, in, out, pitch, x.dtype(), option_of(epilogue), arrays), [&] {
+      return make_forward(forward_product(n, in, out, pitch), x.dtype(), epilogue, y, arrays);
+    });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
     if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
@@ -58,7 +58,8 @@ class CudaLinear final : public LinearKernels {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, nullptr};
-    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0), pitch = dy.pitch();
+    const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
+    if (out > dy.size(1)) clear_between_rows(dy);
     run(find(backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), 0, arrays),
              [&] {
                return make(backward_input_product(n, in, out, pitch), {.input = dy.dtype(), .output = dx.dtype()},
@@ -76,18 +77,16 @@ class CudaLinear final : public LinearKernels {
     check_types({&x, &dy});
     const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), nullptr, nullptr};
     const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
-    run(find(backward_weights_, key_of(n, in, out, pitch, x.dtype(), accumulate, arrays),
-             [&] {
-               return make(backward_weight_product(n, in, out, pitch), {.input = x.dtype(), .accumulate = accumulate},
-                           arrays);
-             }),
-        arrays);
+    const std::int64_t options = (accumulate ? 1 : 0) + (may_be_padded(dy) ? 2 : 0);
+    run(find(backward_weights_, key_of(n, in, out, pitch, x.dtype(), options, arrays),
+             [&] { return make_backward_weight(x, dy, accumulate, dw); }),
+        x, dy, accumulate, dw);
   }
 
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                             DType dtype) const override {
     if (epilogue == Epilogue::kRelu) return {{samples, mask_pitch_of(out) / 8}, DType::kU8};
-    if (epilogue == Epilogue::kGelu && out % kGeluPitch == 0) return {{samples, out}, dtype};
+    if (epilogue == Epilogue::kGelu && out % kAligned == 0) return {{samples, out}, dtype};
     return {};
   }
 
@@ -115,19 +114,12 @@ class CudaLinear final : public LinearKernels {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, saved_preactivation.raw()};
-    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0), pitch = dy.pitch();
-    auto& plan =
-        find(through_backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), option_of(epilogue), arrays), [&] {
-          return agrees(epilogue, dy.dtype()) ? try_to_make(backward_input_product(n, in, out, pitch),
-                                                            through_options(epilogue, dy.dtype(), in), arrays)
-                                              : std::nullopt;
-        });
+    const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
+    if (out > dy.size(1)) clear_between_rows(dy);
+    auto& plan = find(through_backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), option_of(epilogue), arrays),
+                      [&] { return make_through(dy, w, epilogue, saved_preactivation, dx, out, arrays); });
     if (plan) return run(*plan, arrays);
-    backward_input(dy, w, dx);
-    if (epilogue == Epilogue::kGelu)
-      pointwise_.gelu_backward(saved_preactivation, GeluKind::kTanh, dx, dx);
-    else
-      apply_mask(context_, saved_preactivation, dx);
+    go_back_apart(dy, w, epilogue, saved_preactivation, dx);
   }
 
   // Note [Bias gradients]
@@ -137,7 +129,7 @@ class CudaLinear final : public LinearKernels {
   void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
                                 bool accumulate_b, const Tensor& db) override {
     const Work work(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
-    if (!accumulate_b && !accumulate_w && dy.count() > 0) {
+    if (!accumulate_b && !accumulate_w && dy.count() > 0 && ways_for(dy).front() == Way::kWhole) {
       check_types({&x, &dy});
       const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), db.f32(), nullptr};
       const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
@@ -161,7 +153,16 @@ class CudaLinear final : public LinearKernels {
     Epilogue apart = Epilogue::kNone;
   };
 
-  static constexpr std::int64_t kGeluPitch = 8;  // elements, a multiple of which cuBLASLt wants a row to be
+  /// How a weight's gradient is made; see Note [Odd sizes].
+  enum class Way : std::uint8_t { kWhole, kInParts, kPadded };
+  struct BackwardWeight {
+    Way way;
+    ProductPlan plan;
+    std::optional<ProductPlan> rest = std::nullopt;  // of kInParts: of the last rows
+  };
+
+  // Elements, whose multiples fast kernels of cuBLASLt take, and those for GELU.
+  static constexpr std::int64_t kAligned = 8;
 
   static std::int64_t option_of(Epilogue epilogue) { return static_cast<std::int64_t>(epilogue); }
 
@@ -170,6 +171,41 @@ class CudaLinear final : public LinearKernels {
     for (const Tensor* const tensor : tensors)
       LOCKSTEP_ASSERT(tensor->dtype() == dtype, "{} and {}", name_of(dtype), name_of(tensor->dtype()));
     LOCKSTEP_ASSERT(bias == nullptr || bias->dtype() == dtype, "{} and {}", name_of(dtype), name_of(bias->dtype()));
+  }
+
+  // Note [Odd sizes]
+  // Where the number of outputs is no multiple of 8, the libraries have slow kernels alone: a sixth of the others'
+  // speed for GPT-2's 50,257 logits on an H200. So outputs are computed up to the rows' pitch, with zeros for what the
+  // weight and the bias do not have (Note [Zero rows]), and added up again to there on the way back, after what lies
+  // between the rows of their gradient has been set to zero. The weight's own gradient has no place for more of them.
+  // A large one is made in two products, one up to the last multiple of kWide, and a small one; a small one with the
+  // rows that it does not have, elsewhere, and copied or added. Whether either is faster than one odd product, is timed
+  // where kernels are.
+  static constexpr std::int64_t kWide = 64, kLeastWide = 1024;
+
+  static std::int64_t padded_out(const Tensor& rows, const Tensor& w, const Tensor& b = {}) {
+    const std::int64_t out = rows.size(1), more = rows.pitch() - out;
+    return may_be_padded(rows) && w.zero_rows() >= more && (!b.defined() || b.zero_rows() >= more) ? out + more : out;
+  }
+  static bool may_be_padded(const Tensor& rows) { return rows.between_rows() != Tensor::Between::kOthers; }
+
+  // The ways to the gradient of a weight whose results' gradient is dy; the first is the best guess.
+  static std::vector<Way> ways_for(const Tensor& dy) {
+    const std::int64_t out = dy.size(1);
+    if (out % kAligned == 0) return {Way::kWhole};
+    if (out >= kLeastWide) return {Way::kInParts, Way::kWhole};
+    if (may_be_padded(dy)) return {Way::kWhole, Way::kPadded};
+    return {Way::kWhole};
+  }
+
+  void clear_between_rows(const Tensor& rows) {
+    if (rows.between_rows() == Tensor::Between::kZeros) return;
+    const std::size_t element = size_of(rows.dtype());
+    const auto pitch = static_cast<std::size_t>(rows.pitch()), columns = static_cast<std::size_t>(rows.size(1));
+    check_cuda(
+        cudaMemset2DAsync(static_cast<std::byte*>(rows.raw_rows()) + columns * element, pitch * element, 0,
+                          (pitch - columns) * element, static_cast<std::size_t>(rows.size(0)), native(context_.stream)),
+        "clearing memory between rows");
   }
 
   // `option` is what plans of one kind differ in beside sizes, types and alignments.
@@ -247,6 +283,62 @@ class CudaLinear final : public LinearKernels {
     return std::move(*plan);
   }
 
+  // Of rows of dw from `first` on.
+  static ProductArrays weight_arrays(const Tensor& x, const Tensor& dy, const Tensor& dw, std::int64_t first) {
+    const auto* const from = static_cast<const std::byte*>(dy.raw_rows());
+    return {x.raw(), from + static_cast<std::size_t>(first) * size_of(dy.dtype()), dw.f32() + first * x.size(1)};
+  }
+
+  void run(BackwardWeight& held, const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {
+    if (held.way != Way::kPadded) {
+      run(held.plan, weight_arrays(x, dy, dw, 0));
+      if (held.rest) run(*held.rest, weight_arrays(x, dy, dw, dw.size(0) / kWide * kWide));
+      return;
+    }
+    clear_between_rows(dy);
+    const Tensor padded = Tensor::empty(context_.allocator, {dy.pitch(), x.size(1)});
+    run(held.plan, weight_arrays(x, dy, padded, 0));
+    if (accumulate)
+      pointwise_.add_to(padded.slice(0, dw.size(0)), 1.0f, dw);
+    else
+      pointwise_.copy(padded.slice(0, dw.size(0)), dw);
+  }
+
+  BackwardWeight make_backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw, Way way) {
+    const std::int64_t out = dy.size(1), wide = out / kWide * kWide;
+    const ProductOptions options = {.input = x.dtype(), .accumulate = accumulate && way != Way::kPadded};
+    const auto rows = [&](std::int64_t first, std::int64_t end, const Tensor& to) {
+      return make(backward_weight_product(x.size(0), x.size(1), end - first, dy.pitch()), options,
+                  weight_arrays(x, dy, to, first));
+    };
+    if (way == Way::kInParts) return {way, rows(0, wide, dw), rows(wide, out, dw)};
+    if (way == Way::kWhole) return {way, rows(0, out, dw)};
+    return {way, rows(0, dy.pitch(), Tensor::empty(context_.allocator, {dy.pitch(), x.size(1)}))};
+  }
+
+  BackwardWeight make_backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {
+    const auto ways = ways_for(dy);
+    if (ways.size() == 1 || context_.choices == nullptr)
+      return make_backward_weight(x, dy, accumulate, dw, ways.front());
+    constexpr std::array kNames = {"in one product", "in two products", "padded"};
+    std::vector<std::string> names;
+    for (const Way way : ways) names.emplace_back(kNames[static_cast<std::size_t>(way)]);
+    const std::string problem = fmt::format(
+        "cuBLASLt {}: odd {}", cublaslt().version(),
+        describe(backward_weight_product(x.size(0), x.size(1), dy.size(1), dy.pitch()),
+                 {.input = x.dtype(), .accumulate = accumulate, .tf32 = context_.tf32}, weight_arrays(x, dy, dw, 0)));
+    std::size_t best = 0;
+    try {
+      best = choose_kernel(context_, problem, names, [&](std::size_t i) {
+        const Tensor sums = Tensor::empty(context_.allocator, dw.shape());
+        BackwardWeight made = make_backward_weight(x, dy, accumulate, sums, ways[i]);
+        return seconds_of(context_, [&] { run(made, x, dy, accumulate, sums); });
+      });
+    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
+    }
+    return make_backward_weight(x, dy, accumulate, dw, ways[best]);
+  }
+
   Forward make_forward(const Product& product, DType dtype, Epilogue epilogue, const Tensor& y,
                        const ProductArrays& arrays) {
     ProductOptions options = {.input = dtype, .output = dtype};
@@ -275,18 +367,45 @@ class CudaLinear final : public LinearKernels {
     const ProductOptions options = {.input = x.dtype(), .epilogue = CUBLASLT_EPILOGUE_BGRADB};
     auto plan = try_to_make(product, options, arrays);
     if (!plan || context_.choices == nullptr) return plan;
-    backward_weight(x, dy, false, dw);  // its kernel is chosen before
-    const auto seconds = [&](std::size_t way) {
-      return seconds_of(context_, [&] {
-        if (way == 0) return run(*plan, arrays);
-        backward_bias(dy, false, db);
-        backward_weight(x, dy, false, dw);
-      });
+    const auto apart = [&] {
+      backward_bias(dy, false, db);
+      backward_weight(x, dy, false, dw);
     };
+    return is_faster("bias gradient", product, options, arrays, *plan, apart) ? std::move(plan) : std::nullopt;
+  }
+
+  // See Note [Autotuning]. The kernels of `apart` are chosen before.
+  bool is_faster(const char* what, const Product& product, const ProductOptions& options, const ProductArrays& arrays,
+                 ProductPlan& fused, FunctionRef<void()> apart) {
+    apart();
     const std::string problem =
-        fmt::format("cuBLASLt {}: bias gradient of {}", cublaslt().version(), describe(product, options, arrays));
-    if (choose_kernel(context_, problem, {"fused", "apart"}, seconds) == 0) return plan;
-    return std::nullopt;
+        fmt::format("cuBLASLt {}: {} of {}", cublaslt().version(), what, describe(product, options, arrays));
+    return choose_kernel(context_, problem, {"fused", "apart"}, [&](std::size_t way) {
+             return seconds_of(context_, [&] { way == 0 ? run(fused, arrays) : apart(); });
+           }) == 0;
+  }
+
+  // backward_input_through() in two kernels.
+  void go_back_apart(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& saved_preactivation,
+                     const Tensor& dx) {
+    backward_input(dy, w, dx);
+    if (epilogue == Epilogue::kGelu)
+      pointwise_.gelu_backward(saved_preactivation, GeluKind::kTanh, dx, dx);
+    else
+      apply_mask(context_, saved_preactivation, dx);
+  }
+
+  // Nothing where the library cannot, makes something else of it, or is slower than both kernels.
+  std::optional<ProductPlan> make_through(const Tensor& dy, const Tensor& w, Epilogue epilogue,
+                                          const Tensor& saved_preactivation, const Tensor& dx, std::int64_t out,
+                                          const ProductArrays& arrays) {
+    if (!agrees(epilogue, dy.dtype())) return std::nullopt;
+    const Product product = backward_input_product(dy.size(0), w.size(1), out, dy.pitch());
+    const ProductOptions options = through_options(epilogue, dy.dtype(), w.size(1));
+    auto plan = try_to_make(product, options, arrays);
+    if (!plan || context_.choices == nullptr) return plan;
+    const auto apart = [&] { go_back_apart(dy, w, epilogue, saved_preactivation, dx); };
+    return is_faster("activation", product, options, arrays, *plan, apart) ? std::move(plan) : std::nullopt;
   }
 
   // Nothing where the library cannot, or makes something else of it.
@@ -409,7 +528,8 @@ class CudaLinear final : public LinearKernels {
   CublasLtOwner<cublasLtHandle_t> handle_;
   Tensor workspace_;  // of all plans: they run one after the other
   PlanMap<Forward> forwards_;
-  PlanMap<ProductPlan> backward_inputs_, backward_weights_;
+  PlanMap<ProductPlan> backward_inputs_;
+  PlanMap<BackwardWeight> backward_weights_;
   PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_, through_backward_inputs_,
       backward_weights_and_biases_;                                 // nothing: in kernels of ours
   std::map<DType, std::optional<bool>> masks_agree_, gelu_agrees_;  // by the activations' type

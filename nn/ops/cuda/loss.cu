@@ -79,11 +79,12 @@ __device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit
 // kTeam threads a row; rows of the logits and of their gradient are `pitch` elements apart. `parts` (blocks, 2)
 // receives loss and correct predictions of each block's rows. Where a label is no class, the row's loss and gradient
 // are NaN. Gradients are scaled by `times` too, where that is no nullptr. dlogits may be nullptr, and may be the
-// logits.
+// logits; its rows are filled up with zeros until they are `filled` elements long.
 template <int kTeam, int kWidth, class T>
 __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
-    softmax_rows(std::int64_t rows, int classes, std::int64_t pitch, const T* logits, const std::int32_t* labels,
-                 float scale, const float* times, float smoothing, double* parts, T* dlogits) {
+    softmax_rows(std::int64_t rows, int classes, int filled, std::int64_t pitch, const T* logits,
+                 const std::int32_t* labels, float scale, const float* times, float smoothing, double* parts,
+                 T* dlogits) {
   constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
   constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
   __shared__ float losses[kRows], correct[kRows];
@@ -136,6 +137,7 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
       }
       store_pack(to + at, pack);
     });
+    for (int c = classes + thread; c < filled; c += kTeam) to[c] = from_float<T>(0.0f);
   }
 
   if (thread == 0) {
@@ -285,14 +287,15 @@ class CudaLoss final : public LossKernels {
     LOCKSTEP_ASSERT(!dlogits.defined() || dlogits.pitch() == pitch, "a gradient's rows {} apart, of {}",
                     dlogits.pitch(), pitch);
     T* const to = dlogits.defined() ? dlogits.rows<T>() : nullptr;
+    const std::int64_t filled = dlogits.between_rows() == Tensor::Between::kOthers ? classes : pitch;
     // Rows begin anywhere, but those of both at the same distance from a boundary.
     const bool in_phase =
         to == nullptr ||
         (reinterpret_cast<std::uintptr_t>(logits.rows<T>()) - reinterpret_cast<std::uintptr_t>(to)) % kVectorBytes == 0;
     with_width<kVector<T>>(in_phase, [&](auto width) {
       launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
-             dim3(kThreads), context_.stream, rows, classes, pitch, logits.rows<T>(), labels.data<std::int32_t>(),
-             scale.constant, scale.times(), smoothing, parts.data<double>(), to);
+             dim3(kThreads), context_.stream, rows, classes, filled, pitch, logits.rows<T>(),
+             labels.data<std::int32_t>(), scale.constant, scale.times(), smoothing, parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            totals.f32());

@@ -150,8 +150,8 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
     return made;
   }
   Tensor apart_like(const Shape& shape) { return apart(cpu->zeros(shape)); }
-  /// On the host, as f32. What lies between the rows must be as it was.
-  Tensor joined(const Tensor& apart) {
+  /// On the host, as f32. Between the rows must be as it was, or such bytes; or nothing in particular.
+  Tensor joined(const Tensor& apart, std::optional<std::byte> between = kPoison) {
     const auto bytes = download(apart);
     const std::int64_t columns = apart.size(apart.shape().size() - 1);
     const auto element = static_cast<std::int64_t>(size_of(type()));
@@ -159,10 +159,13 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
     for (std::int64_t at = 0; at < std::ssize(bytes); at += apart.pitch() * element) {
       const auto row = bytes.begin() + at, end = row + columns * element, next = row + apart.pitch() * element;
       rows.insert(rows.end(), row, end);
-      EXPECT_TRUE(std::all_of(end, next, [](std::byte value) { return value == kPoison; })) << "written between rows";
+      EXPECT_TRUE(!between || std::all_of(end, next, [&](std::byte value) { return value == *between; }))
+          << "written between rows";
     }
     return on_host(rows, activation_like(apart.shape()));
   }
+
+  static constexpr std::byte kPoison{0xff};
 
   std::unique_ptr<Backend> cpu = make_cpu_backend(1);
   CudaStream stream;
@@ -170,7 +173,6 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   cuda::Context context{.device = 0, .stream = stream.view(), .allocator = allocator};
 
  private:
-  static constexpr std::byte kPoison{0xff};
   static constexpr std::int64_t kGuard = 64;  // elements; a multiple of 16 bytes of all types
 
   void run(const std::vector<Output>& outputs, const std::function<void(const std::vector<Tensor>&)>& call,

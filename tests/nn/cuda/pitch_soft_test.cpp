@@ -25,8 +25,8 @@ struct Pass {
 
 class SoftPitch : public ::testing::TestWithParam<const char*> {
  protected:
-  static ModelSpec spec() {
-    ModelSpec made = {.name = GetParam(), .sample_shape = {kTokens}, .classes = kVocabulary};
+  static ModelSpec spec(std::int64_t vocabulary = kVocabulary) {
+    ModelSpec made = {.name = GetParam(), .sample_shape = {kTokens}, .classes = vocabulary};
     made.settings = made.name == "gpt" ? Settings{{"layers", 2}, {"heads", 2}, {"width", 16}, {"context", kTokens}}
                                        : Settings{{"layers", 1}, {"width", 16}};
     return made;
@@ -42,10 +42,11 @@ class SoftPitch : public ::testing::TestWithParam<const char*> {
   }
 
   /// `looks`: somebody reads the outputs before the loss does.
-  static Pass run(Backend& backend, bool looks, DType activations = DType::kF32) {
+  static Pass run(Backend& backend, bool looks, DType activations = DType::kF32,
+                  std::int64_t vocabulary = kVocabulary) {
     Generator generator(1);
     Context context{backend, generator};
-    const auto model = make_model(context, spec());
+    const auto model = make_model(context, spec(vocabulary));
     Tape tape(backend);
     tape.set_activations(activations);
     const Var outputs = model->forward(tape, tape.input(numbers(backend, 3)));
@@ -112,6 +113,22 @@ TEST_P(SoftPitch, EveryProductReadsAndWritesRowsAt16Bytes) {
     const auto after = soft_cuda::cublaslt_counts();
     EXPECT_GT(after.products, before.products + 2);
     EXPECT_EQ(after.odd_pitches, before.odd_pitches) << name_of(activations);
+  }
+}
+
+// Those to logits and back have the size of the pitch (Note [Zero rows]). The weight's gradient has as many rows as the
+// weight: where they are many, all but a few are made by a product of a good size.
+TEST_P(SoftPitch, ProductsHaveSizesThatFastKernelsTake) {
+  for (const DType activations : {DType::kF32, DType::kBF16}) {
+    auto before = soft_cuda::cublaslt_counts();
+    run(*gpu, false, activations);
+    EXPECT_EQ(soft_cuda::cublaslt_counts().odd_sizes, before.odd_sizes + 1) << name_of(activations);
+    before = soft_cuda::cublaslt_counts();
+    run(*gpu, false, activations, /*vocabulary=*/1091);
+    const auto after = soft_cuda::cublaslt_counts();
+    EXPECT_EQ(after.odd_sizes, before.odd_sizes + 1) << name_of(activations);
+    EXPECT_LT(after.odd_multiplications - before.odd_multiplications,
+              (after.multiplications - before.multiplications) * 0.03);
   }
 }
 

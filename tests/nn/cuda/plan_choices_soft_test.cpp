@@ -177,6 +177,32 @@ class SoftAutotune : public testing::DeviceTest {
   std::unique_ptr<LinearKernels> linear;
 };
 
+// Note [Odd sizes]: 5 rows of a weight's gradient as 8 of which 3 are zeros, where that is faster.
+TEST_P(SoftAutotune, GradientsOfOddWeightsTakeTheFastestWay) {
+  const Tensor dy_host = random({kN, kOut}, 4), before = random_tensor(*cpu, {kOut, 16}, 5);
+  const Tensor even_host = random({kN, 16}, 6), even_x = activation(even_host), dy = apart(dy_host);
+  const Tensor dw = cpu->empty({kOut, 16}), sum = cpu->empty({kOut, 16});
+  cpu->linear().backward_weight(even_host, dy_host, false, dw);
+  cpu->pointwise().copy(before, sum);
+  cpu->linear().backward_weight(even_host, dy_host, true, sum);
+  const auto gradients = [&] {
+    return results({{{kOut, 16}}, {{kOut, 16}, DType::kF32, before}}, [&](const auto& made) {
+      linear->backward_weight(even_x, dy, false, made[0]);
+      linear->backward_weight(even_x, dy, true, made[1]);
+    });
+  };
+  soft_cuda::set_cublaslt({.slow_odd_sizes = true});
+  for (const bool first : {true, false}) {
+    SCOPED_TRACE(first);
+    restart();
+    const auto counted = soft_cuda::cublaslt_counts();
+    const auto got = gradients();
+    testing::expect_close(dw, got[0], {DType::kF32, 8.0});
+    testing::expect_close(sum, got[1], {DType::kF32, 8.0});
+    EXPECT_EQ(soft_cuda::cublaslt_counts().odd_sizes > counted.odd_sizes, first) << "it is timed once";
+  }
+}
+
 TEST_P(SoftAutotune, ProductsTakeTheFastestKernelAndTakeItAgain) {
   soft_cuda::set_cublaslt({.kernels = 4, .fastest_kernel = 2});
   restart();
@@ -234,6 +260,28 @@ TEST_P(SoftAutotune, BiasGradientsComeFromWhatIsFaster) {
             [&](const auto& made) { linear->backward_weight_and_bias(x, dy, false, made[0], false, made[1]); });
     if (slow) {
       EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_DEFAULT) << "as it is noted";
+    }
+  }
+}
+
+// So may those that go back through an activation.
+TEST_P(SoftAutotune, GradientsThroughActivationsComeFromWhatIsFaster) {
+  const Tensor dy_host = random({kN, kOut}, 4), v_host = random({kOut, 16}, 5), before_host = random({kN, 16}, 6);
+  const Tensor dy = activation(dy_host), v = activation(v_host), before = activation(before_host);
+  const Tensor dx = cpu->empty({kN, 16}), expected = cpu->empty({kN, 16});
+  cpu->linear().backward_input(dy_host, v_host, dx);
+  cpu->pointwise().gelu_backward(before_host, GeluKind::kTanh, dx, expected);
+  for (const auto slow : {CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB}) {
+    soft_cuda::set_cublaslt({.slow_epilogue = slow});
+    fs::remove(directory.path() / "kernels.txt");
+    restart();
+    const auto got = results({activation_like({kN, 16})}, [&](const auto& made) {
+      linear->backward_input_through(dy, v, Epilogue::kGelu, before, made[0]);
+    });
+    testing::expect_close(expected, got[0],
+                          {type(), is_half(type()) ? 0x1p16 * testing::finer_than_bf16(type()) : 16.0});
+    if (slow == CUBLASLT_EPILOGUE_DGELU) {
+      EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_DEFAULT);
     }
   }
 }

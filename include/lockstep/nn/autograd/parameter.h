@@ -40,7 +40,7 @@ class Parameter {
  public:
   /// f32, with unspecified content. `backend` must outlive it.
   Parameter(Backend& backend, const Shape& shape, FileLayout layout = FileLayout::kSame)
-      : backend_(&backend), value_(backend.empty(shape)), layout_(layout) {}
+      : backend_(&backend), value_(backend.empty_parameter(shape)), layout_(layout) {}
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
 

@@ -115,6 +115,11 @@ class Backend {
     static_cast<void>(dtype);
     return columns;
   }
+  /// How many rows of zeros had best follow the last of a parameter of this shape (Note [Zero rows]).
+  virtual std::int64_t zero_rows_of(const Shape& shape, DType dtype) const {
+    static_cast<void>(shape), static_cast<void>(dtype);
+    return 0;
+  }
   /// `x`, the same memory, or where it has a pitch a copy of it without.
   virtual Tensor contiguous(const Tensor& x) {
     if (!x.is_contiguous()) throw InternalError(to_string(x.shape()) + " with a pitch");
@@ -198,6 +203,16 @@ class Backend {
   virtual std::optional<double> peak_bytes_per_s() const { return std::nullopt; }
 
   Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
+  /// The same for a parameter, or its copy in another type: zeros follow where zero_rows_of() says so.
+  Tensor empty_parameter(const Shape& shape, DType dtype = DType::kF32) {
+    const std::int64_t more = zero_rows_of(shape, dtype);
+    if (more == 0) return empty(shape, dtype);
+    Shape whole = shape;
+    whole[0] += more;
+    const Tensor made = empty(whole, dtype);
+    pointwise().fill(made.slice(shape[0], whole[0]), 0.0f);
+    return made.slice(0, shape[0]).with_zero_rows(more);
+  }
   Tensor zeros(const Shape& shape) {
     Tensor made = empty(shape);
     pointwise().fill(made, 0.0f);

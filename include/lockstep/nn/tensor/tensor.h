@@ -62,11 +62,22 @@ inline constexpr std::uintptr_t kShapesAlone = std::uintptr_t{1} << 60;
 /// content between rows is unspecified: matrix products of GPUs read and write rows fast only if each begins at a
 /// multiple of 16 bytes. Its memory is reached by rows<T>() alone; what has contiguous elements in mind (data(), raw())
 /// fails. Var::value() never has one, Backend::contiguous() makes a copy without.
+///
+/// Note [Zero rows]
+/// A product is fast on a GPU only if the numbers of its rows and columns are multiples of 8 or more, too. Where a
+/// weight's are not (50,257 tokens), rows of zeros may follow its last row in memory (zero_rows()): kernels then compute
+/// with them, and leave what comes of it between the rows of their result, if that is nobody's (between_rows()). Nobody else sees them: they are in no shape, file, norm, update or sum over ranks.
 class Tensor {
  public:
   Tensor() = default;
   Tensor(const Tensor& other)
-      : block_(other.block_), data_(other.data_), shape_(other.shape_), dtype_(other.dtype_), pitch_(other.pitch_) {
+      : block_(other.block_),
+        data_(other.data_),
+        shape_(other.shape_),
+        dtype_(other.dtype_),
+        pitch_(other.pitch_),
+        zero_rows_(other.zero_rows_),
+        between_(other.between_) {
     if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
   }
   Tensor(Tensor&& other) noexcept
@@ -74,13 +85,17 @@ class Tensor {
         data_(std::exchange(other.data_, nullptr)),
         shape_(other.shape_),
         dtype_(other.dtype_),
-        pitch_(other.pitch_) {}
+        pitch_(other.pitch_),
+        zero_rows_(other.zero_rows_),
+        between_(other.between_) {}
   Tensor& operator=(Tensor other) noexcept {
     std::swap(block_, other.block_);
     std::swap(data_, other.data_);
     std::swap(shape_, other.shape_);
     std::swap(dtype_, other.dtype_);
     std::swap(pitch_, other.pitch_);
+    std::swap(zero_rows_, other.zero_rows_);
+    std::swap(between_, other.between_);
     return *this;
   }
   ~Tensor() {
@@ -113,6 +128,7 @@ class Tensor {
     Tensor made = empty(allocator, apart, dtype);
     made.shape_ = shape;
     made.pitch_ = pitch;
+    made.between_ = Between::kUnspecified;
     return made;
   }
   /// A view of `shape.count()` elements at `data`, which must stay valid as long as the tensor and its copies, parts
@@ -140,6 +156,25 @@ class Tensor {
   bool is_contiguous() const { return pitch_ == 0; }
   /// Elements from one row of the last axis, of which there is one, to the next.
   std::int64_t pitch() const { return is_contiguous() ? shape_[shape_.size() - 1] : pitch_; }
+  /// What lies between rows with a pitch: perhaps other tensors' elements, as with columns(); or nobody's, which may be
+  /// written.
+  enum class Between : std::uint8_t { kOthers, kUnspecified, kZeros };
+  Between between_rows() const { return between_; }
+  /// This one; the caller has seen to it that zeros are there.
+  Tensor with_zeros_between_rows() const {
+    if (between_ == Between::kOthers) return *this;
+    Tensor other(*this);
+    other.between_ = Between::kZeros;
+    return other;
+  }
+  /// Rows of the outermost axis that follow the last in memory, full of zeros, which nobody writes (Note [Zero rows]).
+  std::int64_t zero_rows() const { return zero_rows_; }
+  /// This one; the caller has seen to it that so many rows of zeros follow.
+  Tensor with_zero_rows(std::int64_t rows) const {
+    Tensor other(*this);
+    other.zero_rows_ = rows;
+    return other;
+  }
   /// Whether nobody else can see changes of the content. False for a view.
   bool is_sole_owner() const { return block_ != nullptr && block_->references.load(std::memory_order_acquire) == 1; }
 
@@ -178,6 +213,7 @@ class Tensor {
       refuse_pitch();
     Tensor other(*this);
     other.shape_ = shape;
+    other.zero_rows_ = 0;
     return other;
   }
 
@@ -186,6 +222,7 @@ class Tensor {
     if (shape_.size() == 0 || begin < 0 || end < begin || end > shape_[0]) [[unlikely]]
       refuse_rows(begin, end);
     Tensor other(*this);
+    other.zero_rows_ = 0;
     other.shape_[0] = end - begin;
     if (shape_[0] > 0 && data_ != nullptr)
       other.data_ += bytes() / static_cast<std::size_t>(shape_[0]) * static_cast<std::size_t>(begin);
@@ -200,6 +237,8 @@ class Tensor {
       refuse_rows(begin, end);
     Tensor other(*this);
     other.pitch_ = pitch();
+    other.zero_rows_ = 0;
+    other.between_ = Between::kOthers;
     other.shape_[last] = end - begin;
     if (data_ != nullptr) other.data_ += static_cast<std::size_t>(begin) * size_of(dtype_);
     return other;
@@ -222,6 +261,8 @@ class Tensor {
   Shape shape_;
   DType dtype_ = DType::kF32;
   std::int64_t pitch_ = 0;  // elements; 0: contiguous
+  std::int64_t zero_rows_ = 0;
+  Between between_ = Between::kOthers;
 };
 
 }  // namespace lockstep::nn

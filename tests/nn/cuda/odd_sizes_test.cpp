@@ -1,0 +1,86 @@
+// Products whose number of outputs is no multiple of 8 (Note [Odd sizes] in nn/ops/cuda/linear.cpp) against the CPU's.
+#include "tests/nn/cuda/sums.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+class CudaOddSizes : public DeviceTest {
+ protected:
+  /// With zeros after its last row, as Backend::empty_parameter() makes it.
+  Tensor parameter(const Tensor& host) {
+    const std::int64_t rows = host.size(0);
+    const std::int64_t more = cuda::pitch_of_rows(rows, static_cast<std::int64_t>(size_of(type()))) - rows;
+    Shape whole = host.shape();
+    whole[0] += more;
+    const Tensor padded = cpu->zeros(whole);
+    std::copy_n(host.f32(), host.count(), padded.f32());
+    return on_device(padded, type(), 0).slice(0, rows).with_zero_rows(more);
+  }
+
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+  std::unique_ptr<LinearKernels> linear = cuda::make_linear_kernels(context, *pointwise);
+};
+
+// Between the rows of dy is NaN: what is not cleared there shows in dx. The last weight's gradient is made in two
+// parts.
+TEST_P(CudaOddSizes, AreComputedWithZeros) {
+  struct Sizes {
+    std::int64_t n, in, out;
+  };
+  for (const auto& [n, in, out] : {Sizes{3, 8, 7}, Sizes{1, 5, 65}, Sizes{33, 40, 257}, Sizes{6, 24, 1091}}) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
+    const Tensor dy_host = random({n, out}, 4), before = random_tensor(*cpu, {out, in}, 5);
+    const Tensor x = activation(x_host), w = parameter(w_host), b = parameter(b_host), dy = apart(dy_host);
+    for (const bool bias : {false, true}) {
+      const Tensor expected = cpu->empty({n, out}), y = apart_like({n, out});
+      cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, expected);
+      linear->forward(x, w, bias ? b : Tensor(), Epilogue::kNone, y);
+      expect_close(expected, joined(y, std::nullopt), tolerance_of_sum(in, type()));
+    }
+    const Tensor dx = cpu->empty({n, in}), dw = cpu->empty({out, in}), sum = cpu->empty({out, in});
+    cpu->linear().backward_input(dy_host, w_host, dx);
+    cpu->linear().backward_weight(x_host, dy_host, false, dw);
+    cpu->pointwise().copy(before, sum);
+    cpu->linear().backward_weight(x_host, dy_host, true, sum);
+    const Tensor db = cpu->empty({out});
+    cpu->linear().backward_bias(dy_host, false, db);
+    const auto got =
+        results({activation_like({n, in}), {{out, in}}, {{out, in}, DType::kF32, before}, {{out, in}}, {{out}}},
+                [&](const auto& made) {
+                  linear->backward_input(dy, w, made[0]);
+                  linear->backward_weight(x, dy, false, made[1]);
+                  linear->backward_weight(x, dy, true, made[2]);
+                  linear->backward_weight_and_bias(x, dy, false, made[3], false, made[4]);
+                });
+    expect_close(dx, got[0], tolerance_of_sum(out, type()));
+    expect_close(dw, got[1], tolerance_of_sum(n, DType::kF32));
+    expect_close(sum, got[2], tolerance_of_sum(n + 1, DType::kF32));
+    expect_close(dw, got[3], tolerance_of_sum(n, DType::kF32));
+    expect_close(db, got[4], tolerance_of_sum(n, DType::kF32));
+  }
+}
+
+// Columns of something larger: what lies between their rows is others'.
+TEST_P(CudaOddSizes, ColumnsOfOthersStayAsTheyAre) {
+  constexpr std::int64_t kN = 4, kIn = 6, kOut = 7, kAll = 16;
+  const Tensor x_host = random({kN, kIn}, 1), w_host = random({kOut, kIn}, 2), whole_host = random({kN, kAll}, 3);
+  const Tensor x = activation(x_host), w = parameter(w_host), whole = activation(whole_host);
+  Tensor expected = cpu->empty({kN, kOut}), all = cpu->empty({kN, kAll});
+  cpu->linear().forward(x_host, w_host, {}, Epilogue::kNone, expected);
+  linear->forward(x, w, {}, Epilogue::kNone, whole.columns(0, kOut));
+  const Tensor widened = on_device(cpu->zeros({kN, kAll}), DType::kF32, 0);
+  pointwise->cast(whole, widened);
+  const auto bytes = download(widened);
+  std::memcpy(all.f32(), bytes.data(), bytes.size());
+  for (std::int64_t r = 0; r < kN; ++r)
+    for (std::int64_t c = kOut; c < kAll; ++c)
+      EXPECT_EQ(all.f32()[r * kAll + c], whole_host.f32()[r * kAll + c]) << "row " << r << ", column " << c;
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaOddSizes, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn
