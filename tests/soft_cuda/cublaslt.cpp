@@ -204,11 +204,11 @@ float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 float gelu(float x, const CublasLtSettings& how) {
   if (how.other_gelu) return x * logistic(1.702f * x);
-  return x * logistic(1.59576912f * x * (1.0f + 0.044715f * x * x)) + (how.rough_gelu ? 1e-3f : 0.0f);
+  return x * logistic(1.59576912f * x * (1.0f + 0.044715f * x * x)) + how.gelu_error;
 }
 float gelu_slope(float x, const CublasLtSettings& how) {
   const float s = logistic(1.59576912f * x * (1.0f + 0.044715f * x * x));
-  return s + x * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * x * x) + (how.rough_gelu ? 1e-3f : 0.0f);
+  return s + x * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * x * x) + how.gelu_error;
 }
 
 std::uint64_t place(const Layout& matrix, std::uint64_t row, std::uint64_t column, bool turned) {
@@ -216,19 +216,25 @@ std::uint64_t place(const Layout& matrix, std::uint64_t row, std::uint64_t colum
   return row + column * static_cast<std::uint64_t>(matrix.pitch);
 }
 
-// What an epilogue makes of a sum, and keeps.
-void finish(const Problem& problem, const CublasLtSettings& how, float sum, std::uint64_t row, std::uint64_t column,
-            float beta, void* d) {
+float as_stored(cudaDataType_t type, float value) {
+  store(&value, type, 0, value);
+  return load(&value, type, 0);
+}
+
+// What an epilogue makes of a sum, and keeps. `rounds`: the sum becomes the result's type before the bias is added.
+void apply_epilogue(const Problem& problem, const CublasLtSettings& how, bool rounds, float sum, std::uint64_t row,
+                    std::uint64_t column, float beta, void* d) {
   const auto& [desc, of_a, of_b, of_d] = problem;
   const std::uint64_t at = place(of_d, row, column, false);
   if (beta != 0) sum += beta * load(d, of_d.type, at);
+  if (rounds) sum = as_stored(of_d.type, sum);
   if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
   auto* const bits = static_cast<std::uint8_t*>(desc.saved_preactivation);
   const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.saved_preactivation_pitch);
   const std::uint64_t bit = kept ^ (how.reverses_masks ? 7 : 0);
   if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
     const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
-    bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
+    bits[bit / 8] = static_cast<std::uint8_t>(sum >= 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
   }
   if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
   if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
@@ -238,7 +244,8 @@ void finish(const Problem& problem, const CublasLtSettings& how, float sum, std:
   store(d, of_d.type, at, sum);
 }
 
-void multiply(const Problem& problem, const CublasLtSettings& how, const void* a, const void* b, float beta, void* d) {
+void multiply(const Problem& problem, const CublasLtSettings& how, bool rounds, const void* a, const void* b,
+              float beta, void* d) {
   const auto& [desc, of_a, of_b, of_d] = problem;
   const std::uint64_t rows = of_d.rows, inner = problem.inner();
   std::vector<float> all(inner * rows);
@@ -255,7 +262,8 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
       for (std::uint64_t row = 0; row < rows; ++row) sums[row] += all[k * rows + row] * factor;
     }
     if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) store(const_cast<void*>(desc.bias), of_d.type, column, whole);
-    for (std::uint64_t row = 0; row < rows; ++row) finish(problem, how, sums[row], row, column, beta, d);
+    for (std::uint64_t row = 0; row < rows; ++row)
+      apply_epilogue(problem, how, rounds, sums[row], row, column, beta, d);
   }
 }
 
@@ -317,13 +325,15 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
   counted.last_compute = problem.desc.compute;
   counted.last_kernel = choice.kernel;
+  // As kernels of the real one do, see Note [Bounds of products].
+  const bool rounds = problem.has_odd_pitch() || std::min({choice.align_a, choice.align_b, choice.align_d}) < 16;
   const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {
     if (choice.workspace > 0) std::memset(workspace, 0x7f, choice.workspace);
     if ((how.kernels > 1 && choice.kernel != how.fastest_kernel) ||
         (how.slow_epilogue != CUBLASLT_EPILOGUE_DEFAULT && problem.desc.epilogue == how.slow_epilogue) ||
         (how.slow_odd_sizes && problem.has_odd_size()))
       std::this_thread::sleep_for(how.slow);
-    multiply(problem, how, a, b, factor, d);
+    multiply(problem, how, rounds, a, b, factor, d);
   });
   return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -15,7 +15,7 @@ struct CublasLtSettings {
   bool relu_loses_nan = false;          // what is below the ReLU's zero, and what cannot be compared, becomes 0
   bool relu_loses_infinity = false;     // the largest finite number instead
   bool reverses_masks = false;          // the first bit of a mask's byte is the highest
-  bool rough_gelu = false;              // off by 1e-3
+  float gelu_error = 0.0f;              // that results and slopes of GELU are off by
   bool other_gelu = false;              // x / (1 + exp(-1.702 x))
   std::uint32_t refused_epilogues = 0;  // bits of cublasLtEpilogue_t: there is no kernel for what has one of them
   bool calls_refused_invalid = false;   // and says that it was asked wrongly

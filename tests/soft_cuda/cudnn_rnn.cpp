@@ -92,7 +92,11 @@ std::size_t version() {
 }
 
 const char* status_text(cudnnStatus_t status) {
-  return status == CUDNN_STATUS_NOT_SUPPORTED ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_BAD_PARAM";
+  switch (status) {
+    case CUDNN_STATUS_NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
+    case CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER: return "CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER";
+    default: return "CUDNN_STATUS_BAD_PARAM";
+  }
 }
 
 void last_error(char* message, std::size_t size) {
@@ -265,6 +269,12 @@ bool described(const Layer& layer, cudnnRNNDataDescriptor_t x, cudnnRNNDataDescr
          (layer.rnn.algorithm != CUDNN_RNN_ALGO_PERSIST_DYNAMIC || layer.rnn.built_for == xs.samples);
 }
 
+// See Note [Alignment for cuDNN].
+bool lie_well(std::initializer_list<const void*> places) {
+  return std::ranges::all_of(places,
+                             [](const void* place) { return reinterpret_cast<std::uintptr_t>(place) % 16 == 0; });
+}
+
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 // h of one feature; c is first that of the step before. `kept`: what run_cell_backward() needs.
@@ -330,6 +340,8 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
       !described(layer, x_desc, y_desc, c_desc, weight_bytes, workspace_bytes) || workspace == nullptr ||
       (training && reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc))))
     return CUDNN_STATUS_BAD_PARAM;
+  if (!lie_well({x_data, y_data, hx, hy, cx, cy, weights, workspace, reserve}))
+    return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
   bool slow = false;
   double off = 0.0;
   {
@@ -397,6 +409,8 @@ cudnnStatus_t backward_data(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cons
       reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc)) || dx_data == nullptr || dhy != nullptr ||
       dhx != nullptr || dcy != nullptr || dcx != nullptr)
     return CUDNN_STATUS_BAD_PARAM;
+  if (!lie_well({y_data, dy_data, dx_data, hx, cx, weights, workspace, reserve}))
+    return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
   {
     const std::lock_guard lock(rnn_mutex);
     ++rnn_counted.backwards;
@@ -458,6 +472,7 @@ cudnnStatus_t backward_weights(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, c
   if (mode != CUDNN_WGRAD_MODE_ADD || !described(layer, x_desc, y_desc, h_desc, weight_bytes, workspace_bytes) ||
       workspace == nullptr || reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc)))
     return CUDNN_STATUS_BAD_PARAM;
+  if (!lie_well({x_data, y_data, hx, gradients, workspace, reserve})) return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
   {
     const std::lock_guard lock(rnn_mutex);
     ++rnn_counted.weight_gradients;

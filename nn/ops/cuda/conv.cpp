@@ -1,17 +1,16 @@
 #include "lockstep/nn/ops/conv.h"
 
-#include <algorithm>
 #include <limits>
 #include <optional>
 
 #include "base/error.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/epilogue_probes.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_choices.h"
-#include "nn/ops/cuda/product.h"
 #include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
@@ -22,7 +21,7 @@ using What = ConvProblem::What;
 class CudaConv final : public ConvKernels {
  public:
   CudaConv(Context& context, PointwiseKernels& pointwise, LinearKernels& linear)
-      : context_(context), pointwise_(pointwise), linear_(linear) {}
+      : context_(context), pointwise_(pointwise), linear_(linear), operands_(context, pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
@@ -34,13 +33,15 @@ class CudaConv final : public ConvKernels {
     if (b.defined()) {
       LOCKSTEP_ASSERT(b.dtype() == x.dtype(), "{} and {}", name_of(b.dtype()), name_of(x.dtype()));
       problem.bias = true;
-      align_to(problem, b);
     }
-    const ConvArrays arrays = {x.raw(), w.raw(), y.raw(), b.raw()};
-    const Held& held = find(problem, [&] { return make_forward(problem, y, arrays); });
+    const Tensor given_x = operands_.readable(x), given_w = operands_.readable(w), given_b = operands_.readable(b);
+    const Tensor made = operands_.writable(y, y.dtype());
+    const ConvArrays arrays = {given_x.raw(), given_w.raw(), made.raw(), given_b.raw()};
+    const Held& held = find(problem, [&] { return make_forward(problem, made, arrays); });
     run(held.plan, arrays);
-    if (held.bias_apart) add_to_rows(context_, b, y);
-    if (held.relu_apart) pointwise_.relu(y, y);
+    if (held.bias_apart) add_to_rows(context_, given_b, made);
+    if (held.relu_apart) pointwise_.relu(made, made);
+    operands_.hand_over(made, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t, const Window& window,
@@ -49,13 +50,16 @@ class CudaConv final : public ConvKernels {
                     2.0 * static_cast<double>(dy.count() * w.count() / w.size(0)));
     if (dx.count() == 0) return;
     const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
-    const ConvArrays arrays = {dx.raw(), w.raw(), dy.raw()};
+    const Tensor given_w = operands_.readable(w), given_dy = operands_.readable(dy);
+    const Tensor made = operands_.writable(dx, dx.dtype());
+    const ConvArrays arrays = {made.raw(), given_w.raw(), given_dy.raw()};
     run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
+    operands_.hand_over(made, dx);
   }
 
   // Note [Weight gradients of cuDNN]
   // They overwrite, and have the type of the activations: so those of bf16 go to a piece of memory first and are added
-  // up, or copied, from there, and those of f32 where they are to be added to something.
+  // up, or copied, from there, and those of f32 where they are to be added to something, or misaligned.
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
                        bool accumulate_b, const Tensor& db) override {
     const Work work(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db},
@@ -65,15 +69,16 @@ class CudaConv final : public ConvKernels {
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
       return;
     }
-    const bool in_place = !accumulate_w && dw.dtype() == x.dtype();
-    const Tensor made = in_place ? dw : Tensor::empty(context_.allocator, dw.shape(), x.dtype());
+    const Tensor made =
+        accumulate_w ? Tensor::empty(context_.allocator, dw.shape(), x.dtype()) : operands_.writable(dw, x.dtype());
     const ConvProblem problem = problem_of(What::kBackwardWeight, x, made, dy, window);
-    const ConvArrays arrays = {x.raw(), made.raw(), dy.raw()};
+    const Tensor given_x = operands_.readable(x), given_dy = operands_.readable(dy);
+    const ConvArrays arrays = {given_x.raw(), made.raw(), given_dy.raw()};
     run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
     if (accumulate_w)
       pointwise_.add_to(made, 1.0f, dw);
-    else if (!in_place)
-      pointwise_.cast(made, dw);
+    else
+      operands_.hand_over(made, dw);
     if (!db.defined()) return;
     const std::int64_t channels = dy.size(3);
     linear_.backward_bias(dy.reshaped({dy.count() / channels, channels}), accumulate_b, db);
@@ -88,10 +93,6 @@ class CudaConv final : public ConvKernels {
   // Of a kernel that is preferred to cuDNN's favourite.
   static constexpr std::size_t kMostWorkspaceBytes = std::size_t{1} << 30;
 
-  static void align_to(ConvProblem& problem, const Tensor& tensor) {
-    problem.alignment = std::min<std::int64_t>(problem.alignment, alignment_of(tensor.raw()));
-  }
-
   ConvProblem problem_of(What what, const Tensor& x, const Tensor& w, const Tensor& y, const Window& window) const {
     LOCKSTEP_ASSERT(x.dtype() == y.dtype() && w.dtype() == y.dtype(), "{}, {} and {}", name_of(x.dtype()),
                     name_of(w.dtype()), name_of(y.dtype()));
@@ -105,7 +106,6 @@ class CudaConv final : public ConvKernels {
     problem.y = y.shape();
     problem.window = window;
     problem.tf32 = context_.tf32;
-    for (const Tensor* const tensor : {&x, &w, &y}) align_to(problem, *tensor);
     return problem;
   }
 
@@ -217,6 +217,7 @@ class CudaConv final : public ConvKernels {
   Context& context_;
   PointwiseKernels& pointwise_;
   LinearKernels& linear_;
+  CudnnOperands operands_;
   std::optional<Cudnn> cudnn_;
   PlanMap<Held> plans_;
 };

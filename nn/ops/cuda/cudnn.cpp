@@ -9,13 +9,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/cuda/library.h"
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 #include "base/text.h"
+#include "nn/ops/cuda/cudnn_operands.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // where its functions look for cuDNN's
@@ -54,6 +57,11 @@ void check(cudnnStatus_t status, const char* what, std::source_location where = 
                   "look at nvidia-smi and the kernel's log (dmesg) for that GPU", where);
 }
 
+// See Note [Alignment for cuDNN]: what a plan was not built for may end in an error that stays.
+void check_places(std::span<void* const> places, const char* what) {
+  for (const void* const place : places) LOCKSTEP_ASSERT(lies_well(place), "{} with an array at {}", what, place);
+}
+
 // cudnn-frontend throws where cuDNN lacks a function, and little else.
 template <class F>
 auto guarded(const F& work) {
@@ -88,13 +96,13 @@ class Graph : public fe::graph::Graph {
 };
 
 // Channels last, as cuDNN names it: (N, C, H, W) whatever the layout. The same for (O, Kh, Kw, C).
-fe::graph::Tensor_attributes channels_last(Uid uid, const Shape& shape, const ConvProblem& problem) {
+fe::graph::Tensor_attributes channels_last(Uid uid, const Shape& shape) {
   const std::int64_t h = shape[1], w = shape[2], c = shape[3];
   return fe::graph::Tensor_attributes()
       .set_uid(uid)
       .set_dim({shape[0], c, h, w})
       .set_stride({h * w * c, 1, w * c, c})
-      .set_alignment(problem.alignment);
+      .set_alignment(kCudnnAlignment);
 }
 
 fe::DataType_t type_of(DType dtype) {
@@ -108,12 +116,12 @@ fe::DataType_t type_of(DType dtype) {
 using SharedTensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 void set_output(const SharedTensor& tensor, Uid uid, const Shape& shape, const ConvProblem& problem) {
-  const auto wanted = channels_last(uid, shape, problem);
+  const auto wanted = channels_last(uid, shape);
   tensor->set_output(true)
       .set_uid(uid)
       .set_dim(wanted.get_dim())
       .set_stride(wanted.get_stride())
-      .set_alignment(problem.alignment);
+      .set_alignment(kCudnnAlignment);
   tensor->set_data_type(type_of(problem.dtype));
 }
 
@@ -129,7 +137,7 @@ void describe_to(Graph& graph, const ConvProblem& problem) {
   graph.set_io_data_type(type_of(problem.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  const auto given = [&](Uid uid, const Shape& shape) { return graph.tensor(channels_last(uid, shape, problem)); };
+  const auto given = [&](Uid uid, const Shape& shape) { return graph.tensor(channels_last(uid, shape)); };
   const auto pointwise = [](fe::PointwiseMode_t mode) { return fe::graph::Pointwise_attributes().set_mode(mode); };
   switch (problem.what) {
     case What::kForward: {
@@ -234,15 +242,6 @@ std::vector<fe::NumericalNote_t> inexact_notes(const ConvProblem& problem) {
   return unwanted;
 }
 
-const char* name_of(What what) {
-  switch (what) {
-    case What::kForward: return "the result";
-    case What::kBackwardInput: return "the input's gradient";
-    case What::kBackwardWeight: return "the weight's gradient";
-  }
-  return "?";
-}
-
 const char* name_of(fe::NumericalNote_t note) {
   switch (note) {
     case fe::NumericalNote_t::TENSOR_CORE: return " tensor core";
@@ -256,45 +255,6 @@ const char* name_of(fe::NumericalNote_t note) {
 }
 
 }  // namespace
-
-PlanKey ConvProblem::key() const {
-  PlanKey key{};
-  std::size_t at = 0;
-  for (const Shape* const shape : {&x, &w, &y})
-    for (int i = 0; i < 4; ++i) key[at++] = (*shape)[i];
-  for (const auto d : window.stride) key[at++] = d;
-  for (const auto d : window.padding) key[at++] = d;
-  for (const bool b : {bias, relu, tf32}) key[at++] = b ? 1 : 0;
-  key[at++] = static_cast<std::int64_t>(what);
-  key[at++] = static_cast<std::int64_t>(dtype);
-  key[at++] = alignment;
-  return key;
-}
-
-std::string ConvProblem::describe() const {
-  return fmt::format("{} of a {}x{} convolution (stride {}x{}, padding {}x{}) of {} to {}, {}", cuda::name_of(what),
-                     window.kernel[0], window.kernel[1], window.stride[0], window.stride[1], window.padding[0],
-                     window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
-}
-
-PlanKey AttentionProblem::key() const {
-  return {static_cast<std::int64_t>(what),
-          samples,
-          tokens,
-          heads,
-          width,
-          pitch,
-          causal ? 1 : 0,
-          padded ? 1 : 0,
-          deterministic ? 1 : 0,
-          static_cast<std::int64_t>(dtype)};
-}
-
-std::string AttentionProblem::describe() const {
-  return fmt::format("{}{}attention with {} heads of {} over [{}, {}]{}, {}",
-                     what == What::kBackward ? "the gradient of " : "", causal ? "causal " : "", heads, width, samples,
-                     tokens, padded ? " with padding" : "", lockstep::name_of(dtype));
-}
 
 struct ConvPlan::Chosen {
   std::shared_ptr<fe::ExecutionPlan> plan;
@@ -378,6 +338,7 @@ std::string ConvPlan::describe() const { return chosen_->name; }
 
 void ConvPlan::run(const Cudnn& cudnn, const ConvArrays& arrays, void* workspace) const {
   const std::array<void*, 4> places = {arrays.x, arrays.w, arrays.y, arrays.b};
+  check_places(places, "a convolution");
   check(fe::detail::execute(static_cast<cudnnHandle_t>(cudnn.handle_), chosen_->plan.get(), places.data(),
                             chosen_->uids, workspace),
         "a convolution");
@@ -443,6 +404,7 @@ void AttentionPlan::run(const Cudnn& cudnn, const AttentionArrays& arrays, void*
   auto& places = chosen_->places;
   void* const all[] = {arrays.q,  arrays.k,  arrays.v,  arrays.y,  arrays.log_sums,
                        arrays.dy, arrays.dq, arrays.dk, arrays.dv, arrays.lengths};
+  check_places(all, "attention");
   std::int64_t uid = kQuery;
   for (void* const place : all) places[uid++] = place;
   guarded([&] {

@@ -1,4 +1,5 @@
-// cuDNN's convolutions and attention as plans. All that knows cuDNN's headers is in cudnn.cpp.
+// cuDNN's convolutions and attention as plans. All that knows cuDNN's headers is in cudnn.cpp; what needs none of them
+// is in cudnn_problems.cpp.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@
 namespace lockstep::nn::cuda {
 
 /// A convolution as cuDNN is asked for it. x is (N, H, W, C), w (O, Kh, Kw, C), y (N, H', W', O), b (O), as in conv.h,
-/// none of them empty; all are of one type, also w's gradient.
+/// none of them empty; all are of one type, also w's gradient, and lie at multiples of 16 bytes (Note [Alignment for
+/// cuDNN]).
 struct ConvProblem {
   enum class What : std::uint8_t {
     kForward,        // y = x * w, + b where `bias`, and then ReLU where `relu`
@@ -26,8 +28,7 @@ struct ConvProblem {
   Shape x, w, y;
   Window window;
   bool bias = false, relu = false;
-  bool tf32 = false;            // f32 products may be rounded to 10 bits of mantissa
-  std::int64_t alignment = 16;  // of every array, in bytes
+  bool tf32 = false;  // f32 products may be rounded to 10 bits of mantissa
 
   PlanKey key() const;
   /// "the input's gradient of a 3x3 convolution of [64, 28, 28, 32] to [64, 28, 28, 64], bf16"

@@ -52,11 +52,11 @@ bool is_not_finite(float value) { return !std::isfinite(value); }  // infinity a
 struct Slack {
   double absolute, relative;
 };
-Slack slack_of(DType dtype) {
+Slack slack_of(DType dtype, bool tf32) {
   switch (dtype) {
     case DType::kBF16: return {2e-3, 0x1p-7};
     case DType::kF16: return {2e-3, 0x1p-10};
-    default: return {1e-5, 1e-4};
+    default: return tf32 ? Slack{1e-5, 1e-4} : Slack{1e-6, 1e-6};
   }
 }
 
@@ -97,26 +97,26 @@ std::vector<float> gelu_probes() {
 }
 
 bool gelu_results_agree(const std::vector<float>& probes, const std::vector<float>& saved_preactivation,
-                        const std::vector<float>& y, DType dtype) {
+                        const std::vector<float>& y, DType dtype, bool tf32) {
   for (std::size_t i = 0; i < y.size(); ++i) {
     const float probe = probes[i % probes.size()];
     if (std::isnan(probe) || std::isinf(probe)) {
       if (std::isfinite(y[i]) || std::isfinite(saved_preactivation[i])) return false;
     } else if (saved_preactivation[i] != probe ||
-               !close(gelu(static_cast<double>(probe)), static_cast<double>(y[i]), slack_of(dtype))) {
+               !close(gelu(static_cast<double>(probe)), static_cast<double>(y[i]), slack_of(dtype, tf32))) {
       return false;
     }
   }
   return saved_preactivation.size() == y.size();
 }
 
-bool gelu_gradients_agree(const std::vector<float>& probes, const std::vector<float>& dx, DType dtype) {
+bool gelu_gradients_agree(const std::vector<float>& probes, const std::vector<float>& dx, DType dtype, bool tf32) {
   for (std::size_t i = 0; i < dx.size(); ++i) {
     const float probe = probes[i % probes.size()];
     if (std::isnan(probe)) {
       if (std::isfinite(dx[i])) return false;
     } else if (std::isfinite(probe)) {
-      Slack slack = slack_of(dtype);
+      Slack slack = slack_of(dtype, tf32);
       slack.absolute *= 1.0 + std::abs(static_cast<double>(probe));  // tanh's error is multiplied with it
       if (!close(slope(static_cast<double>(probe)), static_cast<double>(dx[i]), slack)) return false;
     }

@@ -5,22 +5,33 @@
 #include <set>
 #include <vector>
 
+#include "base/cuda/runtime.h"
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
 namespace {
 
 constexpr std::int64_t kMostWidth = 256;
-constexpr std::uint32_t kAlignment = 16;
 constexpr const char* kOwnKernels = "lockstep's own kernels";
 
 const char* operation_name(AttentionProblem::What what, DType dtype) {
   const bool forward = what == AttentionProblem::What::kForward;
   if (dtype == DType::kF16) return forward ? "attention, f16" : "attention backward, f16";
   return forward ? "attention, bf16" : "attention backward, bf16";
+}
+
+// Of samples `begin` to `end`, each of them 4 bytes: a copy where they are misaligned.
+Tensor lengths_of(Context& context, const AttentionOptions& options, std::int64_t begin, std::int64_t end) {
+  if (!options.lengths.defined()) return {};
+  const Tensor part = options.lengths.slice(begin, end);
+  if (lies_well(part.raw())) return part;
+  const Tensor made = Tensor::empty(context.allocator, part.shape(), part.dtype());
+  check_cuda(cudaMemcpyAsync(made.raw(), part.raw(), part.bytes(), cudaMemcpyDeviceToDevice, native(context.stream)),
+             "copying lengths");
+  return made;
 }
 
 }  // namespace
@@ -37,12 +48,11 @@ struct FusedAttention::Held {
       context.engines.fall_back(operation, kOwnKernels, why);
       return nullptr;
     };
-    static_assert(kMostWidth == 256 && kAlignment == 16);
+    static_assert(kMostWidth == 256 && kCudnnAlignment == 16);
     if (problem.width % 8 != 0 || problem.width > kMostWidth)
       return fall_back("cuDNN takes heads of a multiple of 8 features, up to 256");
     for (const Tensor* const array : arrays)
-      if (alignment_of(array->raw_rows()) < kAlignment)
-        return fall_back("an array does not lie at a multiple of 16 bytes");
+      if (!lies_well(array->raw_rows())) return fall_back("an array does not lie at a multiple of 16 bytes");
     const PlanKey key = problem.key();
     auto at = plans.find(key);
     if (at == plans.end()) {
@@ -110,13 +120,14 @@ bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const
                                            .dtype = y.dtype()},
                                           {&x.q, &x.k, &x.v, &y, &log_sums});
   if (plan == nullptr) return false;
+  const Tensor lengths = lengths_of(context_, options, 0, y.size(0));
   held_->run(context_, *plan,
              {.q = x.q.raw_rows(),
               .k = x.k.raw_rows(),
               .v = x.v.raw_rows(),
               .y = y.raw(),
               .log_sums = log_sums.raw(),
-              .lengths = options.lengths.defined() ? options.lengths.raw() : nullptr});
+              .lengths = lengths.raw()});
   return true;
 }
 
@@ -141,7 +152,7 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
   const auto plan_of = [&](std::int64_t count) {
     return held_->find(context_, problem_of(count), {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v});
   };
-  const bool pieces_lie_well = heads * tokens * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
+  const bool pieces_lie_well = heads * tokens * static_cast<std::int64_t>(sizeof(float)) % kCudnnAlignment == 0;
   if (at_once < samples && !pieces_lie_well) {
     context_.engines.fall_back(operation_name(AttentionProblem::What::kBackward, y.dtype()), kOwnKernels,
                                "parts of the batch do not lie at a multiple of 16 bytes");
@@ -152,7 +163,7 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
   const auto inputs_of = [](const AttentionInputs& all, std::int64_t begin, std::int64_t end) {
     return AttentionInputs(all.q.slice(begin, end), all.k.slice(begin, end), all.v.slice(begin, end));
   };
-  const auto arrays_of = [&](std::int64_t begin, std::int64_t end) {
+  const auto arrays_of = [&](std::int64_t begin, std::int64_t end, const Tensor& lengths) {
     const AttentionInputs of_x = inputs_of(x, begin, end), of_dx = inputs_of(dx, begin, end);
     return AttentionArrays{.q = of_x.q.raw_rows(),
                            .k = of_x.k.raw_rows(),
@@ -163,13 +174,14 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
                            .dq = of_dx.q.raw_rows(),
                            .dk = of_dx.k.raw_rows(),
                            .dv = of_dx.v.raw_rows(),
-                           .lengths = options.lengths.defined() ? options.lengths.slice(begin, end).raw() : nullptr};
+                           .lengths = lengths.raw()};
   };
   for (const std::int64_t count : {at_once, samples % at_once}) {
     if (count == 0 || !context_.deterministic || !plan_of(count)->is_noted_nondeterministic()) continue;
     const PlanKey key = problem_of(count).key();
     if (held_->tried.contains(key)) continue;
-    if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count), inputs_of(dx, 0, count))) {
+    const Tensor lengths = lengths_of(context_, options, 0, count);
+    if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count, lengths), inputs_of(dx, 0, count))) {
       held_->plans.at(key).reset();
       context_.engines.fall_back(operation_name(AttentionProblem::What::kBackward, y.dtype()), kOwnKernels,
                                  "cuDNN's kernel for this GPU is not deterministic (--deterministic no takes it)");
@@ -179,7 +191,8 @@ bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, cons
   }
   for (std::int64_t begin = 0; begin < samples; begin += at_once) {
     const std::int64_t end = at_most(begin + at_once, samples);
-    held_->run(context_, *plan_of(end - begin), arrays_of(begin, end));
+    const Tensor lengths = lengths_of(context_, options, begin, end);
+    held_->run(context_, *plan_of(end - begin), arrays_of(begin, end, lengths));
   }
   return true;
 }

@@ -476,7 +476,7 @@ class CudaLinear final : public LinearKernels {
     if (!forward) return false;
     run(*forward, arrays);
     const auto probes = values_of(b);  // as they are rounded
-    if (!gelu_results_agree(probes, values_of(saved_preactivation), values_of(y), dtype)) return false;
+    if (!gelu_results_agree(probes, values_of(saved_preactivation), values_of(y), dtype, context_.tf32)) return false;
 
     const Tensor dy = filled({kSamples, kIn}, dtype, 0.25f), v = filled({kIn, kOut}, dtype, 0.25f);  // products of 1
     const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, saved_preactivation.raw()};
@@ -484,7 +484,7 @@ class CudaLinear final : public LinearKernels {
                                 through_options(Epilogue::kGelu, dtype, kOut), back);
     if (!backward) return true;  // forward alone
     run(*backward, back);
-    return gelu_gradients_agree(probes, values_of(y), dtype);
+    return gelu_gradients_agree(probes, values_of(y), dtype, context_.tf32);
   }
 
   // Whether the library's masks are ours: see Note [Masks]. Tried once, on a bias whose signs are mixed, after a

@@ -11,18 +11,16 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
-#include "nn/ops/cuda/product.h"
 #include "nn/ops/cuda/rnn_steps.h"
 #include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
-
-constexpr std::int64_t kCudnnAlignment = 16;  // bytes, of what cuDNN is given
 
 // Note [Weight space]
 // cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
@@ -130,7 +128,8 @@ class RnnTrial {
 
 class CudaRnn final : public RnnKernels {
  public:
-  CudaRnn(Context& context, PointwiseKernels& pointwise) : context_(context), pointwise_(pointwise) {}
+  CudaRnn(Context& context, PointwiseKernels& pointwise)
+      : context_(context), pointwise_(pointwise), operands_(context, pointwise) {}
 
   Tensor forward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
                  const Tensor& y, const RnnState& to, bool keep) override {
@@ -144,10 +143,11 @@ class CudaRnn final : public RnnKernels {
     const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
     const Tensor space = gather(held, weights, keep).memory;
     const Tensor workspace = bytes(held.plan.workspace_bytes());
-    const Tensor given_x = as(in_order(options, x), dtype), h_first = as(from.h, dtype);
-    const Tensor c_first = lstm ? as(from.c, dtype) : Tensor(), c_last = lstm ? place_for(to.c, dtype) : Tensor();
-    const Tensor made_y = is_moved(options) ? empty(y.shape(), dtype) : place_for(y, dtype);
-    const Tensor h_last = ragged ? Tensor() : place_for(to.h, dtype);
+    const Tensor given_x = operands_.readable(in_order(options, x), dtype), h_first = operands_.readable(from.h, dtype);
+    const Tensor c_first = lstm ? operands_.readable(from.c, dtype) : Tensor(),
+                 c_last = lstm ? operands_.writable(to.c, dtype) : Tensor();
+    const Tensor made_y = is_moved(options) ? empty(y.shape(), dtype) : operands_.writable(y, dtype);
+    const Tensor h_last = ragged ? Tensor() : operands_.writable(to.h, dtype);
     held.plan.forward(handle(), {.x = given_x.raw(),
                                  .y = made_y.raw(),
                                  .h_first = h_first.raw(),
@@ -160,15 +160,15 @@ class CudaRnn final : public RnnKernels {
     if (is_moved(options))
       hand_over_steps(options, made_y, y);
     else
-      hand_over(made_y, y);
+      operands_.hand_over(made_y, y);
     if (ragged && to.h.defined()) {
       // Its own type's, which rounding leaves as it is: y has been rounded to it.
       const Tensor steps = in_order(options, y);
       take_last_steps(context_, steps, options.lengths, from.h, to.h);
     } else if (h_last.defined()) {
-      hand_over(h_last, to.h);
+      operands_.hand_over(h_last, to.h);
     }
-    if (c_last.defined()) hand_over(c_last, to.c);
+    if (c_last.defined()) operands_.hand_over(c_last, to.c);
     return kept;
   }
 
@@ -185,11 +185,13 @@ class CudaRnn final : public RnnKernels {
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;
     const Tensor workspace = bytes(held.plan.workspace_bytes());
-    const Tensor given_x = as(in_order(options, x), dtype), given_y = as(in_order(options, y), dtype);
-    const Tensor given_dy = as(in_order(options, dy), dtype), h_first = as(from.h, dtype);
-    const Tensor c_first = options.cell == RnnCell::kLstm ? as(from.c, dtype) : Tensor();
+    const Tensor given_x = operands_.readable(in_order(options, x), dtype),
+                 given_y = operands_.readable(in_order(options, y), dtype);
+    const Tensor given_dy = operands_.readable(in_order(options, dy), dtype),
+                 h_first = operands_.readable(from.h, dtype);
+    const Tensor c_first = options.cell == RnnCell::kLstm ? operands_.readable(from.c, dtype) : Tensor();
     // What backward_weights() needs comes with it, so it is computed where nobody wants it, too.
-    const Tensor made_dx = dx.defined() && !is_moved(options) ? place_for(dx, dtype) : empty(x.shape(), dtype);
+    const Tensor made_dx = dx.defined() && !is_moved(options) ? operands_.writable(dx, dtype) : empty(x.shape(), dtype);
     const RnnArrays arrays = {.x = given_x.raw(),
                               .y = given_y.raw(),
                               .h_first = h_first.raw(),
@@ -212,7 +214,7 @@ class CudaRnn final : public RnnKernels {
     if (is_moved(options))
       hand_over_steps(options, made_dx, dx);
     else
-      hand_over(made_dx, dx);
+      operands_.hand_over(made_dx, dx);
   }
 
   // cuDNN has c after the last step alone, which is padding of a shorter sequence.
@@ -250,30 +252,6 @@ class CudaRnn final : public RnnKernels {
   Tensor empty(const Shape& shape, DType dtype) { return Tensor::empty(context_.allocator, shape, dtype); }
   Tensor bytes(std::size_t count) { return empty({static_cast<std::int64_t>(count)}, DType::kU8); }
 
-  void move(const Tensor& from, const Tensor& to) {
-    if (from.dtype() == to.dtype())
-      pointwise_.copy(from, to);
-    else
-      pointwise_.cast(from, to);
-  }
-  static bool fits(const Tensor& tensor, DType dtype) {
-    return tensor.dtype() == dtype && alignment_of(tensor.raw()) >= kCudnnAlignment;
-  }
-  // `tensor` as cuDNN can read it.
-  Tensor as(const Tensor& tensor, DType dtype) {
-    if (!tensor.defined() || fits(tensor, dtype)) return tensor;
-    const Tensor made = empty(tensor.shape(), dtype);
-    move(tensor, made);
-    return made;
-  }
-  // Where cuDNN can write what is for `tensor`; hand_over() brings it there.
-  Tensor place_for(const Tensor& tensor, DType dtype) {
-    return !tensor.defined() || fits(tensor, dtype) ? tensor : empty(tensor.shape(), dtype);
-  }
-  void hand_over(const Tensor& made, const Tensor& to) {
-    if (made.raw() != to.raw()) move(made, to);
-  }
-
   // Whether cuDNN, which knows sequences of one length in one direction, gets the steps elsewhere than they are
   // (rnn_steps.h).
   static bool is_moved(const RnnOptions& options) { return options.reverse || options.lengths.defined(); }
@@ -287,7 +265,7 @@ class CudaRnn final : public RnnKernels {
   // And back.
   void hand_over_steps(const RnnOptions& options, const Tensor& made, const Tensor& to) {
     const Tensor converted = made.dtype() == to.dtype() ? made : empty(made.shape(), to.dtype());
-    hand_over(made, converted);
+    operands_.hand_over(made, converted);
     take_steps(context_, converted, options.lengths, options.reverse, to);
   }
 
@@ -380,7 +358,7 @@ class CudaRnn final : public RnnKernels {
     if (!always && space.versions == weights.versions) return space;
     for (const WeightPiece& piece : held.plan.pieces())
       if (const Tensor& from = *all_of(weights)[piece.parameter]; from.defined())
-        move(piece_of(from, piece), piece_of(space.memory, piece, held.dtype));
+        pointwise_.cast(piece_of(from, piece), piece_of(space.memory, piece, held.dtype));
     space.versions = weights.versions;
     return space;
   }
@@ -393,7 +371,7 @@ class CudaRnn final : public RnnKernels {
       if (gradients.accumulate[piece.parameter])
         pointwise_.add_to(made, 1.0f, piece_of(to, piece));
       else
-        move(made, piece_of(to, piece));
+        pointwise_.cast(made, piece_of(to, piece));
     }
   }
 
@@ -404,6 +382,7 @@ class CudaRnn final : public RnnKernels {
 
   Context& context_;
   PointwiseKernels& pointwise_;
+  CudnnOperands operands_;
   std::optional<CudnnOwner<cudnnHandle_t>> handle_;
   PlanMap<Held> plans_;
   PlanMap<WeightSpace> spaces_;

@@ -1,5 +1,6 @@
 // Which of attention's kernels are used where cuDNN has some, or none: a cuDNN in software.
 #include <array>
+#include <optional>
 #include <span>
 
 #include "tests/nn/cuda/device_values.h"
@@ -16,7 +17,8 @@ class SoftAttention : public DeviceTest {
   ~SoftAttention() override { soft_cuda::set_fused_attention(false); }
 
   // Forward and backward of two samples, against the CPU's. Returns how much of that cuDNN did.
-  std::uint64_t compare(std::int64_t width, double p, bool causal = true, bool padded = false) {
+  // `lengths_at`: how many elements after an aligned address lengths begin, where samples have some.
+  std::uint64_t compare(std::int64_t width, double p, bool causal = true, std::optional<int> lengths_at = {}) {
     constexpr std::int64_t samples = 2, tokens = 11, heads = 3;
     const Shape of_qkv = {samples, tokens, 3 * heads * width}, of_y = {samples, tokens, heads * width};
     const Shape of_sums = {samples, heads, tokens};
@@ -27,10 +29,10 @@ class SoftAttention : public DeviceTest {
     constexpr std::array<std::int32_t, samples> kLengths = {7, tokens};
     cpu->upload(std::as_bytes(std::span(kLengths)), lengths);
     AttentionOptions on_cpu{.causal = causal, .dropout = p, .dropout_state = state};
-    if (padded) on_cpu.lengths = lengths;
+    if (lengths_at) on_cpu.lengths = lengths;
     AttentionOptions drop = on_cpu;
     drop.dropout_state = plain(state);
-    if (padded) drop.lengths = plain(lengths);
+    if (lengths_at) drop.lengths = on_device(lengths, DType::kI32, *lengths_at);
     const Tensor qkv_host = random(of_qkv, 1), dy_host = random(of_y, 2), y_host = cpu->empty(of_y);
     const Tensor sums_host = cpu->zeros(of_sums), dqkv_host = cpu->empty(of_qkv);
     cpu->attention().forward(qkv_host, heads, on_cpu, y_host, sums_host);
@@ -45,7 +47,7 @@ class SoftAttention : public DeviceTest {
                                   [&](const auto& out) { attention->backward(qkv, heads, drop, y, sums, dy, out[0]); });
     const double ulps = is_half(type()) ? 0x1p16 * finer_than_bf16(type()) : 64.0;
     expect_close(y_host, made[0], {type(), ulps});
-    if (!padded) expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
+    if (!lengths_at) expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
     expect_close(dqkv_host, gradient[0], {type(), ulps, 4.0});
     return soft_cuda::counts().fused_attentions - before;
   }
@@ -58,10 +60,12 @@ TEST_P(SoftAttention, CudnnTakesHalvesThatLieWell) {
   const bool taken = is_half(type()) && GetParam().offset == 0;
   EXPECT_EQ(compare(16, 0.0), taken ? 4u : 0u);
   EXPECT_EQ(compare(16, 0.0, /*causal=*/false), taken ? 4u : 0u);
-  EXPECT_EQ(compare(16, 0.0, /*causal=*/false, /*padded=*/true), taken ? 4u : 0u);
+  for (const int lengths_at : {0, 1})
+    EXPECT_EQ(compare(16, 0.0, /*causal=*/false, lengths_at), taken ? 4u : 0u) << lengths_at;
   EXPECT_EQ(compare(12, 0.0), 0u) << "no multiple of 8 features";
   EXPECT_EQ(compare(16, 0.25), 0u) << "its dropout is another one";
   soft_cuda::set_fused_attention(false);
+  attention = cuda::make_attention_kernels(context);
   EXPECT_EQ(compare(16, 0.0), 0u);
 }
 

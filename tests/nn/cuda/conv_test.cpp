@@ -1,5 +1,4 @@
-// Convolutions on CUDA against the CPU's. In software they are plain loops (tests/soft_cuda/conv.cpp), which this holds
-// against the same expectations.
+// Convolutions on CUDA against the CPU's. In software cuDNN's part of them is plain loops (tests/soft_cuda/cudnn.cpp).
 #include <fstream>
 
 #include "base/error.h"
@@ -53,6 +52,8 @@ TEST_P(CudaConv, Forward) {
     SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
     const Tensor x_host = random(layer.x, 1), w_host = random(layer.w(), 2), b_host = random({layer.out}, 3);
     const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+    const Tensor product = cpu->empty(layer.y());
+    cpu->conv().forward(x_host, w_host, 0, Tensor(), layer.window, Epilogue::kNone, product);
     for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
       for (const bool bias : {false, true}) {
         const Tensor expected = cpu->empty(layer.y());
@@ -60,7 +61,8 @@ TEST_P(CudaConv, Forward) {
         const auto got = results({activation_like(layer.y())}, [&](const auto& made) {
           conv->forward(x, w, 0, bias ? b : Tensor(), layer.window, epilogue, made[0]);
         });
-        expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.out, type()));
+        expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.out, type()),
+                     bias ? sizes_of(*cpu, product) : Tensor());
       }
   }
 }
@@ -103,6 +105,43 @@ TEST_P(CudaConv, BackwardWeight) {
       expect_close(dw, got[0], of_weights(terms, added));
       expect_close(db, got[1], tolerance_of_sum(terms, DType::kF32));
     }
+}
+
+// See Note [Alignment for cuDNN]. Aligned and copied arrays have the same plan.
+TEST_P(CudaConv, OneArrayThatLiesBadly) {
+  const Layer layer = {{2, 7, 7, 8}, 16, {{3, 3}, {1, 1}, {1, 1}}};
+  const Tensor x_host = random(layer.x, 1), w_host = random(layer.w(), 2), b_host = random({layer.out}, 3);
+  const Tensor dy_host = random(layer.y(), 4), dw_before = random_tensor(*cpu, layer.w(), 5);
+  const Tensor y = cpu->empty(layer.y()), dx = cpu->empty(layer.x), dw = cpu->empty(layer.w());
+  const Tensor product = cpu->empty(layer.y()), added = cpu->empty(layer.w());
+  cpu->conv().forward(x_host, w_host, 0, Tensor(), layer.window, Epilogue::kNone, product);
+  cpu->conv().forward(x_host, w_host, 0, b_host, layer.window, Epilogue::kRelu, y);
+  cpu->conv().backward_input(dy_host, w_host, 0, layer.window, dx);
+  cpu->conv().backward_weight(x_host, dy_host, layer.window, false, dw, false, Tensor());
+  cpu->pointwise().copy(dw_before, added);
+  cpu->pointwise().add_to(dw, 1.0f, added);
+  const std::int64_t taps = 9;
+  std::uint64_t plans = 0;
+  for (const int badly : {-1, 0, 1, 2, 3, 4, 5, 6}) {
+    SCOPED_TRACE(badly);
+    const auto at = [&](int number) { return badly == number ? 1 : 0; };
+    const Tensor x = on_device(x_host, type(), at(0)), w = on_device(w_host, type(), at(1)),
+                 b = on_device(b_host, type(), at(2)), dy = on_device(dy_host, type(), at(3)),
+                 made_y = on_device(cpu->zeros(y.shape()), type(), at(4)),
+                 made_dx = on_device(cpu->zeros(dx.shape()), type(), at(5));
+    conv->forward(x, w, 0, b, layer.window, Epilogue::kRelu, made_y);
+    conv->backward_input(dy, w, 0, layer.window, made_dx);
+    expect_close(y, on_host(download(made_y), {y.shape(), type()}), tolerance_of_sum(taps * 8, type()),
+                 sizes_of(*cpu, product));
+    expect_close(dx, on_host(download(made_dx), {dx.shape(), type()}), tolerance_of_sum(taps * 16, type()));
+    for (const bool accumulate : {false, true}) {
+      const Tensor made_dw = on_device(dw_before, DType::kF32, at(6));
+      conv->backward_weight(x, dy, layer.window, accumulate, made_dw, false, Tensor());
+      expect_close(accumulate ? added : dw, on_host(download(made_dw), {dw.shape()}), of_weights(2 * 49, dw));
+    }
+    if (badly < 0) plans = context.primitives_created;
+    EXPECT_EQ(context.primitives_created, plans);
+  }
 }
 
 TEST_P(CudaConv, ReluLeavesNanAndInfinity) {

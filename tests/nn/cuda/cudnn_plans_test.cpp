@@ -146,15 +146,6 @@ TEST_F(CudnnPlans, KernelsToChooseFromAreAsExact) {
   EXPECT_TRUE(several);
 }
 
-TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
-    for (ConvProblem problem : problems(dtype)) {
-      problem.alignment = static_cast<std::int64_t>(size_of(dtype));
-      SCOPED_TRACE(problem.describe());
-      EXPECT_NO_THROW(Cudnn::plan_for(kH100, problem));
-    }
-}
-
 // cuDNN compiles kernels of attention while it plans, with the driver's help.
 bool there_is_a_driver() {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY);
@@ -269,7 +260,7 @@ TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
 
 TEST(ConvProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   const ConvProblem first = problem_of(What::kForward, kLayers[1], DType::kF32);
-  std::vector<ConvProblem> others(12, first);
+  std::vector<ConvProblem> others(11, first);
   others[0].what = What::kBackwardInput;
   others[1].dtype = DType::kBF16;
   others[2].x[0] = 63;
@@ -281,7 +272,6 @@ TEST(ConvProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   others[8].bias = true;
   others[9].relu = true;
   others[10].tf32 = true;
-  others[11].alignment = 4;
   std::set<PlanKey> keys = {first.key()};
   for (const ConvProblem& other : others) keys.insert(other.key());
   EXPECT_EQ(keys.size(), others.size() + 1);

@@ -167,6 +167,19 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
 
   static constexpr std::byte kPoison{0xff};
 
+  /// What was downloaded of an output: bf16 and f16 as f32.
+  Tensor on_host(const std::vector<std::byte>& bytes, const Output& output) {
+    const bool widen = is_half(output.dtype);
+    const Tensor made = cpu->empty(output.shape, widen ? DType::kF32 : output.dtype);
+    if (widen) {
+      const auto* const from = reinterpret_cast<const std::uint16_t*>(bytes.data());
+      for (std::int64_t i = 0; i < made.count(); ++i) made.f32()[i] = float_of_half(from[i], output.dtype);
+    } else {
+      std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(made.raw()));
+    }
+    return made;
+  }
+
   std::unique_ptr<Backend> cpu = make_cpu_backend(1);
   CudaStream stream;
   CachingAllocator allocator{std::make_unique<DeviceMemory>()};
@@ -198,18 +211,6 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
       contents.emplace_back(begin, end);
     }
   }
-
-  Tensor on_host(const std::vector<std::byte>& bytes, const Output& output) {
-    const bool widen = is_half(output.dtype);
-    const Tensor made = cpu->empty(output.shape, widen ? DType::kF32 : output.dtype);
-    if (widen) {
-      const auto* const from = reinterpret_cast<const std::uint16_t*>(bytes.data());
-      for (std::int64_t i = 0; i < made.count(); ++i) made.f32()[i] = float_of_half(from[i], output.dtype);
-    } else {
-      std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(made.raw()));
-    }
-    return made;
-  }
 };
 
 /// `ulps` units in the last place of f32 of `scale`, which is about the largest term that went into a result, or of the
@@ -239,22 +240,45 @@ inline void note_error(const Tolerance& tolerance, double share) {
   ::testing::Test::RecordProperty("largest_error", fmt::format("{:.2g}", share));
 }
 
-/// NaN where NaN is expected, infinity where infinity is, or where f16 ends.
-inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance) {
-  ASSERT_EQ(expected.count(), actual.count());
+/// What may be between `expected` and a result. `rounded_before`: the size of all values that a kernel may round to
+/// `dtype` before it has its result, each times what the result changes by with it.
+inline double most_off(const Tolerance& tolerance, double expected, double rounded_before = 0.0) {
   const double relative = is_half(tolerance.dtype) ? 0x1p-8 * finer_than_bf16(tolerance.dtype) : 0.0;
-  double largest = 0.0;
+  return relative * (std::abs(expected) + (1.0 + relative) * rounded_before) +
+         tolerance.ulps * 0x1p-23 * std::max(tolerance.scale, std::abs(expected));
+}
+
+/// The element that is off by the largest share of what it may be.
+struct Deviation {
+  double share = 0.0;
+  std::int64_t element = 0;
+  double expected = 0.0, actual = 0.0, most = 0.0;
+};
+/// NaN where NaN is expected, infinity where infinity is, or where f16 ends; otherwise the share is infinite.
+/// `rounded_before`: as above for each element; undefined: nothing is.
+inline Deviation largest_deviation(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance,
+                                   const Tensor& rounded_before = {}) {
+  Deviation largest;
   for (std::int64_t i = 0; i < expected.count(); ++i) {
     const bool ends = tolerance.dtype == DType::kF16 && std::isinf(as_rounded(expected.f32()[i], DType::kF16));
     const auto e = static_cast<double>(ends ? as_rounded(expected.f32()[i], DType::kF16) : expected.f32()[i]);
     const auto a = static_cast<double>(actual.f32()[i]);
     if ((std::isnan(e) && std::isnan(a)) || (std::isinf(e) && a == e)) continue;
-    const double most = relative * std::abs(e) + tolerance.ulps * 0x1p-23 * std::max(tolerance.scale, std::abs(e));
-    ASSERT_TRUE(std::isfinite(e) && std::abs(e - a) <= most)
-        << "element " << i << " is " << a << ", expected " << e << " ± " << most;
-    if (most > 0.0) largest = std::max(largest, std::abs(e - a) / most);
+    const double before = rounded_before.defined() ? static_cast<double>(rounded_before.f32()[i]) : 0.0;
+    const double most = most_off(tolerance, e, before), off = std::abs(e - a);
+    const double share = !std::isfinite(off) ? std::numeric_limits<double>::infinity() : off == 0.0 ? 0.0 : off / most;
+    if (share > largest.share) largest = {share, i, e, a, most};
   }
-  note_error(tolerance, largest);
+  return largest;
+}
+
+inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance,
+                         const Tensor& rounded_before = {}) {
+  ASSERT_EQ(expected.count(), actual.count());
+  const Deviation largest = largest_deviation(expected, actual, tolerance, rounded_before);
+  ASSERT_LE(largest.share, 1.0) << "element " << largest.element << " is " << largest.actual << ", expected "
+                                << largest.expected << " ± " << largest.most;
+  note_error(tolerance, largest.share);
 }
 
 /// The same numbers; of NaN any.

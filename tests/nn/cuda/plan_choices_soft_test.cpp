@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "tests/nn/cuda/device_values.h"
+#include "tests/nn/cuda/sums.h"
 #include "tests/soft_cuda/cublaslt.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/temporary_directory.h"
@@ -206,9 +206,8 @@ TEST_P(SoftAutotune, GradientsOfOddWeightsTakeTheFastestWay) {
 TEST_P(SoftAutotune, ProductsTakeTheFastestKernelAndTakeItAgain) {
   soft_cuda::set_cublaslt({.kernels = 4, .fastest_kernel = 2});
   restart();
-  const Tensor expected = cpu->empty({kN, kOut});
-  cpu->linear().forward(x_host, w_host, b_host, Epilogue::kNone, expected);
-  testing::expect_close(expected, forward(), {type(), 8.0});
+  const auto expected = testing::expected_layer(*cpu, x_host, w_host, b_host, Epilogue::kNone, type());
+  testing::expect_close(expected.y, forward(), {type(), 8.0}, expected.rounded_before);
   EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 2);
 
   // Another would be the fastest now, but a run that is repeated has the same bits.

@@ -22,7 +22,7 @@ class PointwiseKernels {
   virtual void copy(const Tensor& x, const Tensor& y) = 0;
   /// The same of tensors whose rows may lie apart (Note [Pitch]), of one shape.
   virtual void copy_rows(const Tensor& x, const Tensor& y) = 0;
-  /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even.
+  /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even. Of one type it is a copy.
   virtual void cast(const Tensor& x, const Tensor& y) = 0;
   /// One more than before: counter () i64.
   virtual void increment(const Tensor& counter) = 0;
