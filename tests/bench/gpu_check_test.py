@@ -5,6 +5,7 @@ the whole of it on a machine that only claims to have one.
 """
 import argparse
 import copy
+import gc
 import json
 import math
 import os
@@ -14,8 +15,10 @@ import sys
 import tarfile
 import tempfile
 import time
+import types
 import unittest
 import unittest.mock
+import weakref
 
 sys.dont_write_bytecode = True
 parser = argparse.ArgumentParser()
@@ -328,6 +331,79 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
         text = report.markdown(whole_report() | {"sections": [vars(section)]})
         self.assertNotIn("What it had measured by then", text)
         self.assertIn("| mlp, 64 | eager+graph | 2.00 × (2.00 to 2.00) | yes |", text)
+
+
+class FakeTorch:
+    """As much of PyTorch as gpu_step.py asks for, without a GPU. A captured graph owns nothing, as CUDA's."""
+
+    class Thing:
+        def __init__(self, *arguments, **more):
+            pass
+
+        def cuda(self, **more):
+            return self
+
+        to = parameters = cuda
+
+        def __call__(self, *arguments):
+            return FakeTorch.Thing()
+
+        def backward(self):
+            pass
+
+        zero_grad = step = wait_stream = lambda self, *arguments, **more: None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *what):
+            return False
+
+        def __float__(self):
+            return 1.0
+
+    class Graph(Thing):
+        def replay(self):
+            return None
+
+    def __init__(self):
+        thing, made = FakeTorch.Thing, []
+        self.made = made
+
+        def making(*arguments, **more):
+            made.append(weakref.ref(it := thing()))
+            return it
+
+        self.manual_seed = lambda seed: None
+        self.compile = lambda forward, mode: forward
+        self.autocast = lambda *arguments, **more: thing()
+        self.channels_last, self.bfloat16 = "channels_last", "bfloat16"
+        self.cuda = types.SimpleNamespace(Stream=thing, current_stream=thing, stream=thing, synchronize=lambda: None,
+                                          CUDAGraph=FakeTorch.Graph, graph=thing)
+        self.optim = types.SimpleNamespace(AdamW=making)
+        self.models = types.SimpleNamespace(
+            MODELS={"mlp": types.SimpleNamespace(make=making, batch=lambda samples: (making(), making()))},
+            loss_of=lambda logits, labels: thing())
+
+
+class GraphedStep(unittest.TestCase):
+    """bench/peers/torch/gpu_step.py: PyTorch's step in a CUDA graph."""
+
+    def test_keeps_what_its_graph_reads(self):
+        sys.path.insert(0, str(SOURCE / "bench/peers/torch"))
+        self.addCleanup(sys.path.remove, str(SOURCE / "bench/peers/torch"))
+        import gpu_step
+        for configuration in ("eager+graph", "compile+graph"):
+            torch = FakeTorch()
+            with unittest.mock.patch.dict(sys.modules, models=torch.models):
+                step = gpu_step.Step(torch, "mlp", 4, configuration)
+            gc.collect()
+            self.assertEqual(len(torch.made), 4, "module, inputs, labels, optimizer")
+            self.assertTrue(all(made() is not None for made in torch.made), configuration)
+            self.assertGreater(len(step.measure(2, 1e-4)["step_ms"]), 1)
+            del step
+            gc.collect()
+            self.assertTrue(all(made() is None for made in torch.made), "and lets go of it")
 
 
 class Sources(unittest.TestCase):

@@ -27,7 +27,7 @@ class Step:
     """One model in one configuration."""
 
     def __init__(self, torch, model: str, batch: int, configuration: str):
-        from models import MODELS
+        from models import MODELS, loss_of
 
         mode, _, graph = configuration.partition("+")
         if mode not in MODES or graph not in ("", "graph"):
@@ -42,7 +42,6 @@ class Step:
             inputs = inputs.to(memory_format=torch.channels_last)
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01, fused=True,
                                       capturable=bool(graph))
-        loss_of = torch.nn.functional.cross_entropy
 
         def forward():
             with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -50,6 +49,9 @@ class Step:
 
         if MODES[mode] is not None:
             forward = torch.compile(forward, mode=MODES[mode])
+
+        # A graph has addresses and owns nothing: what it reads and writes is kept here as long as it may be replayed.
+        self._kept = (module, optimizer, inputs, labels, forward)
 
         def step():
             optimizer.zero_grad(set_to_none=True)

@@ -46,7 +46,7 @@ class Worker:
     def build(self, model: str, batch: int, compiled: bool, channels_last: bool,
               optimizer: str = "adamw") -> dict:
         """Makes everything and takes the first step."""
-        from models import MODELS
+        from models import MODELS, loss_of
         from torch.nn.parallel import DistributedDataParallel
 
         torch = self.torch
@@ -65,7 +65,6 @@ class Worker:
         else:
             # As `lockstep bench step` by default; fused is the fastest of PyTorch's three implementations on the CPU.
             optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-        loss_of = torch.nn.CrossEntropyLoss()
         forward = torch.compile(self.ddp) if compiled else self.ddp
 
         def step():
