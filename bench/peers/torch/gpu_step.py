@@ -10,11 +10,13 @@ one batch that stays on the GPU, as `lockstep bench step` takes it. Times are of
 idle GPU, in ms a step.
 
 Configurations: eager; compile, reduce-overhead, max-autotune (modes of torch.compile); with "+graph" the whole step,
-update and all, is captured in one CUDA graph. Convolutions run in channels_last.
+update and all, is captured in one CUDA graph. Convolutions run in channels_last. What is not built --build-seconds after
+the start of the process is refused.
 """
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 
@@ -106,15 +108,41 @@ class Step:
         return {"step_ms": times, "steps_a_block": steps, "loss": loss}
 
 
+class Late(Exception):
+    pass
+
+
+class Limit:
+    """What runs in it is ended with Late at `end`, by time.monotonic(): compilers take what time they like. Again and
+    again, since what runs when a signal comes may swallow an exception."""
+
+    def __init__(self, end: float):
+        self.end = end
+
+    def __enter__(self):
+        def late(*_):
+            raise Late("it was not compiled in time")
+
+        if time.monotonic() >= self.end:
+            late()
+        signal.signal(signal.SIGALRM, late)
+        if self.end < float("inf"):
+            signal.setitimer(signal.ITIMER_REAL, self.end - time.monotonic(), 1)
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 class Worker:
-    def __init__(self, torch, model: str):
-        self.torch, self.model, self.steps = torch, model, {}
+    def __init__(self, torch, model: str, build_end: float = float("inf")):
+        self.torch, self.model, self.build_end, self.steps = torch, model, build_end, {}
 
     def build(self, batch: int, configuration: str) -> dict:
         begin = time.monotonic()
         said = {"version": f"{self.torch.__version__}, {self.torch.cuda.get_device_name()}"}
         try:
-            self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
+            with Limit(self.build_end):
+                self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
         except Exception as error:  # of the compiler or of a capture: the other configurations continue
             self.torch.cuda.synchronize()
             lines = str(error).strip().splitlines()
@@ -126,10 +154,12 @@ class Worker:
 
 
 def main() -> None:
+    begin = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--configuration")
+    parser.add_argument("--build-seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     # Libraries print where they like: the answers' channel is ours alone.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -143,7 +173,7 @@ def main() -> None:
 
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
-        worker = Worker(torch, options.model)
+        worker = Worker(torch, options.model, begin + options.build_seconds)
         if options.configuration:
             built = worker.build(options.batch, options.configuration)
             if "refused" in built:
