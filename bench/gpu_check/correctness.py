@@ -30,6 +30,10 @@ def about_machine(check: Check, data: dict) -> None:
     data["version"] = check.run([check.lockstep, "version"]).out
     check.note(["nvidia-smi", "-q"])
     data["devices"] = check.run([check.lockstep, "devices"]).out
+    data["measured"] = check.run_json([check.lockstep, "devices", "--measure", "--json"])["measured"]
+    for rates in data["measured"]:
+        if rates["problem"]:
+            check.problem(f"{rates['device']} could not be measured: {rates['problem']['what']}")
 
 
 # ---- Test programs ----

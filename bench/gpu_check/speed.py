@@ -69,7 +69,7 @@ def communication(check: Check, data: dict) -> None:
 
 
 _FIGURES = ("model", "batch", "precision", "step_ms", "step_ms_p10", "step_ms_p90", "samples_per_s", "flops_per_step",
-            "tflops", "mfu", "peak_tflops", "graphs", "replays_per_step", "graphs_refused", "engines", "fallbacks", "startup_ms", "kernels_per_step",
+            "tflops", "mfu", "peak_tflops", "measured", "graphs", "replays_per_step", "graphs_refused", "engines", "fallbacks", "startup_ms", "kernels_per_step",
             "profile")
 
 # What these models have to be computed by in 16 bits: a fallback is a fault of this check's subject.
@@ -97,7 +97,7 @@ def throughput(check: Check, data: dict) -> None:
 
 def _one_throughput(check: Check, data: dict, model: str, batch: int, precision: str, flags: list) -> None:
     try:
-        result = _step(check, model, batch, [*flags, *(["--profile"] if precision == "bf16" else [])])
+        result = _step(check, model, batch, [*flags, *(["--profile", "--peak-tflops", "measured"] if precision == "bf16" else [])])
     except Failure as failure:
         check.problem(f"{model}, batch {batch}, {precision}: {failure}")
         return

@@ -42,7 +42,10 @@ DATA = {  # of a passed section each
                 "nvidia_smi": {"fields": ["name", "pstate"], "gpus": [["NVIDIA H100", "P0"]]},
                 "libraries": {"libnccl.so.2": "/opt/nccl/lib", "libcudnn.so.9": None},
                 "library_path": "/opt/nccl/lib", "version": "lockstep 1\n",
-                "devices": "+----+\n"},
+                "devices": "+----+\n",
+                "measured": [{"device": "cuda:0", "problem": None, "threads": None, "copy_bytes_per_s": 4.265e12,
+                              "products": [{"precision": "bf16", "tflops": 799.0}]},
+                             {"device": "cpu", "problem": None, "threads": 16, "copy_bytes_per_s": 1e11, "products": []}]},
     "tests": {"programs": [
         {"name": "nn_cuda_pool_gpu_test", "code": 0, "seconds": 1.5, "why": "", "tests": [
             {"name": "Pool.Max", "failed": False, "tolerance": "4 ulp of 1", "largest_error": "0.5"}]},
@@ -66,7 +69,8 @@ DATA = {  # of a passed section each
     "communication": {"runs": [{"model": "cnn", "world_size": 2, "batch": 64, "step_ms": 1.0, "compute_ms": 0.9,
                                 "exposed_comm_ms": 0.1, "share": 0.1, "replays_per_step": 1.0}]},
     "throughput": {"runs": [BENCH | {"kernels_per_step": 70, "profile": {"step_ms": 0.2, "operations": [
-        {"operation": "product", "calls": 9, "ms": 0.09, "bytes": 1e6, "flops": 1e9, "share_of_peak_bandwidth": 0.25},
+        {"operation": "product", "calls": 9, "ms": 0.09, "bytes": 1e6, "flops": 1e9, "share_of_peak_bandwidth": 0.25,
+         "floor_ms": 0.06},
         {"operation": "GELU", "calls": 3, "ms": 0.03, "bytes": 1e6, "flops": 0}]}}], "copied": [BENCH]},
     "pytorch": {"version": "2.11.0, NVIDIA H100", "rounds": 3, "build_s": 60.0, "groups": [
         {"model": "mlp", "batch": 64, "best": "compile+graph", "refused": [{"name": "max-autotune", "why": "too slow"}],
@@ -99,7 +103,8 @@ class Report(unittest.TestCase):
                       "| 0 | 0 | 512 MiB |", "nothing found until its time was up", "the same bits",
                       "| mlp, batch 64 | 100 | 300 | 3.00 | 1.0 |", "backward hid 0.050 ms (50.0 %)", "**10.0 %**",
                       "(bf16 989.4 TFLOP/s, by the data sheet)", "1.50 × (1.40 to 1.60)", "| 0.6 % |",
-                      "bf16: 70 kernels", "| product | 9 | 90.0 | 75.0 % | 25.0 % | 11.1 |", "| GELU | 3 |",
+                      "bf16: 70 kernels", "| product | 9 | 90.0 | 60.0 | 75.0 % | 25.0 % | 11.1 |",
+                      "| cuda:0 | 4,265 | 799 | – | – |", "| cpu, 16 threads | 100 |", "| GELU | 3 |",
                       "- max-autotune: too slow", "| mlp, 64 | compile+graph | 1.50 × (1.40 to 1.60) | yes |"):
             self.assertIn(words, text)
 
