@@ -402,7 +402,7 @@ class FakeTorch:
         self.autocast = lambda *arguments, **more: thing()
         self.channels_last, self.bfloat16 = "channels_last", "bfloat16"
         self.cuda = types.SimpleNamespace(Stream=thing, current_stream=thing, stream=thing, synchronize=lambda: None,
-                                          CUDAGraph=FakeTorch.Graph, graph=thing)
+                                          empty_cache=lambda: None, CUDAGraph=FakeTorch.Graph, graph=thing)
         self.optim = types.SimpleNamespace(AdamW=making)
         self.models = types.SimpleNamespace(
             MODELS={"mlp": types.SimpleNamespace(make=making, batch=lambda samples: (making(), making()))},
@@ -444,7 +444,7 @@ class GraphedStep(unittest.TestCase):
                     if not hasattr(torch, "swallowed"):
                         torch.swallowed = True
                         continue
-                    raise
+                    raise RuntimeError("backend='inductor' raised:") from None
 
         torch.compile = compile_for_ever
         with unittest.mock.patch.dict(sys.modules, models=torch.models):

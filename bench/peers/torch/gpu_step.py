@@ -112,6 +112,9 @@ class Late(Exception):
     pass
 
 
+_LATE = "it was not compiled in time"
+
+
 class Limit:
     """What runs in it is ended with Late at `end`, by time.monotonic(): compilers take what time they like. Again and
     again, since what runs when a signal comes may swallow an exception."""
@@ -121,7 +124,7 @@ class Limit:
 
     def __enter__(self):
         def late(*_):
-            raise Late("it was not compiled in time")
+            raise Late(_LATE)
 
         if time.monotonic() >= self.end:
             late()
@@ -145,12 +148,17 @@ class Worker:
                 self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
         except Exception as error:  # of the compiler or of a capture: the other configurations continue
             self.torch.cuda.synchronize()
+            if time.monotonic() >= self.build_end and not isinstance(error, Late):  # which the compiler has wrapped
+                error = Late(_LATE)
             lines = str(error).strip().splitlines()
             said["refused"] = f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+        self.torch.cuda.empty_cache()  # what no graph needs is for others: several processes share the GPU
         return said | {"build_s": time.monotonic() - begin}
 
     def step(self, batch: int, configuration: str, blocks: int, block_s: float) -> dict:
-        return self.steps[batch, configuration].measure(blocks, block_s)
+        said = self.steps[batch, configuration].measure(blocks, block_s)
+        self.torch.cuda.empty_cache()
+        return said
 
 
 def main() -> None:
