@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "bench/ceilings.h"
 #include "bench/flops.h"
 #include "bench/muted_group.h"
 #include "bench/timings.h"
@@ -50,11 +51,6 @@ double process_age_s() {
          ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
-std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
-  if (config.precision != Precision::kF32) return name_of(config.precision);
-  return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
-}
-
 class StepBenchmark {
  public:
   StepBenchmark(const StepOptions& options, session::Session& session)
@@ -89,6 +85,7 @@ class StepBenchmark {
     manifest.emplace_back("warmup-steps", fmt::to_string(warm_up()));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     manifest.emplace_back("profile", fmt::to_string(options_.profile));
+    manifest.emplace_back("measured peaks", fmt::to_string(options_.measure_peaks));
     comm::compare_manifests(group_, manifest);
     ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
     trainer::register_hook(config, *ddp_);
@@ -117,10 +114,18 @@ class StepBenchmark {
     if (options_.timeline) result.timeline = take_timeline();
     if (options_.profile) result.profile = take_profile();
     describe(result);
+    if (options_.profile || options_.measure_peaks) {
+      // Last: the memory that this takes is not the step's.
+      group_.barrier().wait_host();
+      comm::run_collectively(group_, [&] {
+        result.measured = measure_rates(*session_.backend, {config().precision}, config().tf32, session_.threads);
+      });
+    }
     return result;
   }
 
  private:
+  const trainer::TrainConfig& config() const { return options_.train; }
   std::int64_t warm_up() const { return options_.warmup_steps.value_or(on_gpu_ ? kWarmUpStepsOnGpu : kWarmUpSteps); }
 
   void measure(StepResult& result) {
@@ -153,7 +158,7 @@ class StepBenchmark {
     result.world_size = group_.size();
     result.batch = static_cast<std::int64_t>(batch_->plan.global_count) / group_.size();
     result.device = session_.backend->describe();
-    result.precision = precision_of(config, session_.device.kind);
+    result.precision = precision_name(config.precision, session_.device.kind, config.tf32);
     if (config.precision == Precision::kBF16 && session_.device.kind == DeviceKind::kCpu)
       result.bf16_by = nn::name_of(nn::cpu_bf16());
     result.samples_per_s = 1e3 * static_cast<double>(batch_->plan.global_count) / result.step_ms;

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "bench/timeline.h"
 #include "bench/timings.h"
+#include "devices/machine.h"
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
@@ -27,6 +28,7 @@ struct StepOptions {
   std::optional<std::int64_t> warmup_steps;  // default: kWarmUpSteps, or kWarmUpStepsOnGpu
   bool copy_batch = false;                   // to the GPU in every step, as training does; else it stays there
   std::optional<double> peak_tflops;         // of the device, for `mfu`; default: what is known of it
+  bool measure_peaks = false;                // of the device, too
   bool timeline = false;                     // of one step, too
   bool profile = false;                      // of one step, by operation
   Format format = Format::kTable;
@@ -38,6 +40,11 @@ struct Profile {
   std::vector<nn::OperationCost> operations;
   std::optional<double> peak_bytes_per_s;  // of the device's memory
 };
+
+/// The least that the operation can take, in ms: its bytes at the rate of a copy, or its arithmetic at that of products
+/// in `precision`, as they were measured, whichever is longer.
+std::optional<double> floor_ms(const nn::OperationCost& cost, const devices::MeasuredRates& rates,
+                               std::string_view precision);
 
 /// Times in ms. Of a step, the slowest rank's counts.
 struct StepResult {
@@ -54,6 +61,7 @@ struct StepResult {
   double exposed_comm_ms = 0;  // median difference between a step and such a step beside it; noise may make it negative
   double flops_per_step = 0;   // a rank's: flops.h
   std::optional<double> peak_tflops, mfu;           // the share of it that a rank's step reaches
+  std::optional<devices::MeasuredRates> measured;   // of rank 0's device, while the others measured theirs
   bool graphs = false;                              // whether the steps were recorded and run again as a whole
   std::string graphs_refused;                       // why not
   std::map<std::string, nn::EngineChoice> engines;  // Backend::engines()

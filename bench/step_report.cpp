@@ -1,6 +1,7 @@
 // What bench step prints.
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/json.h"
@@ -26,13 +27,33 @@ JsonObject json_of(const Timeline& timeline) {
           {"buckets", buckets}};
 }
 
+std::optional<double> floor_of(const nn::OperationCost& cost, const StepResult& result) {
+  return result.measured ? floor_ms(cost, *result.measured, result.precision) : std::nullopt;
+}
+
+/// The share of measured products that a rank's step reaches.
+std::optional<double> measured_share(const StepResult& r) {
+  const auto rate = r.measured ? r.measured->product_tflops(r.precision) : std::nullopt;
+  return rate ? std::optional(1e-9 * r.flops_per_step / r.step_ms / *rate) : std::nullopt;
+}
+
+JsonObject json_of(const devices::MeasuredRates& rates, const StepResult& result) {
+  JsonObject json;
+  if (rates.copy_bytes_per_s) json.add("copy_bytes_per_s", *rates.copy_bytes_per_s).add("copy_bytes", rates.copy_bytes);
+  for (const auto& product : rates.products)
+    if (product.precision == result.precision)
+      json.add("product_tflops", rounded(product.tflops)).add("product_width", product.width);
+  if (const auto share = measured_share(result)) json.add("mfu", rounded(*share));
+  return json;
+}
+
 /// The share of the memory's peak that an operation's tensors were moved at.
 std::optional<double> share_of_peak(const nn::OperationCost& cost, const Profile& profile) {
   if (!profile.peak_bytes_per_s || cost.ms <= 0) return std::nullopt;
   return 1e3 * cost.bytes / cost.ms / *profile.peak_bytes_per_s;
 }
 
-JsonObject json_of(const Profile& profile) {
+JsonObject json_of(const Profile& profile, const StepResult& result) {
   std::vector<JsonText> operations;
   for (const auto& cost : profile.operations) {
     JsonObject one = {{"operation", cost.operation},
@@ -41,6 +62,7 @@ JsonObject json_of(const Profile& profile) {
                       {"bytes", cost.bytes},
                       {"flops", cost.flops}};
     if (const auto share = share_of_peak(cost, profile)) one.add("share_of_peak_bandwidth", rounded(*share));
+    if (const auto least = floor_of(cost, result)) one.add("floor_ms", rounded(*least, 1e6));
     operations.emplace_back(one);
   }
   JsonObject json = {{"step_ms", rounded(profile.step_ms)}, {"operations", operations}};
@@ -48,11 +70,12 @@ JsonObject json_of(const Profile& profile) {
   return json;
 }
 
-std::string table_of(const Profile& profile) {
+std::string table_of(const Profile& profile, const StepResult& result) {
   std::string text = fmt::format("  one step, operation by operation: {:.3f} ms\n", profile.step_ms);
   for (const auto& cost : profile.operations) {
-    const auto share = share_of_peak(cost, profile);
-    text += fmt::format("    {:<34}{:>6} ×{:>10.3f} ms{}{}\n", cost.operation, cost.calls, cost.ms,
+    const auto share = share_of_peak(cost, profile), least = floor_of(cost, result);
+    text += fmt::format("    {:<34}{:>6} ×{:>10.3f} ms{}{}{}\n", cost.operation, cost.calls, cost.ms,
+                        least ? fmt::format("{:>10.3f} ms at least", *least) : std::string(),
                         share ? fmt::format("{:>8.1f} % of peak bandwidth", 100 * *share) : std::string(),
                         cost.flops > 0 ? fmt::format("{:>9.1f} TFLOP/s", 1e-9 * cost.flops / cost.ms) : std::string());
   }
@@ -84,6 +107,7 @@ JsonObject json_of(const StepResult& r) {
   if (!r.bf16_by.empty()) json.add("bf16_by", r.bf16_by);
   if (r.peak_tflops) json.add("peak_tflops", *r.peak_tflops);
   if (r.mfu) json.add("mfu", rounded(*r.mfu));
+  if (r.measured) json.add("measured", json_of(*r.measured, r));
   if (!r.graphs_refused.empty()) json.add("graphs_refused", r.graphs_refused);
   if (!r.engines.empty()) {
     JsonObject engines, fallbacks;
@@ -107,18 +131,21 @@ JsonObject json_of(const StepResult& r) {
     json.add("bucket_trials", trials).add("bucket_trial_steps", r.bucket_choice->steps);
   }
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
-  if (r.profile) json.add("profile", json_of(*r.profile));
+  if (r.profile) json.add("profile", json_of(*r.profile, r));
   return json;
 }
 
 std::string csv_of(const StepResult& r) {
+  const auto shown = [](const std::optional<double>& share) {
+    return share ? fmt::format("{:.4f}", *share) : std::string();
+  };
   return fmt::format(
       "model,world_size,batch,precision,step_ms,samples_per_s,compute_ms,exposed_comm_ms,peak_memory_bytes,startup_ms,"
-      "step_ms_p10,step_ms_p90,backend,threads,steps,flops_per_step,mfu,graphs\n"
-      "{},{},{},{},{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{},{:.0f},{},{}\n",
+      "step_ms_p10,step_ms_p90,backend,threads,steps,flops_per_step,mfu,graphs,mfu_measured\n"
+      "{},{},{},{},{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{},{:.0f},{},{},{}\n",
       r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
       fmt::join(r.peak_memory_bytes, " "), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps,
-      r.flops_per_step, r.mfu ? fmt::format("{:.4f}", *r.mfu) : std::string(), r.graphs);
+      r.flops_per_step, shown(r.mfu), r.graphs, shown(measured_share(r)));
 }
 
 std::string table_of(const StepResult& r) {
@@ -139,6 +166,11 @@ std::string table_of(const StepResult& r) {
   text += fmt::format("  throughput             {:>10.1f} samples/s\n", r.samples_per_s);
   text += fmt::format("  arithmetic             {:>10.3f} TFLOP/s a rank{}\n", 1e-9 * r.flops_per_step / r.step_ms,
                       r.mfu ? fmt::format("   {:.1f} % of {:g}", 100 * *r.mfu, *r.peak_tflops) : std::string());
+  if (const auto share = measured_share(r))
+    text += fmt::format("  measured products      {:>10.4g} TFLOP/s          {:.1f} % of that\n",
+                        *r.measured->product_tflops(r.precision), 100 * *share);
+  if (r.measured && r.measured->copy_bytes_per_s)
+    text += fmt::format("  measured copy          {:>10.4g} GB/s\n", 1e-9 * *r.measured->copy_bytes_per_s);
   text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);
   text += fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
   for (const auto& [operation, choice] : r.engines) text += fmt::format("  {} by {}\n", operation, choice.engine);
@@ -146,10 +178,18 @@ std::string table_of(const StepResult& r) {
   if (r.hook) text += fmt::format("  {}\n", trainer::describe(*r.hook));
   if (r.bucket_choice) text += fmt::format("  {}\n", ddp::describe(*r.bucket_choice));
   if (r.timeline) text += describe(*r.timeline);
-  return r.profile ? text + table_of(*r.profile) : text;
+  return r.profile ? text + table_of(*r.profile, r) : text;
 }
 
 }  // namespace
+
+std::optional<double> floor_ms(const nn::OperationCost& cost, const devices::MeasuredRates& rates,
+                               std::string_view precision) {
+  if (!rates.copy_bytes_per_s) return std::nullopt;
+  const double moving = 1e3 * cost.bytes / *rates.copy_bytes_per_s;
+  const auto tflops = rates.product_tflops(precision);
+  return tflops ? std::max(moving, 1e-9 * cost.flops / *tflops) : moving;
+}
 
 std::string text_of(const StepResult& result, Format format) {
   if (format == Format::kJson) return json_of(result).text() + "\n";

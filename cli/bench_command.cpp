@@ -94,6 +94,20 @@ void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, 
              .value = integer(warmup_steps, 1, kMost)});
 }
 
+/// A number, or that it is to be measured.
+Setter peak(bench::StepOptions& options) {
+  return [&options](const std::string& text) -> std::optional<Complaint> {
+    options.peak_tflops.reset();
+    options.measure_peaks = text == "measured";
+    double value = 0;
+    if (options.measure_peaks) return std::nullopt;
+    if (options::parse_number(text, {.low = 0, .open_low = true}, value))
+      return Complaint{"neither a positive number nor 'measured'", "give 10^12 operations per second, such as 989.4"};
+    options.peak_tflops = value;
+    return std::nullopt;
+  };
+}
+
 /// Reads the flags and runs `measure`, which throws their error, if any, once the ranks are connected.
 template <class Measure>
 int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
@@ -191,15 +205,17 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .value = boolean(options.timeline)});
   table.add({.name = "profile",
              .kind = OptionKind::kFlag,
-             .help = "GPUs: also report, of one step without a CUDA graph, each operation's time and the share of the "
-                     "memory's peak bandwidth that it reaches",
+             .help =
+                 "GPUs: also report, of one step without a CUDA graph, each operation's time, the least that it can "
+                 "take at measured rates, and the share of the memory's peak bandwidth that it reaches",
              .value = boolean(options.profile)});
   table.add({.name = "peak-tflops",
-             .placeholder = "X",
+             .placeholder = "X|measured",
              .help = "peak of the device in this precision, in 10^12 operations per second, of which the measured "
-                     "share is reported",
+                     "share is reported; measured: also the share of what matrix products reach here, which takes "
+                     "half a second",
              .default_text = "from the data sheet, where the GPU is known",
-             .value = number(options.peak_tflops, {.low = 0, .open_low = true})});
+             .value = peak(options)});
   table.exclusive({"csv", "timeline"});
   table.exclusive({"csv", "profile"});
   return table;

@@ -65,7 +65,11 @@ int inspect_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep devices: what this machine has to compute with. The exit code is 0 also where there is no GPU or it fails:
 /// that is an answer.
-OptionTable devices_options(bool& json);
+struct DevicesOptions {
+  bool json = false;
+  bool measure = false;  // what the devices reach
+};
+OptionTable devices_options(DevicesOptions& options);
 int devices_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.

@@ -51,8 +51,8 @@ void show_inspect(TableVisitor visit) {
   visit(inspect_options(options));
 }
 void show_devices(TableVisitor visit) {
-  bool json = false;
-  visit(devices_options(json));
+  DevicesOptions options;
+  visit(devices_options(options));
 }
 void show_version(TableVisitor visit) {
   bool json = false;

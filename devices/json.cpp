@@ -47,6 +47,8 @@ JsonObject json(const GpuProcess& process) {
 }
 
 JsonObject json(const Gpu& gpu);
+JsonObject json(const MeasuredRates::Product& product);
+JsonObject json(const MeasuredRates& rates);
 
 template <class T>
 JsonText json(const std::vector<T>& items) {
@@ -101,14 +103,34 @@ JsonObject json(const Cpu& cpu) {
                                   {"amx_int8", has.amx_int8}}}};
 }
 
+JsonObject json(const MeasuredRates::Product& product) {
+  return {{"precision", product.precision}, {"width", product.width}, {"tflops", product.tflops}};
+}
+
+JsonObject json(const MeasuredRates& rates) {
+  return {{"device", rates.device},
+          {"problem", json(rates.problem)},
+          {"threads", rates.threads},
+          {"copy_bytes", rates.copy_bytes},
+          {"copy_bytes_per_s", rates.copy_bytes_per_s},
+          {"products", json(rates.products)}};
+}
+
 }  // namespace
 
+std::optional<double> MeasuredRates::product_tflops(std::string_view precision) const {
+  for (const Product& product : products)
+    if (product.precision == precision) return product.tflops;
+  return std::nullopt;
+}
+
 std::string json_of(const Machine& machine) {
-  const JsonObject object = {{"driver_version", machine.gpus.driver_version},
-                             {"cuda_version", machine.gpus.cuda_version},
-                             {"problem", json(machine.gpus.problem)},
-                             {"gpus", json(machine.gpus.list)},
-                             {"cpu", json(machine.cpu)}};
+  JsonObject object = {{"driver_version", machine.gpus.driver_version},
+                       {"cuda_version", machine.gpus.cuda_version},
+                       {"problem", json(machine.gpus.problem)},
+                       {"gpus", json(machine.gpus.list)},
+                       {"cpu", json(machine.cpu)}};
+  if (!machine.measured.empty()) object.add("measured", json(machine.measured));
   return object.text();
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cpu.h"
@@ -86,9 +87,27 @@ struct Cpu {
   CpuFeatures features;
 };
 
+/// What a device has reached where memory, or products of matrices, are all that it does.
+struct MeasuredRates {
+  struct Product {
+    std::string precision;   // "bf16", "tf32", "f32"
+    std::int64_t width = 0;  // of its three matrices, which are square
+    double tflops = 0;       // 10^12 operations per second, 2 for each multiply-add
+  };
+  std::string device;                   // "cpu", or "cuda:0", CUDA's number among those that this process may see
+  std::optional<Problem> problem = {};  // why something is missing
+  std::optional<int> threads = {};      // of the CPU
+  std::int64_t copy_bytes = 0;          // of the array that was copied
+  std::optional<double> copy_bytes_per_s = {};  // within its memory, reads and writes together
+  std::vector<Product> products = {};
+
+  std::optional<double> product_tflops(std::string_view precision) const;
+};
+
 struct Machine {
   Gpus gpus;
   Cpu cpu;
+  std::vector<MeasuredRates> measured = {};  // where that was asked for
 };
 
 /// As hwloc and CPUID see them, all of the machine whatever part of it this process may use. Never throws over what
@@ -97,13 +116,14 @@ Cpu read_cpu();
 
 // Pure:
 
-/// One JSON object, a line without its newline. Units are in the names: bytes, percent, W, °C. Unknown values are null.
+/// One JSON object, a line without its newline. Units are in the names: bytes, percent, W, °C. Unknown values are null;
+/// what was not measured is left out.
 std::string json_of(const Machine& machine);
 
 inline constexpr int kTableColumns = 80;
 
 /// GPUs, their processes and the CPU, in a frame of kTableColumns; ends with a newline. Values that a card does not
-/// report are "N/A"; sizes are in MiB.
+/// report are "N/A"; sizes are in MiB. What was measured follows, one line or more for each device.
 std::string table_of(const Machine& machine);
 
 }  // namespace lockstep::devices

@@ -191,6 +191,21 @@ void add_cpu(Frame& frame, const Cpu& cpu) {
   frame.line(kNumbered, {"", features_text(cpu.features)});
 }
 
+std::string measured_text(const MeasuredRates& rates) {
+  std::string text = rates.device;
+  if (rates.threads) text += fmt::format(", {}", counted(static_cast<std::size_t>(*rates.threads), "thread"));
+  text += ": measured";
+  std::vector<std::string> pieces;
+  if (rates.copy_bytes_per_s)
+    pieces.push_back(fmt::format(" {:.4g} GB/s in a copy of {}", 1e-9 * *rates.copy_bytes_per_s,
+                                 human_bytes(static_cast<double>(rates.copy_bytes))));
+  for (const auto& product : rates.products)
+    pieces.push_back(fmt::format(" {:.4g} TFLOP/s in {} products of {} x {}", product.tflops, product.precision,
+                                 product.width, product.width));
+  if (rates.problem) pieces.push_back((pieces.empty() ? " nothing: " : " no more: ") + problem_text(*rates.problem));
+  return text + join(pieces, ",");
+}
+
 }  // namespace
 
 std::string table_of(const Machine& machine) {
@@ -198,6 +213,9 @@ std::string table_of(const Machine& machine) {
   add_gpus(frame, machine.gpus);
   frame.rule();
   add_cpu(frame, machine.cpu);
+  if (!machine.measured.empty()) frame.rule();
+  for (const auto& rates : machine.measured)
+    for (const auto& line : wrapped(measured_text(rates), kWhole[0])) frame.line(kWhole, {line});
   return frame.text();
 }
 

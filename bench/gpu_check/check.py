@@ -43,8 +43,13 @@ class Section:
     data: dict = dataclasses.field(default_factory=dict)
 
 
-# As bench/peers/torch/models.py has them.
-TOKEN_SIZES = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
+# Tokens of a sample, and how many kinds there are. GPT-2 has 50,257; PyTorch's has 50,304 rows (bench/peers/torch).
+TOKEN_SIZES = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257), "gpt2-1024": (1024, 50257)}
+
+
+def model_of(workload: str) -> str:
+    """As lockstep names it."""
+    return "gpt2" if workload == "gpt2-1024" else workload
 
 
 class Skip(Exception):
@@ -89,9 +94,9 @@ class Check:
         """Seconds that ranks wait for each other, and that they may take in all. Those that share a GPU alternate."""
         return (60, 90) if self.ranks_share(ranks) else (25, 40)
 
-    def token_sizes(self, model: str):
+    def token_sizes(self, workload: str):
         """Tokens of a sample, and how many kinds there are; None for models of other data."""
-        return TOKEN_SIZES.get(model)
+        return TOKEN_SIZES.get(workload)
 
     def smaller(self, model: str, captured: bool) -> list:
         """Flags of `bench step` that make the model and the run smaller. `captured`: steps have to run from graphs."""

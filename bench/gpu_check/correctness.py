@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 
-from gpu_check import machine
+from gpu_check import machine, sources
 from gpu_check.check import Check, Late, Skip
 from harness.contestants import ROOT
 from harness.processes import Failure
@@ -30,6 +30,10 @@ def about_machine(check: Check, data: dict) -> None:
     data["version"] = check.run([check.lockstep, "version"]).out
     check.note(["nvidia-smi", "-q"])
     data["devices"] = check.run([check.lockstep, "devices"]).out
+    data["measured"] = check.run_json([check.lockstep, "devices", "--measure", "--json"])["measured"]
+    for rates in data["measured"]:
+        if rates["problem"]:
+            check.problem(f"{rates['device']} could not be measured: {rates['problem']['what']}")
 
 
 # ---- Test programs ----
@@ -79,14 +83,21 @@ def test_programs(check: Check, data: dict) -> None:
     if not tests:
         raise Failure("this build has no tests for GPUs: it is one without CUDA")
     data["programs"] = []
-    for test in tests:  # one at a time: they take a GPU's memory, and what one breaks is not another's fault
+
+    def run(test: dict) -> dict:
         try:
-            program = _one_test(check, test)
+            return _one_test(check, test)
         except Failure as failure:
-            program = {"name": test["name"], "seconds": 0, "code": -1, "tests": [], "why": str(failure)}
-        data["programs"].append(program)
-        if program["code"] != 0 and not (check.dry and program["code"] == SKIPPED):
-            check.problem(f"{program['name']}: {program['why']}")
+            return {"name": test["name"], "seconds": 0, "code": -1, "tests": [], "why": str(failure)}
+
+    # Those that may take longest first: none of them is the last one, for which all wait.
+    tests.sort(key=lambda test: -test["timeout_s"])
+    try:
+        check.in_parallel(run, tests, data["programs"])
+    finally:
+        for program in data["programs"]:
+            if program["code"] != 0 and not (check.dry and program["code"] == SKIPPED):
+                check.problem(f"{program['name']}: {program['why']}")
 
 
 # ---- Ranks ----
@@ -139,10 +150,12 @@ def ranks_agree(check: Check, data: dict) -> None:
                             "fp16": [FP16_STEPS, FP16_STEPS, FP16_NORM]}}
     plan = [("f32", 1, "cpu"), ("f32", 2, "cuda"), ("f32", 4, "cuda"), ("bf16", 2, "cuda"), ("bf16", 4, "cuda"),
             ("fp16", 2, "cuda")]
-    references = {}
-    for precision in ("f32", "bf16", "fp16"):
-        references[precision] = _training(check, 1, "cuda", precision, steps, f"{precision}-1")
-    for precision, ranks, device in plan:
+    precisions, runs = ("f32", "bf16", "fp16"), []
+    check.in_parallel(lambda precision: _training(check, 1, "cuda", precision, steps, f"{precision}-1"), precisions, runs)
+    references = dict(zip(precisions, runs, strict=True))
+
+    def compare(one: tuple) -> dict:
+        precision, ranks, device = one
         row = {"precision": precision, "ranks": ranks, "device": device}
         try:
             run = _training(check, ranks, device, precision, steps, f"{precision}-{device}-{ranks}")
@@ -154,7 +167,9 @@ def ranks_agree(check: Check, data: dict) -> None:
         except Failure as failure:
             row |= {"ok": False, "why": str(failure)}
             check.problem(f"{ranks} ranks in {precision} on {device}: {failure}")
-        data["runs"].append(row)
+        return row
+
+    check.in_parallel(compare, plan, data["runs"], 3)  # with up to 4 processes each
     if shutil.which("mpirun", path=check.env["PATH"]):
         _under_launcher(check, data)
 
@@ -237,11 +252,39 @@ def contexts(check: Check, data: dict) -> None:
 # Tests of all kernels that we wrote, as nn_cuda_NAME_gpu_test; those with the most shared memory first.
 WATCHED = ("attention", "elementwise", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim", "pool", "pointwise",
            "rnn")
+# Files of nn/ops/cuda that a test is about, where it is not NAME.cu alone.
+KERNELS = {"attention": ("attention_forward.cu", "attention_backward.cu"), "embedding": ("embedding.cu", "token_order.cu"),
+           "rnn": ("rnn_steps.cu",)}
+
+
+def digests(root) -> dict:
+    """For each of WATCHED: its kernels' files, with all that they include of this tree, as one number."""
+    return {name: sources.digest_with_includes(root, [f"nn/ops/cuda/{file}" for file in KERNELS.get(name, (f"{name}.cu",))])
+            for name in WATCHED}
+
+
+def found_clean_before(reports, gpu: str) -> dict:
+    """By tool, test and digest: the date of the last report in the directory in which nothing was found on such a GPU."""
+    known = {}
+    for path in sorted(reports.glob("gpu-*.json")):
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+            sections = [s for s in report["sections"] if s["name"] == "sanitizer"] if report["gpus"][0] == gpu else []
+            for one in [one for section in sections for one in section["data"].get("runs", [])]:
+                if one["code"] == 0 and one.get("digest"):
+                    key = one["tool"], one["name"], one["digest"]
+                    known[key] = max(known.get(key, ""), one.get("clean_since") or report["date"][:10])
+        except (ValueError, KeyError, IndexError, TypeError, OSError):  # not a report of this kind
+            continue
+    return known
 
 
 def sanitizer(check: Check, data: dict) -> None:
+    """Of kernels that have changed since nothing was found in them."""
     tests = {test["name"]: test for test in tests_of(check)}
-    programs = [tests[f"nn_cuda_{name}_gpu_test"] for name in WATCHED]
+    of_kernels = digests(ROOT)
+    programs = [tests[f"nn_cuda_{name}_gpu_test"] | {"digest": of_kernels[name]} for name in WATCHED]
+    clean = found_clean_before(ROOT / "docs/results", check.gpus[0])
     tool = shutil.which("compute-sanitizer", path=f"{check.env['PATH']}:/usr/local/cuda/bin")
     if not tool:
         raise Skip("compute-sanitizer is not installed")
@@ -253,7 +296,9 @@ def sanitizer(check: Check, data: dict) -> None:
     def run(job):
         tool_name, test = job
         argv = [tool, "--tool", tool_name, "--error-exitcode", 99, *test["command"]]
-        result = {"tool": tool_name, "name": test["name"], "code": None, "why": "", "errors": None}
+        result = {"tool": tool_name, "name": test["name"], "code": None, "why": "", "errors": None, "digest": test["digest"]}
+        if since := clean.get((tool_name, test["name"], test["digest"])):
+            return result | {"code": 0, "errors": 0, "clean_since": since}
         try:
             done = check.run(argv, limit_s, codes=None)
         except Late as late:  # watched for as long as there was time: no error is no proof

@@ -28,8 +28,8 @@ class DryRun(Check):
     def patience(self, ranks: int) -> tuple:
         return 240, 480
 
-    def token_sizes(self, model: str):
-        return (8, 61) if model in TOKEN_SIZES else None
+    def token_sizes(self, workload: str):
+        return (8, 61) if workload in TOKEN_SIZES else None
 
     def smaller(self, model: str, captured: bool) -> list:
         # Captured are the steps after three that repeat, with and without communication: trainer/step_graphs.h.

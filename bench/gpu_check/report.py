@@ -42,7 +42,16 @@ def _machine(data: dict) -> list:
         lines.append(f"- {name}: " + (f"taken from {place}" if place else "not found"))
     if data["library_path"]:
         lines += ["", "All commands ran with this LD_LIBRARY_PATH:", "", *code_block(data["library_path"])]
-    return [*lines, "", *code_block(data["version"]), *code_block(data["devices"])]
+    lines += ["", *code_block(data["version"]), *code_block(data["devices"])]
+    if not data.get("measured"):
+        return lines
+    rows = [[f"{r['device']}, {r['threads']} threads" if r.get("threads") else r["device"],
+             digits(1e-9 * r["copy_bytes_per_s"]) if r.get("copy_bytes_per_s") else None,
+             *(next((digits(p["tflops"]) for p in r["products"] if p["precision"] == name), None)
+               for name in ("bf16", "tf32", "f32"))] for r in data["measured"]]
+    return [*lines, "What was measured of the devices: a copy within memory, reads and writes together, and products of "
+            "square matrices.", "",
+            *table(["device", "copy, GB/s", "bf16, TFLOP/s", "TF32, TFLOP/s", "f32, TFLOP/s"], rows)]
 
 
 def _tests(data: dict) -> list:
@@ -97,6 +106,8 @@ def _contexts(data: dict) -> list:
 
 def _sanitizer(data: dict) -> list:
     def result(one):
+        if one.get("clean_since"):
+            return f"no error on {one['clean_since']}, unchanged since"
         if one["code"] is None:
             return "nothing found until its time was up"
         return "no error" if one["code"] == 0 else "skipped" if one["code"] == 77 else f"**{one['why'] or 'failed'}**"
@@ -147,10 +158,11 @@ def _throughput(data: dict) -> list:
     lines = [f"{_FORMULA} ({stated or 'not known for this GPU'} TFLOP/s, by the data sheet). The batch stays on the GPU. "
              "AdamW, parameters and optimizer in f32.", "",
              *table(["model, batch, precision", "step, µs", "10 % to 90 %", "samples/s", "TFLOP/s", "MFU",
-                     "graph launches a step"],
+                     "of measured products", "graph launches a step"],
                     [[f"{r['model']}, {r['batch']}, {r['precision']}", micros(r["step_ms"]),
                       f"{micros(r['step_ms_p10'])} to {micros(r['step_ms_p90'])}", f"{r['samples_per_s']:,.0f}",
-                      digits(r["tflops"]), percent(r.get("mfu")), r["replays_per_step"]] for r in data["runs"]])]
+                      digits(r["tflops"]), percent(r.get("mfu")), percent((r.get("measured") or {}).get("mfu")),
+                      r["replays_per_step"]] for r in data["runs"]])]
     for run in data["runs"]:
         lines += _profile(run) if run.get("profile") else []
     if data.get("copied"):
@@ -166,19 +178,21 @@ def _profile(run: dict) -> list:
     costs = run["profile"]["operations"]
     whole = sum(cost["ms"] for cost in costs) or 1
     kernels = f"{run['kernels_per_step']} kernels" if run.get("kernels_per_step") else "no graph"
-    rows = [[cost["operation"], cost["calls"], micros(cost["ms"]), percent(cost["ms"] / whole),
+    rows = [[cost["operation"], cost["calls"], micros(cost["ms"]), micros(cost.get("floor_ms")), percent(cost["ms"] / whole),
              percent(cost.get("share_of_peak_bandwidth")),
              digits(1e-9 * cost["flops"] / cost["ms"]) if cost["flops"] and cost["ms"] else ""] for cost in costs[:12]]
     return [f"#### One step of {run['model']}, batch {run['batch']}, {run['precision']}: {kernels}", "",
-            *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"], rows)]
+            *table(["operation", "calls", "time, µs", "at least, µs", "share", "of peak bandwidth", "TFLOP/s"], rows)]
 
 
 def _pytorch(data: dict) -> list:
     lines = [f"PyTorch {data['version']}: bf16 autocast, fused AdamW, channels_last for convolutions; \"+graph\" is the "
-             "whole step in one CUDA graph, the others are modes of torch.compile. The same models, batches on the GPU, "
-             f"one process each, on the same GPU one after the other, {data['rounds']} rounds; medians, ratios are taken "
+             "whole step in one CUDA graph, compile is torch.compile. The same models, batches on the GPU, "
+             f"a process for each, on the same GPU one after the other, {data['rounds']} rounds; medians, ratios are taken "
              f"within a round (smallest to largest in brackets). Its compilers ran while other sections did, "
-             f"{data['build_s']:.0f} s in all.", ""]
+             f"{data['build_s']:.0f} s in all; max-autotune, which takes minutes, is left out. After the first round, for "
+             "which lockstep was measured in the section Throughput, the two fastest configurations take part. PyTorch's "
+             "GPT-2 has 50,304 rows, as nanoGPT's, lockstep's 50,257.", ""]
     for group in data["groups"]:
         rows = []
         for row in group["rows"]:

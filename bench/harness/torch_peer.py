@@ -122,13 +122,13 @@ class TorchStep:
     """Training steps in one configuration. The processes start, build the model and take the first step at once."""
 
     def __init__(self, settings: Settings, task: StepTask, configuration: str, optimizer: str = "adamw",
-                 backend: str = "gloo"):
+                 backend: str = "gloo", precision: str = "f32"):
         self.name = f"PyTorch {configuration}" + ("" if backend == "gloo" else f" over {backend}")
-        self.configuration, self.backend = configuration, backend
+        self.configuration, self.backend, self.precision = configuration, backend, precision
         self._ranks = Ranks(self.name, settings, task.ranks, task.threads, backend)
         try:
             built = self._ranks.ask(do="build", model=task.model, batch=task.batch, optimizer=optimizer,
-                                    **CONFIGURATIONS[configuration])
+                                    precision=precision, **CONFIGURATIONS[configuration])
         except BaseException:
             self.close()
             raise
@@ -141,7 +141,7 @@ class TorchStep:
         step_ms = quantile(with_ms, 0.5)
         compute_ms = quantile(slowest([answer["compute_ms"] for answer in answers]), 0.5)
         return {
-            "model": task.model, "world_size": task.ranks, "batch": task.batch, "precision": "f32",
+            "model": task.model, "world_size": task.ranks, "batch": task.batch, "precision": self.precision,
             "step_ms": step_ms, "samples_per_s": 1e3 * task.batch * task.ranks / step_ms, "compute_ms": compute_ms,
             "exposed_comm_ms": step_ms - compute_ms,
             **_memory(answers), "startup_ms": self.startup_ms,

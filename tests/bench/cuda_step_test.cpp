@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "bench/ceilings.h"
 #include "bench/step.h"
 #include "tests/support/json.h"
 
@@ -91,12 +92,16 @@ TEST(BenchStep, ProfilesAStep) {
   const auto& profile = result["profile"];
   EXPECT_GT(profile["step_ms"], 0.0);
   EXPECT_GT(profile["peak_bytes_per_s"], 1e11);
+  EXPECT_GT(result["measured"]["copy_bytes_per_s"], 0.0);
+  EXPECT_GT(result["measured"]["product_tflops"], 0.0);
   std::map<std::string, nlohmann::json> by_name;
   double ms = 0;
   for (const auto& one : profile["operations"]) {
     by_name[one["operation"]] = one;
     ms += one["ms"].get<double>();
     EXPECT_GE(one["share_of_peak_bandwidth"], 0.0);
+    const double floor_ms = one["floor_ms"], copy = result["measured"]["copy_bytes_per_s"];
+    EXPECT_GE(floor_ms, 1e3 * one["bytes"].get<double>() / copy - 1e-3) << one;
   }
   EXPECT_LE(ms, profile["step_ms"].get<double>());
   // 8 images, two layers with bias and ReLU, each with a pooling; the input's gradient is not asked for.
@@ -117,6 +122,37 @@ TEST(BenchStep, SaysWhatWasComputedInTf32) {
   auto options = small("mlp");
   options.train.tf32 = true;
   EXPECT_EQ(measured(options)["precision"], "tf32");
+}
+
+// In the precision of the step.
+TEST(BenchStep, MeasuresPeaksWhereThatIsAskedFor) {
+  for (const char* device : {"cuda:0", "cpu"}) {
+    auto options = small("mlp");
+    options.train.device = device;
+    if (options.train.device == "cpu") options.train.threads = 1;
+    EXPECT_FALSE(measured(options).contains("measured"));
+    options.measure_peaks = true;
+    const auto result = measured(options);
+    EXPECT_GT(result["measured"]["product_tflops"], 0.0);
+    EXPECT_GT(result["measured"]["copy_bytes_per_s"], 0.0);
+    EXPECT_GE(result["measured"]["product_width"], 64);
+    EXPECT_GT(result["measured"]["mfu"], 0.0);
+  }
+}
+
+// Each device by itself, and the GPU's memory is there again afterwards.
+TEST(Ceilings, OfAMachine) {
+  const auto all = measure_machine(1);
+  ASSERT_GE(all.size(), 2u);
+  for (const auto& rates : all) {
+    EXPECT_FALSE(rates.problem) << rates.device << ": " << rates.problem->what;
+    EXPECT_GT(rates.copy_bytes_per_s, 0.0) << rates.device;
+    EXPECT_GT(rates.product_tflops("f32"), 0.0) << rates.device;
+    EXPECT_EQ(rates.product_tflops("tf32").has_value(), rates.device != "cpu") << rates.device;
+  }
+  EXPECT_EQ(all.front().device, "cuda:0");
+  EXPECT_EQ(all.back().device, "cpu");
+  EXPECT_EQ(all.back().threads, 1);
 }
 
 }  // namespace

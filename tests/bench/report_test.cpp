@@ -111,5 +111,31 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
     EXPECT_NE(table.find(words), std::string::npos) << table;
 }
 
+TEST(Report, OfAProfileHasTheLeastThatAnOperationCanTake) {
+  StepResult result;
+  result.precision = "bf16";
+  result.step_ms = 2;
+  result.flops_per_step = 1e12;
+  result.measured = devices::MeasuredRates{.device = "cuda:0",
+                                           .copy_bytes = 1 << 20,
+                                           .copy_bytes_per_s = 2e12,
+                                           .products = {{"bf16", 8192, 800}, {"f32", 64, 1}}};
+  result.profile =
+      Profile{.operations = {{"norm", 2, 4.0, 6e9, 0}, {"product", 1, 2.0, 1e9, 8e11}}, .peak_bytes_per_s = {}};
+  const auto json = testing::json_in(text_of(result, Format::kJson));
+  EXPECT_EQ(json["measured"], (nlohmann::json{{"copy_bytes_per_s", 2e12},
+                                              {"copy_bytes", 1 << 20},
+                                              {"product_tflops", 800.0},
+                                              {"product_width", 8192},
+                                              {"mfu", 0.625}}));
+  EXPECT_EQ(json["profile"]["operations"][0]["floor_ms"], 3.0) << "6 GB at 2 TB/s";
+  EXPECT_EQ(json["profile"]["operations"][1]["floor_ms"], 1.0) << "arithmetic that takes longer than its bytes";
+  const std::string table = text_of(result, Format::kTable);
+  for (const char* words : {"3.000 ms at least", "800 TFLOP/s          62.5 % of that", "2000 GB/s"})
+    EXPECT_NE(table.find(words), std::string::npos) << table;
+  EXPECT_NE(text_of(result, Format::kCsv).find(",false,0.6250\n"), std::string::npos);
+  EXPECT_FALSE(floor_ms({}, {}, "f32"));
+}
+
 }  // namespace
 }  // namespace lockstep::bench

@@ -259,6 +259,29 @@ class PyTorch(ScriptTest):
         self.assertIn("Against the fastest, PyTorch ", out)
 
 
+    def test_its_loss_of_rows_is_that_of_its_other_layout(self):
+        program = f"""
+import sys
+sys.path.insert(0, {str(SOURCE / "bench/peers/torch")!r})
+import torch
+import torch.nn.functional as F
+from models import GPT2_ROWS, GPT2_TOKENS, MODELS, Gpt, Model, loss_of, token_batch
+assert GPT2_ROWS % 64 == 0 and GPT2_ROWS - GPT2_TOKENS in range(64)
+small = Model(lambda: Gpt(1, 2, 8, 16, GPT2_ROWS), token_batch(16, GPT2_TOKENS))
+for model in [small, *(MODELS[name] for name in ("mlp", "cnn", "bert", "rnn", "lstm", "gru", "gpt"))]:
+    torch.manual_seed(1)
+    module, (inputs, labels) = model.make(), model.batch(2)
+    logits = module(inputs)
+    other = F.cross_entropy(logits.transpose(1, 2) if logits.dim() == 3 else logits, labels)
+    loss = loss_of(logits, labels)
+    assert abs(loss - other) < 1e-5 * other, (loss, other)
+    loss.backward()
+"""
+        done = subprocess.run([BUILD / "peers/torch/bin/python", "-B", "-c", program], capture_output=True, text=True,
+                              timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 class Scaling(ScriptTest):
     def test_measures_draws_and_marks_what_outnumbers_the_cores(self):
         code, out, err = self.run_script("scaling", *TINY, "--ranks", "1,3,2", "--model", "mlp", "--global-batch", 12,

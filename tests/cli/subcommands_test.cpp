@@ -68,6 +68,29 @@ TEST(InspectFlags, ReachTheOptions) {
   EXPECT_THAT(complaint({"inspect", "logs", "--last", "1025"}), HasSubstr("give an integer from 0 to 1024"));
 }
 
+TEST(DevicesFlags, ReachTheOptions) {
+  DevicesOptions options;
+  parse_options(devices_options(options), words({"--json", "--measure"}));
+  EXPECT_TRUE(options.json);
+  EXPECT_TRUE(options.measure);
+}
+
+TEST(BenchStepFlags, PeaksAreNumbersOrMeasured) {
+  const auto parsed = [](std::vector<std::string> flags) {
+    bench::StepOptions options;
+    flags.insert(flags.begin(), "mlp");
+    parse_options(bench_step_options(options), words(std::move(flags)));
+    return options;
+  };
+  EXPECT_FALSE(parsed({}).measure_peaks);
+  EXPECT_TRUE(parsed({"--peak-tflops=measured"}).measure_peaks);
+  EXPECT_FALSE(parsed({"--peak-tflops=measured"}).peak_tflops);
+  EXPECT_FALSE(parsed({"--peak-tflops", "3.5"}).measure_peaks);
+  EXPECT_EQ(parsed({"--peak-tflops", "3.5"}).peak_tflops, 3.5);
+  for (const char* wrong : {"0", "-1", "measure", "nan"})
+    EXPECT_THROW(parsed({"--peak-tflops", wrong}), UsageError) << wrong;
+}
+
 // Each set of flags is one that applies together.
 inference::InferConfig infer_config(std::vector<std::string> flags) {
   inference::InferConfig config;

@@ -52,6 +52,21 @@ TEST(Json, IsOneLineOfUtf8) {
   EXPECT_TRUE(Json::accept(json_of(machine_with(gpus))));
 }
 
+TEST(Json, HasWhatWasMeasured) {
+  Machine machine = machine_with(recorded_gpus("one_gpu"));
+  EXPECT_FALSE(Json::parse(json_of(machine)).contains("measured"));
+  machine.measured = {
+      {.device = "cuda:0", .copy_bytes = 1024, .copy_bytes_per_s = 4e12, .products = {{"bf16", 64, 7.5}}},
+      {.device = "cpu", .problem = Problem{"no threads", ""}, .threads = 2}};
+  EXPECT_EQ(Json::parse(json_of(machine))["measured"], Json::parse(R"([
+    {"device": "cuda:0", "problem": null, "threads": null, "copy_bytes": 1024, "copy_bytes_per_s": 4e12,
+     "products": [{"precision": "bf16", "width": 64, "tflops": 7.5}]},
+    {"device": "cpu", "problem": {"what": "no threads", "remedy": ""}, "threads": 2, "copy_bytes": 0,
+     "copy_bytes_per_s": null, "products": []}])"));
+  EXPECT_EQ(machine.measured[0].product_tflops("bf16"), 7.5);
+  EXPECT_FALSE(machine.measured[0].product_tflops("f32"));
+}
+
 TEST(Json, NamesAreWholeAndAsTheyAre) {
   const Json gpu = parsed("long_names")["gpus"][0];
   EXPECT_EQ(gpu["name"], "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition");

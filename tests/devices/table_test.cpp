@@ -49,6 +49,19 @@ TEST(Table, OfOneGpu) {
 )");
 }
 
+TEST(Table, EndsWithWhatWasMeasured) {
+  Machine machine = machine_with(recorded_gpus("one_gpu"));
+  machine.measured = {
+      {.device = "cuda:0", .copy_bytes = 1 << 30, .copy_bytes_per_s = 4.265e12, .products = {{"bf16", 8192, 799}}},
+      {.device = "cpu", .problem = Problem{"no threads", "wait"}, .threads = 2}};
+  EXPECT_THAT(table_of(machine), ::testing::EndsWith(R"(
+│ cuda:0: measured 4265 GB/s in a copy of 1.1 GB, 799 TFLOP/s in bf16 products │
+│ of 8192 x 8192                                                               │
+│ cpu, 2 threads: measured nothing: no threads → wait                          │
+└──────────────────────────────────────────────────────────────────────────────┘
+)"));
+}
+
 TEST(Table, WithoutADriver) {
   Gpus gpus;
   gpus.problem = Problem{"no NVIDIA driver on this machine (libnvidia-ml.so.1 is not there)", ""};

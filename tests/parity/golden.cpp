@@ -6,14 +6,17 @@
 #include <cmath>
 #include <limits>
 
+#include "lockstep/base/env.h"
 #include "lockstep/nn/io/state.h"
 #include "tests/parity/counter.h"
 
 namespace lockstep::parity {
 
 Golden::Golden(const std::string& name) {
-  for (auto& tensor :
-       nn::read_safetensors(std::string(LOCKSTEP_SOURCE_DIR "/tests/parity/golden/") + name + ".safetensors"))
+  // Packed tests run elsewhere than they were built, where LOCKSTEP_TEST_SOURCE names the checkout
+  // (scripts/pack-for-gpu).
+  const std::string source = env("LOCKSTEP_TEST_SOURCE").value_or(LOCKSTEP_SOURCE_DIR);
+  for (auto& tensor : nn::read_safetensors(source + "/tests/parity/golden/" + name + ".safetensors"))
     tensors_.emplace(tensor.name, std::move(tensor));
   if (!tensors_.contains("names")) return;
   const auto summary = elements<double>(extra("summary"));

@@ -53,6 +53,22 @@ TEST(BenchAllReduce, PrintsATableOnceAndCsv) {
   EXPECT_EQ(std::ranges::count(lines[0], ','), std::ranges::count(lines[1], ','));
 }
 
+TEST(BenchStep, MeasuresWhatTheDeviceReachesWhereThatIsAskedFor) {
+  const TemporaryDirectory directory;
+  const std::string step = "step linear --batch 8 --steps 3 --warmup-steps 2 --threads 1 --json --peak-tflops ";
+  for (const int ranks : {1, 2}) {
+    const auto outcome = run(bench(ranks, step + "measured"), directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto result = json::parse(outcome.out);
+    EXPECT_GT(result["measured"]["product_tflops"], 0.0);
+    EXPECT_GT(result["measured"]["copy_bytes_per_s"], 0.0);
+    EXPECT_FALSE(result.contains("mfu")) << "of a data sheet, which is not there";
+  }
+  const auto stated = run(bench(1, step + "0.5"), directory.path());
+  EXPECT_EQ(json::parse(stated.out)["peak_tflops"], 0.5);
+  EXPECT_FALSE(json::parse(stated.out).contains("measured"));
+}
+
 TEST(BenchStep, TellsTheStepApart) {
   const TemporaryDirectory directory;
   for (const int ranks : {1, 2, 3}) {

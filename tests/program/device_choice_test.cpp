@@ -8,6 +8,7 @@
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -99,6 +100,25 @@ void expect_cpu(const std::string& line, const std::string& why) {
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(lines_with(outcome, "computing on the CPU"), ElementsAre(HasSubstr(why)));
   EXPECT_THAT(outcome.out, HasSubstr(", cpu, "));
+}
+
+TEST(Devices, AreMeasuredOneByOne) {
+  const TemporaryDirectory directory;
+  const auto outcome = run_soft(with_nvml(kNobodyTells, "lockstep devices --measure --json"), directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto measured = json_in(outcome.out)["measured"];
+  ASSERT_EQ(measured.size(), 3u) << outcome.out;
+  for (int i = 0; i < 3; ++i) {
+    const auto& rates = measured[static_cast<std::size_t>(i)];
+    EXPECT_EQ(rates["device"], i < 2 ? "cuda:" + std::to_string(i) : "cpu");
+    EXPECT_TRUE(rates["problem"].is_null()) << rates;
+    EXPECT_GT(rates["copy_bytes_per_s"], 0.0);
+    if (i == 2) continue;
+    ASSERT_EQ(rates["products"].size(), 3u);
+    EXPECT_EQ(rates["products"][0]["precision"], "bf16");
+    EXPECT_EQ(rates["products"][1]["precision"], "f32");
+    EXPECT_EQ(rates["products"][2]["precision"], "tf32");
+  }
 }
 
 TEST(AutoDevice, IsTheCpuWhereGpusAreTooFew) {

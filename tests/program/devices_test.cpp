@@ -40,6 +40,20 @@ TEST(DevicesTest, JsonIsOneObject) {
   EXPECT_GE(document["cpu"]["processors"], 1);
 }
 
+TEST(DevicesTest, MeasuresTheCpu) {
+  const TemporaryDirectory directory;
+  const auto outcome = run("lockstep devices --measure --json", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto rates = json_in(outcome.out)["measured"].back();
+  EXPECT_EQ(rates["device"], "cpu");
+  EXPECT_GE(rates["threads"], 1);
+  EXPECT_GT(rates["copy_bytes_per_s"], 1e6);
+  EXPECT_EQ(rates["products"].back()["precision"], "f32");
+  EXPECT_GT(rates["products"].back()["tflops"], 0.0);
+  const auto table = run("lockstep devices --measure", directory.path());
+  EXPECT_THAT(table.out, HasSubstr(": measured "));
+}
+
 TEST(DevicesTest, TroubleIsAnAnswerAndNoError) {
   const TemporaryDirectory directory;
   for (const char* recording : {"trouble", "no_gpus", "driver_not_loaded", "version_mismatch"}) {

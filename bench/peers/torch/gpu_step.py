@@ -10,11 +10,13 @@ one batch that stays on the GPU, as `lockstep bench step` takes it. Times are of
 idle GPU, in ms a step.
 
 Configurations: eager; compile, reduce-overhead, max-autotune (modes of torch.compile); with "+graph" the whole step,
-update and all, is captured in one CUDA graph. Convolutions run in channels_last.
+update and all, is captured in one CUDA graph. Convolutions run in channels_last. What is not built --build-seconds after
+the start of the process is refused.
 """
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 
@@ -27,7 +29,7 @@ class Step:
     """One model in one configuration."""
 
     def __init__(self, torch, model: str, batch: int, configuration: str):
-        from models import MODELS
+        from models import MODELS, loss_of
 
         mode, _, graph = configuration.partition("+")
         if mode not in MODES or graph not in ("", "graph"):
@@ -42,7 +44,6 @@ class Step:
             inputs = inputs.to(memory_format=torch.channels_last)
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01, fused=True,
                                       capturable=bool(graph))
-        loss_of = torch.nn.functional.cross_entropy
 
         def forward():
             with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -50,6 +51,9 @@ class Step:
 
         if MODES[mode] is not None:
             forward = torch.compile(forward, mode=MODES[mode])
+
+        # A graph has addresses and owns nothing: what it reads and writes is kept here as long as it may be replayed.
+        self._kept = (module, optimizer, inputs, labels, forward)
 
         def step():
             optimizer.zero_grad(set_to_none=True)
@@ -104,30 +108,66 @@ class Step:
         return {"step_ms": times, "steps_a_block": steps, "loss": loss}
 
 
+class Late(Exception):
+    pass
+
+
+_LATE = "it was not compiled in time"
+
+
+class Limit:
+    """What runs in it is ended with Late at `end`, by time.monotonic(): compilers take what time they like. Again and
+    again, since what runs when a signal comes may swallow an exception."""
+
+    def __init__(self, end: float):
+        self.end = end
+
+    def __enter__(self):
+        def late(*_):
+            raise Late(_LATE)
+
+        if time.monotonic() >= self.end:
+            late()
+        signal.signal(signal.SIGALRM, late)
+        if self.end < float("inf"):
+            signal.setitimer(signal.ITIMER_REAL, self.end - time.monotonic(), 1)
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 class Worker:
-    def __init__(self, torch, model: str):
-        self.torch, self.model, self.steps = torch, model, {}
+    def __init__(self, torch, model: str, build_end: float = float("inf")):
+        self.torch, self.model, self.build_end, self.steps = torch, model, build_end, {}
 
     def build(self, batch: int, configuration: str) -> dict:
         begin = time.monotonic()
         said = {"version": f"{self.torch.__version__}, {self.torch.cuda.get_device_name()}"}
         try:
-            self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
+            with Limit(self.build_end):
+                self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
         except Exception as error:  # of the compiler or of a capture: the other configurations continue
             self.torch.cuda.synchronize()
+            if time.monotonic() >= self.build_end and not isinstance(error, Late):  # which the compiler has wrapped
+                error = Late(_LATE)
             lines = str(error).strip().splitlines()
             said["refused"] = f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+        self.torch.cuda.empty_cache()  # what no graph needs is for others: several processes share the GPU
         return said | {"build_s": time.monotonic() - begin}
 
     def step(self, batch: int, configuration: str, blocks: int, block_s: float) -> dict:
-        return self.steps[batch, configuration].measure(blocks, block_s)
+        said = self.steps[batch, configuration].measure(blocks, block_s)
+        self.torch.cuda.empty_cache()
+        return said
 
 
 def main() -> None:
+    begin = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--configuration")
+    parser.add_argument("--build-seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     # Libraries print where they like: the answers' channel is ours alone.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -141,7 +181,7 @@ def main() -> None:
 
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
-        worker = Worker(torch, options.model)
+        worker = Worker(torch, options.model, begin + options.build_seconds)
         if options.configuration:
             built = worker.build(options.batch, options.configuration)
             if "refused" in built:

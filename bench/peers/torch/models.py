@@ -144,7 +144,7 @@ class Gpt(nn.Module):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.h:
             x = block(x)
-        return self.lm_head(self.ln_f(x)).transpose(1, 2)  # (N, classes, T), as CrossEntropyLoss wants it
+        return self.lm_head(self.ln_f(x))
 
 
 class BertBlock(nn.Module):
@@ -186,7 +186,7 @@ class Bert(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = x.gather(1, masked.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        return self.decoder(self.dense_norm(F.gelu(self.dense(x)))).transpose(1, 2)
+        return self.decoder(self.dense_norm(F.gelu(self.dense(x))))
 
 
 class Recurrent(nn.Module):
@@ -196,7 +196,13 @@ class Recurrent(nn.Module):
         self.rnn = kind(width, width, layers, batch_first=True)
 
     def forward(self, tokens):
-        return self.decoder(self.rnn(self.encoder(tokens))[0]).transpose(1, 2)
+        return self.decoder(self.rnn(self.encoder(tokens))[0])
+
+
+def loss_of(logits, labels):
+    """Mean cross entropy. Logits of tokens go there as rows, as nanoGPT and Hugging Face write it: of (N, classes, T)
+    PyTorch takes a slower way, which copies all of them, too."""
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
 def image_batch(samples: int):
@@ -231,6 +237,14 @@ class Model:
     batch: Callable[[int], tuple]  # samples of one rank: inputs and labels
 
 
+GPT2_TOKENS = 50257
+GPT2_ROWS = 50304  # padded to a multiple of 64, as nanoGPT does: products with an odd number of columns are slow
+
+
+def gpt2(context: int) -> Model:
+    return Model(lambda: Gpt(12, 12, 768, context, GPT2_ROWS), token_batch(context, GPT2_TOKENS))
+
+
 MODELS = {
     "linear": Model(Linear, vector_batch),
     "mlp": Model(Mlp, image_batch),
@@ -244,5 +258,6 @@ MODELS = {
     "lstm": Model(lambda: Recurrent(nn.LSTM, 2, 256, 256), token_batch(128, 256)),
     "gru": Model(lambda: Recurrent(nn.GRU, 2, 256, 256), token_batch(128, 256)),
     "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
-    "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
+    "gpt2": gpt2(256),
+    "gpt2-1024": gpt2(1024),  # for GPUs: bench/gpu_check/peers.py
 }

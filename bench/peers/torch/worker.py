@@ -5,6 +5,7 @@ JSON object per line, and answers each with one on what was stdout; whatever lib
 commands it sleeps in a read, and it ends when stdin does. A rank reports its own times, step by step: which rank was
 the slowest is for the caller to find.
 """
+import contextlib
 import json
 import os
 import re
@@ -44,9 +45,9 @@ class Worker:
     # Training steps.
 
     def build(self, model: str, batch: int, compiled: bool, channels_last: bool,
-              optimizer: str = "adamw") -> dict:
-        """Makes everything and takes the first step."""
-        from models import MODELS
+              optimizer: str = "adamw", precision: str = "f32") -> dict:
+        """Makes everything and takes the first step. bf16: by autocast."""
+        from models import MODELS, loss_of
         from torch.nn.parallel import DistributedDataParallel
 
         torch = self.torch
@@ -65,12 +66,13 @@ class Worker:
         else:
             # As `lockstep bench step` by default; fused is the fastest of PyTorch's three implementations on the CPU.
             optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-        loss_of = torch.nn.CrossEntropyLoss()
         forward = torch.compile(self.ddp) if compiled else self.ddp
+        halves = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
         def step():
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(forward(inputs), labels)
+            with halves:
+                loss = loss_of(forward(inputs), labels)
             loss.backward()
             optimizer.step()
             return loss
