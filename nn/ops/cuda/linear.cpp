@@ -1,7 +1,6 @@
 #include "lockstep/nn/ops/linear.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <initializer_list>
 #include <map>
@@ -11,21 +10,17 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/bias.h"
-#include "nn/ops/cuda/cublaslt.h"
 #include "nn/ops/cuda/epilogue_probes.h"
 #include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
-#include "nn/ops/cuda/plan_choices.h"
-#include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/odd_sizes.h"
+#include "nn/ops/cuda/products.h"
 #include "nn/ops/cuda/relu_mask.h"
+#include "nn/ops/cuda/weight_gradients.h"
 #include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
-
-// What NVIDIA recommends for Hopper; older kernels need less.
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 /// Of a product whose rows are `rows`, or their gradient, with a weight like `w` (out, in).
 double flops_of(const Tensor& rows, const Tensor& w) { return 2.0 * static_cast<double>(rows.count() * w.size(1)); }
@@ -33,9 +28,10 @@ double flops_of(const Tensor& rows, const Tensor& w) { return 2.0 * static_cast<
 class CudaLinear final : public LinearKernels {
  public:
   CudaLinear(Context& context, PointwiseKernels& pointwise)
-      : context_(context), pointwise_(pointwise), handle_(make_cublaslt_handle()) {
-    ++context_.primitives_created;
-  }
+      : context_(context),
+        pointwise_(pointwise),
+        products_(context),
+        weight_gradients_(context, products_, pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     const Work work(context_, "product", {&x, &w, &b, &y}, flops_of(y, w));
@@ -44,10 +40,10 @@ class CudaLinear final : public LinearKernels {
     LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw_rows(), b.raw(), nullptr};
     const std::int64_t n = x.size(0), in = x.size(1), out = padded_out(y, w, b), pitch = y.pitch();
-    Forward& held = find(forwards_, key_of(n, in, out, pitch, x.dtype(), option_of(epilogue), arrays), [&] {
+    Forward& held = find(forwards_, product_key(n, in, out, pitch, x.dtype(), option_of(epilogue), arrays), [&] {
       return make_forward(forward_product(n, in, out, pitch), x.dtype(), epilogue, y, arrays);
     });
-    run(held.plan, arrays);
+    products_.run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
     if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
     if (held.apart == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
@@ -59,13 +55,13 @@ class CudaLinear final : public LinearKernels {
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, nullptr};
     const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
-    if (out > dy.size(1)) clear_between_rows(dy);
-    run(find(backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), 0, arrays),
-             [&] {
-               return make(backward_input_product(n, in, out, pitch), {.input = dy.dtype(), .output = dx.dtype()},
-                           arrays);
-             }),
-        arrays);
+    if (out > dy.size(1)) clear_between_rows(context_, dy);
+    products_.run(find(backward_inputs_, product_key(n, in, out, pitch, dy.dtype(), 0, arrays),
+                       [&] {
+                         return products_.make(backward_input_product(n, in, out, pitch),
+                                               {.input = dy.dtype(), .output = dx.dtype()}, arrays);
+                       }),
+                  arrays);
   }
 
   void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
@@ -75,18 +71,13 @@ class CudaLinear final : public LinearKernels {
       return;
     }
     check_types({&x, &dy});
-    const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), nullptr, nullptr};
-    const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
-    const std::int64_t options = (accumulate ? 1 : 0) + (may_be_padded(dy) ? 2 : 0);
-    run(find(backward_weights_, key_of(n, in, out, pitch, x.dtype(), options, arrays),
-             [&] { return make_backward_weight(x, dy, accumulate, dw); }),
-        x, dy, accumulate, dw);
+    weight_gradients_.compute(x, dy, accumulate, dw);
   }
 
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                             DType dtype) const override {
     if (epilogue == Epilogue::kRelu) return {{samples, mask_pitch_of(out) / 8}, DType::kU8};
-    if (epilogue == Epilogue::kGelu && out % kAligned == 0) return {{samples, out}, dtype};
+    if (epilogue == Epilogue::kGelu && out % kEvenOutputs == 0) return {{samples, out}, dtype};
     return {};
   }
 
@@ -97,9 +88,9 @@ class CudaLinear final : public LinearKernels {
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
     auto& plan = find(saved_preactivation_forwards_,
-                      key_of(x.size(0), x.size(1), w.size(0), w.size(0), x.dtype(), option_of(epilogue), arrays),
+                      product_key(x.size(0), x.size(1), w.size(0), w.size(0), x.dtype(), option_of(epilogue), arrays),
                       [&] { return make_saved_preactivation_forward(x, w, epilogue, y, arrays); });
-    if (plan) return run(*plan, arrays);
+    if (plan) return products_.run(*plan, arrays);
     if (epilogue == Epilogue::kGelu) {
       forward(x, w, b, Epilogue::kNone, saved_preactivation);
       return pointwise_.gelu(saved_preactivation, GeluKind::kTanh, y);
@@ -115,10 +106,10 @@ class CudaLinear final : public LinearKernels {
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, saved_preactivation.raw()};
     const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
-    if (out > dy.size(1)) clear_between_rows(dy);
-    auto& plan = find(through_backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), option_of(epilogue), arrays),
+    if (out > dy.size(1)) clear_between_rows(context_, dy);
+    auto& plan = find(through_backward_inputs_, product_key(n, in, out, pitch, dy.dtype(), option_of(epilogue), arrays),
                       [&] { return make_through(dy, w, epilogue, saved_preactivation, dx, out, arrays); });
-    if (plan) return run(*plan, arrays);
+    if (plan) return products_.run(*plan, arrays);
     go_back_apart(dy, w, epilogue, saved_preactivation, dx);
   }
 
@@ -129,13 +120,13 @@ class CudaLinear final : public LinearKernels {
   void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
                                 bool accumulate_b, const Tensor& db) override {
     const Work work(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
-    if (!accumulate_b && !accumulate_w && dy.count() > 0 && ways_for(dy).front() == Way::kWhole) {
+    if (!accumulate_b && !accumulate_w && dy.count() > 0 && !weight_gradients_.splits(dy)) {
       check_types({&x, &dy});
       const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), db.f32(), nullptr};
       const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
-      auto& plan = find(backward_weights_and_biases_, key_of(n, in, out, pitch, x.dtype(), 0, arrays),
+      auto& plan = find(backward_weights_and_biases_, product_key(n, in, out, pitch, x.dtype(), 0, arrays),
                         [&] { return make_weight_and_bias(x, dy, dw, db, arrays); });
-      if (plan) return run(*plan, arrays);
+      if (plan) return products_.run(*plan, arrays);
     }
     backward_bias(dy, accumulate_b, db);
     backward_weight(x, dy, accumulate_w, dw);
@@ -153,17 +144,6 @@ class CudaLinear final : public LinearKernels {
     Epilogue apart = Epilogue::kNone;
   };
 
-  /// How a weight's gradient is made; see Note [Odd sizes].
-  enum class Way : std::uint8_t { kWhole, kInParts, kPadded };
-  struct BackwardWeight {
-    Way way;
-    ProductPlan plan;
-    std::optional<ProductPlan> rest = std::nullopt;  // of kInParts: of the last rows
-  };
-
-  // Elements, whose multiples fast kernels of cuBLASLt take, and those for GELU.
-  static constexpr std::int64_t kAligned = 8;
-
   static std::int64_t option_of(Epilogue epilogue) { return static_cast<std::int64_t>(epilogue); }
 
   static void check_types(std::initializer_list<const Tensor*> tensors, const Tensor* bias = nullptr) {
@@ -173,191 +153,25 @@ class CudaLinear final : public LinearKernels {
     LOCKSTEP_ASSERT(bias == nullptr || bias->dtype() == dtype, "{} and {}", name_of(dtype), name_of(bias->dtype()));
   }
 
-  // Note [Odd sizes]
-  // Where the number of outputs is no multiple of 8, the libraries have slow kernels alone: a sixth of the others'
-  // speed for GPT-2's 50,257 logits on an H200. So outputs are computed up to the rows' pitch, with zeros for what the
-  // weight and the bias do not have (Note [Zero rows]), and added up again to there on the way back, after what lies
-  // between the rows of their gradient has been set to zero. The weight's own gradient has no place for more of them.
-  // A large one is made in two products, one up to the last multiple of kWide, and a small one; a small one with the
-  // rows that it does not have, elsewhere, and copied or added. Whether either is faster than one odd product, is timed
-  // where kernels are.
-  static constexpr std::int64_t kWide = 64, kLeastWide = 1024;
-
-  static std::int64_t padded_out(const Tensor& rows, const Tensor& w, const Tensor& b = {}) {
-    const std::int64_t out = rows.size(1), more = rows.pitch() - out;
-    return may_be_padded(rows) && w.zero_rows() >= more && (!b.defined() || b.zero_rows() >= more) ? out + more : out;
-  }
-  static bool may_be_padded(const Tensor& rows) { return rows.between_rows() != Tensor::Between::kOthers; }
-
-  // The ways to the gradient of a weight whose results' gradient is dy; the first is the best guess.
-  static std::vector<Way> ways_for(const Tensor& dy) {
-    const std::int64_t out = dy.size(1);
-    if (out % kAligned == 0) return {Way::kWhole};
-    if (out >= kLeastWide) return {Way::kInParts, Way::kWhole};
-    if (may_be_padded(dy)) return {Way::kWhole, Way::kPadded};
-    return {Way::kWhole};
-  }
-
-  void clear_between_rows(const Tensor& rows) {
-    if (rows.between_rows() == Tensor::Between::kZeros) return;
-    const std::size_t element = size_of(rows.dtype());
-    const auto pitch = static_cast<std::size_t>(rows.pitch()), columns = static_cast<std::size_t>(rows.size(1));
-    check_cuda(
-        cudaMemset2DAsync(static_cast<std::byte*>(rows.raw_rows()) + columns * element, pitch * element, 0,
-                          (pitch - columns) * element, static_cast<std::size_t>(rows.size(0)), native(context_.stream)),
-        "clearing memory between rows");
-  }
-
-  // `option` is what plans of one kind differ in beside sizes, types and alignments.
-  static PlanKey key_of(std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t pitch, DType dtype,
-                        std::int64_t option, const ProductArrays& arrays) {
-    return {n,
-            in,
-            out,
-            pitch,
-            static_cast<std::int64_t>(dtype),
-            option,
-            arrays.bias != nullptr ? 1 : 0,
-            alignment_of(arrays.a),
-            alignment_of(arrays.b),
-            alignment_of(arrays.d),
-            alignment_of(arrays.bias),
-            alignment_of(arrays.saved_preactivation)};
-  }
-
-  template <class Plan, class Make>
-  Plan& find(PlanMap<Plan>& plans, const PlanKey& key, const Make& make_it) {
-    const auto at = plans.find(key);
-    if (at != plans.end()) return at->second;
-    return plans.emplace(key, make_it()).first->second;
-  }
-
-  std::optional<ProductPlan> try_to_make(const Product& product, ProductOptions options, const ProductArrays& arrays) {
-    options.tf32 = context_.tf32 && options.input == DType::kF32;
-    auto plan = ProductPlan::make(handle_.get(), product, options, arrays, kWorkspaceBytes,
-                                  context_.choices != nullptr ? PlanChoices::kCandidates : 1);
-    if (!plan) return plan;
-    ++context_.primitives_created;
-    if (context_.choices != nullptr) choose(*plan, product, options, arrays);
-    take_workspace(*plan);
-    return plan;
-  }
-
-  void take_workspace(const ProductPlan& plan) {
-    if (plan.workspace_bytes() > 0 && !workspace_.defined())
-      workspace_ = Tensor::empty(context_.allocator, {static_cast<std::int64_t>(kWorkspaceBytes)}, DType::kU8);
-  }
-
-  // See Note [Autotuning]. What the kernels write is overwritten by the product itself, but for sums.
-  void choose(ProductPlan& plan, const Product& product, const ProductOptions& options, const ProductArrays& arrays) {
-    const auto names = plan.kernels();
-    const std::string problem =
-        fmt::format("cuBLASLt {}: {}", cublaslt().version(), describe(product, options, arrays));
-    Tensor sums;
-    const auto seconds = [&](std::size_t kernel) {
-      plan.take(kernel);
-      take_workspace(plan);
-      ProductArrays timed = arrays;
-      if (options.accumulate) {
-        if (!sums.defined())
-          sums = Tensor::empty(context_.allocator, {product.d.columns, product.d.pitch}, options.output);
-        timed.d = sums.raw();
-      }
-      return seconds_of(context_, [&] { run(plan, timed); });
-    };
-    std::size_t best = 0;
-    try {
-      best = choose_kernel(context_, problem, names, seconds);
-    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
-    }
-    plan.take(best);
-  }
-
-  ProductPlan make(const Product& product, const ProductOptions& options, const ProductArrays& arrays) {
-    auto plan = try_to_make(product, options, arrays);
-    if (!plan)
-      throw CudaError(
-          fmt::format("cuBLASLt has no kernel for a {} by {} result of {} products of {}", product.d.rows,
-                      product.d.columns, product.turn_a ? product.a.rows : product.a.columns, name_of(options.input)),
-          "compute in f32, or use another size");
-    return std::move(*plan);
-  }
-
-  // Of rows of dw from `first` on.
-  static ProductArrays weight_arrays(const Tensor& x, const Tensor& dy, const Tensor& dw, std::int64_t first) {
-    const auto* const from = static_cast<const std::byte*>(dy.raw_rows());
-    return {x.raw(), from + static_cast<std::size_t>(first) * size_of(dy.dtype()), dw.f32() + first * x.size(1)};
-  }
-
-  void run(BackwardWeight& held, const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {
-    if (held.way != Way::kPadded) {
-      run(held.plan, weight_arrays(x, dy, dw, 0));
-      if (held.rest) run(*held.rest, weight_arrays(x, dy, dw, dw.size(0) / kWide * kWide));
-      return;
-    }
-    clear_between_rows(dy);
-    const Tensor padded = Tensor::empty(context_.allocator, {dy.pitch(), x.size(1)});
-    run(held.plan, weight_arrays(x, dy, padded, 0));
-    if (accumulate)
-      pointwise_.add_to(padded.slice(0, dw.size(0)), 1.0f, dw);
-    else
-      pointwise_.copy(padded.slice(0, dw.size(0)), dw);
-  }
-
-  BackwardWeight make_backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw, Way way) {
-    const std::int64_t out = dy.size(1), wide = out / kWide * kWide;
-    const ProductOptions options = {.input = x.dtype(), .accumulate = accumulate && way != Way::kPadded};
-    const auto rows = [&](std::int64_t first, std::int64_t end, const Tensor& to) {
-      return make(backward_weight_product(x.size(0), x.size(1), end - first, dy.pitch()), options,
-                  weight_arrays(x, dy, to, first));
-    };
-    if (way == Way::kInParts) return {way, rows(0, wide, dw), rows(wide, out, dw)};
-    if (way == Way::kWhole) return {way, rows(0, out, dw)};
-    return {way, rows(0, dy.pitch(), Tensor::empty(context_.allocator, {dy.pitch(), x.size(1)}))};
-  }
-
-  BackwardWeight make_backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {
-    const auto ways = ways_for(dy);
-    if (ways.size() == 1 || context_.choices == nullptr)
-      return make_backward_weight(x, dy, accumulate, dw, ways.front());
-    constexpr std::array kNames = {"in one product", "in two products", "padded"};
-    std::vector<std::string> names;
-    for (const Way way : ways) names.emplace_back(kNames[static_cast<std::size_t>(way)]);
-    const std::string problem = fmt::format(
-        "cuBLASLt {}: odd {}", cublaslt().version(),
-        describe(backward_weight_product(x.size(0), x.size(1), dy.size(1), dy.pitch()),
-                 {.input = x.dtype(), .accumulate = accumulate, .tf32 = context_.tf32}, weight_arrays(x, dy, dw, 0)));
-    std::size_t best = 0;
-    try {
-      best = choose_kernel(context_, problem, names, [&](std::size_t i) {
-        const Tensor sums = Tensor::empty(context_.allocator, dw.shape());
-        BackwardWeight made = make_backward_weight(x, dy, accumulate, sums, ways[i]);
-        return seconds_of(context_, [&] { run(made, x, dy, accumulate, sums); });
-      });
-    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
-    }
-    return make_backward_weight(x, dy, accumulate, dw, ways[best]);
-  }
-
   Forward make_forward(const Product& product, DType dtype, Epilogue epilogue, const Tensor& y,
                        const ProductArrays& arrays) {
     ProductOptions options = {.input = dtype, .output = dtype};
     const bool bias = arrays.bias != nullptr;
     if (epilogue == Epilogue::kRelu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
       options.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
-      if (auto plan = try_to_make(product, options, arrays); plan && keeps_non_finite(*plan, y, arrays))
+      if (auto plan = products_.try_to_make(product, options, arrays); plan && keeps_non_finite(*plan, y, arrays))
         return {std::move(*plan)};
     }
     if (epilogue == Epilogue::kGelu && bias && agrees(epilogue, dtype)) {
       options.epilogue = CUBLASLT_EPILOGUE_GELU_BIAS;
-      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan)};
+      if (auto plan = products_.try_to_make(product, options, arrays)) return {std::move(*plan)};
     }
     if (bias) {
       options.epilogue = CUBLASLT_EPILOGUE_BIAS;
-      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan), false, epilogue};
+      if (auto plan = products_.try_to_make(product, options, arrays)) return {std::move(*plan), false, epilogue};
     }
     options.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    return {make(product, options, arrays), bias, epilogue};
+    return {products_.make(product, options, arrays), bias, epilogue};
   }
 
   // Nothing where the library cannot, or where both by themselves are faster.
@@ -365,24 +179,14 @@ class CudaLinear final : public LinearKernels {
                                                   const ProductArrays& arrays) {
     const Product product = backward_weight_product(x.size(0), x.size(1), dy.size(1), dy.pitch());
     const ProductOptions options = {.input = x.dtype(), .epilogue = CUBLASLT_EPILOGUE_BGRADB};
-    auto plan = try_to_make(product, options, arrays);
-    if (!plan || context_.choices == nullptr) return plan;
+    auto plan = products_.try_to_make(product, options, arrays);
+    if (!plan) return plan;
     const auto apart = [&] {
       backward_bias(dy, false, db);
       backward_weight(x, dy, false, dw);
     };
-    return is_faster("bias gradient", product, options, arrays, *plan, apart) ? std::move(plan) : std::nullopt;
-  }
-
-  // See Note [Autotuning]. The kernels of `apart` are chosen before.
-  bool is_faster(const char* what, const Product& product, const ProductOptions& options, const ProductArrays& arrays,
-                 ProductPlan& fused, FunctionRef<void()> apart) {
-    apart();
-    const std::string problem =
-        fmt::format("cuBLASLt {}: {} of {}", cublaslt().version(), what, describe(product, options, arrays));
-    return choose_kernel(context_, problem, {"fused", "apart"}, [&](std::size_t way) {
-             return seconds_of(context_, [&] { way == 0 ? run(fused, arrays) : apart(); });
-           }) == 0;
+    return products_.is_faster("bias gradient", product, options, arrays, *plan, apart) ? std::move(plan)
+                                                                                        : std::nullopt;
   }
 
   // backward_input_through() in two kernels.
@@ -402,18 +206,18 @@ class CudaLinear final : public LinearKernels {
     if (!agrees(epilogue, dy.dtype())) return std::nullopt;
     const Product product = backward_input_product(dy.size(0), w.size(1), out, dy.pitch());
     const ProductOptions options = through_options(epilogue, dy.dtype(), w.size(1));
-    auto plan = try_to_make(product, options, arrays);
-    if (!plan || context_.choices == nullptr) return plan;
+    auto plan = products_.try_to_make(product, options, arrays);
+    if (!plan) return plan;
     const auto apart = [&] { go_back_apart(dy, w, epilogue, saved_preactivation, dx); };
-    return is_faster("activation", product, options, arrays, *plan, apart) ? std::move(plan) : std::nullopt;
+    return products_.is_faster("activation", product, options, arrays, *plan, apart) ? std::move(plan) : std::nullopt;
   }
 
   // Nothing where the library cannot, or makes something else of it.
   std::optional<ProductPlan> make_saved_preactivation_forward(const Tensor& x, const Tensor& w, Epilogue epilogue,
                                                               const Tensor& y, const ProductArrays& arrays) {
     if (arrays.bias == nullptr || !agrees(epilogue, x.dtype())) return std::nullopt;
-    auto plan = try_to_make(forward_product(x.size(0), x.size(1), w.size(0), w.size(0)),
-                            saved_preactivation_options(epilogue, x.dtype(), w.size(0)), arrays);
+    auto plan = products_.try_to_make(forward_product(x.size(0), x.size(1), w.size(0), w.size(0)),
+                                      saved_preactivation_options(epilogue, x.dtype(), w.size(0)), arrays);
     if (epilogue == Epilogue::kGelu) return plan;
     return plan && keeps_non_finite(*plan, y, arrays) ? std::move(plan) : std::nullopt;
   }
@@ -471,19 +275,19 @@ class CudaLinear final : public LinearKernels {
     const Tensor b = upload_as(context_, gelu_probes(), dtype), y = filled({kSamples, kOut}, dtype, 0.0f);
     const Tensor saved_preactivation = filled({kSamples, kOut}, dtype, 0.0f);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
-    auto forward = try_to_make(forward_product(kSamples, kIn, kOut, kOut),
-                               saved_preactivation_options(Epilogue::kGelu, dtype, kOut), arrays);
+    auto forward = products_.try_to_make(forward_product(kSamples, kIn, kOut, kOut),
+                                         saved_preactivation_options(Epilogue::kGelu, dtype, kOut), arrays);
     if (!forward) return false;
-    run(*forward, arrays);
+    products_.run(*forward, arrays);
     const auto probes = values_of(b);  // as they are rounded
     if (!gelu_results_agree(probes, values_of(saved_preactivation), values_of(y), dtype, context_.tf32)) return false;
 
     const Tensor dy = filled({kSamples, kIn}, dtype, 0.25f), v = filled({kIn, kOut}, dtype, 0.25f);  // products of 1
     const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, saved_preactivation.raw()};
-    auto backward = try_to_make(backward_input_product(kSamples, kOut, kIn, kIn),
-                                through_options(Epilogue::kGelu, dtype, kOut), back);
+    auto backward = products_.try_to_make(backward_input_product(kSamples, kOut, kIn, kIn),
+                                          through_options(Epilogue::kGelu, dtype, kOut), back);
     if (!backward) return true;  // forward alone
-    run(*backward, back);
+    products_.run(*backward, back);
     return gelu_gradients_agree(probes, values_of(y), dtype, context_.tf32);
   }
 
@@ -502,10 +306,10 @@ class CudaLinear final : public LinearKernels {
     const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
     const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
                                   operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
-    auto plan = try_to_make(forward_product(kSamples, kIn, kOut, kOut),
-                            saved_preactivation_options(Epilogue::kRelu, dtype, kOut), arrays);
+    auto plan = products_.try_to_make(forward_product(kSamples, kIn, kOut, kOut),
+                                      saved_preactivation_options(Epilogue::kRelu, dtype, kOut), arrays);
     if (!plan) return false;
-    run(*plan, arrays);
+    products_.run(*plan, arrays);
     relu_with_mask(context_, y, ours);
     std::vector<std::byte> bytes(masks.bytes());
     copy_to_host(context_, masks, bytes);
@@ -515,21 +319,16 @@ class CudaLinear final : public LinearKernels {
   bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
     return relu_keeps_non_finite(context_, y.size(1), y, [&](const Tensor& bias) {
       arrays.bias = bias.raw();
-      run(plan, arrays);
+      products_.run(plan, arrays);
     });
-  }
-
-  void run(ProductPlan& plan, const ProductArrays& arrays) {
-    plan.run(handle_.get(), arrays, plan.workspace_bytes() > 0 ? workspace_.raw() : nullptr, context_.stream);
   }
 
   Context& context_;
   PointwiseKernels& pointwise_;
-  CublasLtOwner<cublasLtHandle_t> handle_;
-  Tensor workspace_;  // of all plans: they run one after the other
+  Products products_;
+  WeightGradients weight_gradients_;
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_;
-  PlanMap<BackwardWeight> backward_weights_;
   PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_, through_backward_inputs_,
       backward_weights_and_biases_;                                 // nothing: in kernels of ours
   std::map<DType, std::optional<bool>> masks_agree_, gelu_agrees_;  // by the activations' type

@@ -1,4 +1,4 @@
-// Products whose number of outputs is no multiple of 8 (Note [Odd sizes] in nn/ops/cuda/linear.cpp) against the CPU's.
+// Products whose number of outputs is no multiple of 8 (Note [Odd sizes]) against the CPU's.
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {
