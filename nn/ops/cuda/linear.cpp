@@ -38,6 +38,8 @@ class CudaLinear final : public LinearKernels {
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
+    if (copies_inputs(x.size(0), x.size(1), w.size(0)))
+      return forward(widened(context_, x), widened(context_, w), b, epilogue, y);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw_rows(), b.raw(), nullptr};
     const std::int64_t n = x.size(0), in = x.size(1), out = padded_out(y, w, b), pitch = y.pitch();
     Forward& held = find(forwards_, product_key(n, in, out, pitch, x.dtype(), option_of(epilogue), arrays), [&] {
@@ -53,6 +55,11 @@ class CudaLinear final : public LinearKernels {
     const Work work(context_, "product's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
+    if (copies_inputs(dx.size(0), dx.size(1), w.size(0))) {
+      const Tensor wide = Tensor::empty(context_.allocator, {dx.size(0), even_inputs(dx.size(1))}, dx.dtype());
+      backward_input(dy, widened(context_, w), wide);
+      return narrow_into(context_, wide, dx);
+    }
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, nullptr};
     const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
     if (out > dy.size(1)) clear_between_rows(context_, dy);
@@ -71,13 +78,19 @@ class CudaLinear final : public LinearKernels {
       return;
     }
     check_types({&x, &dy});
-    weight_gradients_.compute(x, dy, accumulate, dw);
+    if (!copies_inputs(x.size(0), x.size(1), dy.size(1))) return weight_gradients_.compute(x, dy, accumulate, dw);
+    const Tensor wide = Tensor::empty(context_.allocator, {dw.size(0), even_inputs(dw.size(1))});
+    weight_gradients_.compute(widened(context_, x), dy, false, wide);
+    if (!accumulate) return narrow_into(context_, wide, dw);
+    const Tensor added = Tensor::empty(context_.allocator, dw.shape());
+    narrow_into(context_, wide, added);
+    pointwise_.add_to(added, 1.0f, dw);
   }
 
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                             DType dtype) const override {
     if (epilogue == Epilogue::kRelu) return {{samples, mask_pitch_of(out) / 8}, DType::kU8};
-    if (epilogue == Epilogue::kGelu && out % kEvenOutputs == 0) return {{samples, out}, dtype};
+    if (epilogue == Epilogue::kGelu && out % kEven == 0) return {{samples, out}, dtype};
     return {};
   }
 
@@ -86,6 +99,9 @@ class CudaLinear final : public LinearKernels {
     const Work work(context_, "product", {&x, &w, &b, &y, &saved_preactivation}, flops_of(y, w));
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
+    if (copies_inputs(x.size(0), x.size(1), w.size(0)))
+      return forward_saved_preactivation(widened(context_, x), widened(context_, w), b, epilogue, y,
+                                         saved_preactivation);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
     auto& plan = find(saved_preactivation_forwards_,
                       product_key(x.size(0), x.size(1), w.size(0), w.size(0), x.dtype(), option_of(epilogue), arrays),
@@ -104,6 +120,8 @@ class CudaLinear final : public LinearKernels {
     const Work work(context_, "product's backward to its input", {&dy, &w, &saved_preactivation, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
+    if (copies_inputs(dx.size(0), dx.size(1), w.size(0)))
+      return go_back_apart(dy, w, epilogue, saved_preactivation, dx);
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, saved_preactivation.raw()};
     const std::int64_t n = dy.size(0), in = w.size(1), out = padded_out(dy, w), pitch = dy.pitch();
     if (out > dy.size(1)) clear_between_rows(context_, dy);
@@ -120,7 +138,8 @@ class CudaLinear final : public LinearKernels {
   void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
                                 bool accumulate_b, const Tensor& db) override {
     const Work work(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
-    if (!accumulate_b && !accumulate_w && dy.count() > 0 && !weight_gradients_.splits(dy)) {
+    if (!accumulate_b && !accumulate_w && dy.count() > 0 && !weight_gradients_.splits(dy) &&
+        !copies_inputs(x.size(0), x.size(1), dy.size(1))) {
       check_types({&x, &dy});
       const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), db.f32(), nullptr};
       const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();

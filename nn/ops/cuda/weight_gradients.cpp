@@ -26,7 +26,7 @@ std::int64_t wide_rows(const Tensor& dy) { return dy.size(1) / kWide * kWide; }
 
 std::vector<WeightGradients::Way> WeightGradients::ways_for(const Tensor& dy) {
   const std::int64_t out = dy.size(1);
-  if (out % kEvenOutputs == 0) return {Way::kWhole};
+  if (out % kEven == 0) return {Way::kWhole};
   if (out >= kLeastWide) return {Way::kInParts, Way::kWhole};
   if (may_be_padded(dy)) return {Way::kWhole, Way::kPadded};
   return {Way::kWhole};

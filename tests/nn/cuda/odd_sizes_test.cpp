@@ -1,4 +1,5 @@
 // Products whose number of outputs is no multiple of 8 (Note [Odd sizes]) against the CPU's.
+#include "nn/ops/cuda/odd_sizes.h"
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {
@@ -35,10 +36,11 @@ TEST_P(CudaOddSizes, AreComputedWithZeros) {
     const Tensor dy_host = random({n, out}, 4), before = random_tensor(*cpu, {out, in}, 5);
     const Tensor x = activation(x_host), w = parameter(w_host), b = parameter(b_host), dy = apart(dy_host);
     for (const bool bias : {false, true}) {
-      const Tensor expected = cpu->empty({n, out}), y = apart_like({n, out});
-      cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, expected);
+      const ExpectedLayer expected =
+          expected_layer(*cpu, x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, type());
+      const Tensor y = apart_like({n, out});
       linear->forward(x, w, bias ? b : Tensor(), Epilogue::kNone, y);
-      expect_close(expected, joined(y, std::nullopt), tolerance_of_sum(in, type()));
+      expect_close(expected.y, joined(y, std::nullopt), tolerance_of_sum(in, type()), expected.rounded_before);
     }
     const Tensor dx = cpu->empty({n, in}), dw = cpu->empty({out, in}), sum = cpu->empty({out, in});
     cpu->linear().backward_input(dy_host, w_host, dx);
@@ -61,6 +63,29 @@ TEST_P(CudaOddSizes, AreComputedWithZeros) {
     expect_close(dw, got[3], tolerance_of_sum(n, DType::kF32));
     expect_close(db, got[4], tolerance_of_sum(n, DType::kF32));
   }
+}
+
+// With enough work, rows of an odd number of inputs are copied to even ones, and back.
+TEST_P(CudaOddSizes, InputsAreCopied) {
+  if (GetParam().offset > 0) return;  // what is copied lies well wherever it comes from
+  constexpr std::int64_t kN = 2048, kIn = 33, kOut = 8192;
+  static_assert(cuda::copies_inputs(kN, kIn, kOut));
+  const Tensor x_host = random({kN, kIn}, 1), w_host = random({kOut, kIn}, 2), dy_host = random({kN, kOut}, 3);
+  const Tensor before = random_tensor(*cpu, {kOut, kIn}, 4);
+  const Tensor x = activation(x_host), w = activation(w_host), dy = activation(dy_host);
+  const Tensor y = cpu->empty({kN, kOut}), dx = cpu->empty({kN, kIn}), sum = cpu->empty({kOut, kIn});
+  cpu->linear().forward(x_host, w_host, {}, Epilogue::kNone, y);
+  cpu->linear().backward_input(dy_host, w_host, dx);
+  cpu->pointwise().copy(before, sum);
+  cpu->linear().backward_weight(x_host, dy_host, true, sum);
+  const Tensor made_y = activation(cpu->zeros(y.shape())), made_dx = activation(cpu->zeros(dx.shape()));
+  const Tensor made_sum = plain(before);
+  linear->forward(x, w, {}, Epilogue::kNone, made_y);
+  linear->backward_input(dy, w, made_dx);
+  linear->backward_weight(x, dy, true, made_sum);
+  expect_close(y, on_host(download(made_y), activation_like(y.shape())), tolerance_of_sum(kIn, type()));
+  expect_close(dx, on_host(download(made_dx), activation_like(dx.shape())), tolerance_of_sum(kOut, type()));
+  expect_close(sum, on_host(download(made_sum), {sum.shape()}), tolerance_of_sum(kN, DType::kF32));
 }
 
 // Columns of something larger: what lies between their rows is others'.
