@@ -25,8 +25,7 @@ class CudaConv final : public ConvKernels {
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
-    const Work work(context_, "convolution", {&x, &w, &b, &y},
-                    2.0 * static_cast<double>(y.count() * w.count() / w.size(0)));
+    const Work work(context_, "convolution", {&x, &w, &b, &y}, flops_of(y, w));
     if (y.count() == 0) return;
     ConvProblem problem = problem_of(What::kForward, x, w, y, window);
     problem.relu = epilogue == Epilogue::kRelu;
@@ -46,8 +45,7 @@ class CudaConv final : public ConvKernels {
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t, const Window& window,
                       const Tensor& dx) override {
-    const Work work(context_, "convolution's backward to its input", {&dy, &w, &dx},
-                    2.0 * static_cast<double>(dy.count() * w.count() / w.size(0)));
+    const Work work(context_, "convolution's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
     const Tensor given_w = operands_.readable(w), given_dy = operands_.readable(dy);
@@ -62,8 +60,7 @@ class CudaConv final : public ConvKernels {
   // up, or copied, from there, and those of f32 where they are to be added to something, or misaligned.
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
                        bool accumulate_b, const Tensor& db) override {
-    const Work work(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db},
-                    2.0 * static_cast<double>(dy.count() * dw.count() / dw.size(0)));
+    const Work work(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
     if (dy.count() == 0) {
       if (!accumulate_w) pointwise_.fill(dw, 0.0f);
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
@@ -89,6 +86,11 @@ class CudaConv final : public ConvKernels {
     ConvPlan plan;
     bool bias_apart = false, relu_apart = false;  // in kernels of ours after it
   };
+
+  // Of a convolution whose result, or its gradient, is `y`, with a weight like `w`.
+  static double flops_of(const Tensor& y, const Tensor& w) {
+    return 2.0 * static_cast<double>(y.count()) * static_cast<double>(w.count()) / static_cast<double>(w.size(0));
+  }
 
   // Of a kernel that is preferred to cuDNN's favourite.
   static constexpr std::size_t kMostWorkspaceBytes = std::size_t{1} << 30;
