@@ -237,8 +237,8 @@ bool rows_fit_packs(const AttentionSizes& sizes, std::initializer_list<const Hea
   return true;
 }
 
-/// Calls run(out, load) with the width of results that suits a head's, and how many elements are read at once. Heads that
-/// are read one element at a time are slow anyway, and have one width of results.
+/// Calls run(out, load) with the width of results that suits a head's, and how many elements are read at once. Heads
+/// that are read one element at a time are slow anyway, and have one width of results.
 template <class F>
 void with_tile_widths(std::int64_t width, bool wide, F&& run) {
   using std::integral_constant;

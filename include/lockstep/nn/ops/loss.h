@@ -29,8 +29,8 @@ class LossKernels {
   /// Inception Architecture for Computer Vision", 2016). logits (N, K) f32, bf16 or f16, labels (N) i32, each in
   /// [0, K): else UsageError, or, on a device that cannot throw, a loss that is NaN. totals (2) f32 receives the rows'
   /// sum and the number of samples whose largest logit is the label's (ties: the first class). dlogits (N, K), of the
-  /// logits' type, if defined, receives (softmax − q) · scale, and zeros between its rows if that is nobody's; it may be
-  /// the logits.
+  /// logits' type, if defined, receives (softmax − q) · scale, and zeros between its rows if that is nobody's; it may
+  /// be the logits.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
                              const Tensor& totals, const Tensor& dlogits) = 0;
   /// total () f32: in how many rows of logits (N, K) fewer than k others come before the label's: larger ones, and

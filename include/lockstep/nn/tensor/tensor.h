@@ -65,8 +65,9 @@ inline constexpr std::uintptr_t kShapesAlone = std::uintptr_t{1} << 60;
 ///
 /// Note [Zero rows]
 /// A product is fast on a GPU only if the numbers of its rows and columns are multiples of 8 or more, too. Where a
-/// weight's are not (50,257 tokens), rows of zeros may follow its last row in memory (zero_rows()): kernels then compute
-/// with them, and leave what comes of it between the rows of their result, if that is nobody's (between_rows()). Nobody else sees them: they are in no shape, file, norm, update or sum over ranks.
+/// weight's are not (50,257 tokens), rows of zeros may follow its last row in memory (zero_rows()): kernels then
+/// compute with them, and leave what comes of it between the rows of their result, if that is nobody's
+/// (between_rows()). Nobody else sees them: they are in no shape, file, norm, update or sum over ranks.
 class Tensor {
  public:
   Tensor() = default;
