@@ -1,4 +1,4 @@
-// What device code is written with. Kernels use this alone of CUDA: __syncthreads, warp shuffles and atomicAdd,
+// What device code is written with. Kernels use this alone of CUDA: __syncthreads, warp shuffles and atomicAdd, __ldcs,
 // static __shared__ arrays, and launch(); so that the same files also run on a CPU, in the tests (tests/soft_cuda).
 #pragma once
 
@@ -46,6 +46,27 @@ __device__ inline BFloat16 from_float<BFloat16>(float value) {
 template <>
 __device__ inline Float16 from_float<Float16>(float value) {
   return {__half_as_ushort(__float2half_rn(value))};
+}
+
+/// 2 to the power of x, but for some 1e-7 of it; what is below 2⁻¹²⁶ becomes 0, which takes no further instructions.
+__device__ inline float fast_exp2(float x) {
+  float made;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(x));
+  return made;
+}
+
+/// Both of them rounded, the first one in the lower half: one instruction, and a register without another one.
+template <class T>
+__device__ unsigned pair_of(float low, float high);
+template <>
+__device__ inline unsigned pair_of<BFloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const unsigned&>(pair);
+}
+template <>
+__device__ inline unsigned pair_of<Float16>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const unsigned&>(pair);
 }
 
 }  // namespace lockstep

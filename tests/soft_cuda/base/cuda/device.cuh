@@ -151,6 +151,10 @@ template <class T>
 T __ldg(const T* at) {
   return *at;
 }
+template <class T>
+T __ldcs(const T* at) {
+  return *at;
+}
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
@@ -234,6 +238,13 @@ inline BFloat16 from_float<BFloat16>(float value) {
 template <>
 inline Float16 from_float<Float16>(float value) {
   return Float16::from_float(value);
+}
+
+inline float fast_exp2(float x) { return exp2f(x); }
+
+template <class T>
+unsigned pair_of(float low, float high) {
+  return static_cast<unsigned>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
 }
 
 }  // namespace lockstep
