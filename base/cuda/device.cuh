@@ -1,4 +1,4 @@
-// What device code is written with. Kernels use this alone of CUDA: __syncthreads, warp shuffles and atomicAdd, __ldcs,
+// What device code is written with. Kernels use this alone of CUDA: __syncthreads, warp shuffles and atomicAdd,
 // static __shared__ arrays, and launch(); so that the same files also run on a CPU, in the tests (tests/soft_cuda).
 #pragma once
 
@@ -46,6 +46,14 @@ __device__ inline BFloat16 from_float<BFloat16>(float value) {
 template <>
 __device__ inline Float16 from_float<Float16>(float value) {
   return {__half_as_ushort(__float2half_rn(value))};
+}
+
+/// What is not read again soon: of all that the second cache holds it is replaced first. Of CUDA's __ldcs Clang has
+/// none.
+__device__ inline uint4 load_streaming(const uint4* at) {
+  uint4 made;
+  asm("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(made.x), "=r"(made.y), "=r"(made.z), "=r"(made.w) : "l"(at));
+  return made;
 }
 
 /// 2 to the power of x, but for some 1e-7 of it; what is below 2⁻¹²⁶ becomes 0, which takes no further instructions.

@@ -48,11 +48,11 @@ template <int kWidth, class T>
 __device__ Pack<T, kWidth> load_pack(const T* at) {
   return *reinterpret_cast<const Pack<T, kWidth>*>(at);
 }
-/// For what is not read again soon: of all that the second cache holds it is replaced first.
+/// For what is not read again soon.
 template <int kWidth, class T>
 __device__ Pack<T, kWidth> load_last(const T* at) {
   if constexpr (sizeof(Pack<T, kWidth>) == kVectorBytes)
-    return std::bit_cast<Pack<T, kWidth>>(__ldcs(reinterpret_cast<const uint4*>(at)));
+    return std::bit_cast<Pack<T, kWidth>>(load_streaming(reinterpret_cast<const uint4*>(at)));
   else
     return load_pack<kWidth>(at);
 }

@@ -151,10 +151,6 @@ template <class T>
 T __ldg(const T* at) {
   return *at;
 }
-template <class T>
-T __ldcs(const T* at) {
-  return *at;
-}
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
@@ -240,6 +236,7 @@ inline Float16 from_float<Float16>(float value) {
   return Float16::from_float(value);
 }
 
+inline uint4 load_streaming(const uint4* at) { return *at; }
 inline float fast_exp2(float x) { return exp2f(x); }
 
 template <class T>
