@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "base/flight_record.h"
 #include "base/log.h"
@@ -92,7 +93,10 @@ bool TrainingStep::run_captured(std::int64_t step, const Inputs& inputs, const s
 void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
   tape_.reset();  // a capture that was refused has left something there
   optimizer_->zero_grad();
-  backend_.pointwise().fill(ddp_.scalars().slice(kLoss, kStops), 0.0f);
+  // Shards count their own samples.
+  const float begin[] = {0.0f, 0.0f, options_.tree != nullptr ? 0.0f : static_cast<float>(plan.local_count)};
+  static_assert(kLoss == 0 && kCount == 2 && kStops == std::size(begin));
+  backend_.write(std::as_bytes(std::span(begin)), ddp_.scalars().slice(kLoss, kStops));
   const auto most = static_cast<std::uint64_t>(options_.accumulate);
   const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
   if (options_.tree != nullptr) return compute_shards(step, inputs, plan);
@@ -147,16 +151,10 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
   flight::set_phase(flight::Phase::kForward);
   const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, options_.loss_scale / targets);
-  add_to_scalars(loss, part.begin + part.count);
+  backend_.pointwise().add_to(loss.totals(), 1.0f, ddp_.scalars().slice(kLoss, kCount));
   flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();
   tape_.backward(loss.value);
-}
-
-void TrainingStep::add_to_scalars(const nn::Loss& loss, std::uint64_t samples) {
-  const nn::Tensor& scalars = ddp_.scalars();
-  backend_.pointwise().add_to(loss.totals(), 1.0f, scalars.slice(kLoss, kCount));
-  backend_.pointwise().fill(scalars.slice(kCount, kCount + 1), static_cast<float>(samples));
 }
 
 Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {

@@ -106,7 +106,6 @@ class TrainingStep {
   void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
                     bool last);
   void compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
-  void add_to_scalars(const nn::Loss& loss, std::uint64_t samples);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step, const sampler::StepPlan& plan,
                            const sampler::Slice& part) const;

@@ -1,5 +1,6 @@
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -84,7 +85,9 @@ class BatchNormReluNode final : public BatchNormNode {
 
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
-    Tensor dy = tape.take_grad(output());
+    Tensor dy, more;
+    std::tie(dy, more) = tape.take_grad_parts(output());
+    if (!dy.is_sole_owner() && more.is_sole_owner()) std::swap(dy, more);
     if (!dy.is_sole_owner()) {
       const Tensor shared = std::exchange(dy, backend.empty(dy.shape(), dy.dtype()));
       backend.pointwise().copy(shared, dy);
@@ -92,8 +95,13 @@ class BatchNormReluNode final : public BatchNormNode {
     const bool apart = residual_ && residual_->needs_grad();
     Tensor dx = apart ? backend.empty(x_.shape(), dy.dtype()) : dy;
     deliver_gradients(tape, [&](const Tensor& dgamma, const Tensor& dbeta) {
-      backend.norm().backward_relu(x_.value(), output().value(), residual_.has_value(), dy, parameters()[0]->value(),
-                                   parameters()[1]->value(), mean_, variance_, eps_, dx, dgamma, dbeta);
+      const Tensor &gamma = parameters()[0]->value(), &beta = parameters()[1]->value();
+      if (more.defined())
+        backend.norm().backward_relu_added(x_.value(), output().value(), dy, more, gamma, mean_, variance_, eps_, dx,
+                                           dgamma, dbeta);
+      else
+        backend.norm().backward_relu(x_.value(), output().value(), residual_.has_value(), dy, gamma, beta, mean_,
+                                     variance_, eps_, dx, dgamma, dbeta);
     });
     tape.contribute(x_, std::move(dx));
     if (apart) tape.contribute(*residual_, std::move(dy));
@@ -174,6 +182,11 @@ Var finished(Tape& tape, Var y, Epilogue epilogue, std::optional<Var> residual) 
   return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
 }
 
+void count_batch(Tape& tape, const BatchNormState& state) {
+  if (state.num_batches_tracked != nullptr && !tape.recomputing())
+    tape.backend().pointwise().increment(*state.num_batches_tracked);
+}
+
 }  // namespace
 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
@@ -195,8 +208,11 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
   if (residual && (residual->shape() != x.shape() || residual->value().dtype() != x.value().dtype()))
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(residual->shape())),
                      "give both the same shape");
-  if (training && state.exchange != nullptr)
-    return finished(tape, sync_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
+  if (training && state.exchange != nullptr) {
+    const Var y = finished(tape, sync_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
+    count_batch(tape, state);
+    return y;
+  }
   if (!training) return finished(tape, frozen_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
   const Tape::OpScope scope(tape, "batch_norm", &gamma);
   Backend& backend = tape.backend();
@@ -206,16 +222,23 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
     throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values per channel", to_string(x.shape())),
                      "use a larger batch, or evaluation mode");
   Tensor mean = backend.empty({channels}), variance = backend.empty({channels});
-  backend.norm().forward_train_moving(
-      x.value(), gamma.value(), beta.value(), state.eps, epilogue == Epilogue::kRelu,
-      residual ? residual->value() : Tensor(),
-      {state.running_mean, state.running_variance, tape.recomputing() ? 0.0 : state.momentum}, y, mean, variance);
+  NormKernels& kernels = backend.norm();
+  NormKernels::Running running = {state.running_mean, state.running_variance, state.momentum};
+  if (tape.recomputing())
+    running.momentum = 0.0;
+  else if (kernels.counts_batches())
+    running.batches = state.num_batches_tracked;
+  kernels.forward_train_moving(x.value(), gamma.value(), beta.value(), state.eps, epilogue == Epilogue::kRelu,
+                               residual ? residual->value() : Tensor(), running, y, mean, variance);
+  if (!kernels.counts_batches()) count_batch(tape, state);
   const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad() ||
                                                   (residual && residual->needs_grad()));
-  if (epilogue == Epilogue::kRelu)
+  if (epilogue == Epilogue::kRelu) {
+    if (residual && kernels.adds_gradients()) tape.keep_grad_parts(out);
     tape.record<BatchNormReluNode>(out, x, residual, gamma, beta, std::move(mean), std::move(variance), state.eps);
-  else
+  } else {
     tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), false, state.eps);
+  }
   return out;
 }
 

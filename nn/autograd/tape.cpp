@@ -158,7 +158,13 @@ Tensor Tape::take_value(Var v) {
   return state.value;
 }
 
+void Tape::join_grad_parts(Var v) const {
+  Var::State& state = v.state();
+  if (state.second_grad.defined()) add_to_grad(state.grad, std::exchange(state.second_grad, Tensor()));
+}
+
 const Tensor& Tape::grad(Var v) const {
+  join_grad_parts(v);
   Tensor& known = v.state().grad;
   if (!known.is_contiguous()) known = backend_.contiguous(known);
   return known;
@@ -168,7 +174,12 @@ void Tape::contribute(Var v, Tensor grad) {
   if (!v.needs_grad()) return;
   LOCKSTEP_ASSERT(grad.shape() == v.shape(), "gradient {} for a value {}", to_string(grad.shape()),
                   to_string(v.shape()));
-  add_to_grad(v.state_->grad, std::move(grad));
+  Var::State& state = *v.state_;
+  const bool second = state.keeps_grad_parts && state.grad.defined() && !state.second_grad.defined();
+  if (second && grad.dtype() == state.grad.dtype() && grad.is_contiguous() && state.grad.is_contiguous())
+    state.second_grad = std::move(grad);
+  else
+    add_to_grad(state.grad, std::move(grad));
 }
 
 void Tape::contribute_through(Var v, Tensor grad) {
@@ -177,7 +188,7 @@ void Tape::contribute_through(Var v, Tensor grad) {
   add_to_grad(v.state_->grad_through, std::move(grad));
 }
 
-void Tape::add_to_grad(Tensor& sum, Tensor grad) {
+void Tape::add_to_grad(Tensor& sum, Tensor grad) const {
   if (!sum.defined()) {
     sum = std::move(grad);
     return;
@@ -313,6 +324,7 @@ void Tape::walk_all() {
     nodes_.erase(nodes_.begin() + place);  // what it has recorded comes next
     const NodeOwner owner{&node};
     output.grad = Tensor();
+    output.second_grad = Tensor();
     output.grad_through = Tensor();
     output.saved_preactivation = Tensor();
     output.walked = true;

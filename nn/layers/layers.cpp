@@ -302,11 +302,9 @@ Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var
                                 .running_variance = running_variance_,
                                 .momentum = momentum_,
                                 .eps = eps_,
-                                .exchange = exchange_};
-  const Var y =
-      name_in_errors([&] { return batch_norm(tape, x, weight_, bias_, state, training(), epilogue, residual); });
-  if (training() && !tape.recomputing()) tape.backend().pointwise().increment(num_batches_tracked_);
-  return y;
+                                .exchange = exchange_,
+                                .num_batches_tracked = &num_batches_tracked_};
+  return name_in_errors([&] { return batch_norm(tape, x, weight_, bias_, state, training(), epilogue, residual); });
 }
 
 void Sequential::fuse_children() {

@@ -60,17 +60,23 @@ class MetaPool final : public PoolKernels {
 
 class MetaNorm final : public NormKernels {
  public:
+  explicit MetaNorm(Backend& like) : like_(like) {}
   void forward_train(T, T, T, double, T, T, T) override {}
   void forward_train_relu(T, T, T, double, T, T, T, T) override {}
   void forward_infer(T, T, T, T, T, double, T) override {}
   void backward(T, T, T, T, T, bool, double, T, T, T) override {}
   void backward_relu(T, T, bool, T, T, T, T, T, double, T, T, T) override {}
+  bool adds_gradients() const override { return like_.norm().adds_gradients(); }
+  bool counts_batches() const override { return like_.norm().counts_batches(); }
   void update_running(T, T, std::int64_t, double, T, T) override {}
   void forward_train_moving(T, T, T, double, bool, T, const Running&, T, T, T) override {}
   void moments(T, T) override {}
   void join_moments(T, double, T, T, T, T, T) override {}
   void backward_sums(T, T, T, T, double, T) override {}
   void backward_input(T, T, T, T, T, T, T, double, T) override {}
+
+ private:
+  Backend& like_;
 };
 
 class MetaLayerNorm final : public LayerNormKernels {
@@ -186,7 +192,11 @@ class MetaAsyncDownload final : public AsyncDownload {
 class MetaBackend final : public Backend {
  public:
   explicit MetaBackend(Backend& like)
-      : like_(like), allocator_(std::make_unique<MetaMemory>(like.device())), linear_(like), layer_norm_(like) {}
+      : like_(like),
+        allocator_(std::make_unique<MetaMemory>(like.device())),
+        linear_(like),
+        norm_(like),
+        layer_norm_(like) {}
 
   Device device() const override { return like_.device(); }
   std::string describe() const override { return "shapes of " + like_.describe(); }

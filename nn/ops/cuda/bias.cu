@@ -7,37 +7,38 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-// Enough blocks to keep a large GPU busy, and rows enough for each thread that putting partial sums together is cheap.
-constexpr std::int64_t kSumBlocks = 1024;
-constexpr int kRowsPerThread = 8;
+// See Note [Two stages]. With at most 64 registers a multiprocessor has four blocks: 128 bytes are on their way to each
+// of 1,024 threads.
+constexpr int kSumRows = 8;  // of a thread at once
 
-// sums[j][c]: over the rows of chunk j of x (rows, packs · kWidth), which are `pitch` elements apart.
+// sums (chunks, C): over the rows of each chunk of x (rows, packs · kWidth), which are `pitch` elements apart.
 template <int kWidth, class T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, 4)
     sum_chunks(ColumnPlan plan, const T* x, std::int64_t pitch, bool accumulate, float* sums) {
-  __shared__ float held[kBlock * kWidth];
-  const int lane = static_cast<int>(threadIdx.x) % plan.tile, line = static_cast<int>(threadIdx.x) / plan.tile;
-  const std::int64_t pack = std::int64_t{blockIdx.x} * plan.tile + lane;
-  const std::int64_t begin = std::int64_t{blockIdx.y} * plan.chunk;
-  const std::int64_t end = at_most(begin + plan.chunk, plan.rows);
-  const bool used = pack < plan.packs;
-
-  float sum[kWidth] = {};
-  if (used)
-    for (std::int64_t row = begin + line; row < end; row += plan.lines) {
-      const Pack<T, kWidth> values = load_pack<kWidth>(x + row * pitch + pack * kWidth);
-      for (int k = 0; k < kWidth; ++k) sum[k] += to_float(values.of[k]);
-    }
-  float* const own = held + static_cast<int>(threadIdx.x) * kWidth;
-  for (int k = 0; k < kWidth; ++k) own[k] = sum[k];
-  for (int half = plan.lines / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (line < half)
-      for (int k = 0; k < kWidth; ++k) own[k] += own[half * plan.tile * kWidth + k];
+  const Place at = place_in(plan);
+  float mine[1][kWidth] = {};
+  if (at.pack < plan.packs) {
+    const T* const own = x + at.pack * kWidth;
+    for_rows<kSumRows>(plan, at, [&](auto n, std::int64_t row) {
+      constexpr int kRows = decltype(n)::value;
+      Pack<T, kWidth> values[kRows];
+      for (int i = 0; i < kRows; ++i) values[i] = load_pack<kWidth>(own + (row + i * plan.lines) * pitch);
+      for (int i = 0; i < kRows; ++i)
+        for (int k = 0; k < kWidth; ++k) mine[0][k] += to_float(values[i].of[k]);
+    });
   }
-  if (!used || line > 0) return;
-  float* const to = sums + (std::int64_t{blockIdx.y} * plan.packs + pack) * kWidth;
-  for (int k = 0; k < kWidth; ++k) to[k] = accumulate ? to[k] + own[k] : own[k];
+  leave_sums(plan, mine, [&](std::int64_t column, const float(&made)[1]) {
+    float* const to = sums + blockIdx.y * plan.packs * kWidth + column;
+    *to = accumulate ? *to + made[0] : made[0];
+  });
+}
+
+__global__ void __launch_bounds__(kJoinBlock)
+    join_sums_of_chunks(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate, float* sums) {
+  const JoinPlace at = join_place();
+  const Numbers<1> made = join_sums<1>(chunks, columns, parts);
+  if (at.line > 0 || at.column >= columns) return;
+  sums[at.column] = accumulate ? sums[at.column] + made.of[0] : made.of[0];
 }
 
 template <int kWidth, class T>
@@ -74,14 +75,13 @@ void sum_columns(Context& context, const Tensor& x, bool accumulate, const Tenso
     const std::int64_t pitch = x.is_contiguous() ? columns : x.pitch();
     with_width<kWide>(columns % kWide == 0 && pitch % kWide == 0 && fits_packs(from, kWide), [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
-      ColumnPlan plan = plan_columns(rows, columns / kWidth, kSumBlocks, kRowsPerThread);
+      ColumnPlan plan = plan_columns(rows, columns / kWidth, kPartBlocks, kSumRows);
       plan.chunks = at_least(plan.chunks, 1);  // no rows: sums of nothing
       if (plan.chunks == 1) return start_sums<kWidth>(context, plan, from, pitch, accumulate, sums.f32());
       const Tensor parts = Tensor::empty(context.allocator, {plan.chunks, columns});
       start_sums<kWidth>(context, plan, from, pitch, false, parts.f32());
-      const ColumnPlan last = plan_columns(plan.chunks, columns, 1, 1, kJoinColumns);
-      LOCKSTEP_ASSERT(last.chunks == 1, "{} parts of sums", plan.chunks);
-      start_sums<1>(context, last, parts.f32(), columns, accumulate, sums.f32());
+      launch("column sums", join_sums_of_chunks, dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))),
+             dim3(kJoinBlock), context.stream, plan.chunks, columns, parts.f32(), accumulate, sums.f32());
     });
   });
 }

@@ -1,10 +1,19 @@
-// Matrices that are worked on column by column (ColumnPlan): where a thread stands, and two sums of each column.
+// Matrices that are worked on column by column (ColumnPlan): where a thread stands, and sums of each column.
 #pragma once
+
+#include <type_traits>
 
 #include "base/cuda/device.cuh"
 #include "nn/ops/cuda/grid.h"
+#include "nn/ops/cuda/reduce.cuh"
+#include "nn/ops/cuda/vector.cuh"
 
 namespace lockstep::nn::cuda {
+
+// Note [Two stages]
+// A column's sums are made in two stages: each block of the first has some columns and a chunk of the rows and leaves
+// its part in memory; the second goes over the chunks. How rows are cut depends on the shape alone, and everything is
+// added in a fixed order: the same input gives the same bits.
 
 struct Place {
   int line;               // of the block
@@ -17,66 +26,113 @@ __device__ inline Place place_in(const ColumnPlan& plan) {
   return {line, std::int64_t{blockIdx.x} * plan.tile + lane, begin + line, at_most(begin + plan.chunk, plan.rows)};
 }
 
-// The end of a first stage (Note [Two stages] in norm.cu) in which each thread has added up its rows of kWidth columns:
-// parts (chunks, 2, C) gets the block's sums. All threads of the block take part.
-template <int kWidth>
-__device__ inline void leave_sums(const ColumnPlan& plan, const Place& at, const float (&first)[kWidth],
-                                  const float (&second)[kWidth], float* parts) {
-  __shared__ float firsts[kWidth][kBlock], seconds[kWidth][kBlock];
-  const int t = static_cast<int>(threadIdx.x);
-  for (int k = 0; k < kWidth; ++k) {
-    firsts[k][t] = first[k];
-    seconds[k][t] = second[k];
+// Calls visit(n, row) for the thread's rows, n of them at once, plan.lines apart: kAtOnce where there are so many, or
+// 1, as a constant. So loads of whole groups depend on nothing, and all of them are on their way together.
+template <int kAtOnce, class F>
+__device__ void for_rows(const ColumnPlan& plan, const Place& at, F&& visit) {
+  std::int64_t row = at.row;
+  for (; row + (kAtOnce - 1) * plan.lines < at.end; row += kAtOnce * plan.lines)
+    visit(std::integral_constant<int, kAtOnce>{}, row);
+  for (; row < at.end; row += plan.lines) visit(std::integral_constant<int, 1>{}, row);
+}
+// The same groups from the last one to the first.
+template <int kAtOnce, class F>
+__device__ void for_rows_back(const ColumnPlan& plan, const Place& at, F&& visit) {
+  int left = at.row < at.end ? (static_cast<int>(at.end - at.row) + plan.lines - 1) / plan.lines : 0;
+  while (left % kAtOnce != 0) {
+    --left;
+    visit(std::integral_constant<int, 1>{}, at.row + std::int64_t{left} * plan.lines);
   }
-  for (int step = plan.lines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (at.line < step)
-      for (int k = 0; k < kWidth; ++k) {
-        firsts[k][t] += firsts[k][t + step * plan.tile];
-        seconds[k][t] += seconds[k][t + step * plan.tile];
-      }
-  }
-  if (at.line > 0 || at.pack >= plan.packs) return;
-  const std::int64_t columns = plan.packs * kWidth;
-  float* const to = parts + blockIdx.y * 2 * columns + at.pack * kWidth;
-  for (int k = 0; k < kWidth; ++k) {
-    to[k] = firsts[k][t];
-    to[columns + k] = seconds[k][t];
+  while (left > 0) {
+    left -= kAtOnce;
+    visit(std::integral_constant<int, kAtOnce>{}, at.row + std::int64_t{left} * plan.lines);
   }
 }
 
-constexpr int kPartBlocks = 512;  // of a first stage: several for each multiprocessor, all of them at once
-constexpr int kJoinColumns = 8;   // of a block of the second stage: a sector of f32, and many threads for each
+// The end of a first stage in which each thread has added up its rows of kWidth columns: calls leave(column, its sums
+// over the block's rows) in one thread for each column. All threads of the block take part; those without columns have
+// zeros.
+template <int kSums, int kWidth, class F>
+__device__ void leave_sums(const ColumnPlan& plan, float (&mine)[kSums][kWidth], F&& leave) {
+  constexpr int kWarps = kBlock / kWarp, kPitch = kWarp + kWarp / kWidth;  // of which 32 columns lie in all banks
+  __shared__ float held[kSums][kWarps][kWidth][kPitch];
+  const int t = static_cast<int>(threadIdx.x), lane = t % kWarp, warp = t / kWarp;
+  for (int step = plan.tile; step < kWarp; step *= 2)
+    for (auto& sums : mine)
+      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (lane < plan.tile)
+    for (int s = 0; s < kSums; ++s)
+      for (int k = 0; k < kWidth; ++k) held[s][warp][k][lane] = mine[s][k];
+  __syncthreads();
+  const std::int64_t column = std::int64_t{blockIdx.x} * plan.tile * kWidth + t;
+  if (t >= plan.tile * kWidth || column >= plan.packs * kWidth) return;
+  float made[kSums] = {};
+  for (int s = 0; s < kSums; ++s)
+    for (int w = 0; w < kWarps; ++w) made[s] += held[s][w][t % kWidth][t / kWidth];
+  leave(column, made);
+}
 
-struct ColumnSums {
+// The same for what is added up as it is: parts (chunks, kSums, C).
+template <int kSums, int kWidth>
+__device__ void leave_sums(const ColumnPlan& plan, float (&mine)[kSums][kWidth], float* parts) {
+  leave_sums(plan, mine, [&](std::int64_t column, const float(&made)[kSums]) {
+    for (int s = 0; s < kSums; ++s)
+      parts[(std::int64_t{blockIdx.y} * kSums + s) * plan.packs * kWidth + column] = made[s];
+  });
+}
+
+constexpr int kPartBlocks = 512;  // of a first stage: four for each of 132 multiprocessors, all of them at once
+constexpr int kJoinBlock = 512;   // threads of the second stage
+constexpr int kJoinColumns = 8;   // of its blocks: a sector of f32, and many threads for each
+constexpr int kJoinLines = kJoinBlock / kJoinColumns;
+constexpr int kJoinAtOnce = kPartBlocks / kJoinLines;  // parts on their way to a thread: all, as a rule
+
+struct JoinPlace {
+  int line;
   std::int64_t column;
-  bool known;  // to this thread: one of each column has the sums
-  float first, second;
 };
-// The second stage: a block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. Without
-// chunks: zeros. All threads of the block take part.
-__device__ inline ColumnSums join_sums(std::int64_t chunks, std::int64_t columns, const float* parts) {
-  constexpr int kLines = kBlock / kJoinColumns;
-  __shared__ float firsts[kBlock], seconds[kBlock];
-  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
-  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
-  float first = 0.0f, second = 0.0f;
-  if (column < columns) {
-    for (std::int64_t chunk = line; chunk < chunks; chunk += kLines) {
-      first += parts[chunk * 2 * columns + column];
-      second += parts[chunk * 2 * columns + columns + column];
-    }
+__device__ inline JoinPlace join_place() {
+  const int t = static_cast<int>(threadIdx.x);
+  return {t / kJoinColumns, std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns};
+}
+
+// Over the block's lines: the first one's threads have it, for their columns. All threads of the block take part.
+template <int kSums>
+__device__ Numbers<kSums> sum_of_lines(Numbers<kSums> mine) {
+  constexpr int kWarps = kJoinBlock / kWarp;
+  __shared__ float held[kWarps][kSums][kJoinColumns];
+  const int t = static_cast<int>(threadIdx.x), lane = t % kWarp, warp = t / kWarp;
+  const auto join_lanes = [](Numbers<kSums>& sums) {
+    for (int step = kJoinColumns; step < kWarp; step *= 2)
+      for (float& sum : sums.of) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  };
+  join_lanes(mine);
+  if (lane < kJoinColumns)
+    for (int s = 0; s < kSums; ++s) held[warp][s][lane] = mine.of[s];
+  __syncthreads();
+  if (warp > 0) return mine;
+  Numbers<kSums> all = {};
+  for (int w = lane / kJoinColumns; w < kWarps; w += kWarp / kJoinColumns)
+    for (int s = 0; s < kSums; ++s) all.of[s] += held[w][s][lane % kJoinColumns];
+  join_lanes(all);
+  return all;
+}
+
+// The second stage for parts (chunks, kSums, C). Without chunks: zeros. All threads of the block take part.
+template <int kSums>
+__device__ Numbers<kSums> join_sums(std::int64_t chunks, std::int64_t columns, const float* parts) {
+  const JoinPlace at = join_place();
+  Numbers<kSums> mine = {};
+  for (std::int64_t chunk = at.line; chunk < chunks; chunk += kJoinAtOnce * kJoinLines) {
+    Numbers<kSums> some[kJoinAtOnce] = {};
+    for (int i = 0; i < kJoinAtOnce; ++i)
+      for (int s = 0; s < kSums; ++s)
+        if (at.column < columns && chunk + i * kJoinLines < chunks)
+          some[i].of[s] = parts[((chunk + i * kJoinLines) * kSums + s) * columns + at.column];
+    for (int i = 0; i < kJoinAtOnce; ++i)
+      for (int s = 0; s < kSums; ++s) mine.of[s] += some[i].of[s];
   }
-  firsts[t] = first;
-  seconds[t] = second;
-  for (int step = kLines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (line < step) {
-      firsts[t] += firsts[t + step * kJoinColumns];
-      seconds[t] += seconds[t + step * kJoinColumns];
-    }
-  }
-  return {column, line == 0 && column < columns, firsts[t], seconds[t]};
+  return sum_of_lines(mine);
 }
 
 }  // namespace lockstep::nn::cuda

@@ -24,7 +24,8 @@ constexpr int kMoveRows = 4;  // that a thread has on their way at once
 // a block for each such token adds up its parts. Where pieces end depends on the tokens alone, so the same text gives
 // the same bits.
 constexpr int kPiece = 16;
-constexpr int kRowsAtOnce = 4;  // rows of a piece on their way
+constexpr int kRowsAtOnce = 8;   // rows of a piece on their way, with those of the table that they are added to
+constexpr int kPartsAtOnce = 4;  // of a token
 
 // y (N, C) = table (V, C) [numbers]
 template <int kWidth, class T>
@@ -109,41 +110,38 @@ __global__ void __launch_bounds__(kBlock)
   if (begin >= count || pack >= own.packs) return;
   const std::int64_t columns = own.packs * kWidth, column = pack * kWidth;
   const std::int32_t before = begin > 0 ? order[begin - 1].token : -1, after = end < count ? order[end].token : -1;
+  TokenPlace places[kPiece];  // after the end: its last one again, which is read and not added
+  for (int i = 0; i < kPiece; ++i) places[i] = order[at_most(begin + i, end - 1)];
+  const auto held = static_cast<int>(end - begin);
+
+  // Where the sum of a token that ends with the i-th place goes: to the table, unless others have parts of it.
+  const auto next_of = [&](int i) { return i + 1 < held ? places[i + 1 < kPiece ? i + 1 : i].token : after; };
+  const auto is_shared = [&](int i) {
+    return places[i].token == before || (i + 1 == held && places[i].token == after);
+  };
+  const auto ends = [&](int i) { return i < held && (i + 1 == held || next_of(i) != places[i].token); };
+  const auto adds = [&](int i) { return ends(i) && !is_shared(i) && places[i].token < table_rows; };
 
   float sum[kWidth] = {};
-  std::int32_t token = order[begin].token;
-  const auto leave = [&] {
-    float* to = nullptr;
-    if (token == before)
-      to = parts + piece * 2 * columns + column;
-    else if (token == after)
-      to = parts + (piece * 2 + 1) * columns + column;
-    if (to != nullptr) {
-      for (int k = 0; k < kWidth; ++k) to[k] = sum[k];
-      return;
-    }
-    if (token >= table_rows) return;  // no number of the table
-    to = dtable + token * columns + column;
-    for (int k = 0; k < kWidth; ++k) to[k] += sum[k];
-  };
-  for (std::int64_t first = begin; first < end; first += kRowsAtOnce) {
-    TokenPlace places[kRowsAtOnce] = {};
-    Pack<T, kWidth> values[kRowsAtOnce] = {};
-    for (int i = 0; i < kRowsAtOnce; ++i)
-      if (first + i < end) places[i] = order[first + i];
-    for (int i = 0; i < kRowsAtOnce; ++i)
-      if (first + i < end) values[i] = load_pack<kWidth>(dy + places[i].place * columns + column);
+  for (int first = 0; first < kPiece; first += kRowsAtOnce) {
+    Pack<T, kWidth> values[kRowsAtOnce];
+    Pack<float, kWidth> sums[kRowsAtOnce] = {};
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (first + i >= end) continue;
-      if (places[i].token != token) {
-        leave();
-        token = places[i].token;
-        for (int k = 0; k < kWidth; ++k) sum[k] = 0.0f;
-      }
+      values[i] = load_pack<kWidth>(dy + places[first + i].place * columns + column);
+      if (adds(first + i)) sums[i] = load_pack<kWidth>(dtable + places[first + i].token * columns + column);
+    }
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int at = first + i;
       for (int k = 0; k < kWidth; ++k) sum[k] += to_float(values[i].of[k]);
+      if (!ends(at)) continue;
+      for (int k = 0; k < kWidth; ++k) sums[i].of[k] += sum[k];
+      if (adds(at))
+        store_pack(dtable + places[at].token * columns + column, sums[i]);
+      else if (is_shared(at))
+        store_pack(parts + (piece * 2 + (places[at].token == before ? 0 : 1)) * columns + column, sums[i]);
+      for (float& of_next : sum) of_next = 0.0f;
     }
   }
-  leave();
 }
 
 // A block for each piece in which a token begins that continues after it. It sums that token's parts of all pieces;
@@ -171,14 +169,14 @@ __global__ void __launch_bounds__(kBlock) join_pieces(ThreadPlace own, std::int6
 
   float sum[kWidth] = {};
   if (used)
-    for (std::int64_t i = line; i < pieces; i += kRowsAtOnce * own.lines) {
-      Pack<float, kWidth> values[kRowsAtOnce] = {};
-      for (int j = 0; j < kRowsAtOnce; ++j) {
+    for (std::int64_t i = line; i < pieces; i += kPartsAtOnce * own.lines) {
+      Pack<float, kWidth> values[kPartsAtOnce] = {};
+      for (int j = 0; j < kPartsAtOnce; ++j) {
         const std::int64_t at = i + j * own.lines;
         if (at >= pieces) continue;
         values[j] = load_pack<kWidth>(parts + ((piece + at) * 2 + (at == 0 ? 1 : 0)) * columns + column);
       }
-      for (int j = 0; j < kRowsAtOnce; ++j)
+      for (int j = 0; j < kPartsAtOnce; ++j)
         for (int k = 0; k < kWidth; ++k) sum[k] += values[j].of[k];
     }
   for (int k = 0; k < kWidth; ++k) held[k][t] = sum[k];

@@ -14,20 +14,28 @@ namespace lockstep::nn::cuda {
 namespace {
 
 // Note [Rows in registers]
-// A team of threads has a row: a warp up to kWarpRow elements, a block up to kBlockRow. Each thread keeps its packs in
-// registers, so a row is read once however many passes are made over it; wider rows are read again, from the second
-// cache.
+// A team of threads has a row: a warp up to kWarpRow elements, four up to kWarpsRow, eight up to kBlockRow. Each thread
+// keeps its packs in registers, so a row is read once however many passes are made over it; wider rows are read again,
+// from the second cache.
 constexpr int kFew = 8, kMany = 32;  // elements that a thread keeps
-constexpr std::int64_t kNarrowRow = std::int64_t{kWarp} * kFew;
-constexpr std::int64_t kWarpRow = std::int64_t{kWarp} * kMany;
+constexpr int kFourWarps = 4 * kWarp;
+constexpr std::int64_t kWarpRow = std::int64_t{kWarp} * kFew;
+constexpr std::int64_t kWarpsRow = std::int64_t{kFourWarps} * kFew;
 constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
+template <int kTeam>
+constexpr int kTeamBlock = kTeam == kWarp ? kBlock : kTeam;  // of a block
+template <int kHeld, int kWidth>
+constexpr int kPacksOf = static_cast<int>(at_least(kHeld / kWidth, 1));  // of a thread
+// Of backward: with what it adds to, 96 bytes are on their way to each of 512 threads of a multiprocessor.
+template <int kHeld, int kWidth>
+constexpr int kBackRows = kPacksOf<kHeld, kWidth> == 1 ? 2 : 1;
 
-// Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
+// Of the first stage of the parameters' gradients: see Note [Two stages] in columns.cuh.
 constexpr int kLayerNormRows = 4;  // that a thread reads at once
 constexpr int kPartWide = 4;       // columns of a thread
-// Where backward is one kernel: its sums take so many registers that a multiprocessor has one of these blocks at once,
-// and 256 of them take 132 multiprocessors two rounds. No GPU has measured it.
-constexpr int kBackwardBlocks = 256;
+// Where backward is one kernel and a thread keeps kMany elements: its sums take so many registers that a
+// multiprocessor has one of these blocks at once.
+constexpr int kBackwardBlocks = 2 * 132;
 
 template <int kTeam>
 __device__ float team_sum(float value) {
@@ -37,10 +45,28 @@ __device__ float team_sum(float value) {
     return block_sum<kTeam>(value);
 }
 
+// All of the values over the team: the same in all of its threads. All threads of the block take part.
+template <int kTeam, int kCount>
+__device__ void team_sums(float (&values)[kCount]) {
+  for (float& value : values) value = warp_sum(value);
+  if constexpr (kTeam > kWarp) {
+    __shared__ float left[kTeam / kWarp][kCount];
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+    __syncthreads();  // what a call before this one left has been read
+    if (lane == 0)
+      for (int i = 0; i < kCount; ++i) left[warp][i] = values[i];
+    __syncthreads();
+    for (int i = 0; i < kCount; ++i) {
+      values[i] = 0.0f;
+      for (const auto& of_warp : left) values[i] += of_warp[i];
+    }
+  }
+}
+
 // A thread's share of a row. kHeld elements of it are kept, or none where kHeld is 0.
 template <int kTeam, int kHeld, int kWidth, class T>
 struct Share {
-  static constexpr int kPacks = at_least(kHeld / kWidth, 1);
+  static constexpr int kPacks = kPacksOf<kHeld, kWidth>;
   const T* row;
   std::int64_t packs;  // of the row
   int thread;          // of the team
@@ -58,9 +84,12 @@ struct Share {
       : row(to), packs(row_packs), thread(in_team) {
     Pack<T, kWidth> others[kPacks];
     const auto add = [&](int i, std::int64_t pack) {
-      for (int k = 0; k < kWidth; ++k)
-        held[i].of[k] = from_float<T>(to_float(held[i].of[k]) + to_float(others[i].of[k]));
-      store_pack(to + pack * kWidth, held[i]);
+      Numbers<kWidth> sum;
+      for (int k = 0; k < kWidth; ++k) {
+        sum.of[k] = to_float(held[i].of[k]) + to_float(others[i].of[k]);
+        held[i].of[k] = from_float<T>(sum.of[k]);
+      }
+      store_rounded(to + pack * kWidth, sum);
     };
     const auto load = [&](int i, std::int64_t pack) {
       held[i] = load_pack<kWidth>(from + pack * kWidth);
@@ -99,10 +128,6 @@ struct Share {
 
 // Parameters lie as the optimizer has them: packs of at most four f32.
 template <int kWidth>
-struct Numbers {
-  float of[kWidth];
-};
-template <int kWidth>
 __device__ Numbers<kWidth> load_numbers(const float* from) {
   constexpr int kPart = kWidth < 4 ? kWidth : 4;
   Numbers<kWidth> made;
@@ -126,13 +151,13 @@ __device__ void store_numbers(float* at, const float (&numbers)[kWidth]) {
 
 template <int kTeam>
 __device__ std::int64_t row_of_team() {
-  return std::int64_t{blockIdx.x} * (kBlock / kTeam) + static_cast<int>(threadIdx.x) / kTeam;
+  return std::int64_t{blockIdx.x} * (kTeamBlock<kTeam> / kTeam) + static_cast<int>(threadIdx.x) / kTeam;
 }
 
 // kTeam threads a row of packs · kWidth elements. With kAdded it is x + added, which sum_of_both becomes; otherwise
 // the two are not touched.
 template <int kTeam, int kHeld, int kWidth, bool kAdded, class T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kTeamBlock<kTeam>)
     normalise_rows(std::int64_t rows, std::int64_t packs, const T* x, const T* added, T* sum_of_both,
                    const float* gamma, const float* beta, float eps, T* y, float* means, float* inverses) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
@@ -167,10 +192,9 @@ __global__ void __launch_bounds__(kBlock)
     const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
     Numbers<kWidth> shift = {};
     if (beta != nullptr) shift = load_numbers<kWidth>(beta + pack * kWidth);
-    Pack<T, kWidth> made;
-    for (int k = 0; k < kWidth; ++k)
-      made.of[k] = from_float<T>((to_float(values.of[k]) - mean) * inverse * scale.of[k] + shift.of[k]);
-    store_pack(y + begin + pack * kWidth, made);
+    Numbers<kWidth> made;
+    for (int k = 0; k < kWidth; ++k) made.of[k] = (to_float(values.of[k]) - mean) * inverse * scale.of[k] + shift.of[k];
+    store_rounded(y + begin + pack * kWidth, made);
   });
   if (!inside || thread > 0) return;
   means[row] = mean;
@@ -178,44 +202,9 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // A row's dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse, + what dx holds
-// where `add`. Otherwise dx may be dy. Calls visit(i, k, dy, x̂) for all elements that are the thread's: the k-th of its
-// i-th pack. All threads of the team take part.
-template <int kTeam, int kHeld, int kWidth, class T, class F>
-__device__ void spread_row_back(const Share<kTeam, kHeld, kWidth, T>& of_x, const Share<kTeam, kHeld, kWidth, T>& of_dy,
-                                std::int64_t columns, const float* gamma, float mean, float inverse, bool add, T* dx,
-                                F&& visit) {
-  const float one_of = 1.0f / static_cast<float>(columns);
-  float sum = 0.0f, product = 0.0f;
-  of_x.each([&](int i, std::int64_t pack) {
-    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
-    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
-    for (int k = 0; k < kWidth; ++k) {
-      const float hat = (to_float(values.of[k]) - mean) * inverse;
-      const float gradient = to_float(gradients.of[k]) * scale.of[k];
-      sum += gradient;
-      product += gradient * hat;
-      visit(i, k, to_float(gradients.of[k]), hat);
-    }
-  });
-  const float mean_of_g = team_sum<kTeam>(sum) * one_of;
-  const float mean_of_products = team_sum<kTeam>(product) * one_of;
-  of_x.each([&](int i, std::int64_t pack) {
-    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
-    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
-    Pack<T, kWidth> made = {};
-    if (add) made = load_pack<kWidth>(dx + pack * kWidth);
-    for (int k = 0; k < kWidth; ++k) {
-      const float hat = (to_float(values.of[k]) - mean) * inverse;
-      const float gradient = to_float(gradients.of[k]) * scale.of[k];
-      const float of_row = inverse * (gradient - mean_of_g - hat * mean_of_products);
-      made.of[k] = from_float<T>(add ? to_float(made.of[k]) + of_row : of_row);
-    }
-    store_pack(dx + pack * kWidth, made);
-  });
-}
-
+// where `add`. Otherwise dx may be dy.
 template <int kTeam, int kHeld, int kWidth, class T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kTeamBlock<kTeam>)
     spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
                      const float* means, const float* inverses, bool add, T* dx) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
@@ -223,15 +212,41 @@ __global__ void __launch_bounds__(kBlock)
   const bool inside = row < rows;
   const Share<kTeam, kHeld, kWidth, T> of_x(x + begin, inside ? packs : 0, thread);
   const Share<kTeam, kHeld, kWidth, T> of_dy(dy + begin, inside ? packs : 0, thread);
-  spread_row_back(of_x, of_dy, packs * kWidth, gamma, inside ? means[row] : 0.0f, inside ? inverses[row] : 0.0f, add,
-                  dx + begin, [](int, int, float, float) {});
+  const float mean = inside ? means[row] : 0.0f, inverse = inside ? inverses[row] : 0.0f;
+  const float one_of = 1.0f / static_cast<float>(packs * kWidth);
+  float sum = 0.0f, product = 0.0f;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    for (int k = 0; k < kWidth; ++k) {
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      sum += gradient;
+      product += gradient * ((to_float(values.of[k]) - mean) * inverse);
+    }
+  });
+  const float mean_of_g = team_sum<kTeam>(sum) * one_of;
+  const float mean_of_products = team_sum<kTeam>(product) * one_of;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    Pack<T, kWidth> before = {};
+    if (add) before = load_pack<kWidth>(dx + begin + pack * kWidth);
+    Numbers<kWidth> made;
+    for (int k = 0; k < kWidth; ++k) {
+      const float hat = (to_float(values.of[k]) - mean) * inverse;
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      const float of_row = inverse * (gradient - mean_of_g - hat * mean_of_products);
+      made.of[k] = add ? to_float(before.of[k]) + of_row : of_row;
+    }
+    store_rounded(dx + begin + pack * kWidth, made);
+  });
 }
 
 // `to` (C) becomes the sum over the block's teams, in their order, of what each thread has for its packs. All threads
 // of the block take part.
 template <int kTeam, int kPacks, int kWidth>
 __device__ void leave_sum_of_teams(std::int64_t packs, const float (&mine)[kPacks][kWidth], float* to) {
-  constexpr int kTeams = kBlock / kTeam;
+  constexpr int kTeams = kTeamBlock<kTeam> / kTeam;
   const int t = static_cast<int>(threadIdx.x);
   const auto store_mine = [&](float* at) {
 #pragma unroll
@@ -247,7 +262,7 @@ __device__ void leave_sum_of_teams(std::int64_t packs, const float (&mine)[kPack
     __syncthreads();  // what a call before this one left has been read
     store_mine(left[t / kTeam]);
     __syncthreads();
-    for (std::int64_t column = t; column < packs * kWidth; column += kBlock) {
+    for (std::int64_t column = t; column < packs * kWidth; column += kTeamBlock<kTeam>) {
       float sum = 0.0f;
       for (int team = 0; team < kTeams; ++team) sum += left[team][column];
       to[column] = sum;
@@ -256,24 +271,81 @@ __device__ void leave_sum_of_teams(std::int64_t packs, const float (&mine)[kPack
 }
 
 // Both of backward, for rows in registers: x and dy are read once. A block has `chunk` rows, of which each of its teams
-// goes over its own. parts as sums_of_chunks() has them.
+// goes over its own, some of them at once. parts as sums_of_chunks() has them.
 template <int kTeam, int kHeld, int kWidth, class T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kTeamBlock<kTeam>, kHeld == kFew ? kBlock * 2 / kTeamBlock<kTeam> : 1)
     differentiate_rows(std::int64_t rows, std::int64_t chunk, std::int64_t packs, const T* x, const T* dy,
                        const float* gamma, const float* means, const float* inverses, bool add, T* dx, float* parts) {
   static_assert(kHeld > 0);
-  using RowShare = Share<kTeam, kHeld, kWidth, T>;
+  constexpr int kPacks = kPacksOf<kHeld, kWidth>, kTeams = kTeamBlock<kTeam> / kTeam;
   const int thread = static_cast<int>(threadIdx.x) % kTeam, team = static_cast<int>(threadIdx.x) / kTeam;
   const std::int64_t columns = packs * kWidth, first = blockIdx.x * chunk, end = at_most(first + chunk, rows);
-  float products[RowShare::kPacks][kWidth] = {}, sums[RowShare::kPacks][kWidth] = {};
-  for (std::int64_t row = first + team; row < end; row += kBlock / kTeam) {
-    const RowShare of_x(x + row * columns, packs, thread), of_dy(dy + row * columns, packs, thread);
-    spread_row_back(of_x, of_dy, columns, gamma, means[row], inverses[row], add, dx + row * columns,
-                    [&](int i, int k, float gradient, float hat) {
-                      products[i][k] += gradient * hat;
-                      sums[i][k] += gradient;
-                    });
+  const float one_of = 1.0f / static_cast<float>(columns);
+  // Where a thread has no pack it reads x's first one, as nothing, and x again where there is nothing to add to: so
+  // loads depend on nothing.
+  std::int64_t places[kPacks];
+  const T *of_dy[kPacks], *of_dx[kPacks];
+  Numbers<kWidth> scale[kPacks] = {};
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const bool used = thread + i * kTeam < packs;
+    places[i] = used ? (thread + i * kTeam) * kWidth : 0;
+    of_dy[i] = (used ? dy : x) + places[i];
+    of_dx[i] = (used && add ? dx : x) + places[i];
+    if (used) scale[i] = load_numbers<kWidth>(gamma + places[i]);
   }
+  float products[kPacks][kWidth] = {}, sums[kPacks][kWidth] = {};
+  const auto visit = [&](auto n, std::int64_t row) {
+    constexpr int kRows = decltype(n)::value;
+    Pack<T, kWidth> values[kRows][kPacks], gradients[kRows][kPacks], before[kRows][kPacks];
+    float mean[kRows], inverse[kRows], of_rows[2 * kRows] = {};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t begin = (row + r * kTeams) * columns;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        values[r][i] = load_pack<kWidth>(x + begin + places[i]);
+        gradients[r][i] = load_pack<kWidth>(of_dy[i] + begin);
+        before[r][i] = load_pack<kWidth>(of_dx[i] + begin);
+      }
+      mean[r] = means[row + r * kTeams];
+      inverse[r] = inverses[row + r * kTeams];
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+        for (int k = 0; k < kWidth; ++k) {
+          const float hat = (to_float(values[r][i].of[k]) - mean[r]) * inverse[r];
+          const float of_y = to_float(gradients[r][i].of[k]), gradient = of_y * scale[i].of[k];
+          of_rows[2 * r] += gradient;
+          of_rows[2 * r + 1] += gradient * hat;
+          products[i][k] += of_y * hat;
+          sums[i][k] += of_y;
+        }
+    team_sums<kTeam>(of_rows);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float mean_of_g = of_rows[2 * r] * one_of, mean_of_products = of_rows[2 * r + 1] * one_of;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        if (thread + i * kTeam >= packs) continue;
+        Numbers<kWidth> made;
+        for (int k = 0; k < kWidth; ++k) {
+          const float hat = (to_float(values[r][i].of[k]) - mean[r]) * inverse[r];
+          const float gradient = to_float(gradients[r][i].of[k]) * scale[i].of[k];
+          made.of[k] = inverse[r] * (gradient - mean_of_g - hat * mean_of_products);
+          if (add) made.of[k] += to_float(before[r][i].of[k]);
+        }
+        store_rounded(dx + (row + r * kTeams) * columns + places[i], made);
+      }
+    }
+  };
+  constexpr int kRows = kBackRows<kHeld, kWidth>;
+  std::int64_t row = first + team;
+  for (; row + (kRows - 1) * kTeams < end; row += kRows * kTeams) visit(std::integral_constant<int, kRows>{}, row);
+  if constexpr (kRows > 1)
+    for (; row < end; row += kTeams) visit(std::integral_constant<int, 1>{}, row);
   leave_sum_of_teams<kTeam>(packs, products, parts + blockIdx.x * 2 * columns);
   leave_sum_of_teams<kTeam>(packs, sums, parts + (blockIdx.x * 2 + 1) * columns);
 }
@@ -284,7 +356,7 @@ __global__ void __launch_bounds__(kBlock)
     sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* means, const float* inverses, float* parts) {
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  float product[kWidth] = {}, sum[kWidth] = {};
+  float sums[2][kWidth] = {};
   if (at.pack < plan.packs) {
     for (std::int64_t row = at.row; row < at.end; row += kLayerNormRows * plan.lines) {
       Pack<T, kWidth> values[kLayerNormRows] = {}, gradients[kLayerNormRows] = {};
@@ -301,22 +373,23 @@ __global__ void __launch_bounds__(kBlock)
         if (row + i * plan.lines >= at.end) continue;
         for (int k = 0; k < kWidth; ++k) {
           const float gradient = to_float(gradients[i].of[k]);
-          product[k] += gradient * ((to_float(values[i].of[k]) - mean[i]) * inverse[i]);
-          sum[k] += gradient;
+          sums[0][k] += gradient * ((to_float(values[i].of[k]) - mean[i]) * inverse[i]);
+          sums[1][k] += gradient;
         }
       }
     }
   }
-  leave_sums(plan, at, product, sum, parts);
+  leave_sums(plan, sums, parts);
 }
 
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kJoinBlock)
     layer_norm_gradients(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma,
                          float* dgamma, bool accumulate_beta, float* dbeta) {
-  const ColumnSums of = join_sums(chunks, columns, parts);
-  if (!of.known) return;
-  if (dgamma != nullptr) dgamma[of.column] = accumulate_gamma ? dgamma[of.column] + of.first : of.first;
-  if (dbeta != nullptr) dbeta[of.column] = accumulate_beta ? dbeta[of.column] + of.second : of.second;
+  const JoinPlace at = join_place();
+  const Numbers<2> sums = join_sums<2>(chunks, columns, parts);
+  if (at.line > 0 || at.column >= columns) return;
+  if (dgamma != nullptr) dgamma[at.column] = accumulate_gamma ? dgamma[at.column] + sums.of[0] : sums.of[0];
+  if (dbeta != nullptr) dbeta[at.column] = accumulate_beta ? dbeta[at.column] + sums.of[1] : sums.of[1];
 }
 
 class CudaLayerNorm final : public LayerNormKernels {
@@ -395,10 +468,11 @@ class CudaLayerNorm final : public LayerNormKernels {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kHeld = decltype(held)::value, kWidth = decltype(width)::value;
           if constexpr (kHeld > 0) {
-            const SumPlan plan = plan_sum(rows, kBlock / kTeam, kHeld == kFew ? kPartBlocks : kBackwardBlocks);
+            const SumPlan plan = plan_sum(rows, kTeamBlock<kTeam> / kTeam * kBackRows<kHeld, kWidth>,
+                                          kHeld == kFew ? kPartBlocks : kBackwardBlocks);
             const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
             launch("layer normalisation's backward", differentiate_rows<kTeam, kHeld, kWidth, T>,
-                   dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, rows, plan.chunk,
+                   dim3(static_cast<unsigned>(plan.chunks)), dim3(kTeamBlock<kTeam>), context_.stream, rows, plan.chunk,
                    columns / kWidth, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add,
                    dx.data<T>(), parts.f32());
             join_parts(plan.chunks, columns, parts, accumulate_gamma, dgamma, accumulate_beta, dbeta);
@@ -428,8 +502,9 @@ class CudaLayerNorm final : public LayerNormKernels {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
           launch("layer normalisation", normalise_rows<kTeam, decltype(held)::value, kWidth, kAdded, T>,
-                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
-                 added.data<T>(), to.data<T>(), gamma.f32(), shift, eps, y.data<T>(), mean.f32(), inverse.f32());
+                 blocks_of(rows, kTeamBlock<kTeam> / kTeam), dim3(kTeamBlock<kTeam>), context_.stream, rows,
+                 columns / kWidth, x.data<T>(), added.data<T>(), to.data<T>(), gamma.f32(), shift, eps, y.data<T>(),
+                 mean.f32(), inverse.f32());
         });
       });
     });
@@ -438,8 +513,8 @@ class CudaLayerNorm final : public LayerNormKernels {
   void join_parts(std::int64_t chunks, std::int64_t columns, const Tensor& parts, bool accumulate_gamma,
                   const Tensor& dgamma, bool accumulate_beta, const Tensor& dbeta) {
     launch("layer normalisation's backward", layer_norm_gradients,
-           dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, chunks, columns,
-           parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
+           dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kJoinBlock), context_.stream, chunks,
+           columns, parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
            dbeta.defined() ? dbeta.f32() : nullptr);
   }
 
@@ -454,8 +529,9 @@ class CudaLayerNorm final : public LayerNormKernels {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
           launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
-                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
-                 dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add, dx.data<T>());
+                 blocks_of(rows, kTeamBlock<kTeam> / kTeam), dim3(kTeamBlock<kTeam>), context_.stream, rows,
+                 columns / kWidth, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add,
+                 dx.data<T>());
         });
       });
     });
@@ -467,18 +543,18 @@ class CudaLayerNorm final : public LayerNormKernels {
     const auto start = [&]<int kTeam, int kHeld>() {
       run(std::integral_constant<int, kTeam>{}, std::integral_constant<int, kHeld>{});
     };
-    if (columns <= kNarrowRow)
+    if (columns <= kWarpRow)
       start.template operator()<kWarp, kFew>();
-    else if (columns <= kWarpRow)
-      start.template operator()<kWarp, kMany>();
+    else if (columns <= kWarpsRow)
+      start.template operator()<kFourWarps, kFew>();
     else if (columns <= kBlockRow)
       start.template operator()<kBlock, kMany>();
     else
       start.template operator()<kBlock, 0>();
   }
 
-  static dim3 blocks_of(std::int64_t rows, int team) {
-    const std::int64_t blocks = ceil_div(rows, kBlock / team);
+  static dim3 blocks_of(std::int64_t rows, int rows_of_block) {
+    const std::int64_t blocks = ceil_div(rows, rows_of_block);
     LOCKSTEP_ASSERT(blocks <= kMostBlocks, "layer normalisation of {} rows", rows);
     return dim3(static_cast<unsigned>(blocks));
   }

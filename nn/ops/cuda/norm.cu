@@ -12,17 +12,19 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-// Note [Two stages]
-// A column's mean and variance, and the sums of backward, are made in two stages: each block of the first has some
-// columns and a chunk of the rows and leaves its part in `parts`; the second goes over the chunks. How rows are cut
-// depends on the shape alone, and everything is added in a fixed order: the same input gives the same bits.
-
-constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leaves nothing to add up
-constexpr int kMomentRows = 4;       // that a thread reads at once
-// A thread has the columns of one access, kVector<T>, so 32 bytes of each tensor that a pass reads are on their way to
-// it. By Little's law an H100 wants 18 KB on their way to each multiprocessor (3.35 TB/s · 0.7 µs / 132); the registers
-// that nvcc takes, 102 at the most, allow enough threads to have 24 KB or more. No GPU has measured it.
-constexpr int kNormRows = 2;
+// Note [Passes of batch normalisation]
+// Forward reads x for its moments and again to normalise it; backward reads x and dy twice. Both passes have one plan:
+// each block has the same rows in both, and goes over them from the last to the first in the second. So what the first
+// has read last, as much as the second cache holds, is read there, and there for the last time (load_last).
+//
+// By Little's law an H200 wants 29 KB on their way to each of its 132 multiprocessors (4.8 TB/s · 0.8 µs / 132). With
+// at most 64 registers a multiprocessor has four of forward's blocks, and 64 bytes on their way to each of their 1,024
+// threads; backward, which keeps more of each column, has two blocks, and 128 bytes or more on their way to each of
+// 512 threads. Grids are these blocks, all of them at once. A bf16 at the full speed of memory leaves a multiprocessor
+// 16 instructions for each element of a tensor that a pass reads.
+constexpr int kNormBlocks = kPartBlocks, kNormAtOnce = 4;
+constexpr int kNormBackBlocks = 2 * 132, kNormBackAtOnce = 2;  // of a multiprocessor
+constexpr int kNormRows = 4;                                   // of a thread at once
 
 // What is known of some numbers. `squares` is the sum of their squared distances from their mean.
 struct Moments {
@@ -36,109 +38,106 @@ __device__ Moments joined(Moments a, Moments b) {
   return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * (a.count * share)};
 }
 
-// parts (chunks, 2, C): mean and squares of each chunk.
-template <int kWidth, class T>
-__global__ void __launch_bounds__(kBlock) moments_of_chunks(ColumnPlan plan, const T* x, float* parts) {
-  __shared__ float means[kWidth][kBlock], squares[kWidth][kBlock], counts[kBlock];
-  const Place at = place_in(plan);
-  const std::int64_t columns = plan.packs * kWidth;
-  Moments mine[kWidth] = {};
-  if (at.pack < plan.packs) {
-    for (std::int64_t row = at.row; row < at.end; row += kMomentRows * plan.lines) {
-      Pack<T, kWidth> values[kMomentRows];
-      bool there[kMomentRows];
-      float count = 0.0f;
-      for (int i = 0; i < kMomentRows; ++i) {
-        there[i] = row + i * plan.lines < at.end;
-        count += there[i] ? 1.0f : 0.0f;
-        values[i] = Pack<T, kWidth>{};
-        if (there[i]) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + at.pack * kWidth);
-      }
-      const float one_of = 1.0f / count, share = count / (mine[0].count + count);
-      const float weight = mine[0].count * share;
-      for (int k = 0; k < kWidth; ++k) {
-        float sum = 0.0f, from_mean = 0.0f;
-        for (int i = 0; i < kMomentRows; ++i) sum += to_float(values[i].of[k]);
-        const float mean = sum * one_of;
-        for (int i = 0; i < kMomentRows; ++i) {
-          const float apart = there[i] ? to_float(values[i].of[k]) - mean : 0.0f;
-          from_mean += apart * apart;
-        }
-        const float apart = mean - mine[k].mean;  // joined(), with what all columns share taken out
-        mine[k].mean += apart * share;
-        mine[k].squares += from_mean + apart * apart * weight;
-        mine[k].count += count;
-      }
-    }
-  }
-  const int t = static_cast<int>(threadIdx.x);
-  const auto leave = [&] {
-    counts[t] = mine[0].count;
-    for (int k = 0; k < kWidth; ++k) {
-      means[k][t] = mine[k].mean;
-      squares[k][t] = mine[k].squares;
-    }
-  };
-  leave();
-  for (int step = plan.lines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (at.line < step) {
-      const int other = t + step * plan.tile;
-      for (int k = 0; k < kWidth; ++k) mine[k] = joined(mine[k], {counts[other], means[k][other], squares[k][other]});
-      leave();
-    }
-  }
-  if (at.line > 0 || at.pack >= plan.packs) return;
-  float* const to = parts + blockIdx.y * 2 * columns + at.pack * kWidth;
-  for (int k = 0; k < kWidth; ++k) {
-    to[k] = mine[k].mean;
-    to[columns + k] = mine[k].squares;
-  }
+// From the sums of the distances from `pivot` and of their squares. Where that is the mean of some of the numbers,
+// those squares are at most 1 + count / some times the result's, and as a rule hardly more: by so much the result's
+// rounding is larger.
+__device__ Moments moments_from(float count, float pivot, float sum, float squares) {
+  if (!(count > 0.0f)) return {};
+  const float apart = sum / count, spread = squares - sum * apart;
+  return {count, pivot + apart, spread < 0.0f ? 0.0f : spread};  // this way round NaN passes
 }
 
-// Running statistics, and by how much they move; nullptr: there are none.
+// The mean of kPivotRows rows of a chunk, which begin `at`.
+constexpr int kPivotRows = 4;
+template <int kWidth, class T>
+__device__ Numbers<kWidth> pivot_of(const T* at, std::int64_t rows, std::int64_t columns) {
+  Pack<T, kWidth> some[kPivotRows];
+  for (int i = 0; i < kPivotRows; ++i) some[i] = load_pack<kWidth>(at + i * rows / kPivotRows * columns);
+  Numbers<kWidth> made;
+  for (int k = 0; k < kWidth; ++k) {
+    const auto of_two = [&](int i) { return to_float(some[i].of[k]) + to_float(some[i + 1].of[k]); };
+    made.of[k] = (of_two(0) + of_two(2)) * (1.0f / kPivotRows);  // of four equal numbers: that number
+  }
+  return made;
+}
+
+// parts (chunks, 2, C): mean and squares of each chunk, by way of the distances from its pivot.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock, kNormAtOnce) moments_of_chunks(ColumnPlan plan, const T* x, float* parts) {
+  const Place at = place_in(plan);
+  const std::int64_t columns = plan.packs * kWidth, begin = blockIdx.y * plan.chunk;
+  float sums[2][kWidth] = {};
+  if (at.pack < plan.packs) {
+    const T* const own = x + at.pack * kWidth;
+    const Numbers<kWidth> pivot = pivot_of<kWidth>(own + begin * columns, at.end - begin, columns);
+    for_rows<kNormRows>(plan, at, [&](auto n, std::int64_t row) {
+      constexpr int kRows = decltype(n)::value;
+      Pack<T, kWidth> values[kRows];
+      for (int i = 0; i < kRows; ++i) values[i] = load_pack<kWidth>(own + (row + i * plan.lines) * columns);
+      for (int i = 0; i < kRows; ++i)
+        for (int k = 0; k < kWidth; ++k) {
+          const float apart = to_float(values[i].of[k]) - pivot.of[k];
+          sums[0][k] += apart;
+          sums[1][k] += apart * apart;
+        }
+    });
+  }
+  leave_sums(plan, sums, [&](std::int64_t column, const float(&made)[2]) {
+    const std::int64_t rows = at.end - begin;
+    const Numbers<1> pivot = pivot_of<1>(x + begin * columns + column, rows, columns);
+    const Moments all = moments_from(static_cast<float>(rows), pivot.of[0], made[0], made[1]);
+    float* const to = parts + blockIdx.y * 2 * columns + column;
+    to[0] = all.mean;
+    to[columns] = all.squares;
+  });
+}
+
+// Running statistics, by how much they move, and the counter of their batches; nullptr: there are none.
 struct RunningColumns {
   float keep = 1.0f, momentum = 0.0f, unbias = 1.0f;
   float* mean = nullptr;
   float* variance = nullptr;
+  std::int64_t* batches = nullptr;
 
   __device__ void move(std::int64_t column, float to_mean, float to_variance) const {
     mean[column] = keep * mean[column] + momentum * to_mean;
     variance[column] = keep * variance[column] + momentum * unbias * to_variance;
+    if (column == 0 && batches != nullptr) ++*batches;
   }
 };
 
-// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. `spread` becomes the sum
-// of squares over `divisor`; where `rows` is not nullptr, it becomes their number.
-__global__ void __launch_bounds__(kBlock)
+// `spread` becomes the sum of squares over `divisor`; where `rows` is not nullptr, it becomes their number.
+__global__ void __launch_bounds__(kJoinBlock)
     join_chunks(ColumnPlan plan, std::int64_t columns, const float* parts, float divisor, float* mean, float* spread,
                 float* rows, RunningColumns running) {
-  constexpr int kLines = kBlock / kJoinColumns;
-  __shared__ Moments held[kBlock];
-  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
-  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
-  Moments mine = {};
-  if (column < columns) {
-    for (std::int64_t chunk = line; chunk < plan.chunks; chunk += kLines) {
-      const float* const from = parts + chunk * 2 * columns + column;
-      const auto count = static_cast<float>(at_most(plan.rows - chunk * plan.chunk, plan.chunk));
-      mine = joined(mine, {count, from[0], from[columns]});
+  const JoinPlace at = join_place();
+  const bool known = at.column < columns;
+  const float pivot = known && plan.chunks > 0 ? parts[at.column] : 0.0f;
+  Numbers<2> mine = {};
+  for (std::int64_t chunk = at.line; chunk < plan.chunks; chunk += kJoinAtOnce * kJoinLines) {
+    float means[kJoinAtOnce] = {}, squares[kJoinAtOnce] = {}, counts[kJoinAtOnce] = {};
+    for (int i = 0; i < kJoinAtOnce; ++i) {
+      const std::int64_t own = chunk + i * kJoinLines;
+      if (!known || own >= plan.chunks) continue;
+      means[i] = parts[own * 2 * columns + at.column];
+      squares[i] = parts[(own * 2 + 1) * columns + at.column];
+      counts[i] = static_cast<float>(at_most(plan.rows - own * plan.chunk, plan.chunk));
+    }
+    for (int i = 0; i < kJoinAtOnce; ++i) {
+      if (!(counts[i] > 0.0f)) continue;
+      const float apart = means[i] - pivot;
+      mine.of[0] += counts[i] * apart;
+      mine.of[1] += squares[i] + counts[i] * apart * apart;
     }
   }
-  held[t] = mine;
-  for (int step = kLines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (line < step) {
-      mine = joined(mine, held[t + step * kJoinColumns]);
-      held[t] = mine;
-    }
-  }
-  if (line > 0 || column >= columns) return;
-  mean[column] = mine.mean;
-  const float shared_out = mine.squares / divisor;
-  spread[column] = shared_out;
-  if (running.mean != nullptr) running.move(column, mine.mean, shared_out);
-  if (rows != nullptr && column == 0) *rows = static_cast<float>(plan.rows);
+  const Numbers<2> sums = sum_of_lines(mine);
+  if (at.line > 0 || !known) return;
+  const Moments all = moments_from(static_cast<float>(plan.rows), pivot, sums.of[0], sums.of[1]);
+  mean[at.column] = all.mean;
+  const float shared_out = all.squares / divisor;
+  spread[at.column] = shared_out;
+  if (running.mean != nullptr) running.move(at.column, all.mean, shared_out);
+  if (rows != nullptr && at.column == 0) *rows = static_cast<float>(plan.rows);
 }
 
 // parts (ranks, stride): means, sums of squares and a number of rows each. A thread a column.
@@ -161,173 +160,189 @@ __global__ void __launch_bounds__(kBlock)
   running_variance[c] = keep * running_variance[c] + momentum * unbias * variance[c];
 }
 
-// What is known of a thread's columns: y = (x − middle) · scale + shift.
-template <int kWidth>
-struct Normalisation {
-  float scale[kWidth], shift[kWidth], middle[kWidth];
+// What is known of a column: y = (x − middle) · scale + shift. Rounded in the same way wherever it is used: backward
+// finds out from it which y were above 0.
+__device__ float scale_of(float gamma, float variance, float eps) { return gamma / sqrtf(variance + eps); }
+__device__ float normalised(float apart, float scale, float shift) { return __fmaf_rn(apart, scale, shift); }
 
-  __device__ Normalisation(std::int64_t column, const float* gamma, const float* beta, const float* mean,
-                           const float* variance, float eps) {
-    for (int k = 0; k < kWidth; ++k) {
-      scale[k] = gamma[column + k] / sqrtf(variance[column + k] + eps);
-      shift[k] = beta[column + k];
-      middle[k] = mean[column + k];
-    }
+// held becomes numbers_of(column) of the block's columns, each of them computed by one thread. All threads of the block
+// take part.
+template <int kWidth, int kCount, class F>
+__device__ void hold_columns(const ColumnPlan& plan, float (&held)[kCount][kBlock], F&& numbers_of) {
+  const int t = static_cast<int>(threadIdx.x);
+  const std::int64_t column = std::int64_t{blockIdx.x} * plan.tile * kWidth + t;
+  if (t < plan.tile * kWidth && column < plan.packs * kWidth) {
+    const Numbers<kCount> made = numbers_of(column);
+    for (int n = 0; n < kCount; ++n) held[n][t] = made.of[n];
   }
-  // Rounded in the same way wherever it is used: backward finds out from it which y were above 0.
-  __device__ float of(int k, float x) const { return __fmaf_rn(x - middle[k], scale[k], shift[k]); }
-};
+  __syncthreads();
+}
+// Those of the thread's pack.
+template <int kWidth>
+__device__ Numbers<kWidth> of_pack(const ColumnPlan& plan, const float (&held)[kBlock]) {
+  Numbers<kWidth> made;
+  for (int k = 0; k < kWidth; ++k) made.of[k] = held[static_cast<int>(threadIdx.x) % plan.tile * kWidth + k];
+  return made;
+}
 
-// Whether what is stored is.
+// Whether what is stored of it is: what rounds to 0 is at most half of the type's smallest number.
 template <class T>
 __device__ bool is_above_0(float value) {
-  return to_float(from_float<T>(value)) > 0.0f;
+  constexpr float kHalfOfSmallest = std::is_same_v<T, BFloat16>  ? 0x1p-134f
+                                    : std::is_same_v<T, Float16> ? 0x1p-25f
+                                                                 : 0.0f;
+  return value > kHalfOfSmallest;
 }
 
 // How backward knows where y, to which a ReLU was applied, is above 0.
 enum class MaskOf {
-  kNone,     // there was no ReLU
-  kResult,   // from y
-  kNumbers,  // from x, of which y is computed again: that reads nothing more, where nothing was added to it
+  kNone,         // there was no ReLU
+  kNumbers,      // from x, of which y is computed again: that reads nothing more, where nothing was added to it
+  kResult,       // from y
+  kResultOfSum,  // from y, and dy is the sum of two
 };
 
-// y = (x − mean) / sqrt(variance + eps) · gamma + beta; with kRelu, max(y + residual, 0), where residual may be
-// nullptr.
-template <int kWidth, bool kRelu, class T>
-__global__ void __launch_bounds__(kBlock)
+// y = max((x − mean) / sqrt(variance + eps) · gamma + beta + residual, lowest); without kAdded there is no residual.
+template <int kWidth, bool kAdded, class T>
+__global__ void __launch_bounds__(kBlock, kNormAtOnce)
     normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta, const float* mean,
-              const float* variance, float eps, const T* residual, T* y) {
+              const float* variance, float eps, float lowest, const T* residual, T* y) {
+  constexpr int kAtOnce = kAdded ? 2 : 4;
+  alignas(kVectorBytes) __shared__ float held[3][kBlock];
+  hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
+    return Numbers<3>{scale_of(gamma[c], variance[c], eps), beta[c], mean[c]};
+  });
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
+  const auto scale = of_pack<kWidth>(plan, held[0]), shift = of_pack<kWidth>(plan, held[1]);
+  const auto middle = of_pack<kWidth>(plan, held[2]);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  const Normalisation<kWidth> made_of(column, gamma, beta, mean, variance, eps);
-  for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
-    Pack<T, kWidth> values[kNormRows] = {}, added[kNormRows] = {};
-    for (int i = 0; i < kNormRows; ++i) {
-      if (row + i * plan.lines >= at.end) continue;
-      values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
-      if (kRelu && residual != nullptr)
-        added[i] = load_pack<kWidth>(residual + (row + i * plan.lines) * columns + column);
+  for_rows_back<kAtOnce>(plan, at, [&](auto n, std::int64_t row) {
+    constexpr int kRows = decltype(n)::value;
+    Pack<T, kWidth> values[kRows];
+    [[maybe_unused]] Pack<T, kWidth> added[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      const std::int64_t place = (row + i * plan.lines) * columns + column;
+      values[i] = load_last<kWidth>(x + place);
+      if constexpr (kAdded) added[i] = load_last<kWidth>(residual + place);
     }
-    for (int i = 0; i < kNormRows; ++i) {
-      if (row + i * plan.lines >= at.end) continue;
-      Pack<T, kWidth> made;
+    for (int i = 0; i < kRows; ++i) {
+      Numbers<kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
-        float value = made_of.of(k, to_float(values[i].of[k]));
-        if constexpr (kRelu) {
-          value += to_float(added[i].of[k]);
-          value = value < 0.0f ? 0.0f : value;  // this way round NaN passes
-        }
-        made.of[k] = from_float<T>(value);
+        float value = normalised(to_float(values[i].of[k]) - middle.of[k], scale.of[k], shift.of[k]);
+        if constexpr (kAdded) value += to_float(added[i].of[k]);
+        made.of[k] = value < lowest ? lowest : value;  // this way round NaN passes
       }
-      store_pack(y + (row + i * plan.lines) * columns + column, made);
+      store_rounded(y + (row + i * plan.lines) * columns + column, made);
     }
-  }
+  });
 }
 
-// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0. With kResult the
-// others are set to 0.
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0 where there was a
+// ReLU. With kResult the others are set to 0, with kResultOfSum after `more` was added to all of them.
 template <int kWidth, MaskOf kMask, class T>
-__global__ void __launch_bounds__(kBlock)
-    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* gamma, const float* beta,
+__global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const T* more, const float* gamma, const float* beta,
                    const float* mean, const float* variance, float eps, float* parts) {
+  constexpr bool kFromResult = kMask == MaskOf::kResult || kMask == MaskOf::kResultOfSum;
+  alignas(kVectorBytes) __shared__ float held[3][kBlock];
+  hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
+    if constexpr (kMask == MaskOf::kNumbers)
+      return Numbers<3>{scale_of(gamma[c], variance[c], eps), beta[c], mean[c]};
+    else
+      return Numbers<3>{0.0f, 0.0f, mean[c]};
+  });
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  float product[kWidth] = {}, sum[kWidth] = {};
+  float sums[2][kWidth] = {};
   if (at.pack < plan.packs) {
-    float middle[kWidth];
-    for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
-    [[maybe_unused]] const auto made_of = [&] {
-      if constexpr (kMask == MaskOf::kNumbers)
-        return Normalisation<kWidth>(column, gamma, beta, mean, variance, eps);
-      else
-        return 0;
-    }();
-    for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
-      Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
-      for (int i = 0; i < kNormRows; ++i) {
-        if (row + i * plan.lines >= at.end) continue;
-        values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
-        gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
-        if constexpr (kMask == MaskOf::kResult) {
-          const auto results = load_pack<kWidth>(y + (row + i * plan.lines) * columns + column);
-          for (int k = 0; k < kWidth; ++k)
-            if (!(to_float(results.of[k]) > 0.0f)) gradients[i].of[k] = from_float<T>(0.0f);
-          store_pack(dy + (row + i * plan.lines) * columns + column, gradients[i]);
-        }
+    const auto scale = of_pack<kWidth>(plan, held[0]), shift = of_pack<kWidth>(plan, held[1]);
+    const auto middle = of_pack<kWidth>(plan, held[2]);
+    for_rows<kNormRows>(plan, at, [&](auto n, std::int64_t row) {
+      constexpr int kRows = decltype(n)::value;
+      Pack<T, kWidth> values[kRows], gradients[kRows];
+      [[maybe_unused]] Pack<T, kWidth> results[kRows], others[kRows];
+      for (int i = 0; i < kRows; ++i) {
+        const std::int64_t place = (row + i * plan.lines) * columns + column;
+        values[i] = load_pack<kWidth>(x + place);
+        gradients[i] = load_pack<kWidth>(dy + place);
+        if constexpr (kFromResult) results[i] = load_last<kWidth>(y + place);
+        if constexpr (kMask == MaskOf::kResultOfSum) others[i] = load_last<kWidth>(more + place);
       }
-      for (int i = 0; i < kNormRows; ++i) {
-        if (row + i * plan.lines >= at.end) continue;
+      for (int i = 0; i < kRows; ++i) {
+        [[maybe_unused]] Numbers<kWidth> masked;
         for (int k = 0; k < kWidth; ++k) {
-          const float value = to_float(values[i].of[k]);
+          const float apart = to_float(values[i].of[k]) - middle.of[k];
           float gradient = to_float(gradients[i].of[k]);
-          if constexpr (kMask == MaskOf::kNumbers)
-            if (!is_above_0<T>(made_of.of(k, value))) gradient = 0.0f;
-          product[k] += gradient * (value - middle[k]);
-          sum[k] += gradient;
+          if constexpr (kMask == MaskOf::kResultOfSum)
+            gradient = to_float(from_float<T>(gradient + to_float(others[i].of[k])));
+          if constexpr (kMask == MaskOf::kNumbers) {
+            if (!is_above_0<T>(normalised(apart, scale.of[k], shift.of[k]))) gradient = 0.0f;
+          } else if constexpr (kFromResult) {
+            if (!(to_float(results[i].of[k]) > 0.0f)) gradient = 0.0f;
+            masked.of[k] = gradient;
+          }
+          sums[0][k] += gradient * apart;
+          sums[1][k] += gradient;
         }
+        if constexpr (kFromResult) store_rounded(dy + (row + i * plan.lines) * columns + column, masked);
       }
-    }
+    });
   }
-  leave_sums(plan, at, product, sum, parts);
+  leave_sums(plan, sums, parts);
 }
 
 // dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
-__global__ void __launch_bounds__(kBlock)
-    batch_norm_gradients(ColumnPlan plan, std::int64_t columns, const float* parts, const float* variance, float eps,
-                         float* dgamma, float* dbeta) {
-  const ColumnSums of = join_sums(plan.chunks, columns, parts);
-  if (!of.known) return;
-  dgamma[of.column] = of.first / sqrtf(variance[of.column] + eps);
-  dbeta[of.column] = of.second;
+__global__ void __launch_bounds__(kJoinBlock)
+    batch_norm_gradients(std::int64_t chunks, std::int64_t columns, const float* parts, const float* variance,
+                         float eps, float* dgamma, float* dbeta) {
+  const JoinPlace at = join_place();
+  const Numbers<2> sums = join_sums<2>(chunks, columns, parts);
+  if (at.line > 0 || at.column >= columns) return;
+  dgamma[at.column] = sums.of[0] / sqrtf(variance[at.column] + eps);
+  dbeta[at.column] = sums.of[1];
 }
 
 // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
-// where the statistics were given and so do not depend on x. M is *all_rows, where other ranks have some of them. With
-// kMasked those dy whose y, computed again, is not above 0 count as 0.
+// where the statistics were given and so do not depend on x (x is dy then, as something that is there). M is *all_rows,
+// where other ranks have some of them. With kMasked those dy whose y, computed again, is not above 0 count as 0.
 template <int kWidth, bool kMasked, class T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
     spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta, const float* mean,
                 const float* variance, const float* dgamma, const float* dbeta, const float* all_rows, float eps,
                 bool given_statistics, T* dx) {
+  alignas(kVectorBytes) __shared__ float held[5][kBlock];
+  hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
+    float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
+    if (given_statistics) one_of_rows = 0.0f;
+    return Numbers<5>{scale_of(gamma[c], variance[c], eps), beta[c], mean[c], dbeta[c] * one_of_rows,
+                      dgamma[c] * one_of_rows / sqrtf(variance[c] + eps)};
+  });
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
+  const auto scale = of_pack<kWidth>(plan, held[0]), shift = of_pack<kWidth>(plan, held[1]);
+  const auto middle = of_pack<kWidth>(plan, held[2]), offset = of_pack<kWidth>(plan, held[3]);
+  const auto slope = of_pack<kWidth>(plan, held[4]);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  const float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
-  float scale[kWidth], middle[kWidth], offset[kWidth], slope[kWidth];
-  for (int k = 0; k < kWidth; ++k) {
-    const float one_of_deviation = 1.0f / sqrtf(variance[column + k] + eps);
-    scale[k] = gamma[column + k] * one_of_deviation;
-    middle[k] = mean[column + k];
-    offset[k] = dbeta[column + k] * one_of_rows;
-    slope[k] = dgamma[column + k] * one_of_rows * one_of_deviation;
-  }
-  [[maybe_unused]] const auto made_of = [&] {
-    if constexpr (kMasked)
-      return Normalisation<kWidth>(column, gamma, beta, mean, variance, eps);
-    else
-      return 0;
-  }();
-  for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
-    Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
-    for (int i = 0; i < kNormRows; ++i) {
-      if (row + i * plan.lines >= at.end) continue;
-      if (!given_statistics) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
-      gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
+  for_rows_back<kNormRows>(plan, at, [&](auto n, std::int64_t row) {
+    constexpr int kRows = decltype(n)::value;
+    Pack<T, kWidth> values[kRows], gradients[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      const std::int64_t place = (row + i * plan.lines) * columns + column;
+      values[i] = load_last<kWidth>(x + place);
+      gradients[i] = load_last<kWidth>(dy + place);
     }
-    for (int i = 0; i < kNormRows; ++i) {
-      if (row + i * plan.lines >= at.end) continue;
-      Pack<T, kWidth> made;
+    for (int i = 0; i < kRows; ++i) {
+      Numbers<kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
+        const float apart = to_float(values[i].of[k]) - middle.of[k];
         float gradient = to_float(gradients[i].of[k]);
-        if constexpr (kMasked)
-          if (!is_above_0<T>(made_of.of(k, to_float(values[i].of[k])))) gradient = 0.0f;
-        if (!given_statistics) gradient -= offset[k] + (to_float(values[i].of[k]) - middle[k]) * slope[k];
-        made.of[k] = from_float<T>(scale[k] * gradient);
+        if (kMasked && !is_above_0<T>(normalised(apart, scale.of[k], shift.of[k]))) gradient = 0.0f;
+        made.of[k] = scale.of[k] * (gradient - (offset.of[k] + apart * slope.of[k]));
       }
-      store_pack(dx + (row + i * plan.lines) * columns + column, made);
+      store_rounded(dx + (row + i * plan.lines) * columns + column, made);
     }
-  }
+  });
 }
 
 __global__ void __launch_bounds__(kBlock)
@@ -351,27 +366,26 @@ class CudaNorm final : public NormKernels {
                           const Tensor& y, const Tensor& mean, const Tensor& variance) override {
     const Work work(context_, "batch normalisation with ReLU", {&x, &gamma, &beta, &residual, &y, &mean, &variance});
     take_moments(x, mean, variance, {});
-    apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
+    apply(x, gamma, beta, mean, variance, eps, true, residual, y);
   }
 
+  bool counts_batches() const override { return true; }
   void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
                             const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
                             const Tensor& variance) override {
     const Work work(context_, relu ? "batch normalisation with ReLU" : "batch normalisation",
                     {&x, &gamma, &beta, &residual, &y, &mean, &variance, &running.mean, &running.variance});
     if (mean.count() == 0) return;
-    take_moments(x, mean, variance,
-                 running_of(x.count() / mean.count(), running.momentum, running.mean, running.variance));
-    if (relu)
-      apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
-    else
-      apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
+    take_moments(
+        x, mean, variance,
+        running_of(x.count() / mean.count(), running.momentum, running.mean, running.variance, running.batches));
+    apply(x, gamma, beta, mean, variance, eps, relu, residual, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
     const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &mean, &variance, &y});
-    apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
+    apply(x, gamma, beta, mean, variance, eps, false, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
@@ -379,7 +393,7 @@ class CudaNorm final : public NormKernels {
                 const Tensor& dbeta) override {
     const Work work(context_, "batch normalisation's backward",
                     {&x, &dy, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
-    differentiate<MaskOf::kNone>(x, x, dy, gamma, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+    differentiate<MaskOf::kNone>(x, x, dy, dy, gamma, gamma, mean, variance, eps, given_statistics, dx, dgamma, dbeta);
   }
 
   void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
@@ -388,9 +402,18 @@ class CudaNorm final : public NormKernels {
     const Work work(context_, "batch normalisation's backward with ReLU",
                     {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
     if (residual)
-      differentiate<MaskOf::kResult>(x, y, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
+      differentiate<MaskOf::kResult>(x, y, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta);
     else
-      differentiate<MaskOf::kNumbers>(x, x, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
+      differentiate<MaskOf::kNumbers>(x, x, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta);
+  }
+
+  bool adds_gradients() const override { return true; }
+  void backward_relu_added(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
+                           const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
+                           const Tensor& dgamma, const Tensor& dbeta) override {
+    const Work work(context_, "batch normalisation's backward with ReLU",
+                    {&x, &y, &dy, &more, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
+    differentiate<MaskOf::kResultOfSum>(x, y, dy, more, gamma, gamma, mean, variance, eps, false, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -420,7 +443,7 @@ class CudaNorm final : public NormKernels {
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
     const Work work(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
-    add_up<MaskOf::kNone>(x, x, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
+    add_up<MaskOf::kNone>(x, x, dy, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
@@ -433,13 +456,15 @@ class CudaNorm final : public NormKernels {
   }
 
  private:
-  static RunningColumns running_of(std::int64_t rows, double momentum, const Tensor& mean, const Tensor& variance) {
+  static RunningColumns running_of(std::int64_t rows, double momentum, const Tensor& mean, const Tensor& variance,
+                                   const Tensor* batches = nullptr) {
     const double unbias = rows > 1 ? static_cast<double>(rows) / static_cast<double>(rows - 1) : 1.0;
     return {.keep = static_cast<float>(1.0 - momentum),
             .momentum = static_cast<float>(momentum),
             .unbias = static_cast<float>(unbias),
             .mean = mean.f32(),
-            .variance = variance.f32()};
+            .variance = variance.f32(),
+            .batches = batches != nullptr ? batches->data<std::int64_t>() : nullptr};
   }
 
   void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance, const RunningColumns& running) {
@@ -454,58 +479,64 @@ class CudaNorm final : public NormKernels {
                     const RunningColumns& running) {
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kNormBlocks, kNormRows);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), parts.f32());
-        launch("batch statistics", join_chunks, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
+        launch("batch statistics", join_chunks, joiners(columns), dim3(kJoinBlock), context_.stream, plan, columns,
                parts.f32(), divisor, mean, spread, rows, running);
       });
     });
   }
 
-  template <bool kRelu>
+  // `residual` may be undefined.
   void apply(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance,
-             double eps, const Tensor& residual, const Tensor& y) {
+             double eps, bool relu, const Tensor& residual, const Tensor& y) {
     if (x.count() == 0) return;
     const std::int64_t columns = mean.count();
     const Tensor& added = residual.defined() ? residual : x;
+    const float lowest = relu ? 0.0f : -kInfinity;
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kNormRows);
-        launch("batch normalisation", normalise<decltype(width)::value, kRelu, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
-               residual.defined() ? residual.data<T>() : nullptr, y.data<T>());
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kNormBlocks, kNormRows);
+        const auto start = [&](auto* kernel) {
+          launch("batch normalisation", kernel, grid_of(plan), dim3(kBlock), context_.stream, plan, x.data<T>(),
+                 gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps, lowest, added.data<T>(), y.data<T>());
+        };
+        if (residual.defined())
+          start(normalise<decltype(width)::value, true, T>);
+        else
+          start(normalise<decltype(width)::value, false, T>);
       });
     });
   }
 
-  // `beta` is read for kNumbers alone, y for kResult.
+  // beta is read by a mask of x alone, y by one of y.
   template <MaskOf kMask>
-  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
-                     const Tensor& mean, const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
-                     const Tensor& dgamma, const Tensor& dbeta) {
+  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
+                     const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, bool given_statistics,
+                     const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
     if (mean.count() == 0) return;
-    add_up<kMask>(x, y, dy, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread_back_to<kMask == MaskOf::kNumbers>(x, dy, gamma, beta, mean, variance, dgamma.f32(), dbeta.f32(), nullptr,
-                                              eps, given_statistics, dx);
+    add_up<kMask>(x, y, dy, more, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
+    spread_back_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
+                                              dbeta.f32(), nullptr, eps, given_statistics, dx);
   }
 
   template <MaskOf kMask>
-  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
-              const Tensor& mean, const Tensor& variance, double eps, float* dgamma, float* dbeta) {
+  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
+              const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, float* dgamma, float* dbeta) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kVector<T>>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
+      with_width<kVector<T>>(takes_packs<T>(columns, {&x, &y, &dy, &more}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kNormRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kNormBackBlocks, kNormRows);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("batch normalisation's backward", sums_of_chunks<kWidth, kMask, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(),
-               variance.f32(), eps, parts.f32());
+               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), more.data<T>(), gamma.f32(), beta.f32(),
+               mean.f32(), variance.f32(), eps, parts.f32());
         // Without rows, too: zeros.
-        launch("batch normalisation's backward", batch_norm_gradients, joiners(columns), dim3(kBlock), context_.stream,
-               plan, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
+        launch("batch normalisation's backward", batch_norm_gradients, joiners(columns), dim3(kJoinBlock),
+               context_.stream, plan.chunks, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
       });
     });
   }
@@ -518,7 +549,7 @@ class CudaNorm final : public NormKernels {
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kSpreadBlocks, kNormRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kNormBackBlocks, kNormRows);
         launch("batch normalisation's backward", spread_back<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(),
                dgamma, dbeta, all_rows, eps, given_statistics, dx.data<T>());

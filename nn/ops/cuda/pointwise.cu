@@ -84,16 +84,19 @@ __global__ void __launch_bounds__(kBlock) map(F f, std::int64_t count, const A* 
   Pack<B, kWidth> from_b[kPacksPerThread];
   const std::int64_t packs = count / kWidth;
   const std::int64_t first = std::int64_t{blockIdx.x} * (kBlock * kPacksPerThread) + threadIdx.x;
+#pragma unroll
   for (int i = 0; i < kPacksPerThread; ++i) {
     const std::int64_t pack = first + i * kBlock;
     if (pack >= packs) continue;
     if constexpr (F::kInputs > 0) from_a[i] = load_pack<kWidth>(a + pack * kWidth);
     if constexpr (F::kInputs > 1) from_b[i] = load_pack<kWidth>(b + pack * kWidth);
   }
+#pragma unroll
   for (int i = 0; i < kPacksPerThread; ++i) {
     const std::int64_t pack = first + i * kBlock;
     if (pack >= packs) continue;
     Pack<Out, kWidth> made;
+#pragma unroll
     for (int j = 0; j < kWidth; ++j) made.of[j] = apply<Out>(f, from_a[i].of, from_b[i].of, j);
     store_pack(out + pack * kWidth, made);
   }

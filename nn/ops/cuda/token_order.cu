@@ -13,11 +13,11 @@ namespace {
 
 // Note [Sorting tokens]
 // Digit by digit from the lowest (radix sort), each pass keeping what the passes before it have ordered. A block has a
-// chunk of the places and a thread for each digit, which goes over the chunk and counts, then places, its own: that is
-// stable without any agreement among threads. A vocabulary of fewer than 512 tokens takes one pass, of fewer than
+// chunk of the places, a thread one of them: its place among those of its digit is the number of them in earlier
+// chunks, and of those before it in its own. A vocabulary of fewer than 512 tokens takes one pass, of fewer than
 // 262,144 two.
 constexpr int kDigitBits = 9, kDigits = 1 << kDigitBits;
-constexpr int kChunk = 1024;
+constexpr int kChunk = kBlock;
 constexpr int kScanBlock = 1024;
 
 __device__ int digit_of(std::int32_t token, int shift) { return token >> shift & (kDigits - 1); }
@@ -31,31 +31,18 @@ __global__ void __launch_bounds__(kBlock)
   places[i] = {number >= 0 && number < rows ? number : static_cast<std::int32_t>(rows), static_cast<std::int32_t>(i)};
 }
 
-// As many digits as one access takes.
-using Digits = Pack<std::uint16_t, 8>;
-constexpr int kPacks = kChunk / 8;
-
-// The digits of the block's chunk; kDigits, which is none, after the end.
-__device__ void hold_digits(std::int64_t count, int shift, const TokenPlace* places, Digits* digits) {
-  const std::int64_t begin = std::int64_t{blockIdx.x} * kChunk;
-  const int held = static_cast<int>(at_most(count - begin, kChunk));
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kDigits)
-    digits[i / 8].of[i % 8] = static_cast<std::uint16_t>(i < held ? digit_of(places[begin + i].token, shift) : kDigits);
-  __syncthreads();
-}
-
 // counts (kDigits, chunks)
-__global__ void __launch_bounds__(kDigits)
+__global__ void __launch_bounds__(kChunk)
     count_digits(std::int64_t count, int shift, const TokenPlace* places, std::int32_t* counts) {
-  __shared__ Digits digits[kPacks];
-  hold_digits(count, shift, places, digits);
-  const int own = static_cast<int>(threadIdx.x);
-  int found = 0;
-  for (int i = 0; i < kPacks; ++i) {
-    const Digits some = digits[i];
-    for (const std::uint16_t digit : some.of) found += digit == own ? 1 : 0;
-  }
-  counts[std::int64_t{own} * gridDim.x + blockIdx.x] = found;
+  __shared__ std::int32_t found[kDigits];
+  const int t = static_cast<int>(threadIdx.x);
+  for (int digit = t; digit < kDigits; digit += kChunk) found[digit] = 0;
+  __syncthreads();
+  const std::int64_t own = std::int64_t{blockIdx.x} * kChunk + t;
+  if (own < count) atomicAdd(&found[digit_of(places[own].token, shift)], 1);
+  __syncthreads();
+  for (int digit = t; digit < kDigits; digit += kChunk)
+    counts[std::int64_t{digit} * gridDim.x + blockIdx.x] = found[digit];
 }
 
 // Each number becomes the sum of those before it. One block.
@@ -83,18 +70,25 @@ __global__ void __launch_bounds__(kScanBlock) sum_before(std::int64_t count, std
   }
 }
 
-__global__ void __launch_bounds__(kDigits) place_digits(std::int64_t count, int shift, const TokenPlace* places,
-                                                        const std::int32_t* before, TokenPlace* sorted) {
-  __shared__ Digits digits[kPacks];
-  hold_digits(count, shift, places, digits);
-  const int own = static_cast<int>(threadIdx.x);
-  const TokenPlace* const from = places + std::int64_t{blockIdx.x} * kChunk;
-  std::int64_t to = before[std::int64_t{own} * gridDim.x + blockIdx.x];
-  for (int i = 0; i < kPacks; ++i) {
+// As many digits as one access takes.
+using Digits = Pack<std::uint16_t, 8>;
+
+__global__ void __launch_bounds__(kChunk) place_digits(std::int64_t count, int shift, const TokenPlace* places,
+                                                       const std::int32_t* before, TokenPlace* sorted) {
+  __shared__ Digits digits[kChunk / 8];
+  const int t = static_cast<int>(threadIdx.x);
+  const std::int64_t own = std::int64_t{blockIdx.x} * kChunk + t;
+  const TokenPlace place = own < count ? places[own] : TokenPlace{};
+  const int digit = own < count ? digit_of(place.token, shift) : kDigits;
+  digits[t / 8].of[t % 8] = static_cast<std::uint16_t>(digit);
+  __syncthreads();
+  if (own >= count) return;
+  std::int64_t to = before[std::int64_t{digit} * gridDim.x + blockIdx.x];
+  for (int i = 0; i <= t / 8; ++i) {
     const Digits some = digits[i];
-    for (int k = 0; k < 8; ++k)
-      if (some.of[k] == own) sorted[to++] = from[i * 8 + k];
+    for (int k = 0; k < 8; ++k) to += some.of[k] == digit && i * 8 + k < t ? 1 : 0;
   }
+  sorted[to] = place;
 }
 
 }  // namespace
@@ -115,11 +109,11 @@ Tensor sort_tokens(Context& context, const Tensor& numbers, std::int64_t rows) {
   const dim3 grid(static_cast<unsigned>(chunks));
   const int bits = std::bit_width(static_cast<std::uint64_t>(rows));  // the largest number is `rows`
   for (int shift = 0; shift < bits; shift += kDigitBits) {
-    launch("counting tokens", count_digits, grid, dim3(kDigits), context.stream, n, shift, places_of(order),
+    launch("counting tokens", count_digits, grid, dim3(kChunk), context.stream, n, shift, places_of(order),
            counts.data<std::int32_t>());
     launch("counting tokens", sum_before, dim3(1), dim3(kScanBlock), context.stream, kDigits * chunks,
            counts.data<std::int32_t>());
-    launch("sorting tokens", place_digits, grid, dim3(kDigits), context.stream, n, shift, places_of(order),
+    launch("sorting tokens", place_digits, grid, dim3(kChunk), context.stream, n, shift, places_of(order),
            counts.data<std::int32_t>(), places_of(other));
     std::swap(order, other);
   }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -16,6 +18,11 @@ namespace lockstep::nn::cuda {
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {
   T of[kWidth];
+};
+
+template <int kCount>
+struct Numbers {
+  float of[kCount];
 };
 
 /// The most elements that one access of each of these types can have.
@@ -41,9 +48,42 @@ template <int kWidth, class T>
 __device__ Pack<T, kWidth> load_pack(const T* at) {
   return *reinterpret_cast<const Pack<T, kWidth>*>(at);
 }
+/// For what is not read again soon.
+template <int kWidth, class T>
+__device__ Pack<T, kWidth> load_last(const T* at) {
+  if constexpr (sizeof(Pack<T, kWidth>) == kVectorBytes)
+    return std::bit_cast<Pack<T, kWidth>>(load_streaming(reinterpret_cast<const uint4*>(at)));
+  else
+    return load_pack<kWidth>(at);
+}
 template <int kWidth, class T>
 __device__ void store_pack(T* at, const Pack<T, kWidth>& pack) {
   *reinterpret_cast<Pack<T, kWidth>*>(at) = pack;
+}
+
+// Note [Whole stores]
+// Stores of structs nvcc 13 now and then takes apart, down to their elements: a warp's eight stores of 2 bytes, 16
+// bytes apart, take eight times as many accesses to the second cache as one of 16. An integer of that size stays whole.
+
+/// Rounds and stores a pack.
+template <class T, int kWidth>
+__device__ void store_rounded(T* at, const Numbers<kWidth>& values) {
+  if constexpr (kWidth * sizeof(T) == kVectorBytes) {
+    using Whole = unsigned __int128;
+    constexpr int kEach = kWidth / 4;  // of a word
+    Whole whole = 0;
+    for (int k = kWidth - kEach; k >= 0; k -= kEach) {
+      if constexpr (kEach == 2)
+        whole = whole << 32 | pair_of<T>(values.of[k], values.of[k + 1]);
+      else
+        whole = whole << 32 | __float_as_uint(values.of[k]);
+    }
+    *reinterpret_cast<Whole*>(at) = whole;
+  } else {
+    Pack<T, kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) pack.of[k] = from_float<T>(values.of[k]);
+    store_pack(at, pack);
+  }
 }
 
 /// Calls run(float{}), run(BFloat16{}) or run(Float16{}), as `dtype` says.

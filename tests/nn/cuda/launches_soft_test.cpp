@@ -48,12 +48,46 @@ class Launches : public ::testing::Test {
   Context context{*backend, generator};
 };
 
-// The number of batches; statistics of chunks; those of all of them, by which the running ones move; the result.
-TEST_F(Launches, BatchNormTrainsInFourKernels) {
+// Statistics of chunks; those of all of them, by which the running ones move and batches are counted; the result.
+TEST_F(Launches, BatchNormTrainsInThreeKernels) {
   BatchNorm norm(context, 6);
   Tape tape(*backend);
   for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
-    EXPECT_EQ(count(tape, {40, 6}, [&](Var x) { return norm.forward(tape, x, epilogue); }).forward, 4u);
+    EXPECT_EQ(count(tape, {40, 6}, [&](Var x) { return norm.forward(tape, x, epilogue); }).forward, 3u);
+  std::int64_t batches = 0;
+  const NamedBuffer counter = norm.named_buffers()[2];
+  ASSERT_EQ(counter.name, "num_batches_tracked");
+  backend->download(*counter.tensor, std::as_writable_bytes(std::span(&batches, 1)));
+  EXPECT_EQ(batches, 2);
+}
+
+// A residual network: the gradients of the two that read a block's result are added where its normalisation reads them.
+TEST_F(Launches, BatchNormAddsTheGradientsOfItsTwoReaders) {
+  BatchNorm norm(context, 6);
+  Tape tape(*backend);
+  const auto cpu = make_cpu_backend(1);
+  const auto block = [&](Tape& on, BatchNorm& by, Var x) {
+    const Var y = by.forward_add_relu(on, gelu(on, x), x);
+    return add(on, gelu(on, y), gelu(on, gelu(on, y)));
+  };
+  // Three of GELU for what follows, three of the normalisation, one of GELU and one addition for x.
+  EXPECT_EQ(count(tape, {40, 6}, [&](Var x) { return block(tape, norm, x); }).backward, 8u);
+
+  const auto gradients_on = [&](Backend& there) {
+    Generator numbers(1);
+    Context made{there, numbers};
+    BatchNorm by(made, 6);
+    Tape on(there);
+    const Var x = on.differentiable_input(random_tensor(there, {40, 6}, 1));
+    on.backward(block(on, by, x), random_tensor(there, {40, 6}, 2));
+    auto all = values_of(there, on.grad(x));
+    for (const auto& named : by.named_parameters())
+      for (const float value : values_of(there, named.parameter->gradient())) all.push_back(value);
+    return all;
+  };
+  const auto expected = gradients_on(*cpu), got = gradients_on(*backend);
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4f) << i;
 }
 
 // Sums of chunks, sums of all of them right where the parameters want their gradients, and the input's gradient. Where

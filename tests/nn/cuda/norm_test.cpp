@@ -202,6 +202,31 @@ TEST_P(CudaNorm, WithRelu) {
     }
 }
 
+// As of their sum.
+TEST_P(CudaNorm, GradientInTwoParts) {
+  for (const Shape& shape : kNormShapes) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = columns_of(shape);
+    const Tensor first = random(shape, 2), second = random(shape, 3), sum = cpu->empty(shape);
+    cpu->pointwise().add(first, second, sum);
+    rounded(sum);
+    const Tensor x = activation(random(shape, 1)), y = activation(random(shape, 4)), more = activation(second);
+    const Tensor g = plain(statistics(columns, 5, 0.5f)), m = plain(random_tensor(*cpu, {columns}, 6));
+    const Tensor v = plain(statistics(columns, 7, 0.3f));
+    ASSERT_TRUE(norm->adds_gradients());
+    const auto outputs_with = [&](const Tensor& dy) {
+      return std::vector<Output>{activation_like(shape), {{columns}}, {{columns}}, activation_like(shape, dy)};
+    };
+    const auto expected = results(outputs_with(sum), [&](const auto& out) {
+      norm->backward_relu(x, y, true, out[3], g, g, m, v, kNormEps, out[0], out[1], out[2]);
+    });
+    const auto got = results(outputs_with(first), [&](const auto& out) {
+      norm->backward_relu_added(x, y, out[3], more, g, m, v, kNormEps, out[0], out[1], out[2]);
+    });
+    for (std::size_t i = 0; i < got.size(); ++i) expect_same(expected[i], got[i]);
+  }
+}
+
 // Rows that three ranks have, of which the second has none, against all of them at once.
 TEST_P(CudaNorm, RowsOfSeveralRanks) {
   for (const Shape& shape : {Shape{5, 3}, Shape{65, 12}, Shape{600, 64}, Shape{1031, 33}}) {
@@ -320,6 +345,22 @@ TEST_P(CudaNorm, FarFromZero) {
   expect_close(variance, got[2], {DType::kF32, 4000.0});
 }
 
+// Distances are taken from some rows, of which one is far from all others.
+TEST_P(CudaNorm, FirstRowFarFromTheRest) {
+  const std::int64_t rows = 3000, columns = 8;
+  const Tensor host = random({rows, columns}, 1);
+  for (std::int64_t c = 0; c < columns; ++c) host.f32()[c] = 1000.0f;
+  const Tensor ones = cpu->empty({columns});
+  cpu->pointwise().fill(ones, 1.0f);
+  const Exact exact = forward_exactly(cpu->allocator(), host, ones, ones);
+  const Tensor x = activation(host), g = plain(ones);
+  const auto got = results({activation_like({rows, columns}), {{columns}}, {{columns}}},
+                           [&](const auto& out) { norm->forward_train(x, g, g, kNormEps, out[0], out[1], out[2]); });
+  // The squares of a block's distances are up to 64 times those that count.
+  expect_close(exact.first, got[1], {DType::kF32, 256.0});
+  expect_close(exact.second, got[2], {DType::kF32, 256.0});
+}
+
 TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
   for (const std::int64_t columns : {3, 64}) {
     const Shape shape = {100, columns};
@@ -384,11 +425,14 @@ TEST_P(CudaNorm, ForwardThatMovesRunningStatistics) {
       const Tensor x = activation(random(shape, 1)), residual = relu ? activation(random(shape, 5)) : Tensor();
       const Tensor g = plain(statistics(columns, 2, 0.5f)), b = plain(random_tensor(*cpu, {columns}, 3));
       const Tensor running_mean = random_tensor(*cpu, {columns}, 6), running_variance = statistics(columns, 7, 0.1f);
+      const Tensor batches = cpu->empty({}, DType::kI64);
+      *batches.data<std::int64_t>() = (std::int64_t{1} << 32) - 1;
       const std::vector<Output> outputs = {activation_like(shape),
                                            {{columns}},
                                            {{columns}},
                                            {{columns}, DType::kF32, running_mean},
-                                           {{columns}, DType::kF32, running_variance}};
+                                           {{columns}, DType::kF32, running_variance},
+                                           {{}, DType::kI64, batches}};
       const auto expected = results(outputs, [&](const auto& out) {
         if (relu)
           norm->forward_train_relu(x, g, b, kNormEps, residual, out[0], out[1], out[2]);
@@ -397,8 +441,11 @@ TEST_P(CudaNorm, ForwardThatMovesRunningStatistics) {
         norm->update_running(out[1], out[2], shape[0], 0.1, out[3], out[4]);
       });
       const auto got = results(outputs, [&](const auto& out) {
-        norm->forward_train_moving(x, g, b, kNormEps, relu, residual, {out[3], out[4], 0.1}, out[0], out[1], out[2]);
+        ASSERT_TRUE(norm->counts_batches());
+        norm->forward_train_moving(x, g, b, kNormEps, relu, residual, {out[3], out[4], 0.1, &out[5]}, out[0], out[1],
+                                   out[2]);
       });
+      EXPECT_EQ(*got[5].data<std::int64_t>(), std::int64_t{1} << 32);
       for (std::size_t i = 0; i < 3; ++i) expect_same(expected[i], got[i]);
       for (std::size_t i = 3; i < 5; ++i) expect_close(expected[i], got[i], {DType::kF32, 2.0});
     }

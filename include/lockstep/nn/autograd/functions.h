@@ -46,6 +46,7 @@ struct BatchNormState {
   double momentum = 0.1;
   double eps = 1e-5;
   std::shared_ptr<StatisticsExchange> exchange = nullptr;  // of the ranks that share a batch
+  const Tensor* num_batches_tracked = nullptr;             // () i64, one more after each batch of training; may be none
 };
 /// Over the last axis, of C features: gamma and beta (C). Training: the batch's statistics, of at least two rows, and
 /// the running ones move towards them (NormKernels). Otherwise the running ones. With kRelu: relu(y + residual), where

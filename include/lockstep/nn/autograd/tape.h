@@ -63,7 +63,9 @@ class Var {
   friend Vars recompute(Tape& tape, const Vars& inputs, std::function<Vars(Tape&, const Vars&)> segment);
   struct State {
     Tensor value;
-    Tensor grad;  // undefined until the first consumer's backward has run
+    Tensor grad;         // undefined until the first consumer's backward has run
+    Tensor second_grad;  // beside it, where the node adds the two itself
+    bool keeps_grad_parts = false;
     bool needs_grad = false;
     bool walked = false;
     bool is_loss = false;
@@ -272,7 +274,18 @@ class Tape {
 
   /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
   /// nobody else holds it.
-  Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }
+  Tensor take_grad(Var v) {
+    join_grad_parts(v);
+    return std::exchange(v.state().grad, Tensor());
+  }
+
+  /// For operators whose backward adds two gradients in passing: what flows into `v` may be kept in two parts, of one
+  /// type and contiguous.
+  void keep_grad_parts(Var v) { v.state().keeps_grad_parts = true; }
+  /// take_grad() of such a value; the second part may be undefined.
+  std::pair<Tensor, Tensor> take_grad_parts(Var v) {
+    return {std::exchange(v.state().grad, Tensor()), std::exchange(v.state().second_grad, Tensor())};
+  }
 
   /// The same of what `v` is the result of `activation` of. GELU needs what was kept of its input.
   Tensor take_grad_through(Var v, Epilogue activation);
@@ -359,7 +372,8 @@ class Tape {
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
   static void finish_uses(Node& node);
-  void add_to_grad(Tensor& sum, Tensor grad);
+  void join_grad_parts(Var v) const;
+  void add_to_grad(Tensor& sum, Tensor grad) const;
 
   Backend& backend_;
   bool recording_ = true;

@@ -33,16 +33,28 @@ class NormKernels {
   virtual void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
                              const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps,
                              const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) = 0;
+  /// Whether backward_relu_added() is there: a gradient that has come in two parts needs no pass of its own then.
+  virtual bool adds_gradients() const { return false; }
+  /// backward_relu() with a residual, of dy + more, which dy becomes first, rounded.
+  virtual void backward_relu_added([[maybe_unused]] const Tensor& x, [[maybe_unused]] const Tensor& y,
+                                   [[maybe_unused]] const Tensor& dy, [[maybe_unused]] const Tensor& more,
+                                   [[maybe_unused]] const Tensor& gamma, [[maybe_unused]] const Tensor& mean,
+                                   [[maybe_unused]] const Tensor& variance, [[maybe_unused]] double eps,
+                                   [[maybe_unused]] const Tensor& dx, [[maybe_unused]] const Tensor& dgamma,
+                                   [[maybe_unused]] const Tensor& dbeta) {}
   /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                               const Tensor& running_mean, const Tensor& running_variance) = 0;
-  /// What running statistics move by in training.
+  /// What running statistics move by in training, and their number of batches () i64; nullptr: it is not counted.
   struct Running {
     const Tensor& mean;
     const Tensor& variance;
     double momentum;
+    const Tensor* batches = nullptr;
   };
+  /// Whether forward_train_moving() counts batches; otherwise it leaves `batches` alone.
+  virtual bool counts_batches() const { return false; }
   /// forward_train(), or with `relu` forward_train_relu(), and update_running() with its statistics.
   virtual void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
                                     const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,

@@ -236,4 +236,12 @@ inline Float16 from_float<Float16>(float value) {
   return Float16::from_float(value);
 }
 
+inline uint4 load_streaming(const uint4* at) { return *at; }
+inline float fast_exp2(float x) { return exp2f(x); }
+
+template <class T>
+unsigned pair_of(float low, float high) {
+  return static_cast<unsigned>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
+}
+
 }  // namespace lockstep
