@@ -3,12 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "tests/nn/values.h"
 #include "tests/soft_cuda/cublaslt.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
 namespace {
@@ -130,6 +137,53 @@ TEST_P(SoftPitch, ProductsHaveSizesThatFastKernelsTake) {
     EXPECT_LT(after.odd_multiplications - before.odd_multiplications,
               (after.multiplications - before.multiplications) * 0.03);
   }
+}
+
+// Nobody sees the rows of zeros: files are the CPU's, byte for byte; and nobody writes them.
+TEST_P(SoftPitch, RowsOfZerosAreInMemoryAlone) {
+  const lockstep::testing::TemporaryDirectory directory;
+  const auto file_of = [&](Backend& backend, const char* name) {
+    Generator generator(1);
+    Context context{backend, generator};
+    const auto model = make_model(context, spec());
+    const std::string path = directory.path() / name;
+    write_weights(path, state_of(*model));
+    std::stringstream content;
+    content << std::ifstream(path, std::ios::binary).rdbuf();
+    return content.str();
+  };
+  EXPECT_EQ(file_of(*gpu, "gpu.safetensors"), file_of(*cpu, "cpu.safetensors"));
+
+  Generator generator(1);
+  Context context{*gpu, generator};
+  const auto model = make_model(context, spec());
+  const auto parameters = model->named_parameters();
+  const auto optimizer = make_optimizer("adamw", parameters, {}, 0.1);
+  Tape tape(*gpu);
+  tape.set_activations(DType::kBF16);
+  for (int step = 0; step < 2; ++step) {
+    optimizer->zero_grad();
+    const Loss loss = cross_entropy(tape, model->forward(tape, tape.input(numbers(*gpu, 3))), numbers(*gpu, 11), 0.1f);
+    tape.backward(loss.value);
+    optimizer->step(0.01);
+    tape.reset();
+  }
+  int padded = 0;
+  for (const auto& named : parameters)
+    for (const Tensor& value : {named.parameter->value(), named.parameter->as(DType::kBF16)}) {
+      if (value.zero_rows() == 0) continue;
+      ++padded;
+      const std::int64_t count = value.count() / value.size(0) * value.zero_rows();
+      const Tensor zeros =
+          Tensor::view_of(static_cast<std::byte*>(value.raw()) + value.bytes(), {count}, value.dtype());
+      Tensor f32 = gpu->empty({count});
+      if (value.dtype() == DType::kF32)
+        gpu->pointwise().copy(zeros, f32);
+      else
+        gpu->pointwise().cast(zeros, f32);
+      EXPECT_EQ(values_of(*gpu, f32), std::vector<float>(static_cast<std::size_t>(count), 0.0f));
+    }
+  EXPECT_GT(padded, 1);
 }
 
 TEST_P(SoftPitch, OutputsThatSomebodyReadsAreContiguous) {
