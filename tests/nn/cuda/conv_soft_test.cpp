@@ -2,6 +2,10 @@
 // notes it.
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <memory>
+#include <string>
+
 #include "nn/ops/cuda/plan_choices.h"
 #include "tests/nn/cuda/sums.h"
 #include "tests/soft_cuda/soft_cuda.h"

@@ -1,6 +1,8 @@
 // Gradients of convolutions of few channels (Note [Few channels]) against the CPU's.
 #include "nn/ops/cuda/few_channels.h"
 
+#include <array>
+
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {
@@ -41,8 +43,8 @@ class FewChannels : public DeviceTest {};
 
 TEST_P(FewChannels, GradientsAreTheCpus) {
   for (const FewChannelLayer& layer : kFewChannelLayers)
-    for (const auto& [accumulate_w, accumulate_b, bias] :
-         {std::array{false, true, true}, {true, false, true}, {false, false, false}}) {
+    for (const auto& how : {std::array{false, true, true}, {true, false, true}, {false, false, false}}) {
+      const bool accumulate_w = how[0], accumulate_b = how[1], bias = how[2];
       SCOPED_TRACE(fmt::format("{} to {}, accumulate {} {}, bias {}", to_string(layer.x), to_string(layer.y()),
                                accumulate_w, accumulate_b, bias));
       const cuda::ConvProblem problem = layer.problem(type());
