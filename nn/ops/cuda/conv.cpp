@@ -2,12 +2,16 @@
 
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/epilogue_probes.h"
+#include "nn/ops/cuda/few_channels.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_choices.h"
@@ -68,17 +72,19 @@ class CudaConv final : public ConvKernels {
     }
     const Tensor made =
         accumulate_w ? Tensor::empty(context_.allocator, dw.shape(), x.dtype()) : operands_.writable(dw, x.dtype());
-    const ConvProblem problem = problem_of(What::kBackwardWeight, x, made, dy, window);
-    const Tensor given_x = operands_.readable(x), given_dy = operands_.readable(dy);
-    const ConvArrays arrays = {given_x.raw(), made.raw(), given_dy.raw()};
-    run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
-    if (accumulate_w)
-      pointwise_.add_to(made, 1.0f, dw);
-    else
-      operands_.hand_over(made, dw);
-    if (!db.defined()) return;
-    const std::int64_t channels = dy.size(3);
-    linear_.backward_bias(dy.reshaped({dy.count() / channels, channels}), accumulate_b, db);
+    const Gradients call = {problem_of(What::kBackwardWeight, x, made, dy, window),
+                            operands_.readable(x),
+                            operands_.readable(dy),
+                            made,
+                            accumulate_w,
+                            dw,
+                            accumulate_b,
+                            db};
+    PlanKey key = call.problem.key();
+    key.back() = db.defined() ? 1 : 0;
+    const auto at = gradient_plans_.find(key);
+    run(at != gradient_plans_.end() ? at->second : gradient_plans_.emplace(key, make_gradients(call)).first->second,
+        call);
   }
 
  private:
@@ -91,6 +97,20 @@ class CudaConv final : public ConvKernels {
   static double flops_of(const Tensor& y, const Tensor& w) {
     return 2.0 * static_cast<double>(y.count()) * static_cast<double>(w.count()) / static_cast<double>(w.size(0));
   }
+
+  // A call of backward_weight(). cuDNN writes `made`.
+  struct Gradients {
+    ConvProblem problem;
+    Tensor x, dy, made;
+    bool accumulate_w;
+    Tensor dw;
+    bool accumulate_b;
+    Tensor db;
+
+    ConvArrays arrays() const { return {x.raw(), made.raw(), dy.raw()}; }
+  };
+  // Without a plan of cuDNN's it is a kernel of ours (Note [Few channels]).
+  using GradientsPlan = std::optional<ConvPlan>;
 
   // Of a kernel that is preferred to cuDNN's favourite.
   static constexpr std::size_t kMostWorkspaceBytes = std::size_t{1} << 30;
@@ -136,9 +156,7 @@ class CudaConv final : public ConvKernels {
   std::optional<ConvPlan> fastest(const ConvProblem& problem, const ConvArrays& arrays) {
     ConvKernelList kernels = cudnn_->kernels(problem, PlanChoices::kCandidates);
     if (kernels.names().empty()) return std::nullopt;
-    std::string key;
-    for (const std::int64_t part : problem.key()) key += fmt::format(" {}", part);
-    key = fmt::format("cuDNN {}: convolution{}", Cudnn::version(), key);
+    const std::string key = fmt::format("cuDNN {}: convolution{}", Cudnn::version(), text_of(problem));
     const auto seconds = [&](std::size_t kernel) {
       constexpr double kNever = std::numeric_limits<double>::infinity();
       try {
@@ -157,6 +175,57 @@ class CudaConv final : public ConvKernels {
     } catch (const CudaError&) {
       return std::nullopt;
     }
+  }
+
+  void run(const GradientsPlan& made, const Gradients& call) {
+    if (!made)
+      return few_channel_gradients(context_, call.problem, call.x, call.dy, call.accumulate_w, call.dw,
+                                   call.accumulate_b, call.db);
+    run(*made, call.arrays());
+    if (call.accumulate_w)
+      pointwise_.add_to(call.made, 1.0f, call.dw);
+    else
+      operands_.hand_over(call.made, call.dw);
+    if (!call.db.defined()) return;
+    const std::int64_t channels = call.dy.size(3);
+    linear_.backward_bias(call.dy.reshaped({call.dy.count() / channels, channels}), call.accumulate_b, call.db);
+  }
+
+  // Our kernel takes the time of reading dy once for each pass: with one pass hardly anything can be faster, so it is
+  // the guess where nothing is timed, and cuDNN is where there are more.
+  GradientsPlan make_gradients(const Gradients& call) {
+    const ConvProblem& problem = call.problem;
+    const int passes = few_channel_passes(problem);
+    if (passes == 0) return plan(problem, call.arrays());
+    const auto note = [&](GradientsPlan made) {
+      context_.engines.use(fmt::format("gradient of a convolution's weight with {} input channel{}, {}", problem.x[3],
+                                       problem.x[3] == 1 ? "" : "s", name_of(problem.dtype)),
+                           made ? "cuDNN " + made->describe() : "lockstep");
+      return made;
+    };
+    if (context_.choices == nullptr && passes == 1) return note(std::nullopt);
+    // Its own kernel is chosen before: choices are made one at a time.
+    std::string why;
+    GradientsPlan library = try_to_plan(problem, call.arrays(), why);
+    if (!library || context_.choices == nullptr) return note(std::move(library));
+    const std::vector<std::string> names =
+        passes == 1 ? std::vector<std::string>{"lockstep", "cuDNN"} : std::vector<std::string>{"cuDNN", "lockstep"};
+    const GradientsPlan ours;
+    std::size_t best = 0;
+    try {
+      Gradients timed = call;
+      if (call.accumulate_w) timed.dw = Tensor::empty(context_.allocator, call.dw.shape());
+      if (call.accumulate_b && call.db.defined()) timed.db = Tensor::empty(context_.allocator, call.db.shape());
+      best = choose_kernel(context_,
+                           fmt::format("cuDNN {}: few channels{}{}", Cudnn::version(), text_of(problem),
+                                       call.db.defined() ? " and bias" : ""),
+                           names, [&](std::size_t i) {
+                             return seconds_of(
+                                 context_, [&] { run(names[i] == "cuDNN" ? std::as_const(library) : ours, timed); });
+                           });
+    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
+    }
+    return note(names[best] == "cuDNN" ? std::move(library) : std::nullopt);
   }
 
   Held make_forward(ConvProblem problem, const Tensor& y, ConvArrays arrays) {
@@ -186,6 +255,12 @@ class CudaConv final : public ConvKernels {
     ConvPlan made = plan(problem, arrays);
     if (!bias && !relu) context_.engines.use(operation_of(problem, {}), "cuDNN " + made.describe());
     return {std::move(made), bias, relu};
+  }
+
+  static std::string text_of(const ConvProblem& problem) {
+    std::string text;
+    for (const std::int64_t part : problem.key()) text += fmt::format(" {}", part);
+    return text;
   }
 
   static std::string operation_of(const ConvProblem& problem, const std::string& fused) {
@@ -222,6 +297,7 @@ class CudaConv final : public ConvKernels {
   CudnnOperands operands_;
   std::optional<Cudnn> cudnn_;
   PlanMap<Held> plans_;
+  PlanMap<GradientsPlan> gradient_plans_;
 };
 
 }  // namespace
