@@ -189,8 +189,12 @@ cudaError_t copy_in(cudaStream_t stream, void* to, const void* from, std::size_t
   return status;
 }
 
-cudaError_t set_in(cudaStream_t stream, void* data, int value, std::size_t bytes) {
-  if (bytes == 0) return cudaSuccess;
+// `height` rows of `width` bytes that begin `pitch` apart.
+cudaError_t set_rows_in(cudaStream_t stream, void* data, std::size_t pitch, int value, std::size_t width,
+                        std::size_t height) {
+  if (width == 0 || height == 0) return cudaSuccess;
+  if (width > pitch) return noted(cudaErrorInvalidPitchValue);
+  const std::size_t bytes = (height - 1) * pitch + width;
   {
     const Guard guard(machine_mutex());
     if (!is_device(data, bytes)) return noted(cudaErrorInvalidValue);
@@ -200,8 +204,13 @@ cudaError_t set_in(cudaStream_t stream, void* data, int value, std::size_t bytes
       const Guard guard(machine_mutex());
       if (!is_device(data, bytes)) throw KernelFault("a memset of memory that was freed before it ran");
     }
-    std::memset(data, value, bytes);
+    for (std::size_t row = 0; row < height; ++row)
+      std::memset(static_cast<std::byte*>(data) + row * pitch, value, width);
   });
+}
+
+cudaError_t set_in(cudaStream_t stream, void* data, int value, std::size_t bytes) {
+  return set_rows_in(stream, data, bytes, value, bytes, 1);
 }
 
 cudaError_t free_now(void* data) {
@@ -450,19 +459,5 @@ cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream
 
 cudaError_t cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
                               cudaStream_t stream) {
-  if (width == 0 || height == 0) return cudaSuccess;
-  if (width > pitch) return noted(cudaErrorInvalidPitchValue);
-  auto* const first = static_cast<std::byte*>(data);
-  const std::size_t bytes = (height - 1) * pitch + width;
-  {
-    const Guard guard(machine_mutex());
-    if (!is_device(data, bytes)) return noted(cudaErrorInvalidValue);
-  }
-  return submit(stream, [=] {
-    {
-      const Guard guard(machine_mutex());
-      if (!is_device(data, bytes)) throw KernelFault("a memset of memory that was freed before it ran");
-    }
-    for (std::size_t row = 0; row < height; ++row) std::memset(first + row * pitch, value, width);
-  });
+  return set_rows_in(stream, data, pitch, value, width, height);
 }

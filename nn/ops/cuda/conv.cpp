@@ -40,7 +40,7 @@ class CudaConv final : public ConvKernels {
     const Tensor given_x = operands_.readable(x), given_w = operands_.readable(w), given_b = operands_.readable(b);
     const Tensor made = operands_.writable(y, y.dtype());
     const ConvArrays arrays = {given_x.raw(), given_w.raw(), made.raw(), given_b.raw()};
-    const Held& held = find(problem, [&] { return make_forward(problem, made, arrays); });
+    const Held& held = find(plans_, problem.key(), [&] { return make_forward(problem, made, arrays); });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, given_b, made);
     if (held.relu_apart) pointwise_.relu(made, made);
@@ -55,7 +55,7 @@ class CudaConv final : public ConvKernels {
     const Tensor given_w = operands_.readable(w), given_dy = operands_.readable(dy);
     const Tensor made = operands_.writable(dx, dx.dtype());
     const ConvArrays arrays = {made.raw(), given_w.raw(), given_dy.raw()};
-    run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
+    run(find(plans_, problem.key(), [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
     operands_.hand_over(made, dx);
   }
 
@@ -82,9 +82,7 @@ class CudaConv final : public ConvKernels {
                             db};
     PlanKey key = call.problem.key();
     key.back() = db.defined() ? 1 : 0;
-    const auto at = gradient_plans_.find(key);
-    run(at != gradient_plans_.end() ? at->second : gradient_plans_.emplace(key, make_gradients(call)).first->second,
-        call);
+    run(find(gradient_plans_, key, [&] { return make_gradients(call); }), call);
   }
 
  private:
@@ -129,14 +127,6 @@ class CudaConv final : public ConvKernels {
     problem.window = window;
     problem.tf32 = context_.tf32;
     return problem;
-  }
-
-  template <class Make>
-  const Held& find(const ConvProblem& problem, const Make& make_it) {
-    const PlanKey key = problem.key();
-    const auto at = plans_.find(key);
-    if (at != plans_.end()) return at->second;
-    return plans_.emplace(key, make_it()).first->second;
   }
 
   ConvPlan plan(const ConvProblem& problem, const ConvArrays& arrays) {
@@ -211,20 +201,14 @@ class CudaConv final : public ConvKernels {
     const std::vector<std::string> names =
         passes == 1 ? std::vector<std::string>{"lockstep", "cuDNN"} : std::vector<std::string>{"cuDNN", "lockstep"};
     const GradientsPlan ours;
-    std::size_t best = 0;
-    try {
+    const std::string text = fmt::format("cuDNN {}: few channels{}{}", Cudnn::version(), text_of(problem),
+                                         call.db.defined() ? " and bias" : "");
+    const std::size_t best = choose_kernel(context_, text, names, [&](std::size_t i) {
       Gradients timed = call;
       if (call.accumulate_w) timed.dw = Tensor::empty(context_.allocator, call.dw.shape());
       if (call.accumulate_b && call.db.defined()) timed.db = Tensor::empty(context_.allocator, call.db.shape());
-      best = choose_kernel(context_,
-                           fmt::format("cuDNN {}: few channels{}{}", Cudnn::version(), text_of(problem),
-                                       call.db.defined() ? " and bias" : ""),
-                           names, [&](std::size_t i) {
-                             return seconds_of(
-                                 context_, [&] { run(names[i] == "cuDNN" ? std::as_const(library) : ours, timed); });
-                           });
-    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
-    }
+      return seconds_of(context_, [&] { run(names[i] == "cuDNN" ? std::as_const(library) : ours, timed); });
+    });
     return note(names[best] == "cuDNN" ? std::move(library) : std::nullopt);
   }
 

@@ -85,9 +85,7 @@ struct FusedAttention::Held {
         copy_rows(context, one->dtype(), one->size(0), one->size(1), one->size(2),
                   {one->raw_rows(), one->size(1) * one->pitch(), one->pitch()},
                   {whole.raw(), one->size(1) * one->size(2), one->size(2)});
-        const std::size_t before = bytes.size();
-        bytes.resize(before + whole.bytes());
-        copy_to_host(context, whole, std::span(bytes).subspan(before));
+        append_bytes(context, whole, bytes);
       }
       return bytes;
     };

@@ -1,7 +1,6 @@
 #include "nn/ops/cuda/host_copies.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
@@ -22,6 +21,12 @@ void copy_to_host(Context& context, const Tensor& from, std::span<std::byte> to)
   const cudaStream_t stream = native(context.stream);
   check_cuda(cudaMemcpyAsync(to.data(), from.raw(), to.size(), cudaMemcpyDeviceToHost, stream), "downloading");
   check_cuda(cudaStreamSynchronize(stream), "downloading");
+}
+
+void append_bytes(Context& context, const Tensor& from, std::vector<std::byte>& to) {
+  const std::size_t before = to.size();
+  to.resize(before + from.bytes());
+  copy_to_host(context, from, std::span(to).subspan(before));
 }
 
 template <class Half>

@@ -40,7 +40,11 @@ std::size_t choose_kernel(Context& context, const std::string& problem, const st
   check_cuda(cudaStreamIsCapturing(native(context.stream), &status), "asking whether work is being recorded");
   const std::string here = fmt::format("{}, {}", context.gpu, problem);
   if (status != cudaStreamCaptureStatusNone) return context.choices->noted(here, names);
-  return context.choices->choose(here, names, seconds_of_kernel);
+  try {
+    return context.choices->choose(here, names, seconds_of_kernel);
+  } catch (const OutOfMemoryError&) {
+    return 0;
+  }
 }
 
 }  // namespace lockstep::nn::cuda

@@ -26,4 +26,11 @@ struct PlanKeyHash {
 template <class Plan>
 using PlanMap = std::unordered_map<PlanKey, Plan, PlanKeyHash>;
 
+/// The plan for `key`, made by make_it() when it is asked for first.
+template <class Plan, class Make>
+Plan& find(PlanMap<Plan>& plans, const PlanKey& key, const Make& make_it) {
+  const auto at = plans.find(key);
+  return at != plans.end() ? at->second : plans.emplace(key, make_it()).first->second;
+}
+
 }  // namespace lockstep::nn::cuda

@@ -82,12 +82,7 @@ void Products::choose(ProductPlan& plan, const Product& product, const ProductOp
     }
     return seconds_of(context_, [&] { run(plan, timed); });
   };
-  std::size_t best = 0;
-  try {
-    best = choose_kernel(context_, problem, names, seconds);
-  } catch (const OutOfMemoryError&) {  // for sums beside those that there are
-  }
-  plan.take(best);
+  plan.take(choose_kernel(context_, problem, names, seconds));
 }
 
 bool Products::is_faster(const char* what, const Product& product, const ProductOptions& options,

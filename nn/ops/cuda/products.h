@@ -16,13 +16,6 @@ namespace lockstep::nn::cuda {
 PlanKey product_key(std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t pitch, DType dtype,
                     std::int64_t option, const ProductArrays& arrays);
 
-/// The plan for `key`, made by make_it() when it is asked for first.
-template <class Plan, class Make>
-Plan& find(PlanMap<Plan>& plans, const PlanKey& key, const Make& make_it) {
-  const auto at = plans.find(key);
-  return at != plans.end() ? at->second : plans.emplace(key, make_it()).first->second;
-}
-
 class Products {
  public:
   explicit Products(Context& context);

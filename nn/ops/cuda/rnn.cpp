@@ -112,11 +112,7 @@ class RnnTrial {
   std::vector<std::byte> results_of(const RnnPlan& plan) {
     run(plan);
     std::vector<std::byte> all;
-    for (const Tensor* const one : {&y_, &dx_, &gradients_}) {
-      const std::size_t before = all.size();
-      all.resize(before + one->bytes());
-      copy_to_host(context_, *one, std::span(all).subspan(before));
-    }
+    for (const Tensor* const one : {&y_, &dx_, &gradients_}) append_bytes(context_, *one, all);
     return all;
   }
 
@@ -316,17 +312,12 @@ class CudaRnn final : public RnnKernels {
     std::vector<std::string> names;
     for (const RnnAlgorithm& algorithm : kRnnAlgorithms) names.emplace_back(algorithm.name);
     std::optional<RnnTrial> trial;
-    try {
-      return choose_kernel(context_,
-                           fmt::format("cuDNN {}: {}{}{}", cudnn_rnn().version(), problem.describe(),
-                                       problem.tf32 ? ", tf32" : "", context_.deterministic ? "" : ", any order"),
-                           names, [&](std::size_t i) {
-                             if (!trial) trial.emplace(context_, handle(), problem);
-                             return trial->seconds(kRnnAlgorithms[i]);
-                           });
-    } catch (const OutOfMemoryError&) {  // for what is tried beside what there is
-      return 0;
-    }
+    const std::string text = fmt::format("cuDNN {}: {}{}{}", cudnn_rnn().version(), problem.describe(),
+                                         problem.tf32 ? ", tf32" : "", context_.deterministic ? "" : ", any order");
+    return choose_kernel(context_, text, names, [&](std::size_t i) {
+      if (!trial) trial.emplace(context_, handle(), problem);
+      return trial->seconds(kRnnAlgorithms[i]);
+    });
   }
 
   static Tensor piece_of(const Tensor& space, const WeightPiece& piece, DType dtype) {

@@ -82,14 +82,10 @@ WeightGradients::Plan WeightGradients::choose(const Tensor& x, const Tensor& dy,
   const ProductOptions options = {.input = x.dtype(), .accumulate = accumulate, .tf32 = context_.tf32};
   const std::string problem =
       fmt::format("cuBLASLt {}: odd {}", cublaslt().version(), describe(product, options, arrays_of(x, dy, dw)));
-  std::size_t best = 0;
-  try {
-    best = choose_kernel(context_, problem, names, [&](std::size_t i) {
-      const Tensor sums = Tensor::empty(context_.allocator, dw.shape());
-      return seconds_of(context_, [&] { run(plans[i], x, dy, accumulate, sums); });
-    });
-  } catch (const OutOfMemoryError&) {  // for sums beside those that there are
-  }
+  const std::size_t best = choose_kernel(context_, problem, names, [&](std::size_t i) {
+    const Tensor sums = Tensor::empty(context_.allocator, dw.shape());
+    return seconds_of(context_, [&] { run(plans[i], x, dy, accumulate, sums); });
+  });
   return std::move(plans[best]);
 }
 
