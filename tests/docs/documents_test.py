@@ -29,7 +29,7 @@ TABLES = {"docs/from-pytorch.md": 40, "docs/from-horovod.md": 14}  # and more co
 ELSEWHERE = {  # documents that are not looked at here
     "docs/docker.md": "tests/docker",
     "docs/cluster.md": "tests/docker",
-    "docs/results.md": "bench/compare writes it",
+    "docs/results.md": "its commands take minutes, other machines or other hosts",
 }
 # What is not run, and why not: whole lines of blocks, without comments.
 NOT_RUN = {
@@ -37,7 +37,7 @@ NOT_RUN = {
         "scripts/demo", "scripts/test",
     ),
     "it installs or measures PyTorch, for minutes; bench_scripts tests them": (
-        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results.md", "bench/scaling --ranks 1,2,4",
+        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results/compare.md", "bench/scaling --ranks 1,2,4",
     ),
     "it trains for minutes": (
         "lockstep launch -n 2 -- lockstep train gpt --data text:licences.txt --layers 3 --heads 4 --width 128 --context 64 "

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The fault matrix: a job is disturbed in each of the ways of cases.py, and must end as they say.
 
-  matrix.py [--list] [--only 3,17,40-52] [--quick] [--markdown FILE] [--build DIR]
+  matrix.py [--list] [--only 3,17,40-52] [--quick] [--csv FILE] [--build DIR]
   matrix.py --soak HOURS [--seed N]
 
 A case starts a training of three ranks, or of ranks on several hosts, under `lockstep launch`; at a place that the
@@ -13,6 +13,7 @@ Exit code 1: a case failed. Cases that need what this machine lacks (root, netwo
 """
 import argparse
 import contextlib
+import csv
 import dataclasses
 import os
 import pathlib
@@ -211,34 +212,23 @@ def place(case):
     return "this host" if not case.hosts else "hosts of " + "+".join(map(str, case.hosts))
 
 
-BEGIN, END = "<!-- scripts/fault-matrix: begin (it writes what stands up to its end) -->", "<!-- scripts/fault-matrix: end -->"
-
-
-def markdown(results):
+def write_csv(path, results):
+    """A line that says how, when and where, and a row per case."""
     cpu = re.search(r"cpu family\s*: (\d+)\nmodel\s*: (\d+)\nmodel name\s*: (.*)",
                     pathlib.Path("/proc/cpuinfo").read_text())
     machine = f"{cpu[3]} (family {cpu[1]}, model {cpu[2]}), " if cpu else ""
     failed = sum(bool(result and result.problems) for _, _, result, _ in results)
     skipped = sum(result is None for _, _, result, _ in results)
-    lines = [f"`scripts/fault-matrix`, {time.strftime('%Y-%m-%d')}: {len(results) - failed - skipped} of {len(results)} cases "
-             f"ended as they should, {failed} did not, {skipped} were skipped. Machine: {machine}{os.cpu_count()} cores; load "
-             f"average at the end {os.getloadavg()[0]:.1f}.", "",
-             "| | what | when | ranks | the job | s |", "|---:|---|---|---|---|---:|"]
-    for number, case, result, skip in results:
-        seconds = f"{result.seconds:.1f}" if result else skip
-        note = "" if result is None or not result.problems else " **failed**"
-        lines.append(f"| {number} | {case.what} | {case.when} | {'3' if not case.hosts else '+'.join(map(str, case.hosts))} "
-                     f"| {ending(case)}{note} | {seconds} |")
-    return "\n".join(lines) + "\n"
-
-
-def write_markdown(path, results):
-    """Into its place in a document, or as a file of its own."""
-    text = markdown(results)
-    if path.exists() and BEGIN in (document := path.read_text()):
-        before, rest = document.split(BEGIN)
-        text = f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}"
-    path.write_text(text)
+    with path.open("w", encoding="utf-8") as file:
+        print(f"# scripts/fault-matrix, {time.strftime('%Y-%m-%d')}: {len(results) - failed - skipped} of {len(results)} cases "
+              f"ended as they should, {failed} did not, {skipped} were skipped. Machine: {machine}{os.cpu_count()} cores; load "
+              f"average at the end {os.getloadavg()[0]:.1f}.", file=file)
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["case", "what", "when", "ranks", "job", "seconds"])
+        for number, case, result, skip in results:
+            note = "" if result is None or not result.problems else " (failed)"
+            rows.writerow([number, case.what, case.when, "+".join(map(str, case.hosts)) if case.hosts else 3,
+                           ending(case) + note, f"{result.seconds:.1f}" if result else skip])
 
 
 def run_case(matrix, number, results):
@@ -283,7 +273,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--csv", type=pathlib.Path)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "build")
     parser.add_argument("--soak", type=float)
     parser.add_argument("--seed", type=int)
@@ -304,8 +294,8 @@ def main():
     skipped = sum(result is None for _, _, result, _ in results)
     print(f"{passed - skipped} of {len(numbers)} cases ended as they should, {len(numbers) - passed} did not, {skipped} were "
           "skipped")
-    if given.markdown:
-        write_markdown(given.markdown, results)
+    if given.csv:
+        write_csv(given.csv, results)
     return 0 if passed == len(numbers) else 1
 
 
