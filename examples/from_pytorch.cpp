@@ -12,6 +12,7 @@
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/grad_scaler.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
@@ -84,6 +85,23 @@ void accumulate(parallel::DistributedDataParallel& model, nn::Optimizer& optimiz
   optimizer.step(/*lr=*/0.01);
 }
 
+// A step with scaled losses.
+void scaled_step(parallel::DistributedDataParallel& model, nn::Optimizer& optimizer, nn::Backend& device, int ranks) {
+  const nn::Tensor x = nn::tensor_of(device, kImages, std::vector<float>(12 * 8 * 8, 1.0f));
+  const nn::Tensor targets = nn::tensor_of(device, {kImages[0], 10}, std::vector<float>(12 * 10, 0.5f));
+  nn::Tape tape(device);
+  nn::GradScaler scaler(device);
+  optimizer.set_scaler(&scaler);
+  tape.set_loss_scale(scaler.scale());
+
+  optimizer.zero_grad();
+  const nn::Var y = model(tape, tape.input(x));
+  tape.backward(nn::squared_error(tape, y, targets, 1.0f / static_cast<float>(kImages[0] * ranks)).value);
+  optimizer.step({.lr = 0.01, .clip_norm = 1});
+  scaler.update();
+  optimizer.set_scaler(nullptr);
+}
+
 // DistributedDataParallel's arguments, and what stands around it.
 void several_ranks(const std::string& directory, const std::string& device) {
   session::Session session = session::open_session(device);
@@ -104,6 +122,7 @@ void several_ranks(const std::string& directory, const std::string& device) {
   accumulate(placed, *nn::make_sgd(placed.parameters(), {.momentum = 0.9}), *session.backend, world_size);
   parallel::DistributedDataParallel small_buckets(third, process_group, {.bucket_cap_mb = 0.1});
   accumulate(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
+  scaled_step(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
   parallel::DistributedDataParallel sharded(fourth, process_group, {.zero = 1});
   const auto optimizer = nn::make_adamw(sharded.parameters(), {}, {}, sharded.share());
   accumulate(sharded, *optimizer, *session.backend, world_size);
