@@ -87,8 +87,8 @@ class Engine : protected PairStreams {
 
   /// How a driver waits that calls advance() meanwhile: the caller itself, or a thread of the group.
   virtual WaitPolicy wait_policy(bool by_thread) const = 0;
-  /// Sleeps until something may have changed, at most so long; not at all where `awake` says so, after everybody who
-  /// changes what it looks at knows to call wake_up(). `idle` is for how long nothing has happened.
+  /// Sleeps until something may have changed, at most `at_most`. Returns at once if `awake()`, which is checked after
+  /// wake_up() is armed. `idle` is the time without any change so far.
   virtual void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) = 0;
 
   /// check_peers() and check_transfers().
@@ -148,8 +148,7 @@ class Engine : protected PairStreams {
   /// What has to stay while an exchange is under way.
   std::shared_ptr<void> texts_memory() const { return texts_memory_; }
 
-  /// The TimeoutError of first(), which waits for `ranks` of the job, or for nobody who is known; `names` says who they
-  /// are.
+  /// The TimeoutError of first(), which waits for `ranks` of the job, or for unknown ones; `names` has their names.
   [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
 
  private:
