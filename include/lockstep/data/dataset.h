@@ -1,4 +1,4 @@
-// What training and evaluation read samples from.
+// The source of samples for training and evaluation.
 #pragma once
 
 #include <cstddef>
@@ -130,8 +130,8 @@ class Dataset {
   std::vector<std::size_t> further_elements_;
 };
 
-/// The parts of what was opened; no sample is in two of them, but that a published test part may be what training is
-/// validated on: `test` is `validation` then.
+/// The parts of an opened source. No sample is in two of them, with one exception: a published test part may serve as
+/// `validation`, and is then `test` too.
 struct DataSplits {
   std::shared_ptr<const Dataset> train = nullptr;
   std::shared_ptr<const Dataset> validation = nullptr;

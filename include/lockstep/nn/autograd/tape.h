@@ -53,8 +53,8 @@ class Var {
   bool is_loss() const { return state().is_loss; }
   /// Whether the second number of a loss is a count of correct predictions; NaN if not.
   bool counts() const { return state().counts; }
-  /// For operators: the activation that this is the result of, where the device has kept something of its input
-  /// (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
+  /// For operators: the activation of which this is the result, and what the device has kept of its input
+  /// (LinearKernels::saved_preactivation_of); kNone and undefined if it kept nothing.
   Epilogue activation() const { return state().activation; }
   const Tensor& saved_preactivation() const { return state().saved_preactivation; }
 
@@ -296,9 +296,9 @@ class Tape {
 
   /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
   /// losses carry their own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are
-  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for all else, for a value
-  /// that depends on no parameter, and where a parameter or the listener is gone, and what operators and callbacks
-  /// throw; after an error, reset() comes next, and gradients may lack contributions.
+  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for any other root, for a
+  /// value that depends on no parameter, and if a parameter or the listener is gone. Errors of operators and callbacks
+  /// pass through. After an error, call reset(); gradients may lack contributions.
   void backward(Var root);
   /// The same from any value, with its gradient, of its shape and type: for passes that end elsewhere than in a loss.
   /// `grad` is never written to while somebody else holds it.

@@ -183,10 +183,10 @@ class Backend {
 
   /// Whether record() may succeed.
   virtual bool records() const { return false; }
-  /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
-  /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
-  /// what, and nothing has changed on the device. Other errors pass through, and end the capture. Of one thread: what
-  /// others give to the device meanwhile is not captured.
+  /// Calls `work` and takes down what it gives to this device; nothing of it is done. Returns nullptr if the device
+  /// refuses, or if `work` cannot be recorded (it waits, allocates memory, or causes an error of CUDA): `why_not` then
+  /// has the reason, and nothing has changed on the device. Other errors pass through and end the capture. Only this
+  /// thread's work is captured.
   virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
     static_cast<void>(work);
     why_not = "this device records nothing";
