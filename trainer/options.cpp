@@ -236,7 +236,7 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
   table.group("Batches and length");
-  table.add(batch_option(config, "samples a rank and step"));
+  table.add(batch_option(config, "samples per rank per step"));
   table.add({.name = "global-batch",
              .placeholder = "G",
              .help = "samples per step of all ranks together",

@@ -21,7 +21,7 @@ enum class Parallel {
   kDp,   // one process for all devices (trainer/data_parallel.h)
 };
 
-inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+inline constexpr std::int64_t kDefaultBatch = 32;  // samples per rank
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 
 using nn::ModelConfig;
@@ -41,8 +41,8 @@ struct TrainConfig : session::SessionOptions {
   std::string vocabulary;      // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
   std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no
-  std::optional<std::int64_t> batch;         // samples a rank and part of a step, or a shard
-  std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
+  std::optional<std::int64_t> batch;         // samples per rank per part of a step, or per shard
+  std::optional<std::int64_t> global_batch;  // samples per step of all ranks together
   int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
   /// a run has the same bits at any number of ranks up to that. 0: none. `batch` is then the samples of a shard.
@@ -51,7 +51,7 @@ struct TrainConfig : session::SessionOptions {
   /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
   /// (sampler: Note [Columns]), and each epoch begins with zeros.
   bool stateful = false;
-  int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
+  int workers = 1;  // loader threads per rank; 0: the training thread assembles batches
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;
@@ -137,7 +137,7 @@ Settings schedule_settings_of(const TrainConfig& config);
 double dropout_of(const ModelConfig& model);
 /// With which each shard is computed, where there are any.
 int threads_of_a_shard(const TrainConfig& config);
-/// Samples of all ranks together and step.
+/// Samples per step of all ranks together.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range, for an unknown model, and for settings
