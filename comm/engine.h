@@ -100,7 +100,7 @@ class Engine : protected PairStreams {
   virtual void check_peers() {}
   /// For a rank that waits by other means, beside check_peers(): throws if another rank is known to have ended.
   virtual void check_ended_peers() {}
-  /// For a rank that waits, too: finds out why nothing moves, and says so when that has lasted long.
+  /// For a rank that waits, too: finds out why nothing moves, and logs the reason after a long wait.
   virtual void watch_stall() = 0;
   /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
   [[noreturn]] virtual void time_out(double waited_seconds) = 0;
@@ -109,7 +109,7 @@ class Engine : protected PairStreams {
 
   /// Throws where a rank that one of them waits for has ended.
   void check_transfers();
-  /// For a rank that waits for `transfer`, which is one of them: says so when nothing has moved for long.
+  /// For a rank that waits for `transfer`, which is one of them: logs that if nothing has moved for long.
   void watch_stall_of(const PairTransfer& transfer);
   [[noreturn]] void time_out(const PairTransfer& transfer, double waited_seconds);
   /// After all ranks' last operation: throws OutOfStepError where another rank has sent what this one has not received.

@@ -1,4 +1,4 @@
-// Who is missing while NCCL only says that nothing moves.
+// Finds the missing ranks while NCCL only reports that nothing moves.
 #pragma once
 
 #include <cstdint>

@@ -135,7 +135,7 @@ HostSpec with_slots(const RemoteHosts& hosts, std::size_t host, const LaunchOpti
   return spec;
 }
 
-/// Of the hosts that are there. A host that is not has none.
+/// Of the connected hosts. A host without a connection has none.
 std::vector<HostSpec> specs_of(const RemoteHosts& hosts, const LaunchOptions& options) {
   std::vector<HostSpec> specs;
   for (std::size_t i = 0; i < hosts.size(); ++i)

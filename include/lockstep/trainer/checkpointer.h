@@ -14,9 +14,9 @@
 
 namespace lockstep::trainer {
 
-/// What a loop resumes from, on disk: parameters, buffers, what the optimizer, its GradScaler and the communication
-/// hook remember, the place in the data and the order of buckets. A hook is registered, and a scaler set, before
-/// load_latest(). A loop over it:
+/// The state of a loop on disk, to resume from: parameters, buffers, the state of the optimizer, its GradScaler and the
+/// communication hook, the position in the data and the order of buckets. A hook is registered, and a scaler set,
+/// before load_latest(). A loop over it:
 ///
 ///   Checkpointer checkpoints(session, ddp, *optimizer, {.directory = "kept"});
 ///   std::int64_t step = checkpoints.load_latest(sampler).value_or(0);

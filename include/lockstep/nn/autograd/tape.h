@@ -23,10 +23,10 @@ class Recomputation;
 class Tape;
 class Vars;
 
-/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
-/// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
-/// before. Using one that is no longer valid, or a value that is gone, is a UsageError. References that it returns are
-/// into the tape: they are valid as long as it is, and are not checked.
+/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward releases the values
+/// that operators computed, except its root's: to see one afterwards, copy `value()` (a handle) before. Using one that
+/// is no longer valid, or a value that is gone, is a UsageError. References that it returns are into the tape: they are
+/// valid as long as it is, and are not checked.
 class Var {
  public:
   Var() = default;
@@ -243,8 +243,7 @@ class Tape {
     push(new (take_memory(sizeof(NodeType))) NodeType(output, std::forward<Args>(args)...));
   }
 
-  /// Nobody but the loss that comes next looks at these: Module::forward_loss() says so of outputs that only the loss
-  /// gets.
+  /// Only the next loss reads these values: Module::forward_loss() declares that for outputs that only the loss gets.
   void leave_to_loss(const Vars& outputs);
   /// For a loss: v's value, to be overwritten by its gradient, where it was left to the loss and no operator of this
   /// pass reads it in its backward; undefined otherwise, and where somebody holds a handle of it. From then on reading

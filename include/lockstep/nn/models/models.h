@@ -141,9 +141,8 @@ struct ModelFamily {
   std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};
   /// In the order of its forward pass. `spec` is complete. Empty: nobody knows its products.
   std::function<std::vector<MatrixProduct>(const ModelSpec& spec)> products = {};
-  /// Fills sample shape, classes and settings with what the shapes of a weights file say; `spec` comes with the
-  /// settings that were given, which stay, and the variant's usual sample shape and classes.
-  /// Empty: they say nothing.
+  /// Derives sample shape, classes and settings from the shapes of a weights file. `spec` has the given settings, which
+  /// stay, and the variant's usual sample shape and classes. Empty: they say nothing.
   std::function<void(const TensorsByName& tensors, ModelSpec& spec)> read_tensors = {};
 
   /// Its names: "gpt", "gpt2".

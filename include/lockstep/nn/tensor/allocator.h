@@ -67,8 +67,7 @@ class CachingAllocator {
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
   /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
   /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
-  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them,
-  /// which is one for all, and removes them.
+  /// source only if memory runs out and all holders have given up. One thread adds, asks and removes all holders.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
   void add(MemoryHolder& holder);
