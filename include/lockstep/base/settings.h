@@ -96,7 +96,7 @@ struct SettingSpec {
     kSampleElements,  // numbers of a sample, which the data say
     kClasses,         // classes, which the data say
     kTokens,          // tokens of a sample
-    kTolerance,       // how much is put up with: a rank's own
+    kTolerance,       // a tolerance: a rank's own
   };
   static constexpr double kMost = std::numeric_limits<double>::max();
 

@@ -99,12 +99,12 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// Before the first pass, and the first pass after each that is recorded without a NoSync (whether or not it is
     /// walked), rank 0's buffers (running statistics) become everyone's: a collective.
     bool broadcast_buffers = true;
-    /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used have no gradient
-    /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
-    /// Tape::backward(), which names them.
+    /// A pass may leave out parameters, on some ranks or on all. Parameters that no rank has used have no gradient
+    /// then, and Optimizer::step() skips them. Without this option, Tape::backward() throws a UsageError on every rank
+    /// and names them.
     bool find_unused_parameters = false;
-    /// Each pass leaves out the same parameters on a rank: they are found in the first step, and later ones do not wait
-    /// to know. A pass with another graph is a UsageError on every rank, with the changed parameters. In place of
+    /// Each pass leaves out the same parameters on a rank: they are found in the first step, and later steps do not
+    /// wait for that. A pass with another graph is a UsageError on every rank, with the changed parameters. In place of
     /// find_unused_parameters; not with a tree.
     bool static_graph = false;
     /// Gradients are parts of the buckets, and end with the DistributedDataParallel. Without it they have memory of
@@ -117,7 +117,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// [Bucket tuning], bucket_choice()). Not with zero, whose parameters lie in the buckets.
     bool tune_bucket_cap = false;
     double first_bucket_mb = 1.0;
-    /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
+    /// On a device, backward returns before the host knows whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
     bool defer_unused_check = false;
     /// The group's (ProcessGroup::define_tree()), along which shards are summed (Note [Steps in shards]); nullptr:
