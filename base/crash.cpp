@@ -69,8 +69,8 @@ const char* name_of(int number) {
   }
 }
 
-/// Libraries do not look whether they have got memory. Asks for so much that what is missing for a kernel's code, a
-/// thread's stack or a scratchpad is noticed, and only where a limit of this process makes that likely.
+/// Libraries do not check whether an allocation failed. Asks for enough memory to notice a lack for a kernel's code, a
+/// thread's stack or a scratchpad, and only if a limit of this process makes a lack likely.
 bool is_out_of_memory() {
   constexpr std::size_t kProbe = std::size_t{32} << 20;
   bool limited = false;

@@ -50,8 +50,8 @@ class AtomicFile {
 /// resolved.
 bool is_same_file(const std::string& a, const std::string& b);
 
-/// A whole regular file, read-only. Pages are read when they are touched. Who cuts the file short while it is mapped
-/// gets this process killed by SIGBUS: for files that are read once and closed; those that stay in use are
+/// A whole regular file, read-only. Pages are read when they are touched. If somebody truncates the file while it is
+/// mapped, SIGBUS kills this process. So it is for files that are read once and closed; files that stay in use are
 /// RandomAccessFiles. Movable; any thread may read.
 class MappedFile {
  public:
@@ -72,9 +72,9 @@ class MappedFile {
 };
 
 /// Note [Read, not mapped]
-/// A mapping would be as fast for samples of some kilobytes, but a file that somebody cuts while a run of hours uses it
-/// would end that by SIGBUS, with no word of which file it was. A read that comes up short is an error like any other;
-/// the kernel keeps the pages in memory all the same.
+/// A mapping would be as fast for samples of some kilobytes. But if somebody truncates a file during a run of hours,
+/// SIGBUS would end the run without naming the file. A read that comes up short is an error like any other; the kernel
+/// keeps the pages in memory all the same.
 ///
 /// A regular file, read-only. Movable; any thread may read.
 class RandomAccessFile {

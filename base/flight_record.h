@@ -1,4 +1,4 @@
-// What a rank does right now, and the operations that it did last, in a mapped file that outlives the process.
+// A rank's current activity and its last operations, in a mapped file that outlives the process.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 namespace lockstep::flight {
 
 /// Note [Flight record]
-/// Every process of a job keeps a record: who it is, which part of a step it is in and since when, which collective it
-/// waits in and for whom, which sample each of its data workers reads, and the last kOperations operations. Where
-/// LOCKSTEP_FLIGHT_DIR names a directory, the record is a mapped file in it, rank-N: what has been stored there is the
-/// kernel's, so it is readable after SIGKILL, and others read it while the process lives or is stopped. A field costs a
+/// Every process of a job keeps a record: its identity, the phase of its step and the phase's beginning, the collective
+/// it waits in and the ranks it waits for, the sample that each of its data workers reads, and the last kOperations
+/// operations. If LOCKSTEP_FLIGHT_DIR names a directory, the record is a mapped file in it, rank-N. The kernel keeps
+/// its content, so it is readable after SIGKILL, and by others while the process lives or is stopped. A field costs a
 /// store: no lock, no system call but the clock's, no allocation. Without a directory the same fields lie in memory of
 /// the process, and operations are not kept.
 ///

@@ -1,4 +1,4 @@
-// What a flight record says, as its reader sees it: from a file that a process may be writing, or that anybody made.
+// The content of a flight record for its reader: the file may be in use by its writer, or untrusted.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,7 @@ int run_and_report(const std::function<int()>& program) noexcept {
   try {
     return program();
   } catch (const PeerError& error) {
-    // The rank that says what went wrong ends first: it is the one that whoever watches the ranks shall name.
+    // The rank that reports the error ends first, so that the launcher names it.
     std::this_thread::sleep_for(kHeadStart);
     return failure_code(error);
   } catch (const InterruptedError& error) {
@@ -53,7 +53,7 @@ int run_and_report(const std::function<int()>& program) noexcept {
   } catch (const std::exception& error) {
     log_error("unexpected error: {}", error.what());
   } catch (...) {
-    log_error("unexpected error: what was thrown is no std::exception → throw lockstep::Error, or another one");
+    log_error("unexpected error: the thrown object is no std::exception → throw lockstep::Error, or another one");
   }
   return static_cast<int>(ExitCode::kInternal);
 }

@@ -4,11 +4,11 @@
 // oneDNN's f32 matrix products for AVX2 and AVX-512 keep the stack pointer in the heap while they run (oneDNN#4845). A
 // handler that runs on the stack of such a thread writes its frame into whatever lies there. A handler's frame holds
 // the vector registers besides, more than 10 KB where there is AMX. So
-// - no thread that computes takes a signal that comes from outside: they are blocked before there are threads, which
-//   inherit that, and one thread waits for those that stop a run (base/stop.h) and takes all others;
-// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (cli/thread_stacks.cpp), and every
-//   handler that was there before runs on it: of signals that a thread causes itself, and of profilers (SIGPROF),
-//   which are there to interrupt threads that compute;
+// - computing threads take no signals from outside: these are blocked before threads start, and threads inherit the
+//   mask. One thread waits for the signals that stop a run (base/stop.h), and takes all others;
+// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (cli/thread_stacks.cpp). All handlers
+//   that were installed before run on it: for signals that a thread causes itself, and for profilers (SIGPROF), which
+//   have to interrupt computing threads;
 // - a program of which lockstep is a library keeps its handlers and masks: there, signals are blocked while a kernel
 //   runs and while threads for kernels start.
 #pragma once

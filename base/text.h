@@ -32,8 +32,8 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 /// "12.0 MB": decimal units, for people.
 std::string human_bytes(double bytes);
 
-/// `text` as one line that is safe to print: bytes that are no UTF-8, control characters and characters that turn the
-/// direction of writing are each replaced by '?'.
+/// `text` as one line that is safe to print: invalid UTF-8, control characters and characters that change the direction
+/// of writing are each replaced by '?'.
 std::string printable(std::string_view text);
 
 /// printable(text) with a blank for each control character, line feeds among them.

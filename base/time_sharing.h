@@ -23,9 +23,9 @@ namespace lockstep {
 /// How long a thread may spin before it sleeps: several times what waking one up costs.
 inline constexpr int kSpinMicroseconds = 100;
 
-/// The value of GOMP_SPINCOUNT (rounds of libgomp's wait) that `processors` in the affinity mask call for; nothing
-/// where libgomp is to be left alone: GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, the process runs under Valgrind (which
-/// would lose it), or it has one processor only, for which libgomp does not spin.
+/// The value of GOMP_SPINCOUNT (rounds of libgomp's wait) for `processors` in the affinity mask. Nothing if libgomp is
+/// to be left alone: GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, the process runs under Valgrind (which would lose it),
+/// or it has only one processor, where libgomp does not spin.
 std::optional<std::string> openmp_spin_count(const EnvLookup& lookup, int processors);
 
 /// To be called first in main(), before there are threads: see the note. `argv` is the program's, ended by a null

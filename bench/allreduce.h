@@ -18,7 +18,7 @@ struct AllReduceOptions {
   std::int64_t min_bytes = 8;
   std::int64_t max_bytes = std::int64_t{128} << 20;
   int factor = 2;      // from one size to the next
-  int iterations = 0;  // timed rounds a size; 0: as many as take a quarter of a second, 5 to 1000
+  int iterations = 0;  // timed rounds per size; 0: as many as take a quarter of a second, 5 to 1000
   DType dtype = DType::kF32;
   comm::ReduceOp op = comm::ReduceOp::kSum;
   bool check = true;

@@ -1,5 +1,4 @@
-// What a device reaches where nothing but its memory, or nothing but its matrix products, takes time: what a step can
-// be compared with.
+// The rates of a device for copies in its memory alone and for matrix products alone: ceilings to compare a step with.
 #pragma once
 
 #include <string>

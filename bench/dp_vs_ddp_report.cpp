@@ -42,7 +42,7 @@ std::string times(std::optional<double> ratio) { return ratio ? fmt::format("{:.
 
 std::string table_of(const DpVsDdpResult& r) {
   std::string text =
-      fmt::format("{}: {} samples a step over {}, {} thread{} each\n  {}; {} steps, {} time{} each way\n\n", r.model,
+      fmt::format("{}: {} samples per step over {}, {} thread{} each\n  {}; {} steps, {} time{} each way\n\n", r.model,
                   r.global_batch, join(r.devices, ", "), r.threads, r.threads == 1 ? "" : "s", r.device, r.steps,
                   r.rounds, r.rounds == 1 ? "" : "s");
   const auto row = [&](const std::string& name, const auto& cell) {

@@ -14,7 +14,7 @@ namespace lockstep::bench {
 /// Floating-point operations of forward and backward over `samples`: 2 for each multiply-add of the products, of which
 /// a layer has three (its output, and the gradients of its weight and its input; of attention's both operands), the one
 /// that reads the data two. Nothing else is counted: no bias, norm, activation, softmax, pooling, embedding, loss or
-/// update, and nothing twice that attention's backward computes again.
+/// update, and nothing twice that attention's backward recomputes.
 double flops_per_step(const std::vector<nn::MatrixProduct>& products, std::int64_t samples);
 
 /// What NVIDIA's data sheets give for dense products (without sparsity), in 10¹² operations a second, for GPUs that are

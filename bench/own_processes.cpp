@@ -142,7 +142,7 @@ std::string run_processes(int count, const std::function<std::string(int rank)>&
     if (got == 0) read_end.reset();
   }
   if (processes.first_failure() != 0)
-    throw PeerError(processes.first_failure(), "a process of the measurement has failed, and said why");
+    throw PeerError(processes.first_failure(), "a process of the measurement has failed and reported why");
   return text;
 }
 

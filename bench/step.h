@@ -50,7 +50,7 @@ std::optional<double> floor_ms(const nn::OperationCost& cost, const devices::Mea
 struct StepResult {
   std::string model;
   int world_size = 1;
-  std::int64_t batch = 0;         // samples a rank
+  std::int64_t batch = 0;         // samples per rank
   std::string device;             // rank 0's, for people
   std::string precision = "f32";  // or "tf32", "bf16"
   std::string bf16_by;            // the instructions that a CPU computed bf16 with; empty: none

@@ -164,7 +164,7 @@ std::string table_of(const StepResult& r) {
   text +=
       fmt::format("  exposed communication  {:>10.3f} ms   step minus computation, interleaved\n", r.exposed_comm_ms);
   text += fmt::format("  throughput             {:>10.1f} samples/s\n", r.samples_per_s);
-  text += fmt::format("  arithmetic             {:>10.3f} TFLOP/s a rank{}\n", 1e-9 * r.flops_per_step / r.step_ms,
+  text += fmt::format("  arithmetic             {:>10.3f} TFLOP/s per rank{}\n", 1e-9 * r.flops_per_step / r.step_ms,
                       r.mfu ? fmt::format("   {:.1f} % of {:g}", 100 * *r.mfu, *r.peak_tflops) : std::string());
   if (const auto share = measured_share(r))
     text += fmt::format("  measured products      {:>10.4g} TFLOP/s          {:.1f} % of that\n",

@@ -55,7 +55,7 @@ int run(FunctionRef<void()> action) noexcept {
   } catch (const std::exception& error) {
     return keep(LOCKSTEP_ERROR_INTERNAL, error.what());
   } catch (...) {
-    return keep(LOCKSTEP_ERROR_INTERNAL, "something was thrown that is no std::exception");
+    return keep(LOCKSTEP_ERROR_INTERNAL, "the thrown object is no std::exception");
   }
 }
 

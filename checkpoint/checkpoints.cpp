@@ -90,7 +90,7 @@ std::int64_t Checkpoints::refuse_others(const std::string& directory, const std:
   if (there.empty()) return newest;
   throw CheckpointError(
       fmt::format("{} has a checkpoint of step {}, and this run {}", directory, there.front().step,
-                  resumed ? fmt::format("resumes from step {} in {}", older_, resumed->path) : "starts anew"),
+                  resumed ? fmt::format("resumes from step {} in {}", older_, resumed->path) : "does not resume"),
       "add --resume auto to resume from there, or choose another --checkpoint-dir");
 }
 

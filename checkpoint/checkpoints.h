@@ -34,11 +34,10 @@ class Checkpoints {
   /// None are taken before open().
   explicit Checkpoints(Options options);
 
-  /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: what all manifests of this
-  /// run have in common; `metadata`: of the weights; `resumed`: what the run resumes from, if anything; `part`: each
-  /// rank writes the moments that it has (Note [Checkpoints in parts]), of which `plan` has the layout. Throws
-  /// CheckpointError where the directory has checkpoints that this run does not resume from, UsageError where another
-  /// run writes to it.
+  /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: the common part of this
+  /// run's manifests; `metadata`: of the weights; `resumed`: the checkpoint to resume from, if any; `part`: each rank
+  /// writes its own moments (Note [Checkpoints in parts]); `plan` has their layout. Throws CheckpointError where the
+  /// directory has checkpoints that this run does not resume from, UsageError where another run writes to it.
   void open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
             CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
             const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part = std::nullopt);

@@ -20,14 +20,14 @@ namespace lockstep::checkpoint {
 /// from batch to batch carried.safetensors, and card.json, the manifest, which has the size and the SHA-256 of all of
 /// them, and its own. It is written under another name, each file and the directory flushed to the disk, and then
 /// renamed, which is flushed too: under this name there is never a part of one. Older ones are removed after that.
-/// Names that begin with ".step-" are what a process that was killed has left; the next run with this directory removes
-/// them. A directory is one run's at a time (DirectoryLock, .lock).
+/// Names that begin with ".step-" are leftovers of a killed process; the next run with this directory removes them. A
+/// directory is one run's at a time (DirectoryLock, .lock).
 ///
 /// Note [Checkpoints in parts]
-/// Where each rank remembers a share of what an optimizer does (ZeRO), each writes its share: in place of
-/// optimizer.safetensors a checkpoint has optimizer-00000-of-00004.safetensors and so on, one for each rank, and its
-/// manifest says which elements of which parameter each of them has. A tensor of theirs has one dimension and the
-/// name that the whole one would have; elements lie in the order that they have in memory.
+/// If each rank holds a share of the optimizer's state (ZeRO), each writes its share. Instead of optimizer.safetensors
+/// a checkpoint then has optimizer-00000-of-00004.safetensors and so on, one file per rank. Its manifest lists the
+/// elements of each parameter in each file. A tensor in these files has one dimension and the name of the whole one;
+/// elements lie in the order that they have in memory.
 ///
 ///   all ranks   write their file into ".step-….new-ATTEMPT", whose name all know, and flush it. Then a receipt, a
 ///               small file beside it with its size and SHA-256
@@ -59,7 +59,7 @@ CheckpointManifest read_manifest(const std::string& path);
 /// Reads a checkpoint's files whole. Throws IoError naming the file that is missing, cut or changed.
 CheckpointManifest verify_checkpoint(const std::string& path);
 /// The same in pieces: which files that are, by their names, of the checkpoint at `path` with this manifest, and one of
-/// them. Throw IoError where the manifest does not list one that must be there, and for one that is not whole.
+/// them. Throw IoError if the manifest lacks a required file, and for an incomplete file.
 std::vector<std::string> files_of(const std::string& path, const CheckpointManifest& manifest);
 void verify_file(const std::string& path, const CheckpointManifest& manifest, const std::string& name);
 /// What verifies a checkpoint, as verify_checkpoint() does.

@@ -71,7 +71,7 @@ class ManifestReader {
   }
 
   Facts facts_from(const OrderedJson& json) const {
-    if (!json.is_object()) refuse("what the run was is no list of names and values");
+    if (!json.is_object()) refuse("its description of the run is no list of names and values");
     Facts facts;
     for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.get<std::string>());
     return facts;
@@ -86,7 +86,7 @@ class ManifestReader {
         refuse(fmt::format("its moments are not in files as {}", part_file(parts.size(), json.size())));
       auto& part = parts.emplace_back();
       for (const auto& [name, bounds] : slices.items()) {
-        if (!bounds.is_array() || bounds.size() != 2) refuse(fmt::format("'{}' has a slice that is none", name));
+        if (!bounds.is_array() || bounds.size() != 2) refuse(fmt::format("'{}' has an invalid slice", name));
         part[name] = {.begin = count(bounds, std::size_t{0}), .count = count(bounds, std::size_t{1})};
       }
     }

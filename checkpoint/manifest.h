@@ -1,4 +1,4 @@
-// What a checkpoint says of itself: how far the run had come, what it was, and what its files hold.
+// A checkpoint's description of itself: its step, the settings of its run, and the content of its files.
 #pragma once
 
 #include <cstdint>

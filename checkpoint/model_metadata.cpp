@@ -69,7 +69,7 @@ class MetadataReader {
  private:
   [[noreturn]] void refuse(const std::string& why) const {
     throw IoError(
-        fmt::format("{}: what it says of its model (\"{}\" in its metadata) cannot be used: {}", source_, kKey, why),
+        fmt::format("{}: its description of its model (\"{}\" in its metadata) cannot be used: {}", source_, kKey, why),
         "check where it came from");
   }
 
@@ -141,11 +141,11 @@ class MetadataReader {
     form.normalisation = {json.at("mean").get<std::array<float, 3>>(), json.at("std").get<std::array<float, 3>>()};
     form.cropped = json.at("cropped").get<bool>();
     if (form.channels == 2) refuse("images of 2 channels");
-    if (form.cropped && form.height != form.width) refuse("images are cropped to what is no square");
+    if (form.cropped && form.height != form.width) refuse("images are not cropped to a square");
     for (std::size_t c = 0; c < 3; ++c)
       if (!std::isfinite(form.normalisation.mean[c]) || !std::isfinite(form.normalisation.std[c]) ||
           form.normalisation.std[c] == 0)
-        refuse("pixels cannot be normalised so");
+        refuse("the normalisation of pixels is invalid");
     return std::make_shared<const data::ImageForm>(form);
   }
 
@@ -189,7 +189,7 @@ class MetadataReader {
     }
     if (const auto found = json.find("image"); found != json.end()) {
       metadata.image = image_from(*found);
-      if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images are no samples of its model");
+      if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images do not fit its model");
     }
     return metadata;
   }

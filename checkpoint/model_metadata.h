@@ -51,7 +51,7 @@ std::shared_ptr<const data::WordPieces> open_word_pieces(const std::string& voca
 void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source);
 
 /// What `spec`, of a file, says of sizes; `source` is that file, where it says them by itself and nobody may say
-/// others. Where only shapes give sizes, what the user gave holds, and load_state() reports what does not fit.
+/// others. If only shapes give sizes, the user's settings win, and load_state() reports misfits.
 void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source);
 
 }  // namespace lockstep::checkpoint

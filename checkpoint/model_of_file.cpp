@@ -50,15 +50,14 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
 
 void log_report(const nn::LoadReport& report, const std::string& source, const char* instead) {
   if (!report.prefix.empty())
-    log_info("{}: all of its names begin with '{}', which is taken off", source, nn::shown_name(report.prefix));
+    log_info("{}: all of its names begin with '{}', which is removed", source, nn::shown_name(report.prefix));
   if (!report.renamed.empty()) {
     constexpr std::size_t kShown = 3;
     std::vector<std::string> pairs;
     for (const auto& [from, to] : std::span(report.renamed).first(std::min(kShown, report.renamed.size())))
       pairs.push_back(fmt::format("\"{}\" as {}", nn::shown_name(from), to));
     if (report.renamed.size() > kShown) pairs.push_back(fmt::format("{} more", report.renamed.size() - kShown));
-    log_info("{} has other names than the model; by their shapes, which fit in one way only, it loads {}", source,
-             listed(pairs));
+    log_info("{} has other names than the model; the shapes fit in one way only: it loads {}", source, listed(pairs));
   }
   if (!report.missing.empty()) log_info("{} lacks {}: they {}", source, nn::few_of(report.missing), instead);
   if (!report.unexpected.empty()) log_info("{} also has {}: they are not used", source, nn::few_of(report.unexpected));

@@ -28,8 +28,8 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
                                                const SizesOf& sizes);
 
-/// Says in the log what of file `source` has other names than the model's, what it lacks (`instead`: what those have
-/// now) and what is not used.
+/// Logs which tensors of file `source` have other names than the model's, which ones it lacks (`instead`: their new
+/// state) and which ones are not used.
 void log_report(const nn::LoadReport& report, const std::string& source, const char* instead);
 
 }  // namespace lockstep::checkpoint

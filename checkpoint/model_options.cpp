@@ -52,23 +52,23 @@ Applies to_weights(const std::string& file) {
 void add_weight_file(OptionTable& table, const WeightFile& weights, const std::string& help) {
   table.add({.name = "weights",
              .placeholder = "FILE",
-             .help = help + ": safetensors, an index of several, or what torch.save() has written",
+             .help = help + ": safetensors, an index of several, or a file of torch.save()",
              .value = text(weights.file)});
   table.add({.name = "weights-key",
              .placeholder = "KEY",
-             .help = "the dictionary of tensors that is meant in a file of torch.save() that holds several, such as "
-                     "model or ema.state_dict",
-             .default_text = "the model's, if only one can be it",
+             .help = "key of the dictionary of tensors to load, if a file of torch.save() holds several: model or "
+                     "ema.state_dict, for example",
+             .default_text = "the model's, if only one is possible",
              .value = text(weights.key),
              .applies = to_weights(weights.file)});
   table.add({.name = "non-strict",
              .kind = OptionKind::kFlag,
-             .help = "weights that the file lacks start anew, and others that it has are not used",
+             .help = "initialize weights that the file lacks, and ignore weights that the model lacks",
              .value = boolean(weights.non_strict),
              .applies = to_weights(weights.file)});
   table.add({.name = "keep-prefix",
              .kind = OptionKind::kFlag,
-             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
+             .help = "use names in the file as they are: a leading \"module.\" is not removed",
              .value = boolean(weights.keep_prefix),
              .applies = to_weights(weights.file)});
 }

@@ -135,7 +135,7 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
              .value = size_in_bytes(options.max_bytes)});
   table.add({.name = "factor",
              .placeholder = "X",
-             .help = "each size is so many times the one before",
+             .help = "factor from each size to the next",
              .default_text = fmt::to_string(options.factor),
              .value = integer(options.factor, 2, 1 << 20)});
   table.group("Operation");
@@ -151,7 +151,7 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
                                              {"i64", DType::kI64}})});
   table.add({.name = "op",
              .placeholder = "sum|min|max|prod",
-             .help = "what becomes of the ranks' elements",
+             .help = "how the ranks' elements are reduced",
              .default_text = comm::name_of(options.op),
              .value = choice(options.op, {{"sum", comm::ReduceOp::kSum},
                                           {"min", comm::ReduceOp::kMin},
@@ -159,12 +159,12 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
                                           {"prod", comm::ReduceOp::kProd}})});
   table.add({.name = "iterations",
              .placeholder = "N",
-             .help = "timed rounds a size",
+             .help = "timed rounds per size",
              .default_text = "as many as take a quarter of a second",
              .value = integer(options.iterations, 1, kMostSteps)});
   table.add({.name = "check",
              .placeholder = "yes|no",
-             .help = "compare every element with a plain sum, once a size",
+             .help = "compare every element with a plain sum, once per size",
              .default_text = "yes",
              .value = boolean(options.check)});
   table.group("Ranks");
@@ -201,20 +201,19 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,
-             .help = "also report, of one step without a CUDA graph, when each bucket was ready, started and ended",
+             .help = "also report when each bucket was ready, started and ended, in one step without a CUDA graph",
              .value = boolean(options.timeline)});
   table.add({.name = "profile",
              .kind = OptionKind::kFlag,
-             .help =
-                 "GPUs: also report, of one step without a CUDA graph, each operation's time, the least that it can "
-                 "take at measured rates, and the share of the memory's peak bandwidth that it reaches",
+             .help = "GPUs: also report each operation of one step without a CUDA graph: its time, its least possible "
+                     "time at measured rates, and its share of the memory's peak bandwidth",
              .value = boolean(options.profile)});
   table.add({.name = "peak-tflops",
              .placeholder = "X|measured",
-             .help = "peak of the device in this precision, in 10^12 operations per second, of which the measured "
-                     "share is reported; measured: also the share of what matrix products reach here, which takes "
-                     "half a second",
-             .default_text = "from the data sheet, where the GPU is known",
+             .help =
+                 "peak of the device in this precision, in 10^12 operations per second; the step's share of it is "
+                 "reported; measured: also the share of the rate of matrix products here, measured in half a second",
+             .default_text = "from the data sheet, if the GPU is known",
              .value = peak(options)});
   table.exclusive({"csv", "timeline"});
   table.exclusive({"csv", "profile"});
@@ -228,7 +227,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
-  add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps,
+  add_step_counts(table, "measured steps of each kind per round", options.steps, options.warmup_steps,
                   fmt::to_string(options.warmup_steps));
   table.add({.name = "rounds",
              .placeholder = "R",

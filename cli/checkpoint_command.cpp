@@ -81,9 +81,10 @@ int verify(const std::vector<std::string>& paths) {
 }  // namespace
 
 OptionTable checkpoint_options(std::string& action, std::string& path) {
-  OptionTable table("checkpoint",
-                    "Shows what a checkpoint is of, or reads it whole and compares all bytes with their SHA-256. PATH "
-                    "is one, or a --checkpoint-dir: show takes the newest whole one, verify all of them.");
+  OptionTable table(
+      "checkpoint",
+      "Shows the run of a checkpoint, or reads all of it and checks its bytes against their SHA-256. PATH is a "
+      "checkpoint, or a --checkpoint-dir: show takes its newest complete one, verify all of them.");
   table.positional({"show|verify", "what to do", options::text(action)});
   table.positional({"PATH", "a checkpoint, or a directory of them", options::text(path)});
   table.group("Flags");

@@ -81,9 +81,8 @@ std::string version_text();
 std::string version_json();
 int version_command(const Sources& sources, const ForeignFlags& foreign);
 
-/// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;
-/// keeps what is wrong in `refusal`, to be thrown once the ranks are connected, so that a flag that is wrong on all of
-/// them is one line.
+/// parse_options for a subcommand of ranks: prints the help if asked and returns true. Keeps an error in `refusal`, to
+/// be thrown once the ranks are connected, so that a flag that is wrong on all of them is reported in one line.
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal);
 

@@ -19,12 +19,11 @@ OptionTable devices_options(DevicesOptions& options) {
              .kind = options::OptionKind::kFlag,
              .help = "print one JSON object instead of the table",
              .value = options::boolean(options.json)});
-  table.add({.name = "measure",
-             .kind = options::OptionKind::kFlag,
-             .help =
-                 "also measure, about a second per device, the bandwidth of a copy in its memory and the rate of its "
-                 "matrix products",
-             .value = options::boolean(options.measure)});
+  table.add(
+      {.name = "measure",
+       .kind = options::OptionKind::kFlag,
+       .help = "also measure each device's copy bandwidth and its rate of matrix products, about a second per device",
+       .value = options::boolean(options.measure)});
   options::add_config_option(table);
   return table;
 }

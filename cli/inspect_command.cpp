@@ -10,13 +10,13 @@ namespace lockstep::cli {
 
 OptionTable inspect_options(InspectOptions& options) {
   OptionTable table("inspect",
-                    "Shows what the ranks of a job did last: the phase of each, what it waited for, and its last "
-                    "operations. PATH is a flight record, a directory of them, or the --log-dir of a job that failed.");
+                    "Shows the last actions of each rank of a job: its phase, its wait, and its last operations. PATH "
+                    "is a flight record, a directory of them, or the --log-dir of a job that failed.");
   table.positional({"PATH", "a flight record rank-N, or a directory of them", options::text(options.path)});
   table.group("Flags");
   table.add({.name = "last",
              .placeholder = "N",
-             .help = "how many operations of each rank are shown; there are 1024 at most",
+             .help = "operations to show per rank, at most 1024",
              .default_text = fmt::to_string(options.last),
              .value = options::integer(options.last, 0, static_cast<std::int64_t>(flight::kOperations))});
   table.add({.name = "json",

@@ -111,30 +111,31 @@ namespace {
 void add_restart_options(OptionTable& table, launcher::LaunchOptions& options) {
   table.add({.name = "max-restarts",
              .placeholder = "K",
-             .help = "how often the job is started again after a failure, from its newest checkpoint",
+             .help = "how often to restart the job from its newest checkpoint after a failure",
              .default_text = "0",
              .value = integer(options.max_restarts, 0, launcher::kMaxRestarts)});
   table.add({.name = "min-ranks",
              .placeholder = "M",
              .help = "after two failures in a row without a new checkpoint, restart with one rank fewer, down to M; "
-                     "without it always with as many",
+                     "without this flag always with as many",
              .value = integer(options.min_ranks, 1, launcher::kMaxRanks)});
   table.add({.name = mpi_name(),
              .kind = OptionKind::kFlag,
-             .help = "start the ranks by mpirun, which all programs but lockstep itself are started by anyway",
+             .help = "start the ranks by mpirun; all programs but lockstep itself are started by it anyway",
              .value = boolean(options.mpi)});
 }
 
 void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
-  table.add({.name = "hosts",
-             .synonyms = {"host", "H"},
-             .kind = OptionKind::kList,
-             .placeholder = "a:4,b:4",
-             .help = "hosts to run on, and how many ranks each takes; without a number as many as -n auto starts there",
-             .value = [&options](const std::string& list) {
-               options.hosts = launcher::parse_hosts(list);
-               return std::nullopt;
-             }});
+  table.add(
+      {.name = "hosts",
+       .synonyms = {"host", "H"},
+       .kind = OptionKind::kList,
+       .placeholder = "a:4,b:4",
+       .help = "hosts to run on, and the number of ranks on each; without a number as many as -n auto starts there",
+       .value = [&options](const std::string& list) {
+         options.hosts = launcher::parse_hosts(list);
+         return std::nullopt;
+       }});
   table.add({.name = "hostfile",
              .synonyms = {"machinefile"},
              .placeholder = "FILE",
@@ -147,21 +148,20 @@ void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
   table.add(
       {.name = "host-timeout-seconds",
        .placeholder = "S",
-       .help = "time without a word from a host after which it is taken for lost, in seconds",
+       .help = "seconds without a message from a host before it counts as lost",
        .default_text = fmt::to_string(options.host_seconds),
        .value = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
   table.add({.name = "host-return-seconds",
              .placeholder = "S",
-             .help = "with --max-restarts, how long a job waits that has too few hosts for its ranks, in seconds",
+             .help = "with --max-restarts, how many seconds to wait for hosts if too few are left for the ranks",
              .default_text = fmt::to_string(launcher::kHostReturnSeconds),
              .value = number(options.host_return_seconds, {.low = 0, .high = launcher::kMaxHostReturnSeconds})});
   table.add({.name = "export",
              .synonyms = {"x"},
              .kind = OptionKind::kRepeatable,
              .placeholder = "NAME[=VALUE],…",
-             .help =
-                 "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
-                 "they are set here too",
+             .help = "environment variables to pass to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
+                     "they are set here too",
              .value = exports(options.exports)});
 }
 
@@ -199,12 +199,11 @@ void check_restarts_of_train(launcher::LaunchOptions& options, std::vector<std::
   if (!options.min_ranks || config.global_batch || config.shards > 0 || (ranks > 0 && *options.min_ranks >= ranks))
     return;
   const bool known = ranks > 0;
-  throw UsageError(
-      fmt::format("--min-ranks {}: with fewer{} ranks this lockstep train has another global batch, and its "
-                  "checkpoints are of another run",
-                  *options.min_ranks, known ? fmt::format(" than {}", ranks) : ""),
-      fmt::format("add --global-batch {} to it (with --shards V the result has the same bits, too)",
-                  known ? fmt::to_string(trainer::global_batch_of(config, ranks)) : "G"));
+  throw UsageError(fmt::format("--min-ranks {}: with fewer{} ranks this lockstep train has another global batch, so it "
+                               "cannot resume its checkpoints",
+                               *options.min_ranks, known ? fmt::format(" than {}", ranks) : ""),
+                   fmt::format("add --global-batch {} to it (with --shards V the result has the same bits, too)",
+                               known ? fmt::to_string(trainer::global_batch_of(config, ranks)) : "G"));
 }
 
 bool is_one(const std::string& value) { return value == "1" || value == "1:1"; }
@@ -255,7 +254,7 @@ void add_other_launchers_flags(OptionTable& table) {
                                        .remedy = "LOCKSTEP_SOCKET_IFNAME=eth0 chooses another one"});
   table.add(options::OtherProgramsFlag{
       .names = {"gloo"},
-      .why = "what carries the collectives is the program's choice",
+      .why = "the program chooses how collectives are carried",
       .remedy = "leave it out, or choose another one: lockstep launch -n 2 -- lockstep train … --backend B",
       .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"oversubscribe", "allow-run-as-root", "use-hwthread-cpus"},
@@ -273,7 +272,7 @@ void add_other_launchers_flags(OptionTable& table) {
 
 OptionTable launch_options(launcher::LaunchOptions& options) {
   OptionTable table("launch",
-                    "Starts PROGRAM as N ranks on this machine, or on several hosts, watches them, and ends with the "
+                    "Starts PROGRAM as N ranks on this machine or on several hosts, watches them, and ends with the "
                     "exit code of the rank that failed first.");
   table.takes_program();
   table.group("Flags");
@@ -281,15 +280,14 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto|gpu|cpu",
              .help =
-                 "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                 "has --device cpu; on several hosts: as many as these have slots; gpu: one for each visible GPU, of "
-                 "which there is one at least; cpu: one for each core",
+                 "ranks; auto: one per visible GPU, or per core if there is no GPU or the program has --device cpu; on "
+                 "several hosts: one per slot; gpu: one per visible GPU, an error if there is none; cpu: one per core",
              .default_text = "auto",
              .value = rank_count(options)});
   add_host_options(table, options);
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
-             .help = "what each rank's threads stay on",
+             .help = "what each rank's threads are bound to",
              .default_text = "core",
              .value = choice(options.bind_to, {{"core", launcher::BindTo::kCore},
                                                {"socket", launcher::BindTo::kSocket},
@@ -301,8 +299,8 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.add(
       {.name = "grace-seconds",
        .placeholder = "S",
-       .help = "time that ranks have to end by themselves once asked to, in seconds",
-       .default_text = fmt::format("{}; {} and two steps where they save a checkpoint",
+       .help = "seconds that ranks have to end by themselves after a request",
+       .default_text = fmt::format("{}; {} and two steps if they save a checkpoint",
                                    launcher::RankStatus::kGraceSeconds, launcher::RankStatus::kSavingGraceSeconds),
        .value = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
   table.add({.name = "no-prefix",

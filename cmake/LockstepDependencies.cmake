@@ -1,6 +1,6 @@
 # What is demanded, what is only found, and what the build says about it.
 
-# What modules link is looked for where a module that is built names it: a program that embeds one component needs no other
+# A library is looked for only if a module of the build names it: a program that embeds one component needs no other
 # component's libraries.
 
 # Libraries that are found by header and name: no pkg-config is needed, and no package file that asks for more than is used

@@ -107,7 +107,7 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
     mine = {true, static_cast<int>(ExitCode::kInternal), error.what()};
     own = std::current_exception();
   } catch (...) {
-    mine = {true, static_cast<int>(ExitCode::kInternal), "what was thrown is no std::exception"};
+    mine = {true, static_cast<int>(ExitCode::kInternal), "the thrown object is no std::exception"};
     own = std::current_exception();
   }
 
@@ -117,7 +117,8 @@ void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
   const int failing_rank = static_cast<int>(lowest - texts.begin());
   const Outcome first = Outcome::decode(*lowest);
   if (own != nullptr && (group.rank() == failing_rank || mine.line != first.line)) std::rethrow_exception(own);
-  // This rank may be the first to end, with a code that could be of its own device: what it waited for is that rank.
+  // This rank may be the first to end, and its code could be of its own device. So the record names the rank that it
+  // waited for.
   if (first.code == static_cast<int>(ExitCode::kDevice)) report_missing_ranks({{failing_rank}});
   throw PeerError(first.code, fmt::format("rank {} failed: {}", failing_rank, first.line));
 }

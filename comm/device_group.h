@@ -32,7 +32,7 @@ struct OpTime {
 /// issued, and whoever uses their results is ordered after them by Work::wait(): nothing waits on the host.
 ///
 /// Captures. A CUDA graph may hold operations. What is issued between begin_capture() and end_capture() is not done
-/// then, and does not count. Each launch of the graph issues it anew, and the caller reports that by replayed(). The
+/// then, and does not count. Each launch of the graph issues it again, and the caller reports that by replayed(). The
 /// Works of a capture are those of the next launch.
 ///   group.begin_capture();
 ///   cudaStreamBeginCapture(producer, cudaStreamCaptureModeThreadLocal);

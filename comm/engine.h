@@ -87,8 +87,8 @@ class Engine : protected PairStreams {
 
   /// How a driver waits that calls advance() meanwhile: the caller itself, or a thread of the group.
   virtual WaitPolicy wait_policy(bool by_thread) const = 0;
-  /// Sleeps until something may have changed, at most so long; not at all where `awake` says so, after everybody who
-  /// changes what it looks at knows to call wake_up(). `idle` is for how long nothing has happened.
+  /// Sleeps until something may have changed, at most `at_most`. Returns at once if `awake()`, which is checked after
+  /// wake_up() is armed. `idle` is the time without any change so far.
   virtual void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) = 0;
 
   /// check_peers() and check_transfers().
@@ -100,7 +100,7 @@ class Engine : protected PairStreams {
   virtual void check_peers() {}
   /// For a rank that waits by other means, beside check_peers(): throws if another rank is known to have ended.
   virtual void check_ended_peers() {}
-  /// For a rank that waits, too: finds out why nothing moves, and says so when that has lasted long.
+  /// For a rank that waits, too: finds out why nothing moves, and logs the reason after a long wait.
   virtual void watch_stall() = 0;
   /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
   [[noreturn]] virtual void time_out(double waited_seconds) = 0;
@@ -109,7 +109,7 @@ class Engine : protected PairStreams {
 
   /// Throws where a rank that one of them waits for has ended.
   void check_transfers();
-  /// For a rank that waits for `transfer`, which is one of them: says so when nothing has moved for long.
+  /// For a rank that waits for `transfer`, which is one of them: logs that if nothing has moved for long.
   void watch_stall_of(const PairTransfer& transfer);
   [[noreturn]] void time_out(const PairTransfer& transfer, double waited_seconds);
   /// After all ranks' last operation: throws OutOfStepError where another rank has sent what this one has not received.
@@ -148,8 +148,7 @@ class Engine : protected PairStreams {
   /// What has to stay while an exchange is under way.
   std::shared_ptr<void> texts_memory() const { return texts_memory_; }
 
-  /// The TimeoutError of first(), which waits for `ranks` of the job, or for nobody who is known; `names` says who they
-  /// are.
+  /// The TimeoutError of first(), which waits for `ranks` of the job, or for unknown ones; `names` has their names.
   [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
 
  private:

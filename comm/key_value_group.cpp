@@ -137,7 +137,7 @@ auto ForeignStore::guarded(Action&& action) {
       throw;
     } catch (const Malformed& malformed) {
       const DeviceError error(
-          fmt::format("what ranks have left in the key-value store is not understood: {}", malformed.what()),
+          fmt::format("values of ranks in the key-value store are not understood: {}", malformed.what()),
           "start every rank with the same version, and give each job keys of its own");
       tell_the_others(error);
       throw error;

@@ -47,8 +47,8 @@ void agree_on_encryption(Store& store, const World& world, Deadline deadline) {
                        "give all ranks the same command line and environment");
   if (encrypts && world.rank == 0 && world.rendezvous.secret.empty())
     log_warn(
-        "--encrypt: the keys come from random bits that MPI hands out in clear, so who reads its messages at the start "
-        "can read all → use lockstep launch, or set {} to the same random text on all hosts (not with mpirun -x)",
+        "--encrypt: the keys come from random bits that MPI sends in clear, so whoever reads its first messages can "
+        "read everything → use lockstep launch, or set {} to the same random text on all hosts (not with mpirun -x)",
         kJobSecretVariable);
 }
 
@@ -80,8 +80,9 @@ Families usable(const Families& families, const JoinedRanks& ranks) {
 /// `error` is why the ranks could not have the backend before `next`.
 void go_on_with(const BackendFamily& next, const Error& error, const JoinedRanks& ranks) {
   if (ranks.options.encrypt && !next.encrypts)
-    throw DeviceError(fmt::format("{}; {}, the other way, does not encrypt (--encrypt)", error.what(), next.title),
-                      error.remedy());
+    throw DeviceError(
+        fmt::format("{}; {} could replace it, but does not encrypt (--encrypt)", error.what(), next.title),
+        error.remedy());
   if (ranks.world.rank == 0) log_warn("{}: data goes through {}, which is slower", error.what(), next.title);
 }
 

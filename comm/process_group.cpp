@@ -13,7 +13,7 @@
 namespace lockstep::comm {
 namespace {
 
-// Objects travel in pieces of this many bytes a rank.
+// Objects travel in pieces of this many bytes per rank.
 constexpr std::size_t kObjectPieceBytes = 4096;
 // The host's memory, in halves of this: one is copied while the other is reduced.
 constexpr std::size_t kStagedBytes = std::size_t{2} << 20;

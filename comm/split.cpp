@@ -17,11 +17,11 @@ namespace {
 
 /// Note [Splitting]
 /// The ranks of a part join through operations of the group that is split, in rounds: in each round every rank of the
-/// group sends what it has set since the last one, and learns what all others have. Ranks whose part is there, or that
-/// are in none, take part until all are done, so every rank issues the same operations, however many rounds each part
-/// needs. What a rank sets leaves it when it waits for a value next, so members must not wait for each other by other
-/// means before that. A split needs no store, no port and no thread, the group itself names ranks that die or do not
-/// come, and afterwards the parts do not depend on it.
+/// group sends the values it has set since the last one, and receives those of all others. Ranks whose part is there,
+/// or that are in none, take part until all are done, so every rank issues the same operations, however many rounds
+/// each part needs. What a rank sets leaves it when it waits for a value next, so members must not wait for each other
+/// by other means before that. A split needs no store, no port and no thread, the group itself names ranks that die or
+/// do not come, and afterwards the parts do not depend on it.
 class Rounds {
  public:
   Rounds(ProcessGroup& group, std::vector<int> members) : group_(group), members_(std::move(members)) {}

@@ -106,7 +106,7 @@ class Store {
   /// What a rank that has not joined has to be given as all others have it.
   virtual std::string joined_by() const { return "MASTER_ADDR, MASTER_PORT and WORLD_SIZE"; }
 
-  /// As warn_of_stall(); without `missing` it is those who have not joined. Only what has to be known is asked for.
+  /// As warn_of_stall(); without `missing` it names the ranks that have not joined. Asks only for what it needs.
   void mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing);
   /// Gives up with a TimeoutError: "<doing> timed out after … s waiting for rank 1 (host b)"; without `missing` those
   /// who have not joined.
@@ -114,8 +114,8 @@ class Store {
 
  private:
   using Values = std::vector<std::optional<std::string>>;
-  /// try_get() until all are there or `deadline`. Says that <doing> stands still, where `speaks` says of what has come
-  /// so far that this rank is the one to say so, and that the ranks of `missing` are waited for.
+  /// try_get() until all are there or `deadline`. If `speaks(values)`, which sees the values so far, logs that <doing>
+  /// stalls, and names the ranks of `missing`.
   Values get_all(std::span<const std::string> keys, Deadline deadline, const std::string& doing,
                  FunctionRef<bool(const Values&)> speaks, FunctionRef<std::vector<int>(const Values&)> missing);
   /// Those of `missing` as texts; also who is first, and whether that one has never joined.

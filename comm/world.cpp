@@ -94,7 +94,7 @@ void refuse_foreign(const EnvLookup& lookup) {
     if ((!own && !all) || all == "1") continue;
     const std::string names = own && all ? fmt::format("{} and {}", rank, size) : own ? rank : size;
     throw UsageError(
-        fmt::format("{} {} set in the environment: this is a rank of {}, and lockstep joins none of those", names,
+        fmt::format("{} {} set in the environment: this is a rank of {}, and lockstep cannot join such ranks", names,
                     own && all ? "are" : "is", who),
         fmt::format("start it with lockstep launch or Open MPI's mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and "
                     "MASTER_PORT; to run one process unset {}",

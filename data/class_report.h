@@ -1,4 +1,4 @@
-// The classes of data, for people: what was found is said, so that what was not meant is seen.
+// A report of the data's classes for people, which shows mistakes in them.
 #pragma once
 
 #include <string>

@@ -134,10 +134,10 @@ FileList list_known(const std::string& directory, const std::vector<std::string>
 [[noreturn]] void refuse_parts(const std::string& directory, const std::vector<std::string>& folders,
                                const FileKind& kind) {
   const bool has_train = std::ranges::count(folders, "train") > 0;
-  throw IoError(fmt::format("{}: its folders ({}) are no classes, and to be parts it takes train and val",
+  throw IoError(fmt::format("{}: its folders ({}) are neither classes nor the parts train and val",
                             printable(directory), join(folders, ", ")),
-                has_train ? fmt::format("rename the part to validate on to val, or give {}:{}/train, every tenth {} of "
-                                        "which is for validation then",
+                has_train ? fmt::format("rename the part to validate on to val, or give {}:{}/train: then every tenth "
+                                        "{} of it is for validation",
                                         kind.family, printable(directory), kind.one)
                           : fmt::format("call them train and val, or give one itself: {}:{}/{}", kind.family,
                                         printable(directory), folders[0]));

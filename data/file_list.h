@@ -86,8 +86,8 @@ inline constexpr std::uint64_t kNthForValidation = 10;
 inline bool is_for_validation(std::uint64_t i) { return i % kNthForValidation == kNthForValidation - 1; }
 /// DIR/train and DIR/val where both are there (of texts DIR/test too, in place of val), else DIR itself, in which every
 /// tenth file of the sorted list is for validation unless it stays whole. DIR/test beside the two is listed if `parts`
-/// asks for it; otherwise a line says that it is there. Throws IoError as list_files() does, where a part has a folder
-/// that is no class, and where a tenth is no file.
+/// asks for it; otherwise a line says that it is there. Throws IoError as list_files() does, if a part has a folder
+/// that is no class, and if a tenth is no file.
 FileParts list_parts(const std::string& directory, const FileKind& kind, const Parts& parts);
 
 }  // namespace lockstep::data

@@ -36,7 +36,7 @@ inline constexpr std::uint64_t kMostImageSide = 1 << 18;
 /// Pillow does, all above 255 becomes white), alpha and transparent colours are dropped, and EXIF's orientation is left
 /// alone: what torchvision's ImageFolder makes of a file.
 ///
-/// Throws IoError that says what is wrong, without the file's name, which it does not know. Before memory is allocated,
+/// Throws an IoError with the fault, but without the file's name, which it does not know. Before memory is allocated,
 /// the size in a header is checked against `most_pixels` and against the largest image that a file of this length can
 /// contain.
 class ImageDecoder {

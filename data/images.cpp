@@ -87,7 +87,7 @@ class Corruption {
     count_.store(now, std::memory_order_relaxed);
     if (now > most_)
       throw IoError(fmt::format("{}: {} images are corrupt, the last one {}: {}", name_, now, printable(path), why),
-                    fmt::format("mend or remove them; --max-corrupt {} is how many are put up with", most_));
+                    fmt::format("repair or remove them; --max-corrupt {} is the number tolerated", most_));
     log_warn("corrupt image {}: {}; the next whole one takes its place", printable(path), why);
   }
 
@@ -231,10 +231,10 @@ const DatasetFamily& images_family() {
                     .help = "height and width of a sample, in pixels",
                     .low = 1,
                     .high = kMostImageSize,
-                    .default_text = "what the weights say, or what the model is known for"},
+                    .default_text = "the weights', or the model's usual size"},
                    {.name = "max-corrupt",
                     .fallback = kDefaultMaxCorrupt,
-                    .help = "files that cannot be read and are replaced by others, before a rank gives up",
+                    .help = "unreadable files to replace by others before a rank gives up",
                     .role = SettingSpec::Role::kTolerance,
                     .synonyms = {"most-damaged"}}},
       .any_image_size = true,

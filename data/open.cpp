@@ -106,7 +106,7 @@ std::string dataset_help() {
 SettingSpec augment_setting() {
   return {.name = kAugment,
           .fallback = true,
-          .help = "training samples are cropped and mirrored at random",
+          .help = "crop and mirror training samples at random",
           .placeholder = "yes|no",
           .default_text = "yes"};
 }

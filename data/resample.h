@@ -37,10 +37,10 @@ struct Resampling {
 /// Resamples, with memory that it keeps. One thread at a time.
 class Resampler {
  public:
-  /// Writes window.height × window.width × 3 numbers to `out`. Pixels outside of `box` count nothing. Where the box's
-  /// edges lie between pixels, the bytes are those of Pillow's crop() and resize(), which bring the width to its size
-  /// and then the height and round after each (Pillow 13 begins with the height where that saves much), and the numbers
-  /// those of torchvision's ToTensor and Normalize: all to the bit.
+  /// Writes window.height × window.width × 3 numbers to `out`. Pixels outside of `box` count nothing. For edges of the
+  /// box between pixels, the bytes equal those of Pillow's crop() and resize(), bit for bit. These resize the width,
+  /// then the height, and round after each (Pillow 13 begins with the height if that saves much). The numbers equal
+  /// those of torchvision's ToTensor and Normalize, bit for bit.
   void run(ImageView source, const Resampling& what, const Normalisation& normalisation, std::span<float> out);
 
  private:

@@ -262,7 +262,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
     throw IoError(fmt::format("{}: its first line has names in double quotes, and {}", source,
                               tabs && !options.quotes ? "fields of .tsv files are taken as they are"
                                                       : "fields are taken as they are"),
-                  "give --quotes yes, with which quotes are no part of a field");
+                  "give --quotes yes: quotes are then no part of a field");
   for (const auto& name : fields) check_utf8(name, source + ", line 1");
   const ColumnChoice choice(fields, options, source);
   const Columns columns = choice.choose();
@@ -301,8 +301,8 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
   if (options.texts.empty() && !table.rows.empty()) check_words(seen, columns, choice, source);
   if (in_quotes > 0)
     log_warn(
-        "{}: {} of {} rows have a field in double quotes, which are read as part of it; with --quotes yes they "
-        "are not",
+        "{}: {} of {} rows have a field in double quotes, and the quotes are read as part of it; with --quotes yes "
+        "they are not",
         source, in_quotes, table.rows.size());
   table.summary = summary_of(table, columns, reader, seen, source);
   return table;
@@ -311,7 +311,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
 std::vector<SettingSpec> text_table_settings(bool classes) {
   std::vector<SettingSpec> all = {{.name = kText,
                                    .fallback = "",
-                                   .help = "the column of texts, or two whose texts are pairs",
+                                   .help = "the column of texts, or two columns of text pairs",
                                    .placeholder = "COLUMN,…",
                                    .default_text = "all but the class, if they are one or two"},
                                   {.name = kQuotes,

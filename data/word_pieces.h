@@ -36,15 +36,14 @@ struct WordPieceRules {
 /// [UNK]. The names of special tokens are these tokens wherever a text has them. Immutable; several threads may use
 /// one.
 ///
-/// Where rules leave it open, text is taken in lower case if that changes no piece that texts can have: of some
-/// published vocabularies in lower case, pieces that are special, or capitals without a small letter (U+211D), are all
-/// that has any. Marks (accents, but also a part of Japanese, Hindi, Korean) are then left out but for those that
-/// pieces have.
+/// If rules leave it open, text is converted to lower case unless this changes a piece that texts can have. Some
+/// published lower-case vocabularies have capitals only in special pieces, or capitals without a small letter (U+211D).
+/// Marks (accents, but also a part of Japanese, Hindi, Korean) are then removed unless a piece has them.
 class WordPieces final : public Vocabulary {
  public:
   /// vocab.txt: one piece per line, numbered from 0. Files beside it say what `cased` leaves open
-  /// (read_tokenizer_files()). Throws IoError naming the file, and the line, for what is no UTF-8, for a piece that is
-  /// there twice, and where one of [PAD], [UNK], [CLS], [SEP] and [MASK] is missing.
+  /// (read_tokenizer_files()). Throws IoError, naming file and line, for invalid UTF-8, for a repeated piece, and if
+  /// one of [PAD], [UNK], [CLS], [SEP] and [MASK] is missing.
   static std::shared_ptr<const WordPieces> read(const std::string& path, std::optional<bool> cased = std::nullopt);
 
   /// The same of these pieces, which come from `source`.

@@ -87,7 +87,7 @@ struct Cpu {
   CpuFeatures features;
 };
 
-/// What a device has reached where memory, or products of matrices, are all that it does.
+/// Measured rates of a device for memory alone and for matrix products alone.
 struct MeasuredRates {
   struct Product {
     std::string precision;   // "bf16", "tf32", "f32"

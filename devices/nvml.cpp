@@ -37,7 +37,7 @@ NvmlFunctions::ProcessList find_processes(const Symbols& symbols, const std::str
 }
 
 std::string library_error(const std::string& dl_error) {
-  // Where another file is missing that the library needs, the loader names that one.
+  // If another file that the library needs is missing, the loader names it.
   if (dl_error.starts_with(nvml::kLibrary) && dl_error.find("No such file") != std::string::npos)
     return fmt::format("no NVIDIA driver on this machine ({} is not there)", nvml::kLibrary);
   return fmt::format("NVIDIA's management library cannot be loaded: {}", dl_error);

@@ -1,5 +1,5 @@
-// A module with two inputs and two outputs: from several readings of a sensor, and which of them are good, it estimates
-// what is measured, and how certain that is.
+// A module with two inputs and two outputs. The inputs are several readings of a sensor and a mask of the good ones;
+// the outputs are an estimate of the measured value and its certainty.
 //
 //   several_inputs --epochs 20                    trained by lockstep; --parallel dp --device cpu:0,1, and other flags
 //   several_inputs loop 3                         a loop of its own, on three CPU devices

@@ -1,5 +1,5 @@
-// Ranks that have inputs for different numbers of steps, as where each reads files of its own: join() ends the loop on
-// all of them at once, and each gradient is that of all samples that the step has.
+// Ranks with inputs for different numbers of steps, for example because each reads its own files. join() ends the loop
+// on all of them at once, and each gradient is that of all samples of the step.
 //
 //   lockstep launch -n 3 -- uneven_inputs
 #include <algorithm>

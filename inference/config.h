@@ -64,8 +64,7 @@ struct InferConfig {
   std::string log_level = "info";
 };
 
-/// Throws UsageError for values that contradict each other; the model and what it can take are checked where it is
-/// opened.
+/// Throws UsageError for values that contradict each other; the model and its inputs are checked when it is opened.
 void validate(const InferConfig& config);
 
 /// A kind of input that has nothing to do with files: "random:1x3x224x224,100".

@@ -27,7 +27,7 @@ void Continuation::add(std::int32_t token) {
   restart(std::max<std::int64_t>(1, positions / 2), positions);
 }
 
-// Begins anew with the last `keep` tokens.
+// Begins again with the last `keep` tokens.
 void Continuation::restart(std::int64_t keep, std::int64_t more) {
   room_ = keep + more;
   if (const auto positions = model_.positions()) {

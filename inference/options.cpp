@@ -86,8 +86,7 @@ void add_model(OptionTable& table, InferConfig& config) {
   table.group("Model");
   checkpoint::add_weight_file(
       table, {config.weights, config.weights_key, config.non_strict, config.keep_prefix},
-      "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
-      "them");
+      "its weights; a file that lockstep train saved also has the model's sizes, classes and characters");
   checkpoint::add_model_structure(table, config.model, "the weights'");
 }
 
@@ -119,8 +118,8 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.add({.name = "input",
              .kind = OptionKind::kList,
              .placeholder = "FILE|DIR|random:SHAPE|-",
-             .help = "image files with commas between, or a directory of them; a file with a prompt, or - for standard "
-                     "input; random:NxCxHxW or random:NxF: synthetic, with ,LEN after it so many of them",
+             .help = "image files separated by commas, or a directory of them; a file with a prompt, or - for standard "
+                     "input; random:NxCxHxW or random:NxF: synthetic, followed by ,LEN for LEN of them",
              .value = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
@@ -130,8 +129,8 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.exclusive({"input", "prompt"});
   table.add({.name = "lines",
              .kind = OptionKind::kFlag,
-             .help = "each line of the input is a prompt, or a text to read; of a table (.csv, .tsv) each row; results "
-                     "are as many",
+             .help = "each line of the input (row of a .csv or .tsv table) is a prompt, or a text to read, with a "
+                     "result of its own",
              .value = boolean(config.lines),
              .applies = applies_to(
                  "texts that are read from --input", config,
@@ -141,14 +140,14 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.group("Images and classes");
   table.add({.name = "top",
              .placeholder = "K",
-             .help = "how many of the likeliest classes, or masked tokens, are printed",
+             .help = "how many of the likeliest classes, or masked tokens, to print",
              .default_text = fmt::to_string(kDefaultTop),
              .value = integer(config.top, 1, 1 << 24),
              .applies = to_classes(config)});
   table.add({.name = "class-names",
              .placeholder = "FILE",
              .help = "names of the classes, one per line",
-             .default_text = "what the weights say, or numbers",
+             .default_text = "the weights', or numbers",
              .value = text(config.class_names),
              .applies = to_classes(config)});
   const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
@@ -158,8 +157,8 @@ void add_input(OptionTable& table, InferConfig& config) {
   sizes.forget = [&config] { config.image_size.reset(); };  // lockstep train has one for its data
   table.add({.name = "image-size",
              .placeholder = "N",
-             .help = "height and width of what the model sees, in pixels",
-             .default_text = "what the weights say, or what the model is known for",
+             .help = "height and width of the model's input, in pixels",
+             .default_text = "the weights', or the model's usual size",
              .value = integer(config.image_size, 1, data::kMostImageSize),
              .applies = sizes});
 }
@@ -203,7 +202,7 @@ void add_text(OptionTable& table, InferConfig& config) {
   table.add({.name = "cased",
              .placeholder = "yes|no",
              .help = "whether texts keep capital letters and accents",
-             .default_text = "what the weights or the vocabulary say, or a tokenizer_config.json beside it",
+             .default_text = "as the weights, the vocabulary or a tokenizer_config.json beside it say",
              .value = std::move(cased),
              .applies = applies_to(
                  fmt::format("texts that {} read", nn::models_that([](const auto& f) { return f.word_pieces; })),
@@ -220,7 +219,7 @@ void add_text(OptionTable& table, InferConfig& config) {
   drawn.forget = [&config] { config.seed.reset(); };  // lockstep train has one
   table.add({.name = "seed",
              .placeholder = "N",
-             .help = "of drawn tokens and synthetic inputs: the same seed gives the same, on any number of streams",
+             .help = "seed of drawn tokens and synthetic inputs: the same on any number of streams",
              .default_text = fmt::to_string(kDefaultSeed),
              .value = integer(config.seed, 0, kMost),
              .applies = drawn});
@@ -230,10 +229,9 @@ void add_streams(OptionTable& table, InferConfig& config) {
   table.group("Streams and device");
   table.add({.name = "threads",
              .placeholder = "T",
-             .help = "streams that work side by side over one copy of a device's weights, of all devices together; on "
-                     "the CPU each "
-                     "computes on a core",
-             .default_text = "a core each, on GPUs one each, but not more than inputs",
+             .help = "concurrent streams of all devices together; those of a device share one copy of its weights; on "
+                     "the CPU each computes on one core",
+             .default_text = "one per core or per GPU, but not more than inputs",
              .value = integer(config.threads, 1, 4096, /*unset=*/0)});
   options::Binding batch = integer(config.batch, 1, kMostCount);
   batch.asked = [&config] { return config.batch.value_or(1) > 1; };
@@ -244,22 +242,21 @@ void add_streams(OptionTable& table, InferConfig& config) {
   table.add({.name = "batch",
              .synonyms = {"batch-size", "b"},
              .placeholder = "B",
-             .help = "images, or synthetic inputs, that a stream computes together",
+             .help = "images or synthetic inputs per batch of a stream",
              .default_text = "1",
              .value = std::move(batch),
              .applies = std::move(together)});
   table.add({.name = "device",
              .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:3|cuda:0,1|cuda:free",
-             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the first, those "
-                     "with these numbers, or the one with most free memory; several have a copy of the weights each "
-                     "and share the streams",
+             .help = "device to compute on; cuda: the first GPU; cuda:0,1: these GPUs; cuda:free: the GPU with most "
+                     "free memory; numbers count the GPUs in CUDA_VISIBLE_DEVICES; several devices each hold a copy of "
+                     "the weights and share the streams",
              .default_text = config.device,
              .value = text(config.device)});
   table.add({.name = "precision",
              .placeholder = "f32|bf16|int8w",
-             .help =
-                 "what is computed in: bf16 weights and activations (on the CPU with AVX-512), or on the CPU weights "
-                 "of int8, of models of text with attention; sums stay f32",
+             .help = "type to compute in; bf16: weights and activations (on the CPU with AVX-512); int8w: int8 "
+                     "weights, on the CPU, for models of text with attention; sums stay f32",
              .default_text = "f32",
              .value = options::choice(
                  config.precision,
@@ -275,10 +272,10 @@ void add_report(OptionTable& table, InferConfig& config) {
              .value = boolean(config.json)});
   table.add({.name = "warmup",
              .placeholder = "N",
-             .help = "runs of the first input by each stream before anything is measured",
+             .help = "unmeasured runs of the first input by each stream, before all others",
              .default_text = fmt::to_string(config.warmup),
              .value = integer(config.warmup, 0, kMostCount)});
-  table.add(session::log_level_option(config.log_level, "what goes to stderr"));
+  table.add(session::log_level_option(config.log_level, "least level of messages on stderr"));
   table.add({.name = "quiet",
              .kind = OptionKind::kFlag,
              .help = "no report, only results, warnings and errors",
@@ -289,10 +286,9 @@ void add_report(OptionTable& table, InferConfig& config) {
 }  // namespace
 
 OptionTable infer_options(InferConfig& config) {
-  OptionTable table(
-      "infer",
-      "Runs MODEL on images, text or synthetic inputs: prints the likeliest classes, continues a text, or "
-      "prints the size of the result.");
+  OptionTable table("infer",
+                    "Runs MODEL on images, text or synthetic inputs, and prints the likeliest classes, the continued "
+                    "text, or the size of the result.");
   add_model(table, config);
   add_input(table, config);
   add_text(table, config);

@@ -171,7 +171,7 @@ void refuse_classes_as_texts(const InferConfig& config, const std::vector<Prompt
         return std::ranges::all_of(prompts, [&](const auto& row) { return is_class(second ? *row.second : row.text); });
       }))
     throw UsageError(
-        fmt::format("{}: in each row, the one text or the other is a class of {}", config.input, config.weights),
+        fmt::format("{}: in each row, one text of the pair is a class of {}", config.input, config.weights),
         "say which column is the text: --text COLUMN");
 }
 
@@ -194,10 +194,9 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
   std::size_t cut = 0;
   data::UnknownTokens unknown(*shared->pieces);
   if (!config.prompt && !config.lines && data::is_table(config.input))
-    throw UsageError(
-        fmt::format("{} is a table, and would be read as one text", config.input),
-        fmt::format("give --lines, with which each row is a text; as one text it is read with --input - <{}",
-                    data::shell_word(config.input)));
+    throw UsageError(fmt::format("{} is a table, and would be read as one text", config.input),
+                     fmt::format("give --lines to read each row as a text; --input - <{} reads it as one text",
+                                 data::shell_word(config.input)));
   auto prompts = read_prompts(config);
   refuse_classes_as_texts(config, prompts, shared->class_names);
   for (PromptText& prompt : prompts) {
@@ -212,7 +211,7 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
       if (!(config.lines && read.encoded.first.empty()) &&
           std::ranges::find(read.encoded.first, shared->pieces->mask()) == read.encoded.first.end())
         throw UsageError(
-            fmt::format("{}: {} predicts tokens that are masked, and none is", prompt.source, config.weights),
+            fmt::format("{}: {} predicts masked tokens, and none is masked", prompt.source, config.weights),
             "write [MASK] in their places");
       if (read.encoded.tokens() > shared->most)
         throw UsageError(

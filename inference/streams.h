@@ -43,8 +43,8 @@ using MakeWorker = std::function<std::unique_ptr<InferWorker>(nn::Backend& strea
 /// Runs all jobs on so many threads and prints what comes of them to stdout, in their order, as it comes. Each thread
 /// has a stream of one of `devices` (on the CPU with one compute thread, and bound to its share of the cores that
 /// the calling thread may use) and a worker of its own, which `make_worker` makes on that thread. Few jobs more than
-/// there are streams are under way at a time. Throws what a worker has thrown, IoError where stdout takes no more, and
-/// InterruptedError where a stop has been asked for; all threads have ended by then.
+/// there are streams are under way at a time. Throws a worker's error, IoError if stdout cannot be written, and
+/// InterruptedError after a stop request; all threads have ended by then.
 StreamsResult run_streams(std::span<nn::Backend* const> devices, const StreamsOptions& options,
                           const MakeWorker& make_worker);
 

@@ -91,7 +91,7 @@ void AuthenticatedListener::accept_all() {
     if (pending_.size() <= room_) continue;
     const auto silent = std::ranges::find_if(
         pending_, [](const auto& one) { return !one.second.handshake.has_heard() && !has_bytes(one.second.socket); });
-    drop((silent != pending_.end() ? silent : pending_.begin())->first, "it says nothing, and others wait");
+    drop((silent != pending_.end() ? silent : pending_.begin())->first, "it sends nothing while others wait");
   }
 }
 
@@ -115,7 +115,7 @@ void AuthenticatedListener::drop(std::uint64_t id, std::string why) {
   pending_.erase(id);
   if (++strangers_ > kMostComplaints) return;
   complaints_.push_back(fmt::format("warning: a connection to the launcher's socket was refused: {}{}", why,
-                                    strangers_ == kMostComplaints ? "; more of them are not mentioned" : ""));
+                                    strangers_ == kMostComplaints ? "; further ones are not reported" : ""));
 }
 
 void AuthenticatedListener::drop_expired() {

@@ -58,7 +58,7 @@ struct StartDaemon {
 struct Status {
   StatusReport report;
 };
-/// The flight record of a program that has failed, or of one that was asked to stop: as it was before that.
+/// The flight record of a program before it failed, or before a stop request.
 struct Flight {
   std::int64_t at_ns = 0;  // on the clock of that host
   std::string bytes;

@@ -11,9 +11,9 @@
 
 namespace lockstep::launcher {
 
-/// Bytes on their way to one of the launcher's own descriptors. The descriptor may be a pipe that nobody reads, that
-/// others write to as well, or a terminal that is stopped: nothing here blocks. Pipes and terminals are opened once
-/// more for that, since O_NONBLOCK would change them for all who share them.
+/// Bytes on their way to one of the launcher's own descriptors. The descriptor may be a pipe without a reader or with
+/// several writers, or a stopped terminal: nothing here blocks. Pipes and terminals are opened once more for that,
+/// since O_NONBLOCK would change them for all who share them.
 class OutputQueue {
  public:
   explicit OutputQueue(int fd);

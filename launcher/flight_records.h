@@ -17,9 +17,9 @@ struct RankFlight {
   std::optional<flight::Snapshot> snapshot = {};  // nothing: `bytes` are no record
 };
 
-/// Reads what wrappers have sent, and adds what is missing in `flights`, one for each rank of `ranks`: the records in
-/// `directory`, which is this host's, of ranks whose wrappers were killed or that ended with 0. What is no flight
-/// record counts as none.
+/// Reads the records that wrappers have sent into `flights`, one for each rank of `ranks`. Missing ones, of ranks whose
+/// wrapper was killed or that ended with 0, come from `directory` on this host. A file that is no flight record counts
+/// as none.
 void gather_flights(std::span<const RankReport> ranks, const std::string& directory, std::vector<RankFlight>& flights);
 
 /// Writes them to LOG_DIR/flight/rank-N, which must not hold those of an earlier attempt then. Returns an error for the
@@ -28,9 +28,8 @@ std::string keep_flights(const std::vector<RankFlight>& flights, const std::stri
 /// Removes the records that an earlier job has left there.
 void remove_flights(const std::string& log_dir);
 
-/// What the records add to the root cause, a few lines: where the culprit was, its last operation, who waited for whom,
-/// and the backtrace of a crash that `last_lines` of the culprit do not show. Empty where nothing went wrong by itself.
-/// Pure.
+/// A few lines that the records add to the root cause: the culprit's phase and last operation, who waited for whom, and
+/// the backtrace of a crash unless the culprit's `last_lines` show it. Empty if nothing failed by itself. Pure.
 std::vector<std::string> describe_flights(const JobReport& job, const RootCause& root_cause,
                                           const std::vector<RankFlight>& flights,
                                           const std::vector<std::string>& last_lines);

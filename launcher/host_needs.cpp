@@ -13,7 +13,7 @@ namespace lockstep::launcher {
 void check_proc() {
   if (::access("/proc/self/exe", F_OK) == 0) return;
   throw DeviceError(
-      fmt::format("launch: there is no /proc/self/exe ({}), and ranks are found by what /proc says", errno_text(errno)),
+      fmt::format("launch: there is no /proc/self/exe ({}), and ranks are found through /proc", errno_text(errno)),
       "mount it: mount -t proc proc /proc");
 }
 

@@ -23,9 +23,9 @@ std::string job_shm_base(int ranks);
 /// removes the directories and ends, within kReaperSeconds.
 ///
 /// Where both are killed at once (a control group's end), the directories remain until the user's next job: its reaper
-/// removes those that nobody holds. Launcher and reaper each share a lock (flock) on the file `lock` in them, which
-/// says under which start of which kernel it was taken: where that is this one, the kernel knows whether anybody lives,
-/// in whatever container. A directory gets its name when it is locked.
+/// removes those that nobody holds. Launcher and reaper each share a lock (flock) on the file `lock` in them. The file
+/// names the kernel's boot in which the lock was taken. If that is the present boot, the kernel knows whether a holder
+/// lives, in whatever container. A directory gets its name when it is locked.
 ///
 /// Owner of a job's private directories (mode 0700). Make it before any thread starts. Not thread-safe.
 class JobDir {

@@ -40,7 +40,7 @@ bool JobProcesses::all_ended() const {
 
 ExitStatus JobProcesses::exit_status() const {
   if (first_failed_) return *all_[*first_failed_].exit_status;
-  // What kill() has ended, where that is all there is.
+  // Without a failure only kill() has ended it.
   return are_mpirun_ && all_.front().exit_status ? *all_.front().exit_status : ExitStatus{};
 }
 

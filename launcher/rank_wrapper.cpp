@@ -163,7 +163,7 @@ class Wrapper {
     }
   }
 
-  /// After the program's end: what is in the pipes now, not what a process that has detached itself writes later.
+  /// After the program's end: reads the present content of the pipes, not later output of a detached process.
   void finish_output() {
     pass_status();
     for (int i = 0; i < 2; ++i) {
@@ -173,8 +173,8 @@ class Wrapper {
     }
   }
 
-  /// What the program's flight record says now; of one that was asked to stop the first answer counts: where it was,
-  /// not what it has done since then.
+  /// Reads the program's flight record. If the program was asked to stop, the first reading counts: its place at the
+  /// request, not its progress since then.
   void read_flight() {
     const auto directory = env(flight::kDirectoryVariable);
     if (!flight_.bytes.empty() || !directory || directory->empty()) return;

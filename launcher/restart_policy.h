@@ -39,15 +39,15 @@ struct RestartDecision {
 };
 
 /// Note [Restarts]
-/// A job is started again after a failure that may not repeat: a rank that was killed or crashed, a lost host, a
-/// timeout. It is not after what would repeat (wrong usage, bad data, an unusable checkpoint, divergence, a program
-/// that cannot be started), nor where somebody wanted it to end (a signal, exit code 75, work that is done).
+/// A job is restarted after a failure that may not repeat: a rank was killed or crashed, a host was lost, a timeout. It
+/// is not restarted after a failure that would repeat (wrong usage, bad data, an unusable checkpoint, divergence, a
+/// program that cannot be started), nor after a wanted end (a signal, exit code 75, finished work).
 ///
 /// Progress is a step further than any before, or a newer checkpoint. After an attempt without either, the job is not
-/// started again with as many ranks: it would fail for ever. Failures in a row without a newer checkpoint between them
-/// make pauses of kFirstPause that double each time, up to kLongestPause, and from the second one on the job
-/// resumes with one rank fewer, where `min_ranks` allows that: what does not hold that many may hold fewer. Those do
-/// not come back: what did not hold them would fail again. The ranks of a lost host do, with the host.
+/// restarted with as many ranks: it would fail for ever. Between failures in a row without a newer checkpoint there are
+/// pauses: kFirstPause, doubled each time, up to kLongestPause. From the second such failure on, the job resumes with
+/// one rank fewer, if `min_ranks` allows that: hosts that cannot run as many ranks may run fewer. These ranks do not
+/// come back, because the hosts would fail again. The ranks of a lost host come back with the host.
 class RestartPolicy {
  public:
   static constexpr auto kFirstPause = std::chrono::milliseconds(250);

@@ -11,7 +11,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// The job's exit code, where its output could be written; else what became of that.
+/// The job's exit code if its output could be written; else the code of that failure.
 int with_lost_output(int exit_code, Console& console) {
   // The programs may have ended before it was noticed that nobody reads what they wrote.
   if (exit_code == 0 && console.queues().front().error() == EPIPE) {
@@ -110,7 +110,7 @@ class Attempts {
          {{"attempt", policy_.attempt()}, {"step", step}, {"down_seconds", seconds_between(failed_at_, Clock::now())}});
   }
 
-  /// A program that resumes reports the checkpoint that it resumes from, which is no newer one.
+  /// A resuming program reports the checkpoint it resumes from; that does not count as a newer one.
   bool grows_at(std::int64_t step) {
     if (step <= policy_.newest_checkpoint()) return false;
     hosts_.forget_failures();

@@ -79,11 +79,10 @@ struct RootCause {
   bool show_mpirun = false;  // what mpirun wrote explains it
 };
 
-/// The first failure is the earliest among the ranks that nobody had asked to stop; a rank that was asked ends because
-/// of that. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
-/// cause; codes 4 and 5 (the network, another rank) are its effects on peers, and code 1 may be. Where peers name the
-/// rank that they have waited for, that rank is the cause. All failures after a host was last heard from are caused by
-/// its loss.
+/// The first failure is the earliest among the ranks without a stop request; the others ended because of the request.
+/// Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a cause; codes 4
+/// and 5 (the network, another rank) are its effects on peers, and code 1 may be. If peers name a rank that they waited
+/// for, that rank is the cause. All failures after a host was last heard from are caused by its loss.
 RootCause find_root_cause(const JobReport& job);
 
 }  // namespace lockstep::launcher

@@ -556,8 +556,8 @@ void Supervisor::kill_starter() {
   if (!processes_.are_mpirun()) hosts_.send_all(EndRanks{});
 }
 
-/// Where the reader of stdout takes nothing, that shall not keep from stderr what is to be said. False if it has been
-/// tried, or both are the same.
+/// A reader of stdout that takes nothing must not hold back messages on stderr. False if it has been tried, or both are
+/// the same.
 bool Supervisor::drop_stdout() {
   if (console_.queues().size() < 2 || console_.queues().front().size() == 0) return false;
   say_unread(console_.queues().front().drop());

@@ -26,8 +26,7 @@ namespace lockstep::launcher {
 /// say who failed first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not
 /// notice.
 ///   1. A rank fails: the others get kPatience to see it themselves and say so, or to start at all.
-///   2. They get SIGTERM (or what the user pressed), and the grace to end, which is longer for those that save a
-///      checkpoint (RankStatus).
+///   2. They get SIGTERM (or the user's signal) and time to end, more of it if they save a checkpoint (RankStatus).
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up. Wrappers
 ///      that the launcher has started itself are killed in its place.

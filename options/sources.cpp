@@ -179,7 +179,7 @@ toml::table parse_file(const std::string& path) {
     return toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     throw UsageError(fmt::format("{}:{}: {}", path, error.source().begin.line, error.description()),
-                     "write one \"flag-name = value\" a line; text values stand in quotes");
+                     "write one \"flag-name = value\" per line; text values stand in quotes");
   }
 }
 

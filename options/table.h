@@ -1,4 +1,4 @@
-// The flags of one subcommand: their names, what they take, what they mean and where their values go.
+// The flags of one subcommand: their names, values and meanings, and the targets of the values.
 #pragma once
 
 #include <concepts>
@@ -123,8 +123,8 @@ class OptionTable {
   /// Names that `name` excludes.
   std::vector<std::string> excluded_by(std::string_view name) const;
 
-  /// Throws UsageError for the first option that holds what is out of range, or is asked for where it has no effect:
-  /// for those who fill the targets without text.
+  /// Throws UsageError for the first option with a value out of range, or set where it has no effect: for callers that
+  /// fill the targets without text.
   void check() const;
   /// Makes it the table of a program of its own called `program`, which fills the positionals itself and has no options
   /// of these names.

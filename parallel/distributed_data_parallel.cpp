@@ -124,7 +124,8 @@ std::string described(const std::string& name, const nn::Tensor& tensor) {
 void check_in_shards(nn::Module& module, const Options& options) {
   check_usage(!options.static_graph, "a static graph with shards",
               "leave static_graph out: find_unused_parameters looks for unused parameters of each shard");
-  check_usage(options.gradient_as_bucket_view, "gradients that are no views of the buckets with shards, whose they are",
+  check_usage(options.gradient_as_bucket_view,
+              "gradient_as_bucket_view off with shards, whose gradients are always views of the buckets",
               "leave gradient_as_bucket_view on");
   check_usage(synchronised_norms(module) == 0,
               "shards with synchronised batch normalisation, whose sums are over ranks", "leave one of the two out");
@@ -138,7 +139,7 @@ void check_in_shards(nn::Module& module, const Options& options) {
 void check_zero(const nn::Module& module, const Options& options) {
   if (options.zero < 0 || options.zero > 1)
     throw UsageError(fmt::format("zero {}, where gradients and parameters would be sharded too", options.zero),
-                     "give 1, with which updates and what optimizers remember are sharded, or 0");
+                     "give 1, which shards updates and the optimizers' state, or 0");
   check_usage(options.zero == 0 || dynamic_cast<const DataParallel*>(&module) == nullptr,
               "zero with a module that is a DataParallel", "wrap the module itself, in a process for each device");
 }
@@ -265,7 +266,7 @@ void DistributedDataParallel::check_intact() const {
       throw UsageError(fmt::format("{} is trained now, and was not when DistributedDataParallel was made: its gradient "
                                    "would not be summed",
                                    name),
-                       "call set_requires_grad(true) before, or make the DistributedDataParallel anew");
+                       "call set_requires_grad(true) before, or make a new DistributedDataParallel");
 }
 
 const nn::Tensor& DistributedDataParallel::scalars() {
@@ -385,7 +386,7 @@ void DistributedDataParallel::begin_pass() {
 
 void DistributedDataParallel::begin_pass(nn::Tape& tape) {
   if (tape.recording() && tape.listener() != nullptr && tape.listener() != this)
-    throw UsageError("two DistributedDataParallel modules in the passes of one tape, of which backward would sum one",
+    throw UsageError("two DistributedDataParallel modules in the passes of one tape: backward would sum only one",
                      "wrap a module that has both, or give each a tape of its own");
   begin_pass();
   if (tape.recording()) {

@@ -37,11 +37,11 @@ namespace lockstep::parallel {
 ///   start_gathers()   barrier: all owners have written. Parameters expect their values until it is complete
 ///   forward           waits for it where it reads the first parameter
 ///
-/// That the sums of a bucket are complete does not mean that other ranks no longer read its parameters: a layer hands
-/// its gradients over before it multiplies by its weights (nn::Tape::parameters_done()), with shards other threads are
-/// in the same layer, and a loop that calls step() may look at parameters between it and backward. Hence the first
-/// barrier, in which ranks wait for the slowest one, as they do for the last bucket. Updates after a start_gathers()
-/// have a first barrier of their own, also without a pass in between: two steps by the same gradients.
+/// When the sums of a bucket are complete, other ranks may still read its parameters: a layer hands its gradients over
+/// before it multiplies by its weights (nn::Tape::parameters_done()), with shards other threads are in the same layer,
+/// and a loop that calls step() may look at parameters between it and backward. Hence the first barrier, in which ranks
+/// wait for the slowest one, as they do for the last bucket. Updates after a start_gathers() have a first barrier of
+/// their own, also without a pass in between: two steps by the same gradients.
 ///
 /// Between the two barriers all ranks are in their updates, so a rank that ends there leaves half-written parameters to
 /// ranks that are about to wait for it in the second one: they end with that error before they read, compare or save a

@@ -31,8 +31,8 @@ struct DeviceChoice {
 /// A rank that computes on several devices (RankView::all; it is the only one) takes all that it asks for: of `cuda`
 /// all GPUs that it sees, of `cuda:free` the emptiest (devices::emptiest), the one with most free memory first.
 ///
-/// Throws DeviceError where there is no such device or it takes no (more) processes, where there are more ranks than
-/// devices, and where several ranks would compute on one GPU without `share`.
+/// Throws DeviceError if there is no such device or it takes no (more) processes, if there are more ranks than devices,
+/// and if several ranks would compute on one GPU without `share`.
 DeviceChoice choose_device(std::span<const RankView> ranks, int rank);
 
 }  // namespace lockstep::session

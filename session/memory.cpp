@@ -54,8 +54,7 @@ std::string remedy_of(const MemoryNeed& need, std::size_t ranks) {
   if (need.moments > need.gradients / 2)
     for (const auto* family : nn::optimizer_families())
       if (!family->leanest.empty())
-        ways.push_back(
-            fmt::format("an optimizer that remembers less (--optimizer {} {})", family->name, family->leanest));
+        ways.push_back(fmt::format("an optimizer with less state (--optimizer {} {})", family->name, family->leanest));
   if (ranks > 1) ways.emplace_back("fewer ranks here");
   return join(ways, ", ") + ", or more memory";
 }

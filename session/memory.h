@@ -33,9 +33,9 @@ struct MemoryNeeds {
   MemoryNeed host, device;
 };
 
-/// Collective. Throws OutOfMemoryError (PeerError on the other ranks) where ranks that share memory, of a machine, of a
-/// control group or of a GPU, need more of it together than is free: what for, how much there is, and whose limit it
-/// is. What the system does not say is not checked.
+/// Collective. Throws OutOfMemoryError (PeerError on the other ranks) if ranks that share the memory of a machine,
+/// control group or GPU together need more than is free. The error names the uses, the free memory, and the owner of
+/// the limit. What the system does not say is not checked.
 void check_memory(comm::ProcessGroup& group, nn::Backend& backend, const MemoryNeeds& mine);
 
 }  // namespace lockstep::session

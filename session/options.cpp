@@ -67,18 +67,18 @@ void add_timeout_option(OptionTable& table, double& seconds) {
 }
 
 void add_stall_option(OptionTable& table, double& seconds) {
-  table.add({.name = "stall-warning-seconds",
-             .placeholder = "S",
-             .help = "a wait for another rank that lasts so long is mentioned, with the rank that is waited for, and "
-                     "again after twice as long, and so on; 0: never",
-             .default_text = fmt::to_string(seconds),
-             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
+  table.add(
+      {.name = "stall-warning-seconds",
+       .placeholder = "S",
+       .help = "warn after waiting this long for a rank, and name it; again after twice as long, and so on; 0: never",
+       .default_text = fmt::to_string(seconds),
+       .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
 }
 
 Option encrypt_option(bool& encrypt) {
   return {.name = "encrypt",
           .kind = OptionKind::kFlag,
-          .help = "encrypt all that ranks of different hosts say to each other; on all ranks or none",
+          .help = "encrypt everything that ranks send to other hosts; on all ranks or none",
           .value = boolean(encrypt)};
 }
 
@@ -96,7 +96,7 @@ Option precision_option(Precision& precision, const char* help) {
 Option tf32_option(bool& tf32, const std::string& device) {
   return {.name = "tf32",
           .kind = OptionKind::kFlag,
-          .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
+          .help = "on GPUs, multiply f32 with 10 bits of mantissa, several times faster",
           .value = boolean(tf32),
           .applies = to_gpus(device),
           .agree = Agree::kValue,
@@ -115,9 +115,9 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
              .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
-             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
-                     "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
-                     "each where there is one for every rank, else the CPU",
+             .help = "device to compute on; cuda: the GPU with the local rank's number; cuda:0,3: the local rank's "
+                     "entry in this list; cuda:free: the GPU with most free memory; numbers count the GPUs in "
+                     "CUDA_VISIBLE_DEVICES; auto: one GPU per rank if there are enough, else the CPU",
              .default_text = config.device,
              .value = text(config.device)});
   table.add({.name = "share-devices",
@@ -129,13 +129,12 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
   table.add(backend_option(config.backend, "gradients", [](const comm::BackendFamily&) { return true; }));
   table.add(precision_option(
       config.precision,
-      "what activations and products are computed in; parameters, gradients and sums stay f32. bf16 on the CPU "
-      "needs AVX-512, and is faster than f32 with AVX512-BF16 or AMX; fp16 is for GPUs, and scales losses in "
-      "training"));
+      "type of activations and products; parameters, gradients and sums stay f32. bf16 on the CPU needs AVX-512, and "
+      "is faster than f32 with AVX512-BF16 or AMX; fp16 is for GPUs, and scales losses in training"));
   table.add(tf32_option(config.tf32, config.device));
   table.add({.name = "threads",
              .placeholder = "N",
-             .help = "compute threads a device, on the CPU",
+             .help = "compute threads per device, on the CPU",
              .default_text = "its share of the cores",
              .value = integer(config.threads, 1, 4096, /*unset=*/0),
              .applies = {.to = "the CPU", .unless = [&config] {

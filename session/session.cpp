@@ -196,8 +196,8 @@ std::string file_of_kernels(const EnvLookup& lookup) {
   const std::string directory = cache.starts_with('/') ? cache : home.starts_with('/') ? home + "/.cache" : "";
   if (directory.empty()) {
     log_warn(
-        "kernels are not timed: neither HOME nor XDG_CACHE_HOME says where to note the fastest → set one of them, or "
-        "give --autotune no");
+        "kernels are not timed: neither HOME nor XDG_CACHE_HOME is set, so there is no place to store the fastest → "
+        "set one of them, or give --autotune no");
     return {};
   }
   return directory + "/lockstep/kernels.txt";
@@ -274,7 +274,7 @@ void check_kind(const SessionOptions& options, DeviceKind kind, const std::strin
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
   if (kind == DeviceKind::kCpu) {
     require(family == nullptr || family->memory == DeviceKind::kCpu,
-            fmt::format("--backend {} adds up what is on GPUs, and this run is on the CPU{}", options.backend, because),
+            fmt::format("--backend {} is for GPUs, and this run is on the CPU{}", options.backend, because),
             "leave --backend out, or use --device cuda");
     require(options.precision != Precision::kFp16,
             fmt::format("--precision fp16 is for GPUs, and this run is on the CPU{}: no kernel there computes in f16",

@@ -225,18 +225,18 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
   const bool there = nn::TensorsByName(tensors).has_one_in(head->own);
   if (wanted && !there)
     throw UsageError(fmt::format("{} holds no layer for the classes of {}", config.weights, dataset.name()),
-                     "train that layer: lockstep train --reset-head starts it anew");
+                     "train that layer: lockstep train --reset-head reinitializes it");
   if (!wanted && there)
     throw UsageError(
         fmt::format("{} holds a model for classes of texts, and {} has none", config.weights, dataset.name()),
-        "use csv:FILE or texts:DIR, or --non-strict, which starts what is missing anew");
+        "use csv:FILE or texts:DIR, or --non-strict, which initializes missing layers");
 }
 
 void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {
   nn::LoadOptions options = {
       .strict = !config.non_strict, .keep_prefix = config.keep_prefix, .match_other_names = true};
   if (config.reset_head) leave_head_out(config, model, options);
-  checkpoint::log_report(nn::load_state(model, tensors, config.weights, options), config.weights, "start anew");
+  checkpoint::log_report(nn::load_state(model, tensors, config.weights, options), config.weights, "are initialized");
 }
 
 void freeze(nn::Module& model, const std::string& patterns) {
@@ -424,7 +424,7 @@ void register_hook(const TrainConfig& config, parallel::DistributedDataParallel&
   ddp.register_comm_hook(std::move(hook));
   const auto bytes = ddp.reducer().bytes_sent();
   if (bytes && bytes->sent >= bytes->without_hook && bytes->sent > 0 && ddp.group().rank() == 0)
-    log_warn("--comm-hook {} saves nothing here: of {} on {} ranks it sends {} in a step in place of {}",
+    log_warn("--comm-hook {} saves nothing here: for {} on {} ranks it sends {} per step instead of {}",
              config.comm_hook, config.model.name, ddp.group().size(), human_bytes(bytes->sent),
              human_bytes(bytes->without_hook));
 }

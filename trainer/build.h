@@ -61,7 +61,7 @@ nn::LossFunction evaluation_loss(const TrainConfig& config);
 
 /// A step as the flags want it.
 TrainingStep::Options step_options(const TrainConfig& config);
-/// Whether steps that repeat are captured as graphs, where the device can; what several devices compute is not.
+/// Whether repeated steps are captured as graphs, if the device can; steps on several devices are not.
 bool wants_graphs(const TrainConfig& config);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.

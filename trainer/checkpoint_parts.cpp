@@ -20,8 +20,8 @@ namespace {
 using checkpoint::CheckpointManifest;
 using checkpoint::part_file;
 
-/// A file that a rank makes and rank 0 looks for. It has a checkpoint's name while that is written, so that the next
-/// run removes it where this one is killed.
+/// A file that a rank makes and rank 0 looks for. It has the name of a checkpoint in writing, so that the next run
+/// removes it if this one is killed.
 std::string probe_of(const std::string& directory, const std::string& nonce, int rank) {
   return fmt::format("{}/.step-part-{}-{}", directory, nonce, rank);
 }

@@ -127,9 +127,10 @@ void check_scaled_losses(const TrainConfig& config) {
   require(config.parallel == Parallel::kDdp,
           "--precision fp16 with --parallel dp: the scale of losses is on one GPU, and its replicas' are on others",
           "use --parallel ddp, or --precision bf16");
-  require(config.local_sgd == 0,
-          "--precision fp16 with --local-sgd: ranks that skip different steps would average what is not of one step",
-          "leave --local-sgd out, or use --precision bf16");
+  require(
+      config.local_sgd == 0,
+      "--precision fp16 with --local-sgd: ranks that skip different steps would average parameters of different steps",
+      "leave --local-sgd out, or use --precision bf16");
 }
 
 }  // namespace
@@ -159,10 +160,10 @@ void validate(const TrainConfig& config) {
   train_options(same).check();
   require(
       config.zero <= 1,
-      fmt::format("--zero {}: backward writes gradients into the buckets that the ranks sum, of which each rank has "
-                  "all{}",
-                  config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
-      "use --zero 1, which shards updates and what the optimizer remembers");
+      fmt::format(
+          "--zero {}: backward writes gradients into the buckets that the ranks sum, and each rank has all of these{}",
+          config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
+      "use --zero 1, which shards updates and the optimizer's state");
   require(
       !config.tune_bucket_mb || config.zero == 0,
       fmt::format("--bucket-mb auto with --zero {}, whose parameters lie in the buckets and cannot move", config.zero),
@@ -177,7 +178,7 @@ void validate(const TrainConfig& config) {
   validate_device(config);
   if (config.precision == Precision::kFp16) check_scaled_losses(config);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
-          "--resume auto resumes from the newest checkpoint, and nothing says where they are",
+          "--resume auto resumes from the newest checkpoint, but no directory of checkpoints is given",
           "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");

@@ -186,11 +186,9 @@ void check_same_data(const Facts& there, const Facts& here, const std::string& p
   const std::string what = fmt::format("checkpoint {} is of other data: {}", path, join(differing, "; "));
   if (accepted && !other_tokens) return log_warn("{}; training continues on these", what);
   throw CheckpointError(
-      what,
-      other_tokens
-          ? "give the text that it was made with: other tokens mean something else to the model, which starts anew "
-            "without --resume and with another --checkpoint-dir"
-          : "give the data that it was made with, or add --resume-data-changed to train on with these");
+      what, other_tokens ? "give the text that it was made with: other tokens mean something else to the model; to "
+                           "train a new one, leave --resume out and give another --checkpoint-dir"
+                         : "give the data that it was made with, or add --resume-data-changed to train on with these");
 }
 
 }  // namespace lockstep::trainer

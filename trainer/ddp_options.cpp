@@ -51,16 +51,14 @@ Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFam
 void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
              .placeholder = "X|auto",
-             .help =
-                 "size of a gradient bucket, in MiB; auto: sizes are tried in the first steps, and the one with the "
-                 "shortest steps stays",
-             .default_text = "25, between hosts on the CPU 4",
+             .help = "size of a gradient bucket in MiB; auto: try sizes in the first steps and keep the fastest",
+             .default_text = "25; 4 between hosts on the CPU",
              .value = bucket_bytes(config),
              .agree = Agree::kValue,
              .may_change = true});
   table.add({.name = "first-bucket-mb",
              .placeholder = "X",
-             .help = "size of the bucket that is ready first, in MiB",
+             .help = "size of the first bucket to be ready, in MiB",
              .default_text = fmt::to_string(config.first_bucket_mb),
              .value = number(config.first_bucket_mb, kBucketMib),
              .agree = Agree::kValue,
@@ -78,8 +76,8 @@ void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
   };
   table.add({.name = "comm-hook",
              .placeholder = ddp::comm_hook_placeholder(),
-             .help = "how gradients travel: as f32, as bf16 or fp16, as products of R columns of each matrix, or the P "
-                     "percent of a bucket that are largest",
+             .help = "how gradients are sent: as f32, bf16 or fp16, as products of R columns of each matrix, or only "
+                     "the largest P percent of each bucket",
              .default_text = config.comm_hook,
              .value = {[&config, complaint_of](const std::string& spec) {
                          auto complaint = complaint_of(spec);
@@ -104,9 +102,8 @@ void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
 void add_zero_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "zero",
              .placeholder = "0|1",
-             .help =
-                 "1: each rank updates a share of the parameters and remembers nothing of the rest: the optimizer's "
-                 "state is divided by the number of ranks (ZeRO, stage 1)",
+             .help = "1: each rank updates its share of the parameters and stores only that share of the optimizer's "
+                     "state (ZeRO, stage 1)",
              .default_text = fmt::to_string(config.zero),
              .value = integer(config.zero, 0, 3),
              .applies = {.to = "training without --parallel dp",
@@ -123,15 +120,14 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "find-unused",
              .synonyms = {"find-unused-parameters"},
              .kind = OptionKind::kFlag,
-             .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
+             .help = "allow parameters without a gradient in a step; those that no rank used stay unchanged",
              .value = boolean(config.find_unused),
              .agree = Agree::kValue,
              .may_change = true});
   table.add({.name = "static-graph",
              .kind = OptionKind::kFlag,
-             .help =
-                 "the parameters without a gradient are the same ones in each step, found in the first; a step that "
-                 "differs is an error",
+             .help = "the same parameters lack a gradient in every step; they are found in the first, and a step that "
+                     "differs is an error",
              .value = boolean(config.static_graph),
              .applies = {.to = "steps over ranks, without --find-unused and --shards",
                          .unless = [&config]() -> std::optional<std::string> {
@@ -142,42 +138,40 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .may_change = true});
   table.add({.name = "no-broadcast-buffers",
              .kind = OptionKind::kFlag,
-             .help = "running statistics stay each rank's own, else they are rank 0's",
+             .help = "each rank keeps its own running statistics instead of rank 0's",
              .value = boolean(config.no_broadcast_buffers),
              .applies = to_batch_norm,
              .agree = Agree::kValue,
              .may_change = true});
-  table.add(
-      {.name = "local-sgd",
-       .placeholder = "K",
-       .help =
-           "each rank takes K steps by its own gradients; then parameters and moments become the ranks' mean, at the "
-           "end of an epoch too",
-       .default_text = "gradients are summed in each step",
-       .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
-       .applies = {.to = "training without --shards, --comm-hook, --zero, --ema, --sync-batchnorm, "
-                         "--no-broadcast-buffers and --parallel dp, whose "
-                         "--checkpoint-every and --check-replicas are multiples of K",
-                   .unless = [&config]() -> std::optional<std::string> {
-                     const auto apart = [&](std::int64_t steps) {
-                       return steps % std::max<std::int64_t>(config.local_sgd, 1) != 0;
-                     };
-                     if (config.shards > 0) return "--shards sums each step along a tree";
-                     if (config.comm_hook != "none") return "--comm-hook carries the gradients of each step";
-                     if (config.zero > 0) return "--zero sums the gradients of each step";
-                     if (config.ema) return "--ema follows parameters that all ranks have";
-                     if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
-                     if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
-                     if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
-                     if (apart(config.checkpoint_every.value_or(0)))
-                       return fmt::format("--checkpoint-every {} falls between two averagings",
-                                          *config.checkpoint_every);
-                     return when(
-                         apart(config.check_replicas),
-                         fmt::format("--check-replicas {} falls between two averagings", config.check_replicas));
-                   }},
-       .agree = Agree::kValue,
-       .may_change = true});
+  table.add({.name = "local-sgd",
+             .placeholder = "K",
+             .help = "each rank takes K steps by its own gradients; then, and at the end of an epoch, parameters and "
+                     "moments are averaged over the ranks",
+             .default_text = "gradients are summed in each step",
+             .value = integer(config.local_sgd, 1, kMost, /*unset=*/0),
+             .applies = {.to = "training without --shards, --comm-hook, --zero, --ema, --sync-batchnorm, "
+                               "--no-broadcast-buffers and --parallel dp, whose "
+                               "--checkpoint-every and --check-replicas are multiples of K",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           const auto apart = [&](std::int64_t steps) {
+                             return steps % std::max<std::int64_t>(config.local_sgd, 1) != 0;
+                           };
+                           if (config.shards > 0) return "--shards sums each step along a tree";
+                           if (config.comm_hook != "none") return "--comm-hook carries the gradients of each step";
+                           if (config.zero > 0) return "--zero sums the gradients of each step";
+                           if (config.ema) return "--ema follows parameters that all ranks have";
+                           if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
+                           if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                           if (apart(config.checkpoint_every.value_or(0)))
+                             return fmt::format("--checkpoint-every {} falls between two averagings",
+                                                *config.checkpoint_every);
+                           return when(
+                               apart(config.check_replicas),
+                               fmt::format("--check-replicas {} falls between two averagings", config.check_replicas));
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
   table.add({.name = "sync-batchnorm",
              .kind = OptionKind::kFlag,
              .help = "batch normalisation over the samples of all ranks",
@@ -187,8 +181,8 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .may_change = true});
   table.add({.name = "check-replicas",
              .placeholder = "STEPS",
-             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: only at checkpoints "
-                     "and the end",
+             .help = "steps between checks that all ranks' parameters are bitwise equal, else the run stops; 0: only "
+                     "at checkpoints and the end",
              .default_text = fmt::to_string(config.check_replicas),
              .value = integer(config.check_replicas, 0, kMost),
              .agree = Agree::kValue});

@@ -9,9 +9,9 @@
 
 namespace lockstep::trainer {
 
-/// Follows a run's numbers, which are the same on all ranks: where they say that it has diverged all of them throw,
-/// rank 0 DivergedError and the others PeerError. A step that was skipped for its gradients (nn::GradScaler) is no
-/// divergence, whatever its loss is; but where no scale of losses helps, that is one.
+/// Follows a run's numbers, which are the same on all ranks. If they show divergence, all ranks throw: rank 0
+/// DivergedError, the others PeerError. A step skipped for its gradients (nn::GradScaler) is no divergence, whatever
+/// its loss. But if no scale of losses helps, it is one.
 class DivergenceWatch {
  public:
   /// A scale below this does not help: so small a loss has gradients below the smallest normal number of f16.

@@ -35,27 +35,27 @@ void add_loss_scale_option(OptionTable& table, TrainConfig& config) {
     return options::Complaint{fmt::format("'{}' is no scale of losses", scale),
                               fmt::format("give {}, or a positive number: 1024", kDynamic)};
   };
-  table.add({.name = "loss-scale",
-             .placeholder = "dynamic|N",
-             .help = "what losses are multiplied by, so that their gradients are numbers of f16: dynamic, from 65536 "
-                     "on, doubled after 2000 good steps and halved after each whose gradients are not finite, which "
-                     "changes nothing; or a number that stays",
-             .default_text = kDynamic,
-             .value = {[&config, complaint_of](const std::string& scale) {
-                         auto complaint = complaint_of(scale);
-                         if (!complaint) config.loss_scale = scale;
-                         return complaint;
-                       },
-                       [&config] { return config.loss_scale.empty() ? std::string(kDynamic) : config.loss_scale; },
-                       [&config, complaint_of] { return complaint_of(config.loss_scale); },
-                       [&config] { return !config.loss_scale.empty(); }},
-             .applies = {.to = "--precision fp16",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           return when(config.precision != Precision::kFp16,
-                                       fmt::format("this run has --precision {}", name_of(config.precision)));
-                         }},
-             .agree = Agree::kValue,
-             .may_change = true});
+  table.add(
+      {.name = "loss-scale",
+       .placeholder = "dynamic|N",
+       .help = "factor for losses, so that f16 can hold their gradients; dynamic: starts at 65536, doubles after 2000 "
+               "good steps, and halves after a step with non-finite gradients, which is skipped; or a fixed number",
+       .default_text = kDynamic,
+       .value = {[&config, complaint_of](const std::string& scale) {
+                   auto complaint = complaint_of(scale);
+                   if (!complaint) config.loss_scale = scale;
+                   return complaint;
+                 },
+                 [&config] { return config.loss_scale.empty() ? std::string(kDynamic) : config.loss_scale; },
+                 [&config, complaint_of] { return complaint_of(config.loss_scale); },
+                 [&config] { return !config.loss_scale.empty(); }},
+       .applies = {.to = "--precision fp16",
+                   .unless = [&config]() -> std::optional<std::string> {
+                     return when(config.precision != Precision::kFp16,
+                                 fmt::format("this run has --precision {}", name_of(config.precision)));
+                   }},
+       .agree = Agree::kValue,
+       .may_change = true});
 }
 
 /// Of an unknown model nobody can say what it takes: others complain of it.
@@ -95,13 +95,13 @@ void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "cased",
              .placeholder = "yes|no",
              .help = "whether texts keep capital letters and accents",
-             .default_text = "what the vocabulary says, or a tokenizer_config.json beside it; learned: no",
+             .default_text = "as the vocabulary or a tokenizer_config.json beside it says; no if learned",
              .value = std::move(cased),
              .applies = {.to = to, .unless = unless},
              .agree = Agree::kValue});
   table.add({.name = "vocab-size",
              .placeholder = "N",
-             .help = "the most word pieces that are learned",
+             .help = "most word pieces to learn",
              .default_text = fmt::to_string(data::WordPieceOptions().vocabulary_size),
              .value = integer(config.vocabulary_size, 32, 1 << 24),
              .applies = {.to = to + ", without --vocab",
@@ -127,7 +127,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "classes",
              .placeholder = "K",
              .help = "classes of the last layer",
-             .default_text = "what the data has",
+             .default_text = "the data's",
              .value = integer(config.classes, 1, 1 << 24),
              .agree = Agree::kValue});
   add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name != data::kAugment; });
@@ -296,7 +296,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   add_loss_scale_option(table, config);
   table.add({.name = "seed",
              .placeholder = "N",
-             .help = "of initial parameters and sample order",
+             .help = "seed of initial parameters and sample order",
              .default_text = fmt::to_string(config.seed),
              .value = integer(config.seed, 0, kMost),
              .agree = Agree::kValue,

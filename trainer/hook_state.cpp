@@ -112,9 +112,10 @@ void resume_hook_state(const checkpoint::Resumed& resumed, ddp::CommHook* hook, 
   }
   if (group.rank() != 0) return;
   if (!there)
-    log_info("checkpoint {} is of a run without communication hook {}, which begins anew", resumed.path, hook->name());
+    log_info("checkpoint {} is of a run without communication hook {}, which starts without state", resumed.path,
+             hook->name());
   else if (any_of_rank && before != group.size())
-    log_info("{}: what {} rank{} had not sent yet is shared out to {}: the sum stays", hook->name(), before,
+    log_info("{}: gradients that {} rank{} had not sent yet are divided among {}: the sum stays", hook->name(), before,
              before == 1 ? "" : "s", group.size());
 }
 

@@ -18,8 +18,8 @@ std::vector<nn::HostTensor> gather_hook_state(ddp::CommHook* hook, comm::Process
 
 /// Collective: continues with what gather_hook_state() has returned, from the file that the checkpoint's manifest
 /// lists. At another number of ranks the sum of what ranks have kept each for themselves stays: each begins with the
-/// same share of it, and one rank says so. Where the checkpoint is of another hook, or of none, the hook begins anew,
-/// and one rank says so. Throws CheckpointError where the file is not what this model has.
+/// same share of it, and one rank says so. If the checkpoint is of another hook, or of none, the hook starts without
+/// state, and one rank reports that. Throws CheckpointError if the file does not fit this model.
 void resume_hook_state(const checkpoint::Resumed& resumed, ddp::CommHook* hook, comm::ProcessGroup& group);
 
 }  // namespace lockstep::trainer

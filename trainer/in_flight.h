@@ -16,8 +16,8 @@ namespace lockstep::trainer {
 /// Waits for what a download was begun with. Calls `while_waiting` again and again until it has arrived.
 std::span<const std::byte> wait_for(nn::AsyncDownload& download, FunctionRef<void()> while_waiting);
 
-/// Steps that a device has been given, in their order, each with what the host knows of it and with numbers that the
-/// device computes: no step waits for a number that only a human reads. The backend must outlive it.
+/// Steps that a device has been given, in order, each with the host's data and with numbers from the device. No step
+/// waits for a number that is only for people. The backend must outlive it.
 template <class Step>
 class InFlight {
  public:

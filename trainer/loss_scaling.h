@@ -29,8 +29,8 @@ std::optional<LossScaling> scaling_of(const nn::GradScaler* scaler);
 /// GradScaler::state() as a tensor, the same on all ranks; no tensors where there is no scaler. Waits for the device.
 std::vector<nn::HostTensor> scaler_tensors(const nn::GradScaler* scaler);
 /// Collective: continues with what scaler_tensors() has returned, from the file that the checkpoint's manifest lists.
-/// Where it lists none, losses were not scaled, and the scale begins anew: one rank says so. Throws CheckpointError
-/// where the file is none of scaler_tensors().
+/// If it lists none, losses were not scaled, and the scale starts at its first value; one rank reports that. Throws
+/// CheckpointError where the file is none of scaler_tensors().
 void resume_scaler(const checkpoint::Resumed& resumed, nn::GradScaler& scaler, comm::ProcessGroup& group);
 
 }  // namespace lockstep::trainer

@@ -121,7 +121,7 @@ std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup
   if (group.all_gather_numbers(apart ? 1 : 0).front() == 0) {
     comm::run_collectively(group, [&] {
       refuse_or_warn(fmt::format("--checkpoint-mirror {} is on rank 0's host, and on the same file system there as "
-                                 "--checkpoint-dir {}: what takes one takes the other",
+                                 "--checkpoint-dir {}: both would be lost together",
                                  spec, config.checkpoint_dir),
                      "give a directory on another disk, or run on another host too");
     });

@@ -25,11 +25,11 @@ struct Mirror {
   std::vector<int> on_a_host;  // the lowest rank of each host, which looks into its directories
 };
 
-/// Collective: as --checkpoint-mirror says; nothing where it says nothing. Throws UsageError where no rank runs on the
-/// host, and where the second copy would be lost with the first: on rank 0's host, unless it lies on another file
-/// system there, and where both ranks see the same directory. A job that the launcher has started again may have lost
-/// the hosts for it (LOCKSTEP_ATTEMPT): that is a warning then, another host is taken where there is one, and if there
-/// is none, nobody writes the second copy; what is there of it is found all the same.
+/// Collective: as --checkpoint-mirror says; nothing without it. Throws UsageError if no rank runs on the host, and if
+/// the second copy would be lost with the first: on rank 0's host, unless it lies on another file system there, or in a
+/// directory that both ranks see. A restarted job may have lost the hosts for it (LOCKSTEP_ATTEMPT). This is then a
+/// warning, and another host is taken. If there is none, no rank writes the second copy; existing copies are found all
+/// the same.
 std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup& group);
 
 }  // namespace lockstep::trainer

@@ -47,17 +47,17 @@ void add_weight_file(OptionTable& table, TrainConfig& config) {
 void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
              .placeholder = "FILE",
-             .help = "weights to write at the end: safetensors, or for .pt, .pth and .bin what torch.load() reads",
+             .help = "file for the trained weights: safetensors; .pt, .pth and .bin are written for torch.load()",
              .value = text(config.save)});
   table.add({.name = "reset-head",
              .kind = OptionKind::kFlag,
-             .help = "the last layer starts anew: the file's is not used, and may be of another size",
+             .help = "reinitialize the last layer; the file's is ignored and its size may differ",
              .value = boolean(config.reset_head),
              .applies = checkpoint::to_weights(config.weights)});
   table.add({.name = "freeze",
              .kind = OptionKind::kList,
              .placeholder = "PATTERN,…",
-             .help = "parameters that are not trained, by their names; * stands for any characters",
+             .help = "parameters not to train, by name; * stands for any characters",
              .value = text(config.freeze),
              .agree = Agree::kValue,
              .identity = "frozen"});
@@ -67,7 +67,7 @@ void add_workers_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "workers",
              .synonyms = {"num-workers", "j"},
              .placeholder = "N",
-             .help = "threads a rank that prepare batches; 0: the training thread does it",
+             .help = "threads per rank that prepare batches; 0: the training thread does it",
              .default_text = fmt::to_string(config.workers),
              .value = integer(config.workers, 0, 256)});
 }
@@ -86,20 +86,19 @@ Option batch_option(TrainConfig& config, const char* help) {
 
 void add_split_option(OptionTable& table, TrainConfig& config) {
   const std::vector<std::string> splits = {kSplitTrain, kSplitValidation, kSplitTest, kSplitAll};
-  table.add(
-      {.name = "split",
-       .placeholder = join(splits, "|"),
-       .help = "the part to evaluate on; train and val of data without parts are those that training makes of them",
-       .default_text = "all of data without parts, else val",
-       .value = options::choice_of_names(config.split, splits),
-       .agree = Agree::kValue});
+  table.add({.name = "split",
+             .placeholder = join(splits, "|"),
+             .help = "part of the data to evaluate on; data without parts are split into train and val as in training",
+             .default_text = "val; all if the data have no parts",
+             .value = options::choice_of_names(config.split, splits),
+             .agree = Agree::kValue});
 }
 
 void add_accumulate_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "accumulate",
              .placeholder = "A",
-             .help = "parts of a step that a rank computes one after the other, in less memory; --batch is then the "
-                     "samples of one, and the global batch is B · A · ranks",
+             .help = "parts of a step that each rank computes one after another, to save memory; --batch is then the "
+                     "samples of one part, and the global batch is B · A · ranks",
              .default_text = fmt::to_string(config.accumulate),
              .value = integer(config.accumulate, 1, kMostParts),
              .agree = Agree::kValue,
@@ -129,9 +128,8 @@ void add_recompute_option(OptionTable& table, TrainConfig& config) {
   value.check = [&config, complaint] { return complaint(config.recompute); };
   table.add({.name = "recompute",
              .placeholder = "blocks|N",
-             .help =
-                 "blocks whose activations backward computes again in place of keeping them: all, or the first N; the "
-                 "same bits in less memory and more time",
+             .help = "blocks whose activations are recomputed in backward instead of stored: all, or the first N; same "
+                     "bits, less memory, more time",
              .value = std::move(value),
              .applies = std::move(applies),
              .agree = Agree::kNo});
@@ -140,16 +138,15 @@ void add_recompute_option(OptionTable& table, TrainConfig& config) {
 void add_shards_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "shards",
              .placeholder = "V",
-             .help = "parts of a step that are summed along a tree: the same bits at any number of ranks from 1 to V; "
-                     "--batch is then the samples of a shard, which --threads threads (1) compute",
+             .help = "parts of a step, summed along a tree: same bits at any number of ranks from 1 to V; --batch is "
+                     "then the samples of one shard, and --threads (1) the threads that compute it",
              .value = integer(config.shards, 1, static_cast<std::int64_t>(comm::ReductionTree::kMostLeaves),
                               /*unset=*/0),
              .applies = {.to = "training without --accumulate, --stateful, --sync-batchnorm, "
                                "--no-broadcast-buffers, --graphs yes and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
-                           if (config.accumulate > 1)
-                             return "--accumulate computes a rank's share in parts, and shards are such";
-                           if (config.stateful) return "--stateful carries states of a rank's rows";
+                           if (config.accumulate > 1) return "--accumulate splits a rank's share too";
+                           if (config.stateful) return "--stateful carries the state of each rank's rows";
                            if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks";
                            if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
                            if (config.graphs == true) return "--graphs yes runs a step as one graph";
@@ -167,8 +164,8 @@ void add_stateful_option(OptionTable& table, TrainConfig& config) {
   const auto carries = [](const nn::ModelFamily& family) { return family.carries_state; };
   table.add({.name = "stateful",
              .kind = OptionKind::kFlag,
-             .help = "each row of a text begins with the state that the row before has left: places of the batch read "
-                     "consecutive rows, and nothing is shuffled",
+             .help = "start each row of a text with the final state of the row before: each position of the batch "
+                     "reads consecutive rows, and nothing is shuffled",
              .value = boolean(config.stateful),
              .applies = {.to = fmt::format("{} over {}", nn::models_that(carries), listed(texts)),
                          .unless = [&config, carries]() -> std::optional<std::string> {
@@ -195,9 +192,7 @@ void add_average_option(OptionTable& table, TrainConfig& config) {
   table.add({.name = "ema",
              .synonyms = {"model-ema-decay"},
              .placeholder = "D",
-             .help =
-                 "decay of a moving average of the parameters, from step to step, which is evaluated beside them and "
-                 "saved by --save",
+             .help = "decay per step of a moving average of the parameters; it is evaluated too, and --save writes it",
              .value = std::move(ema),
              .agree = Agree::kValue,
              .identity = "moving average",
@@ -228,7 +223,7 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
   using sampler::Tail;
   table.add({.name = "tail",
              .placeholder = "exact|pad|drop",
-             .help = "an epoch's last samples: a short step, filled up by repeating some, or left out",
+             .help = "an epoch's last samples: a shorter step, a full step with repeated samples, or left out",
              .default_text = name_of(config.tail),
              .value = choice(config.tail, {{"exact", Tail::kExact}, {"pad", Tail::kPad}, {"drop", Tail::kDrop}}),
              .agree = Agree::kValue,
@@ -241,10 +236,10 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
   table.group("Batches and length");
-  table.add(batch_option(config, "samples a rank and step"));
+  table.add(batch_option(config, "samples per rank per step"));
   table.add({.name = "global-batch",
              .placeholder = "G",
-             .help = "samples of all ranks together and step",
+             .help = "samples per step of all ranks together",
              .value = integer(config.global_batch, 1, kMostBatch),
              .agree = Agree::kValue});
   table.exclusive({"batch", "global-batch"});
@@ -253,22 +248,21 @@ void add_batch_options(OptionTable& table, TrainConfig& config) {
 void add_deterministic_option(OptionTable& table, TrainConfig& config) {
   options::Binding deterministic = boolean(config.deterministic);
   deterministic.asked = [&config] { return !config.deterministic; };
-  table.add(
-      {.name = "deterministic",
-       .placeholder = "yes|no",
-       .help = "no: attention's gradient is computed by what is fastest, and a run that is repeated has other bits",
-       .default_text = "yes",
-       .value = std::move(deterministic),
-       .applies = {.to = "attention in bf16 or fp16 on GPUs, without --dropout",
-                   .unless = [&config]() -> std::optional<std::string> {
-                     if (session::is_on_cpu(config.device)) return session::device_text(config.device);
-                     const auto* const family = nn::find_model_family(config.model.name);
-                     if (family != nullptr && !family->attention) return "the model is " + config.model.name;
-                     if (config.precision == Precision::kF32) return "this run has --precision f32";
-                     return when(family != nullptr && dropout_of(config.model) > 0, "this run has --dropout");
-                   }},
-       .agree = Agree::kValue,
-       .may_change = true});
+  table.add({.name = "deterministic",
+             .placeholder = "yes|no",
+             .help = "no: compute attention's gradient by the fastest kernel; a repeated run then has other bits",
+             .default_text = "yes",
+             .value = std::move(deterministic),
+             .applies = {.to = "attention in bf16 or fp16 on GPUs, without --dropout",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (session::is_on_cpu(config.device)) return session::device_text(config.device);
+                           const auto* const family = nn::find_model_family(config.model.name);
+                           if (family != nullptr && !family->attention) return "the model is " + config.model.name;
+                           if (config.precision == Precision::kF32) return "this run has --precision f32";
+                           return when(family != nullptr && dropout_of(config.model) > 0, "this run has --dropout");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
 }
 
 void add_autotune_option(OptionTable& table, TrainConfig& config) {
@@ -276,9 +270,8 @@ void add_autotune_option(OptionTable& table, TrainConfig& config) {
   autotune.text = [&config] { return fmt::to_string(config.autotune.value_or(true)); };
   table.add({.name = "autotune",
              .placeholder = "yes|no",
-             .help =
-                 "GPUs time the libraries' kernels when a shape is new, and note the fastest in a file for this and "
-                 "other runs",
+             .help = "on GPUs, time the libraries' kernels for each new shape, and store the fastest in a file for "
+                     "this and other runs",
              .default_text = "yes",
              .value = std::move(autotune),
              .applies = session::to_gpus(config.device),
@@ -291,7 +284,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config) {
   graphs.text = [&config] { return fmt::to_string(config.graphs.value_or(true)); };
   table.add({.name = "graphs",
              .placeholder = "yes|no",
-             .help = "GPUs run a step that repeats as one CUDA graph",
+             .help = "on GPUs, run repeated steps as one CUDA graph",
              .default_text = "yes",
              .value = std::move(graphs),
              .applies = {.to = "GPUs, without --find-unused and --parallel dp",
@@ -311,7 +304,7 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
   table.group("Checkpoints");
   table.add({.name = "checkpoint-dir",
              .placeholder = "DIR",
-             .help = "directory for all that training resumes from; SIGTERM then saves it there and exits with 75",
+             .help = "directory for checkpoints to resume from; SIGTERM then saves one there and exits with 75",
              .value = text(config.checkpoint_dir),
              .agree = Agree::kPresence});
   table.add({.name = "checkpoint-every",
@@ -323,30 +316,28 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
              .agree = Agree::kValue});
   table.add({.name = "keep",
              .placeholder = "K",
-             .help = "checkpoints that are kept, the newest ones; 0: all",
+             .help = "newest checkpoints to keep; 0: all",
              .default_text = fmt::to_string(checkpoint::kDefaultKeep),
              .value = integer(config.keep, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir)});
-  table.add(
-      {.name = "checkpoint-mirror",
-       .placeholder = "HOST:DIR|DIR",
-       .help = "directory on another host (DIR alone: any other) for a second copy of each checkpoint, which --resume "
-               "auto finds too; with all ranks on one host: on another file system there",
-       .value = text(config.checkpoint_mirror),
-       .applies = to_checkpoints(config.checkpoint_dir),
-       .agree = Agree::kValue});
-  table.add(
-      {.name = "resume",
-       .placeholder = "auto|PATH",
-       .help = "resume from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
-       .value = text(config.resume),
-       .agree = Agree::kPresence});
+  table.add({.name = "checkpoint-mirror",
+             .placeholder = "HOST:DIR|DIR",
+             .help = "directory on another host (DIR alone: any other) for a second copy of each checkpoint; --resume "
+                     "auto finds it too; if all ranks are on one host: on another file system there",
+             .value = text(config.checkpoint_mirror),
+             .applies = to_checkpoints(config.checkpoint_dir),
+             .agree = Agree::kValue});
+  table.add({.name = "resume",
+             .placeholder = "auto|PATH",
+             .help = "checkpoint to resume from; auto: the newest complete one in --checkpoint-dir, if any",
+             .value = text(config.resume),
+             .agree = Agree::kPresence});
   table.add({.name = "resume-data-changed",
              .kind = OptionKind::kFlag,
-             .help = "resume though classes have other names, or samples other bytes, than the checkpoint's",
+             .help = "resume even if class names or the samples' bytes differ from the checkpoint's",
              .value = boolean(config.resume_data_changed),
              .applies = {.to = "a run that resumes",
-                         .unless = [&config] { return when(config.resume.empty(), "this one starts anew"); },
+                         .unless = [&config] { return when(config.resume.empty(), "this one does not resume"); },
                          .remedy = "add --resume auto|PATH, or leave it out"},
              .agree = Agree::kValue});
 }
@@ -361,17 +352,17 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
   if (training) {
     table.add({.name = "trace",
                .placeholder = "FILE.json",
-               .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
+               .help = "file for a timeline of all ranks: open it in ui.perfetto.dev or chrome://tracing",
                .value = text(config.trace),
                .agree = Agree::kPresence});  // it compares the ranks' clocks
     table.add({.name = "log-every",
                .placeholder = "STEPS",
-               .help = "steps between lines where stdout is no terminal",
+               .help = "steps between lines if stdout is no terminal",
                .default_text = fmt::to_string(config.log_every),
                .value = integer(config.log_every, 1, kMost)});
   }
   table.add(session::log_level_option(
-      config.log_level, "what goes to stderr; debug: also when each bucket of each step started and ended"));
+      config.log_level, "least level of messages on stderr; debug: also start and end of each bucket in each step"));
   if (training) {
     table.add({.name = "quiet",
                .kind = OptionKind::kFlag,
@@ -399,7 +390,7 @@ void add_scripts_flags(OptionTable& table) {
       .why = "ranks are started by a launcher, and find each other through it",
       .remedy = "lockstep launch -n 2 -- lockstep train …, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
   table.add(options::OtherProgramsFlag{.names = {"dist-backend"},
-                                       .why = "the fastest that the ranks can use is taken",
+                                       .why = "the ranks take the fastest backend that they can use",
                                        .remedy = "leave it out, or choose another one: --backend"});
   table.add(options::OtherProgramsFlag{.names = {"gpu", "gpus"},
                                        .why = "each rank has a device of its own",
@@ -429,9 +420,8 @@ void add_scripts_flags(OptionTable& table) {
 }  // namespace
 
 OptionTable train_options(TrainConfig& config) {
-  OptionTable table("train",
-                    "Trains MODEL on DATA, as one rank of the world that mpirun, srun or lockstep launch has "
-                    "started, or alone.");
+  OptionTable table(
+      "train", "Trains MODEL on DATA, alone or as one of the ranks that mpirun, srun or lockstep launch has started.");
   add_model_options(table, config);
   add_training_options(table, config);
   add_weight_file(table, config);
@@ -450,8 +440,7 @@ OptionTable train_options(TrainConfig& config) {
   add_graphs_option(table, config);
   table.add({.name = "parallel",
              .placeholder = "ddp|dp",
-             .help = "ddp: a process for each device; dp: this one shares each batch out to all devices that --device "
-                     "names",
+             .help = "ddp: one process per device; dp: this process divides each batch among all devices in --device",
              .default_text = name_of(config.parallel),
              .value = choice(config.parallel, {{"ddp", Parallel::kDdp}, {"dp", Parallel::kDp}}),
              .agree = Agree::kValue,
@@ -478,23 +467,21 @@ OptionTable own_training_options(TrainConfig& config, const std::string& program
   for (const auto& name : own) without.erase(name);
   if (!nn::model_family(config.model.name).word_pieces) without.insert({"vocab", "vocab-size", "cased"});
   OptionTable table = train_options(config);
-  table.become_program(
-      program, "Trains as one rank of the world that mpirun, srun or lockstep launch has started, or alone.", without);
+  table.become_program(program, "Trains alone or as one of the ranks that mpirun, srun or lockstep launch has started.",
+                       without);
   return table;
 }
 
 OptionTable eval_options(TrainConfig& config) {
-  OptionTable table(
-      "eval",
-      "Evaluates MODEL with the weights of a file on DATA: on all of it, or on the validation part of data "
-      "that have parts. The ranks of the world that mpirun, srun or lockstep launch has started share the "
-      "samples.");
+  OptionTable table("eval",
+                    "Evaluates MODEL with the weights of a file on the validation part of DATA, or on all of DATA "
+                    "without parts. Ranks that mpirun, srun or lockstep launch has started share the samples.");
   add_model_options(table, config);
   add_split_option(table, config);
   add_loss_options(table, config, /*training=*/false);
   add_weight_file(table, config);
   table.group("Batches");
-  table.add(batch_option(config, "samples that a rank looks at together"));
+  table.add(batch_option(config, "samples per rank in a batch"));
   add_workers_option(table, config);
   session::add_device_options(table, config);
   add_autotune_option(table, config);

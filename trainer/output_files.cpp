@@ -73,7 +73,7 @@ void check_alone(const NamedFile& output) {
   };
   if (is_there(checkpoint::kManifestFile) && is_there(checkpoint::kWeightsFile))
     throw UsageError(fmt::format("{} {} lies in a checkpoint", output.flag, output.path),
-                     "give another place: a checkpoint with other files than its own is corrupt");
+                     "give another place: further files in a checkpoint make it corrupt");
 }
 
 }  // namespace

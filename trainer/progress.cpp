@@ -152,12 +152,12 @@ std::string note_of(Precision precision, DeviceKind kind) {
 }
 
 std::string describe(const HookReport& hook) {
-  std::string text = fmt::format("{}: a rank sends {} of gradients in a step in place of {} ({:.1f} %)", hook.name,
+  std::string text = fmt::format("{}: a rank sends {} of gradients per step instead of {} ({:.1f} %)", hook.name,
                                  human_bytes(hook.bytes_sent), human_bytes(hook.bytes_without_hook),
                                  100 * hook.bytes_sent / hook.bytes_without_hook);
   if (hook.fallbacks > 0)
-    text +=
-        fmt::format("; {} bucket{} did not fit and went again as f32", hook.fallbacks, hook.fallbacks == 1 ? "" : "s");
+    text += fmt::format("; {} bucket{} did not fit and were sent again as f32", hook.fallbacks,
+                        hook.fallbacks == 1 ? "" : "s");
   return text;
 }
 

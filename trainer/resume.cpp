@@ -79,7 +79,8 @@ std::vector<std::string> differences(const Facts& there, const Facts& here) {
 void check_same_run(const CheckpointManifest& there, const CheckpointManifest& here, const std::string& path) {
   const auto differing = differences(there.identity, here.identity);
   if (!differing.empty()) {
-    std::string remedy = "give what it was made with, or start anew without --resume and with another --checkpoint-dir";
+    std::string remedy =
+        "give what it was made with, or start a new run without --resume and with another --checkpoint-dir";
     const std::string* const batch = find_fact(there.identity, kGlobalBatch);
     if (differing.size() == 1 && differing.front().starts_with(kGlobalBatch) && batch != nullptr)
       remedy = fmt::format("add --global-batch {}: it is the same at any number of ranks", *batch);
@@ -93,7 +94,7 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
 
 [[noreturn]] void rethrow_unusable(const std::string& path, const Error& error) {
   throw CheckpointError(fmt::format("checkpoint {} cannot be used: {}", path, error.what()),
-                        "resume from another one with --resume PATH, or start anew without --resume");
+                        "resume from another one with --resume PATH, or start a new run without --resume");
 }
 
 [[noreturn]] void refuse_all(const std::vector<checkpoint::CorruptCheckpoint>& corrupt, const std::string& directory) {
@@ -101,7 +102,7 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
   for (const auto& one : corrupt) why.push_back(one.why);
   throw CheckpointError(
       fmt::format("none of the {} checkpoints in {} is whole: {}", corrupt.size(), directory, join(why, "; ")),
-      "remove them to start anew, or choose another --checkpoint-dir");
+      "remove them to start a new run, or choose another --checkpoint-dir");
 }
 
 /// A job that was started again must not start anew where it has checkpoints: rank 0 may be on another host by then.

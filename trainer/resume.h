@@ -35,8 +35,8 @@ struct ResumeFrom {
 /// parameters and buffers into `module`; every rank gets to know the manifest. With a mirror, the lowest rank of each
 /// host looks into both directories for `auto`, the newest whole checkpoint of all is taken, and where another rank
 /// than 0 has read it, rank 0 has its state too then. Nothing: there is none to resume from, which `auto` allows, or it
-/// was not asked for. Throws CheckpointError where there should be one, where none is whole, or where it is of another
-/// run than `plan`. `group` joins the ranks' processes, `gradients` their devices.
+/// was not asked for. Throws CheckpointError if a required one is missing, if none is whole, or if it is of another run
+/// than `plan`. `group` joins the ranks' processes, `gradients` their devices.
 std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group,
                                                  comm::ProcessGroup& gradients,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);

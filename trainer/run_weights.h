@@ -1,4 +1,4 @@
-// The weights that a run starts from, and what a run says of those that it saves.
+// The weights that a run starts from, and the metadata of those that it saves.
 #pragma once
 
 #include <optional>

@@ -28,8 +28,8 @@ namespace lockstep::trainer {
 ///
 /// The memory of graphs is kept for them, so steps and evaluations that run beside them may find too little. The
 /// allocator then asks for it (nn::MemoryHolder): this rank destroys its graphs, and before a step could be run from
-/// one again, all ranks agree that none is any more. That can be between two steps that run from graphs, which every
-/// rank knows: so a rank gives its graphs up only after a step that ran as it is, or expect_other_work().
+/// one again, all ranks agree that none is any more. They agree only where every rank knows that it is due: after a
+/// step without a graph, or expect_other_work(). So a rank gives its graphs up only then.
 ///
 /// Backend and `ddp` must outlive it; it must end before the group does. One thread uses it.
 class StepGraphs final : private nn::MemoryHolder {

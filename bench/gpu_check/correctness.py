@@ -16,7 +16,7 @@ FIRST_STEP, LATER_STEPS = 1e-5, 2e-3
 FIRST_NORM = 1e-4  # of all gradients, in the first step, relative
 BF16_STEPS, BF16_NORM = 2e-2, 2e-2
 FP16_STEPS, FP16_NORM = 5e-3, 5e-3  # three more bits of mantissa
-# A scale that stays, with which no step overflows: one that moves would skip steps of which there is no norm.
+# A fixed scale, with which no step overflows: a dynamic one would skip steps, and these have no norm.
 _SCALED = {"fp16": ["--loss-scale", 1024]}
 
 SKIPPED = 77  # a test program's exit code where it finds no GPU

@@ -136,8 +136,8 @@ def _timeline(data: dict) -> list:
         lines += [f"{data['ranks']} ranks share one GPU here, which alternates between them: the order of events is what this "
                   "shows, not their lengths.", ""]
     for model, t in data["models"].items():
-        lines += [f"`{model}`, {t['batch']} samples a rank, bf16, one eager step of {digits(t['end_ms'])} ms on rank 0, "
-                  f"by the {t['clock']}'s clock:", "",
+        lines += [f"`{model}`, {t['batch']} samples per rank, bf16, one eager step of {digits(t['end_ms'])} ms on "
+                  f"rank 0, by the {t['clock']}'s clock:", "",
                   *table(["bucket", "kB", "gradients ready, ms", "allreduce from, ms", "to, ms"],
                          [[i, digits(b["bytes"] / 1e3), f"{b['ready_ms']:.3f}", f"{b['start_ms']:.3f}",
                            f"{b['end_ms']:.3f}"] for i, b in enumerate(t["buckets"])])]

@@ -20,9 +20,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
         self.add_argument("--build", metavar="DIR", type=pathlib.Path, default=ROOT / "build",
-                          help="where lockstep is built; default: build")
+                          help="build directory of lockstep; default: build")
         self.add_argument("--peers-dir", metavar="DIR", type=pathlib.Path,
-                          help="where bench/peers/setup has put its environments; default: peers in --build")
+                          help="environments of bench/peers/setup; default: peers in --build")
         self.add_argument("--timeout-seconds", metavar="S", type=positive, default=300,
                           help="longest turn of a contestant, in seconds; default: 300")
 
@@ -50,7 +50,7 @@ def positive(text: str) -> int:
 
 
 def model(text: str) -> tuple:
-    """"mlp" or "mlp:64": a name, and samples a rank or None."""
+    """"mlp" or "mlp:64": a name, and samples per rank or None."""
     name, colon, batch = text.partition(":")
     return word(name), positive(batch) if colon else None
 

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class StepTask:
     model: str
     ranks: int
-    batch: int  # samples a rank
+    batch: int  # samples per rank
     threads: int  # of a rank
     steps: int
     warmup_steps: int

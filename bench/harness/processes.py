@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Failure(Exception):
-    """A contestant could not do what it was asked: one line that says what happened."""
+    """A contestant failed: one line with the cause."""
 
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(text)

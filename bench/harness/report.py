@@ -83,7 +83,7 @@ def _medians(entry: Entry, keys: tuple) -> list:
 
 
 def _steps(model: str, batch: int, group: list) -> list:
-    lines = [f"#### {model}, {batch} samples a rank", "",
+    lines = [f"#### {model}, {batch} samples per rank", "",
              "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | "
              "time, lockstep = 1 |",
              "|---|---:|---:|---:|---:|---:|---:|"]
@@ -124,7 +124,7 @@ def _backends(groups: dict, batches: dict) -> list:
     return ["### PyTorch's DDP over lockstep and over Gloo", "", "Uncompiled; the same steps without communication beside "
             "them.", "", "| model | | step, ms | samples/s | computation, ms | Gloo / lockstep |",
             "|---|---|---:|---:|---:|---:|",
-            *_rows(groups, lambda model: f"{model}, {batches[model]} samples a rank", 5, cells_of), ""]
+            *_rows(groups, lambda model: f"{model}, {batches[model]} samples per rank", 5, cells_of), ""]
 
 
 def _allreduce(group: list, sizes: list) -> list:
@@ -195,8 +195,8 @@ def section(data: dict) -> str:
              f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}"
              f"; PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
     if data["steps"]:
-        lines += ["### A training step", "", f"f32, AdamW, synthetic data; {s['steps']} steps a turn, of each the slowest "
-                  "rank's time.", ""]
+        lines += ["### A training step", "", f"f32, AdamW, synthetic data; {s['steps']} steps per turn, of each "
+                  "the slowest rank's time.", ""]
         for model, group in data["steps"].items():
             lines += _steps(model, s["batches"][model], group)
     if data["allreduce"]:

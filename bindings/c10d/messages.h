@@ -59,8 +59,8 @@ class MessageWork final : public Work {
 /// another operation meanwhile, or compute. Works are completed under no lock.
 ///
 /// A receive from any rank expects an envelope from each, and takes the values of the first one that comes; later
-/// receives use the envelopes that are expected already. Receives begin in the order in which they were issued: one
-/// that names its rank, after one from any rank, would only take what is that one's.
+/// receives use the envelopes that are expected already. Receives begin in the order of issue: after a receive from any
+/// rank, a receive that names its rank would otherwise take its values.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
   static constexpr int kAnyRank = -1;

@@ -77,9 +77,9 @@ class Retired {
 ///
 /// Note [Callbacks]
 /// A callback of an operation's future may issue operations and wait for them, as PyTorch's communication hooks do
-/// (PowerSGD). Where a thread runs the operations, the callback is on that one, which then runs them at once, before
-/// those that are queued: they come right after the operation whose callback it is, as they do where it was complete
-/// before the callback was added, so all ranks have one order.
+/// (PowerSGD). If a thread runs the operations, it also runs the callback. It then runs the callback's operations at
+/// once, before the queued ones. So they come right after the operation of the callback. The same holds if that
+/// operation was complete before the callback was added, so all ranks have one order.
 class Operations : public std::enable_shared_from_this<Operations> {
  public:
   /// On the thread that issues them, which waits meanwhile: where every rank moves its own operations on, another
@@ -94,8 +94,8 @@ class Operations : public std::enable_shared_from_this<Operations> {
   /// Whether an operation has failed.
   bool failed() const { return failed_; }
 
-  /// What the calling thread can do for `work`, one of these, that it waits for: in a callback (Note [Callbacks]) it
-  /// runs those that are queued; elsewhere it destroys what has been done.
+  /// Work of the calling thread while it waits for `work`, one of these: in a callback (Note [Callbacks]) it runs
+  /// queued operations; elsewhere it destroys finished ones.
   void help(Work& work);
 
   /// Runs `last`, which throws nothing, after all that have been issued, and returns when it is done. false: it had not

@@ -149,7 +149,7 @@ void Replica::check_intact() const {
 
 void Replica::check_parameters() const {
   const auto now = parameters_of(*module_);
-  constexpr const char* kAnew = "change a module before it is wrapped, or make the DistributedDataParallel anew";
+  constexpr const char* kAnew = "change a module before it is wrapped, or make a new DistributedDataParallel";
   for (std::size_t i = 0; i < std::max(now.size(), all_.size()); ++i) {
     if (i >= now.size() || (i < all_.size() && now.size() < all_.size() && now[i].name != all_[i].name))
       throw UsageError(all_[i].name + " is no longer in the module, and was when DistributedDataParallel was made",
@@ -167,7 +167,7 @@ void Replica::check_parameters() const {
         now[i].name + (trained_[i] ? " is not trained now, and was when DistributedDataParallel was made"
                                    : " is trained now, and was not when DistributedDataParallel was made: its "
                                      "gradient would not be summed"),
-        "call set_requires_grad() before, or make the DistributedDataParallel anew");
+        "call set_requires_grad() before, or make a new DistributedDataParallel");
   }
 }
 

@@ -89,9 +89,9 @@ void Channel::found(const pollfd* entries) {
 void Channel::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
   const std::string who = names_.name_of(link.rank());
   if (ours != nullptr) throw OutOfStepError(out_of_step_text(who, header.op, *ours), kSameProgram);
-  throw OutOfStepError(
-      fmt::format("out of step: {} is in {}, which this rank has done otherwise", who, describe(header.op)),
-      kSameProgram);
+  throw OutOfStepError(fmt::format("out of step: {} is in {}, and this rank has done another operation instead", who,
+                                   describe(header.op)),
+                       kSameProgram);
 }
 
 void Channel::not_understood(const Link& link, const char* why) const {
@@ -112,13 +112,12 @@ void Channel::altered(Link& link, Link::Part part, const MessageHeader& header) 
         fmt::format("bytes between {} and {} were altered on their way, or come from somebody else: {} came "
                     "with a wrong tag",
                     names_.name_of(link.rank()), names_.name_of(own), what),
-        "nothing was made of them; look at the network cards, switches and tunnels between these hosts, "
-        "and at who else is on this network, and resume from a checkpoint");
+        "the data was discarded; check the network cards, switches and tunnels between these hosts and who else is on "
+        "this network, and resume from a checkpoint");
   throw DeviceError(fmt::format("the network altered bytes between {} and {}: {} came with a wrong checksum",
                                 names_.name_of(link.rank()), names_.name_of(own), what),
-                    "nothing was made of them; look at the network cards, switches and tunnels between these hosts, "
-                    "and resume from a checkpoint (a program that writes into a region while it is being sent looks "
-                    "the same)");
+                    "the data was discarded; check the network cards, switches and tunnels between these hosts, and "
+                    "resume from a checkpoint (a program that writes into a region during its sending looks the same)");
 }
 
 }  // namespace lockstep::comm

@@ -17,8 +17,8 @@
 
 namespace lockstep::comm {
 
-/// How long a connection on which nothing is acknowledged is given, where the group's timeout is not shorter: far
-/// longer than a switch that restarts or a cable that is plugged in again takes.
+/// How long a connection may stay without an acknowledgement, unless the group's timeout is shorter: far longer than
+/// the restart of a switch or the replugging of a cable.
 inline constexpr auto kLinkPatience = std::chrono::seconds(30);
 
 /// What a group on several hosts is made of, on one rank.
@@ -48,9 +48,9 @@ struct HostConnections {
 /// takes calls while a transfer of its own is under way.
 ///
 /// Collective. `rendezvous` has the host where the ranks of `store` have joined, if over TCP, and their secret. Throws
-/// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share
-/// memory, or those of two cannot connect before `deadline`; both on the lowest rank that fails, PeerError on the
-/// others, and `store` and `peers` are left where they were.
+/// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError if ranks of one host cannot share memory, or
+/// ranks of two hosts cannot connect before `deadline`. Both are thrown on the lowest rank that fails, and PeerError on
+/// the others; `store` and `peers` then stay as they were.
 HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rendezvous, Clock::duration timeout);
 
 }  // namespace lockstep::comm

@@ -48,7 +48,7 @@ void HostEngine::check_peers() {
   if (progress != progress_at_last_look_) still_since_ = now;
   progress_at_last_look_ = progress;
   if (idle()) return;
-  // Who has heard others say that they wait says so at once, so that they do not take it for the one who is missing.
+  // A rank that has received reports of waiting reports its own waiting at once, so that it does not count as missing.
   if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(channel_ && channel_->others_say_they_wait())) return;
   find_who_is_silent(silent_);
   if (channel_) channel_->announce_wait(silent_);

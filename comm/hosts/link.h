@@ -30,8 +30,8 @@ class Link {
     virtual std::byte* room_for(Link& link, const MessageHeader& header) = 0;
     /// All of it is there. May throw.
     virtual void arrived(Link& link, const MessageHeader& header) = 0;
-    /// What has arrived is not what was sent; `header` means nothing where it is the header. Throws. Nothing more is
-    /// received afterwards.
+    /// The received bytes differ from the sent ones; `header` means nothing where it is the header. Throws. Nothing
+    /// more is received afterwards.
     [[noreturn]] virtual void altered(Link& link, Part part, const MessageHeader& header) = 0;
   };
 

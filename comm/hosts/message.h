@@ -25,12 +25,12 @@ enum class MessageKind : std::uint8_t {
 
 /// Note [Checksums]
 /// TCP's checksum is 16 bits of ones' complement: it misses what swaps words or what a network card or a tunnel alters
-/// before it computes the sum anew, and then replicas differ with nobody the wiser. So every message has two CRC-32Cs:
-/// of its payload, and of its header, which has the first. A header is checked before any of its fields is believed, a
-/// payload before anything is made of it: until then it lies where its final bytes belong or in a block of its own, and
-/// no operation is complete. Both ends compute them while the bytes are in the cache, the sender before its system call
-/// and the receiver after each of its own. They are no protection against whoever alters bytes on purpose.
-/// Where a job encrypts (Note [Encryption]) tags take their place, which are, and both fields are 0.
+/// before it computes the sum anew, and then replicas differ unnoticed. So every message has two CRC-32Cs: of its
+/// payload, and of its header, which has the first. A header is checked before any of its fields is believed, a payload
+/// before anything is made of it: until then it lies where its final bytes belong or in a block of its own, and no
+/// operation is complete. Both ends compute them while the bytes are in the cache, the sender before its system call
+/// and the receiver after each of its own. They are no protection against whoever alters bytes on purpose. Where a job
+/// encrypts (Note [Encryption]) tags take their place, which are, and both fields are 0.
 
 /// Precedes every payload: its kind, and all that the ranks must agree on about its operation. So the first message
 /// shows which ranks are out of step. In the byte order of the machine.

@@ -98,7 +98,7 @@ std::byte* PairLinks::room_for(Link& link, const MessageHeader& header) {
   Peer& peer = *find(link.rank());
   if (peer.begin < peer.end) return nullptr;
   if (header.magic != MessageHeader::kMagic || header.kind != MessageKind::kPair || header.bytes > kMessageBytes)
-    throw DeviceError(fmt::format("{} is no longer understood: it sent a message that is none of a send",
+    throw DeviceError(fmt::format("{} is no longer understood: it sent a message that belongs to no send",
                                   names_.name_of(link.rank())),
                       "start every rank with the same binary, on machines of one kind");
   return peer.in.get();
@@ -113,7 +113,7 @@ void PairLinks::arrived(Link& link, const MessageHeader& header) {
 void PairLinks::altered(Link& link, Link::Part, const MessageHeader&) {
   throw DeviceError(fmt::format("the network altered bytes that {} has sent: they came with a wrong {}",
                                 names_.name_of(link.rank()), link.encrypts() ? "tag" : "checksum"),
-                    "nothing was made of them; look at the network cards, switches and tunnels between these hosts");
+                    "the data was discarded; check the network cards, switches and tunnels between these hosts");
 }
 
 Link* PairLinks::link_with(int rank) const {

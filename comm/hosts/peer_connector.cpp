@@ -102,8 +102,8 @@ constexpr auto kPause = std::chrono::milliseconds(50);
 // How long a rank that has been called may take to answer: it may not have reached the rendezvous yet.
 constexpr auto kAnswerWithin = std::chrono::seconds(5);
 // And where it is called for sends and receives: it takes calls while it has a transfer of its own, and perhaps only
-// now and then. That long a caller has, too. One that has had an answer waits longer than its call can still be taken:
-// who takes the call of one that has given it up takes that for its end.
+// now and then. That long a caller has, too. After an answer a caller waits longer than its call can be accepted: a
+// listener that accepts an abandoned call would take it for the caller's end.
 constexpr auto kPairAnswersWithin = std::chrono::seconds(30);
 constexpr auto kWelcomedWithin = 2 * kPairAnswersWithin;
 // Beside those who are to call.
@@ -111,7 +111,7 @@ constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostWarnings = 5;
 constexpr auto kCallNap = std::chrono::milliseconds(50);
 
-// What the kernel is asked to hold for each direction: what a link of 10 Gbit/s moves in 3 ms, so that bytes flow while
+// Size of the kernel's buffer for each direction: the traffic of a 10 Gbit/s link in 3 ms, so that bytes flow while
 // this rank computes.
 constexpr int kBufferBytes = 4 << 20;
 
@@ -289,8 +289,7 @@ std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts,
     listeners_.clear();
     pending_.clear();
   }
-  if (rejected_ > kMostWarnings)
-    log_warn("{} connections to this rank came from strangers, and had no part in this job", rejected_);
+  if (rejected_ > kMostWarnings) log_warn("refused {} connections to this rank from outside this job", rejected_);
   std::vector<Link> links;
   for (Connection& connection : connections_)
     if (of_channel(connection))
@@ -456,7 +455,7 @@ void PeerConnector::make_room() {
   const auto silent = std::ranges::find_if(
       pending_, [](const PendingPeer& one) { return !one.handshake.has_heard() && !has_bytes(one.socket); });
   const auto leaves = silent != pending_.end() ? silent : pending_.begin();
-  reject(*leaves, "it says nothing, and others wait");
+  reject(*leaves, "it sends nothing while others wait");
   pending_.erase(leaves);
 }
 
@@ -500,7 +499,7 @@ bool PeerConnector::take(PendingPeer& pending) {
 void PeerConnector::reject(const PendingPeer& pending, const std::string& why) {
   if (++rejected_ > kMostWarnings) return;
   log_warn("a connection from {} was refused: {}{}", peer_text(pending.socket), why,
-           rejected_ == kMostWarnings ? "; more of them are not mentioned" : "");
+           rejected_ == kMostWarnings ? "; further ones are not reported" : "");
 }
 
 void PeerConnector::give_up(double waited_seconds) const {

@@ -110,8 +110,8 @@ struct Chunks {
 ///
 /// Along a tree (Note [Reduction tree]) a rank sends each chunk of its partial sums, one message each.
 ///
-/// Memory: a chunk that a peer sends in the second half lands where this rank's own contribution lay, which the first
-/// half may still be sending: it is only awaited once that send is complete.
+/// Memory: in the second half, a peer's chunk replaces this rank's own contribution, and the first half may still be
+/// sending that. So the chunk is awaited only once the send is complete.
 class Exchange final : public CollectiveAlgorithm {
  public:
   Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers);

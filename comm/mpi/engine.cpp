@@ -130,8 +130,8 @@ void MpiEngine::watch_stall() {
   mention_stall(first, now);
 }
 
-/// Whoever has come to the operation just now says that it waits only after a while: those who do by then are no
-/// suspects any more.
+/// A rank that has just come to the operation reports waiting only after a while; ranks that have reported by then are
+/// no suspects.
 void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
   auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
   if (std::exchange(due_, false) && suspects_.empty()) {

@@ -18,8 +18,8 @@ namespace lockstep::comm {
 
 /// Every rank has the whole table: what one sets goes to all others at once, as messages on a communicator of their
 /// own. So nobody depends on a rank that is busy: MPI moves on while this rank is inside a call of the store, and a
-/// value of more than a few KiB arrives when both sides are. The thread that makes it is the one that calls MPI, of
-/// which it has a session; leave() ends that.
+/// value of more than a few KiB arrives when both sides are. The thread that makes it is the one that calls MPI. It has
+/// a session of MPI, until leave().
 class MpiStore final : public Store {
  public:
   /// Starts MPI, unless it runs; throws what Session does.

@@ -51,7 +51,7 @@ bool mpi_says(int (*question)(int*)) {
 std::string remedy_for(Starter starter) {
   switch (starter) {
     case Starter::kSlurm: return "start them with srun --mpi=pmix";
-    case Starter::kTorchrun: return "unset PMIX_RANK and PMI_RANK where RANK has not come from the same launcher";
+    case Starter::kTorchrun: return "unset PMIX_RANK and PMI_RANK if RANK comes from another launcher";
     default: return "start them with the mpirun that belongs to the MPI library that lockstep was built with";
   }
 }
@@ -99,7 +99,7 @@ void Session::start_or_join() {
 
 void check_mpi_thread() {
   if (mpi_says(MPI_Is_thread_main) || Session::allows_threads()) return;
-  throw UsageError("MPI runs in this process already, and allows calls by the thread that has started it alone",
+  throw UsageError("MPI runs in this process already, and allows calls only by the thread that started it",
                    "make the group on that thread, with Progress::kInline, or start MPI by MPI_Init_thread with "
                    "MPI_THREAD_MULTIPLE");
 }

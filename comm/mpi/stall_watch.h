@@ -18,9 +18,9 @@ namespace lockstep::comm {
 /// Note [Stalls]
 /// A rank that has waited for a while sends all others a notice of the operation that it is in, once per operation, and
 /// reads their notices. It is an OutOfStepError at once if two ranks are in different operations under the same number,
-/// or if one has finished the operation in which the other waits for it. A rank that is merely late says nothing, and
-/// is waited for until the deadline; the ranks that do say that they wait are not the ones to blame, so the
-/// TimeoutError names the silent ones.
+/// or if one has finished the operation in which the other waits for it. A rank that is merely late reports nothing,
+/// and the others wait for it until the deadline. Ranks that report waiting are not the cause, so the TimeoutError
+/// names the silent ones.
 ///
 /// Used by the thread that owns MPI, when an operation has stood still; costs nothing before.
 class StallWatch {
@@ -36,10 +36,10 @@ class StallWatch {
   /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
   void check(const Op& op, std::uint64_t completed, const std::vector<int>& missing);
 
-  /// Of those that `op` waits for, the ones who have not said that they wait, too; else whoever has not; all of them
-  /// where everybody has.
+  /// Ranks `op` waits for that have not reported waiting; if all have, any other rank that has not; otherwise all of
+  /// `missing`.
   std::vector<int> silent(const Op& op, const std::vector<int>& missing);
-  /// Whether this rank is the lowest of those who have said that they wait in `op`.
+  /// Whether this rank is the lowest one that has reported waiting in `op`.
   bool is_first_to_wait(const Op& op) const;
   std::string names_of(const std::vector<int>& ranks) const;
 

@@ -99,7 +99,7 @@ std::string waiting_text(const ProgressExchange::Answers& answers, std::uint64_t
       late.push_back(
           fmt::format("rank {}, which has issued {} and completed {} operations", rank, there.issued, there.completed));
   if (!late.empty()) return fmt::format(" waiting for {}", first_names(late));
-  return ", although every rank has issued it: a GPU or the network between them stands still";
+  return ", although every rank has issued it: a GPU or the network between them hangs";
 }
 
 HistoryCheck::HistoryCheck(ProcessGroup& control)
@@ -129,11 +129,11 @@ void HistoryCheck::fail() const {
   const Division division = divide(histories);
   const auto last_of = [&](const std::vector<int>& those) { return lines()[static_cast<std::size_t>(those[0])].last; };
   const OpDescriptor usual = last_of(division.most), odd = last_of(division.others);
-  throw OutOfStepError(
-      fmt::format("out of step: {} came to {}{}, {} to {}", ranks_text(division.others), describe(odd),
-                  is_same_operation(odd, usual) ? " after other operations" : "", ranks_text(division.most),
-                  describe(usual)),
-      "run the same steps on every rank; one that has no samples in a step contributes nothing, and leaves none out");
+  throw OutOfStepError(fmt::format("out of step: {} came to {}{}, {} to {}", ranks_text(division.others), describe(odd),
+                                   is_same_operation(odd, usual) ? " after other operations" : "",
+                                   ranks_text(division.most), describe(usual)),
+                       "run the same steps on every rank; a rank without samples in a step contributes nothing, but "
+                       "does not skip the step");
 }
 
 void separate_sharing_ranks(ProcessGroup& control) {

@@ -51,7 +51,7 @@ class ProgressExchange {
 };
 
 /// The end of "allreduce #8 timed out after 60 s": " waiting for rank 1, which has issued 5 and completed 5 operations"
-/// for those who have answered and have not issued operation `sequence`; where nobody is: that all have issued it.
+/// for each rank that has answered and not issued operation `sequence`; if there is none, that all have issued it.
 std::string waiting_text(const ProgressExchange::Answers& answers, std::uint64_t sequence);
 
 /// Whose log is to be looked at: the first rank that is late, -1 where none is known.

@@ -133,7 +133,7 @@ void Communicator::abort() noexcept {
 void Communicator::end() noexcept {
   abort();
   if (abort_done_ != nullptr && !std::exchange(abort_done_, nullptr)->wait_for(kAbortPatience))
-    log_warn("NCCL does not let go of an aborted communicator: this process will end without it");
+    log_warn("NCCL does not release an aborted communicator: this process will end without it");
 }
 
 }  // namespace lockstep::comm

@@ -35,8 +35,8 @@ struct NcclApi {
   decltype(ncclGroupEnd)* group_end = nullptr;
 };
 
-/// The machine's NCCL, which stays open until the process ends. Throws CudaError where there is none, and NcclError
-/// where it is older than what is needed.
+/// The machine's NCCL, which stays open until the process ends. Throws CudaError if there is none, and NcclError if it
+/// is too old.
 const NcclApi& load_nccl();
 
 /// Throws NcclError where `api` is older than 2.19, which brought memory that a communicator can register.

@@ -277,8 +277,8 @@ void NcclGroup::check_in_step() {
   });
 }
 
-/// Where the completion word is in the stream's order: after the operation, before the entry; so that a capture in
-/// which the entry is waited for has no end that hangs loose.
+/// The completion word is written after the operation and before the entry, in the stream's order. So a capture that
+/// waits for the entry has no unjoined branch in the captured graph.
 void NcclGroup::give(const Op& op) {
   const bool along_tree = op.along != nullptr && size() > 1 && op.count > 0;
   if (along_tree) make_partials_fit(op);

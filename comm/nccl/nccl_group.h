@@ -16,9 +16,9 @@ struct NcclApi;
 /// on it alternately and reach each other over sockets, which is for trying things out: NCCL_HOSTID is set for them.
 /// `api`: another than the machine's, for tests; must outlive the group.
 ///
-/// Throws DeviceError where this build or this machine cannot use GPUs, CudaError or NcclError where NCCL is missing or
-/// fails, OutOfStepError where the ranks have different ones, TimeoutError naming the ranks that do not come; PeerError
-/// where another rank has already said what is wrong.
+/// Throws DeviceError if this build or this machine cannot use GPUs, CudaError or NcclError if NCCL is missing or
+/// fails, OutOfStepError if ranks have different versions, TimeoutError with the missing ranks, and PeerError if
+/// another rank has already reported the error.
 ///
 /// Reductions are NCCL's: every rank has the same bits, in an order of its own choice (Note [Rank order]); what min and
 /// max make of NaN is its choice too.

@@ -15,9 +15,9 @@
 
 namespace lockstep::comm {
 
-/// What a group knows of its operations beside what the GPU knows: the words for one that does not end, since when
-/// nothing has ended, and what a CUDA graph issues anew with each launch. Operations are numbered from 1, launched and
-/// completed in order. One thread uses it.
+/// The host's record of a group's operations: descriptions of those that do not end, the time without any end, and the
+/// operations that each launch of a CUDA graph issues again. Operations are numbered from 1, launched and completed in
+/// order. One thread uses it.
 class OpLog {
  public:
   OpLog() : under_way_(kMostUnderWay) {}
@@ -88,9 +88,9 @@ class EventRing {
 
 /// Note [Completion word]
 /// A number in host memory that the stream itself counts up, with a kernel of one thread after every operation. The
-/// host reads it where it likes and as often: that costs a load and asks nothing of CUDA, so it works during captures,
-/// and it counts on when the operations are repeated by a CUDA graph, of which the host sees no events. What it cannot
-/// see is an operation that failed: whoever waits asks the stream too.
+/// host may read it at any place and as often as it likes. A read costs a load and no call of CUDA, so it works during
+/// captures. It also counts operations that a CUDA graph repeats, for which the host sees no events. What it cannot see
+/// is an operation that failed: whoever waits asks the stream too.
 class CompletionWord {
  public:
   CompletionWord();

@@ -1,4 +1,4 @@
-// Who is missing while NCCL only says that nothing moves.
+// Finds the missing ranks while NCCL only reports that nothing moves.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace lockstep::comm {
 /// Note [Stall poll]
 /// NCCL does not know who is missing, and the control group's collectives are no way to ask: whoever is merely late
 /// would find one that it never issued. But the store through which the ranks have joined is still there, and a look at
-/// it obliges nobody. A rank that has waited for stall_warning() in an operation says so under a key of its own; those
-/// that wait as well look for such keys every second, and say that they do, too. Whoever has said nothing after a few
-/// seconds is named (Note [Stall notices]), by the lowest rank that has. In a stall that nobody speaks of, nothing is
-/// set.
+/// it obliges nobody. A rank that has waited for stall_warning() in an operation reports that under a key of its own.
+/// Other waiting ranks look for such keys every second, and then report their waiting too. Whoever has said nothing
+/// after a few seconds is named (Note [Stall notices]), by the lowest rank that has. In a stall that nobody speaks of,
+/// nothing is set.
 class StallPoll {
  public:
   /// `store` outlives it; nullptr: there is none, and nothing is ever said. `number` identifies the group within the

@@ -52,7 +52,7 @@ Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(
   const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
   for (const std::string& bytes : store.all_gather_text("rendezvous of the ranks", text, deadline)) {
     if (bytes.size() != sizeof mine)
-      throw OutOfStepError("a rank introduces itself as this one does not", "start every rank with the same binary");
+      throw OutOfStepError("a rank introduces itself in another format", "start every rank with the same binary");
     std::memcpy(&all.emplace_back(), bytes.data(), sizeof mine);
   }
   const auto same_host = [](const Introduction& a, const Introduction& b) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kRemedy = "use --backend mpi, which needs no shared memory";
 
-/// Where the other ranks find the memory that rank 0 has made, and how they know that it is the same.
+/// The place of rank 0's memory for the other ranks, and the means to verify it.
 struct Address {
   long pid = 0;
   int fd = -1;

@@ -45,7 +45,7 @@ class Segment {
 /// Throws DeviceError if `asked_bytes` of shared memory for `ranks` ranks exceed `available_bytes`.
 void check_shared_memory(std::size_t asked_bytes, int ranks, std::size_t available_bytes);
 
-/// What this machine, or the control group that this process is in, has left; a guess where the system does not say.
+/// Free memory of this machine, or of this process's control group; a guess if the system does not report it.
 std::size_t available_memory_bytes();
 
 }  // namespace lockstep::comm

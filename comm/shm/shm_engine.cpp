@@ -383,7 +383,7 @@ const BackendFamily& shm_backend() {
       .lack = [](const World&, const GroupOptions& options, const Peers* peers) -> std::optional<Lack> {
         if (options.backend == shm_backend().name) return std::nullopt;  // make_shm_group() names who is elsewhere
         if (options.progress == GroupOptions::Progress::kThread)
-          return Lack{"in shared memory nothing moves on a thread of its own", "let the caller move its operations on"};
+          return Lack{"shared memory has no thread that advances operations", "let the caller advance its operations"};
         if (peers != nullptr && peers->elsewhere() >= 0) return Lack{"the ranks are on several hosts", {}};
         return std::nullopt;
       },

@@ -108,8 +108,8 @@ class ShmEngine final : public Engine {
   Stretch slice_bytes_of(const Op& op, int rank) const;
   Stretch reduced_bytes_of(const Op& op) const;
 
-  /// The first rank that has posted something else under the op_index of the first operation that this rank has not
-  /// worked on, which will then never be; -1 if none has.
+  /// The first rank that has posted another operation under the op_index of this rank's next operation, which can then
+  /// never complete; -1 if there is none.
   int out_of_step() const;
   /// Whether `rank` is one of those that the first operation waits for: to post it first of all, else to finish it.
   bool waits_for(int rank) const;

@@ -13,8 +13,8 @@
 
 namespace lockstep::comm {
 
-/// What LOCKSTEP_SHM_SOCKETS says: "none" (default), "auto": the socket on which the processors lie that a rank may run
-/// on; or a number: as many sockets as that, each with an equal part of a host's ranks, which follow each other.
+/// The value of LOCKSTEP_SHM_SOCKETS: "none" (default); "auto": the socket of the processors that a rank may run on; or
+/// a number of sockets, each with an equal run of a host's ranks.
 struct SocketSetting {
   bool by_processors = false;
   int parts = 1;

@@ -149,8 +149,7 @@ bool says_loopback(const std::string& host) {
   return address != nullptr && is_loopback(*address->ai_addr);
 }
 
-/// Linux connects a socket to itself where nobody listens and the port that it gives to the socket happens to be the
-/// one that is asked for.
+/// Without a listener, Linux connects a socket to itself if the socket happens to get the requested port.
 bool is_connected_to_itself(const UniqueFd& socket) {
   sockaddr_storage own{}, peer{};
   socklen_t own_length = sizeof own, peer_length = sizeof peer;
@@ -231,7 +230,7 @@ std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts
         "run rank 0 there; or, where a service or router passes connections on, set LOCKSTEP_LISTEN to the "
         "address at which rank 0 is to listen (0.0.0.0: all of this machine)");
   if (several_hosts && are_loopback(sockets) && !says_loopback(rendezvous.host))
-    throw UsageError(fmt::format("MASTER_ADDR=\"{}\" is {} on rank 0's host, where no other host comes to",
+    throw UsageError(fmt::format("MASTER_ADDR=\"{}\" is {} on rank 0's host: no other host can reach it",
                                  rendezvous.host, list_of(addresses)),
                      "set MASTER_ADDR to rank 0's address in the network, or LOCKSTEP_LISTEN to the address at which "
                      "it is to listen");

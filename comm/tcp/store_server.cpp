@@ -166,8 +166,8 @@ void StoreServer::accept_all(const UniqueFd& listener) {
   }
 }
 
-/// Once all that had arrived has been read: of two who set something while this process was stopped, neither shall hear
-/// that the other is missing.
+/// After reading everything that had arrived: if two ranks set values while this process was stopped, neither must be
+/// reported as missing to the other.
 void StoreServer::answer_all() {
   for (const auto& [client, frame] : std::exchange(asked_, {})) {
     if (client->leaving || client->gone) continue;
@@ -190,7 +190,7 @@ void StoreServer::make_room() {
     any_silent = any_silent || silent;
   }
   if (leaves == nullptr) return;
-  if (!leaves->leaving) warn_of_stranger(*leaves, "it says nothing, and others wait");
+  if (!leaves->leaving) warn_of_stranger(*leaves, "it sends nothing while others wait");
   leaves->gone = true;
   leaves->wire.close();
 }
@@ -433,13 +433,13 @@ void StoreServer::warn_of_stranger(const Client& client, const std::string& why)
   if (++strangers_ > kMostWarnings) return;
   reported_ = strangers_;
   log_warn("a connection from {} to MASTER_PORT was refused: {}{}", peer_text(client.wire.socket()), why,
-           strangers_ == kMostWarnings ? "; more of them are counted, and not mentioned" : "");
+           strangers_ == kMostWarnings ? "; further ones are counted, not reported" : "");
 }
 
 void StoreServer::report_strangers() {
   if (strangers_ == reported_) return;
   reported_ = strangers_;
-  log_warn("{} connection{} to MASTER_PORT came from strangers so far, and had no part in this job", strangers_,
+  log_warn("refused {} connection{} to MASTER_PORT from outside this job so far", strangers_,
            strangers_ == 1 ? "" : "s");
 }
 

@@ -31,8 +31,9 @@ namespace lockstep::comm {
 /// hear of it at once.
 ///
 /// A process may make several groups at the same rendezvous, one after the other; all ranks make them in the same
-/// order. Each has a table and connections of its own, so they end in any order. A process that connects belongs to the
-/// first table in which its rank has not joined yet; if rank 0 has not opened that one, it is asked to connect again.
+/// order. Each has a table and connections of its own, so they end in any order. A connecting process belongs to the
+/// first table in which its rank has not joined yet. If rank 0 has not opened that table, the process is asked to
+/// connect again.
 class StoreServer {
  public:
   struct Job {
@@ -110,14 +111,14 @@ class StoreServer {
   void greet(Client& client);
   void refuse(Client& client, const std::string& why);
   void close_after_sending(Client& client);
-  /// The table that the process which says that it is rank `rank` belongs to; nullptr: none that is open. Throws
-  /// Malformed if another process has that rank.
+  /// The first table without rank `rank`, for a process that claims to be it; nullptr: none. Throws Malformed if
+  /// another process has that rank.
   Table* table_for(std::size_t rank, const std::string& host, std::uint32_t pid);
   static void set(Table& table, const std::string& key, std::string value);
   static void await(Client& client, const Frame& frame);
   static void take_attendance(Client& client);
   void end_rank(Client& client, const std::string& how);
-  /// What has ended the group, to all its ranks that it has not ended yet and to all that still join.
+  /// Sends the reason for the group's end to its ranks that have not ended, and to those that still join.
   static void announce(Table& table, FrameKind kind, const Packer& body);
   void leave(Client& client);
   void say_goodbye(Table& table);

@@ -30,7 +30,7 @@ namespace {
 
 // Between two looks at stop requests and the clock.
 constexpr auto kNap = std::chrono::milliseconds(50);
-// What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
+// Extra time after a deadline for an immediate answer of the server, on a busy machine.
 constexpr auto kGrace = std::chrono::seconds(1);
 // Before this rank connects anew, at first and at most, and how often it does after its connection was closed without a
 // word.

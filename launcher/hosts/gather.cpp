@@ -75,7 +75,7 @@ bool has_others(const std::vector<Interface>& interfaces, const std::vector<std:
   });
 }
 
-/// Variables that go along: what lockstep and its libraries are set by, and what the user asks for.
+/// Variables for other hosts: settings of lockstep and its libraries, and those the user asks for.
 std::vector<std::string> exported_names(const LaunchOptions& options) {
   std::vector<std::string> names;
   for (auto& name : env_names(""))
@@ -83,9 +83,9 @@ std::vector<std::string> exported_names(const LaunchOptions& options) {
   for (const auto& each : options.exports) {
     const auto equals = each.find('=');
     if (each.substr(0, equals) == kJobSecretVariable)
-      throw UsageError(fmt::format("launch: --export {}: every job gets a secret of its own, which goes another way",
-                                   kJobSecretVariable),
-                       "leave it out");
+      throw UsageError(
+          fmt::format("launch: --export {}: every job gets its own secret, passed in another way", kJobSecretVariable),
+          "leave it out");
     if (equals != std::string::npos) set_env(each.substr(0, equals), each.substr(equals + 1));
     names.push_back(each.substr(0, equals));
   }
@@ -135,7 +135,7 @@ HostSpec with_slots(const RemoteHosts& hosts, std::size_t host, const LaunchOpti
   return spec;
 }
 
-/// Of the hosts that are there. A host that is not has none.
+/// Of the connected hosts. A host without a connection has none.
 std::vector<HostSpec> specs_of(const RemoteHosts& hosts, const LaunchOptions& options) {
   std::vector<HostSpec> specs;
   for (std::size_t i = 0; i < hosts.size(); ++i)

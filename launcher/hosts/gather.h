@@ -33,7 +33,7 @@ struct GatheredHosts {
 RemoteHosts call_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals,
                        int& exit_code);
 
-/// Ranks that the hosts that are there take, and that one of them does.
+/// Slots on all connected hosts; slots on one host.
 int slots_of(const RemoteHosts& hosts, const LaunchOptions& options);
 int slots_of(const RemoteHosts& hosts, const LaunchOptions& options, std::size_t host);
 

@@ -1,5 +1,5 @@
-// The first thing that the launcher's helper on another host says: one line of text, so that versions that differ
-// understand each other as far as it takes to say so.
+// The first message of the launcher's helper on another host: one line of text, so that different versions can at least
+// report the difference.
 #pragma once
 
 #include <optional>

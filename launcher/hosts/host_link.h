@@ -26,7 +26,7 @@ namespace lockstep::launcher {
 /// descendants, or carry the job's mark.
 ///   The two exchange a ping and a pong every second. When the connection ends, whoever ended it, or when one of them
 /// has heard nothing for the time that the user allows, the helper ends its part of the job, and the launcher takes
-/// the host for lost. A link that is down for less than that costs nothing: TCP sends again what was lost.
+/// the host for lost. A shorter outage of a link costs nothing: TCP sends lost data again.
 ///
 /// One link starts one remote agent, in the constructor, and ends it in the destructor. Not thread-safe.
 class HostLink {

@@ -17,8 +17,8 @@ std::vector<bool> local_addresses(std::span<const std::string> names, Deadline d
 /// This host's name as the system has it, with its domain if it has one there; "localhost" if it has none.
 std::string system_name();
 
-/// A TCP port that is free on this host now, below those that the kernel hands out by itself, so that it is likely to
-/// stay so. Throws DeviceError when all that are tried are taken.
+/// A TCP port that is free on this host now. It is below the kernel's ephemeral ports, so it is likely to stay free.
+/// Throws DeviceError when all that are tried are taken.
 int find_free_port();
 
 }  // namespace lockstep::launcher

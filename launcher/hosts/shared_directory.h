@@ -13,9 +13,9 @@ namespace lockstep::launcher {
 /// there.
 bool look_here(const Look& look, const std::string& directory);
 
-/// The names of those hosts of `gathered` that do not see the directory which the first of them has at `path`: that one
-/// makes it, and a file in it for the moment of this call, which the others look for. None where the first one cannot
-/// write there, which is for the program to say, and none of those that do not answer within a few seconds.
+/// The names of the hosts of `gathered` that do not see the first host's directory at `path`. The first host makes the
+/// directory, and during this call a file in it; the others look for the file. None if the first host cannot write
+/// there, because the program will report that. Hosts that do not answer within a few seconds are left out.
 std::vector<std::string> hosts_that_do_not_see(const std::string& path, RemoteHosts& hosts,
                                                const GatheredHosts& gathered, SignalQueue& signals);
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::launcher {
 
-/// A library in memory that makes the program which loads it listen at loopback where it would at all addresses
+/// A library in memory. A program that loads it listens at loopback instead of at all addresses
 /// (launcher/loopback/bind_loopback.c). Keep it until that program runs.
 class LoopbackPreload {
  public:

@@ -42,7 +42,7 @@ class BatchNormNode : public Node {
   }
 
  protected:
-  // A gradient that is overwritten: where the parameter wants it, or beside that, where it is added or not wanted.
+  // Memory for a gradient to overwrite: the parameter's own, or a temporary if the gradient is added or not wanted.
   struct Delivery {
     Delivery(Backend& backend, Parameter& parameter) {
       if (parameter.requires_grad()) {

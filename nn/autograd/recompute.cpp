@@ -8,8 +8,8 @@
 
 namespace lockstep::nn {
 
-// The tape walks nodes in the reverse order of recording: a SegmentResult for each result first, which keeps that one's
-// gradient, then the Recomputation, which records the segment again on top of the nodes that are left.
+// The tape walks nodes in the reverse order of recording. First comes a SegmentResult for each result, and keeps its
+// gradient. Then the Recomputation records the segment again on top of the remaining nodes.
 class Recomputation final : public Node {
  public:
   /// `reached`: a value that nobody reads, whose gradient says that one of the results has one.

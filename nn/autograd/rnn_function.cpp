@@ -64,10 +64,10 @@ void check_state(const RnnState& state, const RnnOptions& options, const Shape& 
       throw UsageError(
           fmt::format("{}'s state of {} {} for {} sequences of {} with {} features", text_of(options.cell),
                       name_of(part->dtype()), to_string(part->shape()), shape[0], name_of(dtype), shape[1]),
-          "continue with the batch and the precision of that state, or begin anew");
+          "continue with the batch and the precision of that state, or begin with zeros");
   if (state.c.defined() && options.cell != RnnCell::kLstm)
     throw UsageError(fmt::format("{} was given a state with c, which LSTMs alone have", text_of(options.cell)),
-                     "continue with a state of this layer, or begin anew");
+                     "continue with a state of this layer, or begin with zeros");
 }
 
 void check_lengths(const Tape& tape, const RnnOptions& options, const Shape& x, bool hands_out_state) {
@@ -100,7 +100,7 @@ Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options, 
   for (const Parameter* const bias : {parameters.b_ih, parameters.b_hh})
     check_further(tape, bias, {gates}, "a bias", name);
   check_parameter(tape, parameters.w_hh, name);
-  check_usage(state == nullptr || !tape.recomputing(), "a recurrent layer with a state in what is computed again",
+  check_usage(state == nullptr || !tape.recomputing(), "a recurrent layer with a state in a recomputed segment",
               "leave set_recomputed() or the state out: a second forward would begin where the first has ended");
   const bool fits =
       x.shape().size() >= 3 && x.shape()[1] >= 1 && (x.value().dtype() == DType::kF32 || is_half(x.value().dtype()));

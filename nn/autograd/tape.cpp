@@ -31,7 +31,7 @@ void Var::refuse_expired() const {
 }
 
 void Var::refuse_released() {
-  throw UsageError("the value of a Var after backward, which gives the memory of what it has walked back",
+  throw UsageError("the value of a Var after backward, which releases the memory of all that it has walked",
                    "copy value() before Tape::backward(): the tensor is a handle and keeps the memory");
 }
 

@@ -309,7 +309,7 @@ Other under_other_names(const Assignment& failed, const Slots& slots, const std:
   return failed.shapes_fit() ? by_shape(failed, slots, tensors, names, options) : Other{};
 }
 
-// Where tensors may be missing, no fault shows that all names have a prefix: the one with which most of them fit.
+// If tensors may be missing, a common prefix of all names causes no error: choose the prefix with which most names fit.
 Other under_fitting_prefix(const Assignment& failed, const Slots& slots, const std::vector<HostTensor>& tensors,
                            const LoadOptions& options) {
   Other best;

@@ -15,12 +15,11 @@ struct StateDict {
   const PickledValue::Dict* entries = nullptr;  // names and tensors alone; the Unpickled's
 };
 
-/// The model's state dict in `file`, which was read from `path`: the one under `key`, or, where that is empty, the only
-/// one, or the only one under keys that people use for a model's ("model", "state_dict", "model_state_dict", …). What
-/// lies under a key that begins with "optim" is an optimizer's. Nothing is guessed: throws UsageError, naming them,
-/// where there are several of which none is the only usual one, or another one has the same names and shapes (a moving
-/// average of the parameters), and where none has the key `key`. Throws IoError where there is none at all, naming what
-/// is there instead.
+/// The model's state dict in `file`, which was read from `path`: the one under `key`; if that is empty the only one, or
+/// the only one under a usual key for models ("model", "state_dict", "model_state_dict", …). Content under a key that
+/// begins with "optim" belongs to an optimizer. Nothing is guessed. Throws UsageError, naming the candidates, if there
+/// are several and not exactly one under a usual key, if another one has the same names and shapes (a moving average of
+/// the parameters), or if none has the key `key`. Throws IoError, naming the content, if there is none at all.
 StateDict find_state_dict(const Unpickled& file, const std::string& path, const std::string& key);
 
 }  // namespace lockstep::nn

@@ -21,8 +21,8 @@ struct TorchState {
 };
 
 /// The model's, or that under `key` (nn/io/state_dicts.h, which says what it throws). Numbers of 16 bits of either kind
-/// come as f32. Nothing in a file is executed (nn/io/unpickler.h). Throws IoError that names file and byte for anything
-/// that is cut, lying or no state dict; nothing is allocated from a length that has not been checked.
+/// come as f32. Nothing in a file is executed (nn/io/unpickler.h). Throws IoError, naming file and byte, for content
+/// that is cut, contradictory or no state dict. Nothing is allocated from an unchecked length.
 TorchState read_torch_file(const std::string& path, const std::string& key = {});
 
 /// Throws the IoError of a file that is none of PyTorch's, or holds no state dict: `why`.

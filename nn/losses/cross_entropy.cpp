@@ -10,7 +10,7 @@ const LossFamily& cross_entropy_family() {
                                     .about = "a class for each output",
                                     .settings = {{.name = "label-smoothing",
                                                   .fallback = 0.0,
-                                                  .help = "share of each label that all classes get alike",
+                                                  .help = "share of each label to spread evenly over all classes",
                                                   .role = SettingSpec::Role::kTraining,
                                                   .high = 1,
                                                   .open_high = true,

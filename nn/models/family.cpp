@@ -61,7 +61,7 @@ SettingSpec size_setting(const char* name, std::int64_t fallback, const char* he
 SettingSpec dropout_setting() {
   return {.name = "dropout",
           .fallback = 0.0,
-          .help = "probability with which an element is dropped in training",
+          .help = "probability of dropping an element in training",
           .role = SettingSpec::Role::kTraining,
           .high = 1,
           .open_high = true,

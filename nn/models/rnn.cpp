@@ -63,8 +63,8 @@ Var RnnLanguageModel::forward(Tape& tape, Var tokens) {
   return decoder_.logits(tape, drop_out_.forward(tape, y));
 }
 
-// Backward reads what the pass has begun with, so that is a copy; and what it leaves goes to where the next pass looks
-// for it, which may be the same kernels again, at the same addresses (Note [Step graphs]).
+// Backward reads the state at the beginning of the pass, so the pass uses a copy. Its final state goes back to the same
+// memory: the next pass may be the same kernels again, at the same addresses (Note [Step graphs]).
 Var RnnLanguageModel::carry_on(Tape& tape, Var x) {
   const std::int64_t rows = x.shape()[0], most = carried_.front().h.size(0);
   if (rows > most || &tape.backend() != &backend_)

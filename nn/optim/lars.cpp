@@ -26,7 +26,7 @@ std::vector<SettingSpec> lars_settings() {
            .placeholder = "X"},
           {.name = "eps",
            .fallback = kLarsEps,
-           .help = "added to the norms that the parameter's is divided by",
+           .help = "added to the divisor of the parameter's norm",
            .role = SettingSpec::Role::kTraining,
            .placeholder = "X"},
           always_adapt_setting()};

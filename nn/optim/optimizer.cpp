@@ -142,7 +142,7 @@ void Optimizer::step(const StepOptions& options) {
     with_gradient_.push_back(i);
   }
   check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
-              "run Tape::backward() of a loss that they have part in before, and zero_grad() before that");
+              "before the step run zero_grad(), then Tape::backward() of a loss that depends on them");
   begin_step(options.lr);
   const bool clips = options.clip_norm > 0 || scaler_ != nullptr;
   if (clips) {

@@ -55,7 +55,7 @@ std::vector<SettingSpec> adam_settings() {
 SettingSpec always_adapt_setting() {
   return {.name = "always-adapt",
           .fallback = false,
-          .help = "parameters without weight decay move by their norms, too",
+          .help = "also scale updates of parameters without weight decay by their norms",
           .role = SettingSpec::Role::kTraining};
 }
 

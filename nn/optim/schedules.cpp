@@ -12,7 +12,7 @@ namespace {
 SettingSpec min_lr() {
   return {.name = "min-lr",
           .fallback = 0.0,
-          .help = "learning rate that the schedule ends at",
+          .help = "learning rate at the end",
           .role = SettingSpec::Role::kTraining,
           .placeholder = "X",
           .neutral = 0.0};
@@ -43,10 +43,10 @@ const Registry<ScheduleFamily>& schedule_registry() {
       {.name = "cosine", .about = "down to --min-lr along half a cosine", .settings = {min_lr()}, .at = cosine_at},
       {.name = "step", .about = "a tenth after each third of the steps", .settings = {min_lr()}, .at = step},
       {.name = "linear",
-       .about = "in a line to --end-factor times itself",
+       .about = "linearly to --end-factor times itself",
        .settings = {{.name = "end-factor",
                      .fallback = 0.0,
-                     .help = "what the learning rate is multiplied with at the end",
+                     .help = "factor of the learning rate at the end",
                      .role = SettingSpec::Role::kTraining,
                      .high = 1,
                      .placeholder = "F"}},

@@ -6,13 +6,12 @@ namespace lockstep::nn {
 
 void Tensor::refuse_type(DType wanted) const {
   throw UsageError(fmt::format("a tensor of {} {} read as {}", name_of(dtype_), to_string(shape_), name_of(wanted)),
-                   "read it as the type that it has (Tensor::dtype()), or give one of the type that is wanted");
+                   "read it as its own type (Tensor::dtype()), or give one of the wanted type");
 }
 
 void Tensor::refuse_nothing() const {
   check_usage(
-      data_ == nullptr,
-      "a model or a loss looks at numbers, and is run on shapes alone to find out what memory it takes",
+      data_ == nullptr, "a model or a loss looks at numbers, and is run on shapes alone to estimate its memory",
       "compute with operators (nn/autograd/functions.h); set TrainConfig::estimate_memory to false where it has "
       "to look");
   throw UsageError("a tensor that holds nothing is read",

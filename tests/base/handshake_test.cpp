@@ -84,7 +84,7 @@ TEST(Handshake, BothEncryptOrNeitherDoes) {
       EXPECT_THAT(caller.why(), HasSubstr(caller_does ? "it runs with --encrypt, and the others without it"
                                                       : "it runs without --encrypt, and the others with it"));
     }
-  // Where their secrets differ, too, that is what is said: the rest of what the caller says is not believed.
+  // If their secrets differ too, the error names only that: the other claims of the caller are not trusted.
   Handshake caller = Handshake::call(Port::kStore, JobSecret::random(), "me", true);
   Handshake listener = Handshake::listen(Port::kStore, secret, false);
   run(caller, listener);

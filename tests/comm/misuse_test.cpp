@@ -74,7 +74,7 @@ TEST(GroupMisuse, WhatIsThrownIsNoException) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const PeerError& error) {
     EXPECT_NE(group().rank(), last);
-    EXPECT_THAT(error.what(), HasSubstr("what was thrown is no std::exception"));
+    EXPECT_THAT(error.what(), HasSubstr("the thrown object is no std::exception"));
   } catch (int thrown) {
     EXPECT_EQ(group().rank(), last);
     EXPECT_EQ(thrown, 42);

@@ -36,7 +36,7 @@ TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
   }
 }
 
-// What is compared is all that an operation is; where it stands in a group's order is not part of that.
+// All fields of an operation are compared, but not its place in the group's order.
 TEST(Descriptor, EachFieldIsInTheDigest) {
   const auto changed = [](auto change) {
     OpDescriptor op, other;

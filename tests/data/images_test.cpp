@@ -107,14 +107,14 @@ TEST_F(ImagesTest, TrainAndValAreFoundAndLabelledAlike) {
   put("val/dog/1.png");
   EXPECT_THAT(error(), AllOf(HasSubstr("val/dog"), HasSubstr("no such class")));
   fs::remove_all(directory_.path("val"));
-  EXPECT_THAT(error(), HasSubstr("no classes"));
+  EXPECT_THAT(error(), HasSubstr("neither classes nor the parts"));
   fs::create_directory(directory_.path("test"));
   EXPECT_THAT(error(), HasSubstr("(test, train)"));
   try {
     open();
   } catch (const IoError& refusal) {
     EXPECT_THAT(refusal.remedy(),
-                AllOf(HasSubstr("rename the part to validate on to val"), HasSubstr("/train, every tenth image")));
+                AllOf(HasSubstr("rename the part to validate on to val"), HasSubstr("/train: then every tenth image")));
   }
 }
 

@@ -239,8 +239,8 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
   for (std::size_t slot = 0; slot < reducer.slots(); ++slot) expect_sums(reducer, slot, 2, all_ranks());
 }
 
-/// Carries a bucket as bytes of an arena of its own, each element a half of what it was: not what an allreduce does, so
-/// that the tests see who was there.
+/// Carries a bucket as bytes of an arena of its own and halves each element. An allreduce does not, so tests see that
+/// the hook ran.
 class HalvingHook final : public CommHook {
  public:
   explicit HalvingHook(std::string name = "halving") : name_(std::move(name)) {}

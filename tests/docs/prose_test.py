@@ -5,7 +5,7 @@
 RETIRED is the one table: a scope, a pattern, and what to write instead. Scopes are the prose of documents, and of the
 sources comments, texts (help, errors), identifiers and file names; READERS says what each of them reads. Phrases are
 retired in WORDS; identifiers and file names have rows of their own. FIELDS_OWN lists where a retired word is a term of
-the field.
+the field. In WORDS, no sentence has TOO_MANY of CLAUSE_WORDS.
 """
 import argparse
 import enum
@@ -151,14 +151,17 @@ def code_of(text):
 
 
 def only(kind, text, token):
-    """The tokens of a kind, at their places; code between them is no space, so that sentences end there."""
+    """The tokens of a kind, at their places; code between them is no space, so that sentences end there. So does a
+    comment's that stands beside code: the one below begins in another column."""
     text = re.sub(r"^#include.*", blank, text, flags=re.MULTILINE)
-    end, parts = 0, []
+    end, last_column, parts = 0, None, []
     for match in token.finditer(text):
         if match[kind]:
             between = text[end:match.start()]
-            parts += ["\0" if between.strip() else " ", "\n" * between.count("\n"), match[kind]]
-            end = match.end()
+            column = match.start() - text.rfind("\n", 0, match.start())
+            apart = between.strip() or kind == "comment" and column != last_column
+            parts += ["\0" if apart else " ", "\n" * between.count("\n"), match[kind]]
+            end, last_column = match.end(), column
     return "".join(parts)
 
 
@@ -168,8 +171,8 @@ def texts_of(text, token=TOKEN):
 
 
 def comments_of(text, token=TOKEN):
-    """Without code in backticks."""
-    return re.sub(r"""//+|\#+|\"{3}|`[^`\n]*`""", blank, only("comment", text, token))
+    """Without code in backticks, and the stars of blocks."""
+    return re.sub(r"""//+|(?<=\n)[ \t]*\*(?=\s)|\#+|\"{3}|`[^`\n]*`""", blank, only("comment", text, token))
 
 
 def documents():
@@ -193,6 +196,35 @@ def scripts():
                  or path.suffix == "" and path.read_bytes()[:2] == b"#!")]
 
 
+# Sentences that a reader reads twice: too many clauses.
+CLAUSE_WORDS = re.compile(r"(?<!\w)(?:that|which|who|where|what)(?!\w)", re.IGNORECASE)
+TOO_MANY = 4
+# Between sentences: punctuation before a space; an empty line; the titles of notes; the marks of list items, headings
+# and quotes; cells of tables; code between two comments or texts. In texts also the arrow between an error and its
+# remedy.
+SENTENCE_END = re.compile("|".join([
+    r"""(?<!\be\.g)(?<!\bi\.e)(?<!\bcf)(?<!\bal)[.!?][*_)\]"'’”]*(?=\s|\0|$)""", r"\n[ \t]*(?=\n)", r"\0",
+    r"(?:^|\n)[ \t]*Note \[[^\]]*\][ \t]*(?=\n)", r"\n[ \t]*(?:[-+*>]+|\d+\.|#+)[ \t]", r"\n(?=[ \t]*\|)",
+    r"(?<=[ \t])\|"]))
+ARROW = re.compile(r"→")
+
+
+def long_sentences(text, scope):
+    """Line numbers, how many of the words, and the beginnings of sentences that have too many."""
+    ends = [(match.start(), match.end()) for match in SENTENCE_END.finditer(text)]
+    if scope is Scope.TEXTS:
+        ends = sorted(ends + [(match.start(), match.end()) for match in ARROW.finditer(text)])
+    found, begin = [], 0
+    for end, following in [*ends, (len(text), len(text))]:
+        sentence = text[begin:end]
+        count = len(CLAUSE_WORDS.findall(sentence))
+        if count >= TOO_MANY:
+            at = begin + len(sentence) - len(sentence.lstrip())
+            found.append((text.count("\n", 0, at) + 1, count, " ".join(sentence.split())))
+        begin = max(following, begin)
+    return found
+
+
 READERS = {
     Scope.PROSE: lambda: ((path, prose_of(path.read_text())) for path in documents()),
     Scope.COMMENTS: lambda: ((path, comments_of(path.read_text(), token_of(path))) for path in sources() + scripts()),
@@ -200,6 +232,11 @@ READERS = {
     Scope.IDENTIFIERS: lambda: ((path, code_of(path.read_text())) for path in sources()),
     Scope.FILE_NAMES: lambda: ((path, path.stem) for path in sources()),
 }
+
+
+@functools.cache
+def read(scope):
+    return list(READERS[scope]())
 
 
 @functools.cache
@@ -222,14 +259,22 @@ def found_in(text, scope, retired, name=""):
 
 class Words(unittest.TestCase):
     def test_retired_words(self):
-        for scope, read in READERS.items():
+        for scope in READERS:
             if any(scope in scopes for scopes, _, _ in RETIRED):
-                wrong = [f"{name}:{line}: {word} → {instead}" for path, text in read()
+                wrong = [f"{name}:{line}: {word} → {instead}" for path, text in read(scope)
                          for name in (str(path.relative_to(SOURCE)),)
                          for line, word, instead in found_in(text, scope, RETIRED, name)]
                 with self.subTest(scope.name):
                     if wrong:
                         self.fail("\n".join(["", *wrong]))
+
+    def test_long_sentences(self):
+        for scope in WORDS:
+            wrong = [f"{path.relative_to(SOURCE)}:{line}: {count} of that, which, who, where, what: {sentence}"
+                     for path, text in read(scope) for line, count, sentence in long_sentences(text, scope)]
+            with self.subTest(scope.name):
+                if wrong:
+                    self.fail("\n".join(["", *wrong]))
 
     def words(self, text, scope=Scope.PROSE, retired=RETIRED):
         return [(line, word) for line, word, _ in found_in(text, scope, retired)]
@@ -253,11 +298,43 @@ class Words(unittest.TestCase):
         self.assertEqual(self.words(comments_of(text), Scope.COMMENTS), [(5, "goes on")])
         self.assertEqual(self.words(texts_of(text), Scope.TEXTS), [(1, "goes on"), (2, "told")])
 
+    def test_sentences(self):
+        planted = "What that is, and\nwhich of them,\nthose know who wrote it"
+        whole = " ".join(planted.split())
+
+        def found(text, scope):
+            return [(line, sentence) for line, _, sentence in long_sentences(text, scope)]
+
+        self.assertEqual(found(prose_of(f"Short.\n\n{planted}.\n"), Scope.PROSE), [(3, whole)])
+        self.assertEqual(found(prose_of(f"- {planted}"), Scope.PROSE), [(1, "- " + whole)])
+        commented = "int a;\n" + "".join(f"  /// {line}\n" for line in planted.split("\n")) + "int b;"
+        self.assertEqual(found(comments_of(commented), Scope.COMMENTS), [(2, whole)])
+        in_c = "/* " + planted.replace("\n", "\n * ") + ". */ int b;"
+        self.assertEqual(found(comments_of(in_c), Scope.COMMENTS)[0][0], 1)
+        in_python = "a = 1\n" + "".join(f"# {line}\n" for line in planted.split("\n"))
+        self.assertEqual(found(comments_of(in_python, SCRIPT_TOKEN), Scope.COMMENTS), [(2, whole)])
+        texts = "f(" + "\n  ".join(f'"{line} "' for line in planted.split("\n")) + ");"
+        self.assertEqual(found(texts_of(texts), Scope.TEXTS), [(1, whole)])
+
+        two = "what that is", "which who wrote"
+        code = "\n```\ncode\n```\n"
+        for between in (".\n", ". ", "!) ", "\n\n", "\n- ", "\n  * ", "\n2. ", "\n## ", code, " | ", "\n| "):
+            with self.subTest(between=between):
+                self.assertEqual(found(prose_of(between.join(two)), Scope.PROSE), [])
+        for between in (", ", " — ", "\n", " e.g. ", ": ", "; ", " `code` "):
+            with self.subTest(between=between):
+                self.assertEqual(len(found(prose_of(between.join(two)), Scope.PROSE)), 1)
+        self.assertEqual(found(comments_of(f"int a;  // {two[0]}\nint b;  // {two[1]}\n"), Scope.COMMENTS), [])
+        self.assertEqual(found(comments_of(f"int a;  // {two[0]}\n// {two[1]}\nint b;\n"), Scope.COMMENTS), [])
+        self.assertEqual(found(comments_of(f"// {two[0]}\n//\n// {two[1]}\n"), Scope.COMMENTS), [])
+        self.assertEqual(found(texts_of(f'f("{two[0]}", "{two[1]}"); g("{two[0]} → {two[1]}");'), Scope.TEXTS), [])
+        self.assertEqual(found("whatever, somewhere: whichever_that, that_is, nowhere", Scope.TEXTS), [])
+
     def test_all_scopes_have_something_to_read(self):
         self.assertEqual(list(READERS), list(Scope))
-        for scope, read in READERS.items():
+        for scope in READERS:
             with self.subTest(scope.name):
-                self.assertGreater(sum(bool(text.strip()) for _, text in read()), 10)
+                self.assertGreater(sum(bool(text.strip()) for _, text in read(scope)), 10)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
   matrix.py --soak HOURS [--seed N]
 
 A case starts a training of three ranks, or of ranks on several hosts, under `lockstep launch`; at a place that the
-program itself reaches, always the same one, something is broken. Checked are the line that names the culprit, the exit code,
-the time until the end, that no process and no file of the job is left 2 s after that, and that the final
-parameters have the SHA-256 of a run that nobody disturbed: after the launcher's restart, or after the same command has been
+program itself reaches, always the same one, something is broken. The case checks the line that names the culprit, the exit
+code, and the time until the end. 2 s later no process and no file of the job may be left. The final parameters must
+have the SHA-256 of an undisturbed run: after the launcher's restart, or after the same command has been
 given again. --quick runs those of every change, --soak cases at random until the time is over, with a seed that it prints.
 Exit code 1: a case failed. Cases that need what this machine lacks (root, network namespaces) are skipped, and counted.
 """

@@ -1,4 +1,4 @@
-// What checkpoints say of themselves, and what ranks say of their parts: what is read is written so that it is read the
+// Manifests of checkpoints, and receipts of the ranks' parts: input that is read is written so that it is read the
 // same.
 #include "checkpoint/folder.h"
 #include "tests/fuzz/fuzz.h"

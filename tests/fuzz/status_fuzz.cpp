@@ -1,4 +1,4 @@
-// What a rank's program sends its wrapper, which may be anything: what is read is written so that it is the same.
+// Any bytes that a rank's program may send to its wrapper: a status that is read is written to the same bytes.
 #include "base/status_report.h"
 #include "tests/fuzz/fuzz.h"
 

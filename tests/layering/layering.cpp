@@ -206,7 +206,7 @@ std::vector<std::string> foreign_includes(const fs::path& root) {
     const bool standard = !include->quoted && include->header.find_first_of("./") == std::string::npos;
     if (line.file == kMpiHeader && include->header == "mpi.h") return;
     if (line.file == kCHeader && (include->header == "stddef.h" || include->header == "stdint.h")) return;
-    // What is compiled by those who use it has the headers of the library that it is about, which is theirs.
+    // Adapters are compiled by their users, and include the headers of the adapted library, which the users have.
     const bool adapted = std::ranges::any_of(adapted_libraries(), [&](const Adapter& adapter) {
       const std::string own = fmt::format("bindings/{}/", adapter.name);
       const bool binds = line.file.starts_with(own);

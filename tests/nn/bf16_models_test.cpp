@@ -89,8 +89,8 @@ double norm_of(const std::vector<float>& values) {
 }
 
 // Errors of activations are about 2⁻⁸ of them each time they are rounded, add up over layers, and are as many in
-// backward as in forward. And where a ReLU's input, or the difference of two that a maximum is taken of, is as near to
-// 0 as that, which is so for about 2⁻⁸ of them, the gradient takes another way altogether.
+// backward as in forward. About 2⁻⁸ of the inputs of a ReLU, or of the differences of two operands of a maximum, are as
+// near to 0 as that. There the gradient takes another way altogether.
 TEST_P(Bf16Models, LossAndGradientsAreNearThoseOfF32) {
   const Result f32 = pass(DType::kF32), bf16 = pass(DType::kBF16);
   const double most = 2.0 * GetParam().roundings * 0x1p-8;

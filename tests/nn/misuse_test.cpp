@@ -545,7 +545,7 @@ TEST_F(Misuse, ParametersOfAnotherModel) {
   const auto other = linear_layer();
   const auto optimizer = make_sgd(other->named_parameters(), {});
   tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
-  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("a loss that they have part in"));
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("a loss that depends on them"));
 }
 
 TEST_F(Misuse, ParametersThatCannotGoTogether) {

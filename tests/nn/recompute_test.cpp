@@ -1,4 +1,4 @@
-// Segments that backward computes again: the same bits as without, in less memory.
+// Segments that backward recomputes: the same bits as without, in less memory.
 #include "lockstep/nn/autograd/recompute.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ struct Result {
   std::size_t peak_bytes = 0;
 };
 
-/// Two passes over `model`, of which the first `recomputed` blocks are computed again.
+/// Two passes over `model`; its first `recomputed` blocks are recomputed.
 Result train(const ModelSpec& spec, const Shape& shape, std::size_t recomputed) {
   const auto backend = make_cpu_backend(1);
   Generator generator(1);

@@ -119,7 +119,7 @@ TEST_F(DistributedMisuse, TwoOfThemOnOneTape) {
   const auto other = two_layers();
   DistributedDataParallel a(*net, group()), b(*other, group());
   const nn::Var left = a(tape, input());
-  EXPECT_THAT(refusal_of([&] { b(tape, input()); }), HasSubstr("of which backward would sum one"));
+  EXPECT_THAT(refusal_of([&] { b(tape, input()); }), HasSubstr("backward would sum only one"));
   tape.backward(loss_of(tape, left));
   tape.reset();
   // One after the other they share a group.

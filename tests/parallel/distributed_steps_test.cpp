@@ -1,5 +1,5 @@
-// What PyTorch's users know of DistributedDataParallel: inputs that end on some ranks before others, a graph that stays
-// the same, gradients with memory of their own, and parameters and modules that a step uses several times.
+// Features of PyTorch's DistributedDataParallel: inputs that end on some ranks before others, a static graph, gradients
+// with memory of their own, and parameters and modules that a step uses several times.
 #include <gmock/gmock.h>
 
 #include "lockstep/parallel/distributed_data_parallel.h"

@@ -375,7 +375,7 @@ TEST(Zero, OptionsThatContradictAreRefused) {
   Branches model(context);
   for (const int zero : {-1, 2, 3})
     EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(model, group(), {.zero = zero}); }),
-                HasSubstr("give 1, with which updates and what optimizers remember are sharded"));
+                HasSubstr("give 1, which shards updates and the optimizers' state"));
   DistributedDataParallel ddp(model, group(), {.zero = 1});
   EXPECT_THAT(refusal_of([&] { ddp.register_comm_hook(std::make_shared<ddp::ReduceScatterHook>()); }),
               HasSubstr("a communication hook with zero"));

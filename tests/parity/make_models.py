@@ -98,8 +98,9 @@ def tokens(*shape, bound):
     return lambda name: torch.from_numpy(counter.below(name, shape, bound))
 
 
-# How each is made, what goes in, classes, the shape of labels; how far its batch norms' biases are from 0, so that most
-# ReLUs' arguments are, too; and a rate with which three steps do not yet diverge, which would amplify all rounding.
+# How each is made, its inputs, classes, the shape of labels; the distance of its batch norms' biases from 0, which
+# keeps most arguments of ReLUs away from 0; and a rate at which three steps do not diverge, since that would amplify
+# all rounding.
 MODELS = {
     "linear": (lambda: peers().Linear(), images(6, 5), 10, (6,), 0.0, 1e-3),
     "mlp": (lambda: peers().Mlp(), images(4, 1, 28, 28), 10, (4,), 0.0, 1e-3),

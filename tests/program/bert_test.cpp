@@ -124,7 +124,7 @@ TEST_F(Bert, TellsTextsApart) {
   EXPECT_THAT(expect_done(ask + "pairs.tsv --text second").out, ::testing::StartsWith("so: "));
   expect_refusal(ask.substr(9) + "pairs.tsv --text third", 3, "names no column 'third'");
   directory_->write("asked.csv", "text,kind\nquite so,prose\nelse,code\n");
-  expect_refusal(ask.substr(9) + "asked.csv", 2, "the one text or the other is a class of kind.safetensors");
+  expect_refusal(ask.substr(9) + "asked.csv", 2, "one text of the pair is a class of kind.safetensors");
   directory_->write("index.csv", ",text\n0,quite so\n");
   expect_refusal(ask.substr(9) + "index.csv", 3, "its column 1 has no name");
   expect_refusal("infer bert --weights kind.safetensors --input ask.CSV", 2, "give --lines");

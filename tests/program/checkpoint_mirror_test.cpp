@@ -205,7 +205,7 @@ TEST_F(CheckpointMirror, OfAnotherRunIsRefused) {
   fs::remove_all(path() / "ck");
   const auto outcome = train_on({"a", "b"}, arguments, path());
   EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("mirror has a checkpoint of step 10, and this run starts anew"));
+  EXPECT_THAT(outcome.err, HasSubstr("mirror has a checkpoint of step 10, and this run does not resume"));
   EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000010"));
 }
 

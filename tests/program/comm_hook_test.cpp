@@ -85,10 +85,12 @@ TEST(CommHook, ResumesOnOtherRanks) {
     trained(ranks, options + hook + " --resume auto", directory.path(), &output);
     return output;
   };
-  EXPECT_THAT(again(2, "topk:5"), HasSubstr("topk:5: what 3 ranks had not sent yet is shared out to 2: the sum stays"));
-  EXPECT_THAT(again(1, "topk:5"), HasSubstr("what 3 ranks had not sent yet is shared out to 1"));
-  EXPECT_THAT(again(3, "powersgd:2"), AllOf(HasSubstr("comm-hook topk:5 there and powersgd:2 here"),
-                                            HasSubstr("without communication hook powersgd:2, which begins anew")));
+  EXPECT_THAT(again(2, "topk:5"),
+              HasSubstr("topk:5: gradients that 3 ranks had not sent yet are divided among 2: the sum stays"));
+  EXPECT_THAT(again(1, "topk:5"), HasSubstr("gradients that 3 ranks had not sent yet are divided among 1"));
+  EXPECT_THAT(again(3, "powersgd:2"),
+              AllOf(HasSubstr("comm-hook topk:5 there and powersgd:2 here"),
+                    HasSubstr("without communication hook powersgd:2, which starts without state")));
   EXPECT_THAT(again(3, "none"), HasSubstr("comm-hook topk:5 there and none here"));
   const fs::path file = directory.path() / "c" / "step-0000000006" / "hook.safetensors";
   fs::resize_file(file, fs::file_size(file) - 1);
@@ -105,7 +107,7 @@ TEST(CommHook, ThatSavesNothingIsSaid) {
   for (const std::string hook : {"powersgd:1000", "topk:50"}) {
     std::string output;
     trained(2, "cnn --data digits --steps 2 --comm-hook " + hook, directory.path(), &output);
-    EXPECT_THAT(output, HasSubstr("--comm-hook " + hook + " saves nothing here: of cnn on 2 ranks it sends"));
+    EXPECT_THAT(output, HasSubstr("--comm-hook " + hook + " saves nothing here: for cnn on 2 ranks it sends"));
   }
 }
 

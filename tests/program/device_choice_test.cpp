@@ -1,5 +1,5 @@
-// Which rank gets which device, what it is refused with, and what one process computes on them: the program, where CUDA
-// is a machine in software with two GPUs.
+// The choice of each rank's device, its refusals, and one process on several devices: the program, with CUDA as a
+// machine in software with two GPUs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -11,8 +11,8 @@ struct CudnnRnnSettings {
   /// Weights lie in reverse, with gaps that hold what nobody has written; otherwise all in one row, as cuDNN has them
   /// on the GPUs that there are.
   bool scattered = true;
-  /// By cudnnRNNAlgo_t, a bit each: those that there are; those that refuse to run; those that leave other bits each
-  /// time; those that are slow.
+  /// By cudnnRNNAlgo_t, a bit each: the existing ones; ones that refuse to run; ones with other bits each time; slow
+  /// ones.
   std::uint32_t algorithms = 1, refusing = 0, unrepeatable = 0, slow = 0;
 };
 

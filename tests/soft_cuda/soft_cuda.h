@@ -5,8 +5,8 @@
 //  - indices outside of allocations and shared arrays, vectors at odd addresses, memory of the host, freed memory;
 //  - races: between blocks, and between threads of a block without __syncthreads, or __syncwarp within a warp, between;
 //  - shared memory that is read before the block has written it (it is NaN);
-//  - barriers and shuffles that not all reach; results that depend on the order of blocks, warps and lanes, which is
-//    random, as is that of a graph's nodes, within the edges that were captured (LOCKSTEP_SOFT_SEED repeats it);
+//  - barriers and shuffles that not all reach; results that depend on the order of blocks, warps and lanes: it is
+//    random, and so is the order of a graph's nodes, within the captured edges (LOCKSTEP_SOFT_SEED repeats it);
 //  - a missing wait: streams run as late as they may, kernels may be loaded at their first launch.
 // Of each kernel, grid and block only the first launches are watched, and of those with many accesses some of the
 // blocks. tests/soft_cuda/mutants has planted defects that it must find (scripts/try-mutants).
@@ -25,8 +25,8 @@
 
 namespace lockstep::soft_cuda {
 
-/// What a GPU would answer with a hang or garbage: a barrier that not all threads reach, a shuffle without a lane that
-/// it names, a grid or block that is too large. Names kernel, block and thread.
+/// An error after which a real GPU hangs or returns garbage: a barrier that not all threads reach, a shuffle with a
+/// missing lane, too large a grid or block. Names kernel, block and thread.
 class KernelFault : public std::logic_error {
  public:
   using std::logic_error::logic_error;

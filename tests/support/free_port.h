@@ -16,9 +16,9 @@
 
 namespace lockstep::testing {
 
-/// A port on 127.0.0.1 at which nobody listened just now, and which no other test gets while this process lives: a
-/// socket whose name is the port's (support/job.py has the same) says that it is taken, for a port that only was free
-/// may be another test's by the time that somebody listens there. Lower than those that connections get.
+/// A port on 127.0.0.1 without a listener at the moment. No other test gets it while this process lives: a socket with
+/// the port's name (support/job.py has the same) marks it as taken. Without the mark another test could take the port
+/// before the listener starts. Lower than the ports of connections.
 inline int free_port() {
   static auto& claims = *new std::vector<UniqueFd>();
   std::random_device random;

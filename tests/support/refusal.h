@@ -11,7 +11,7 @@
 
 namespace lockstep::testing {
 
-/// What `work` is refused with: a UsageError that says what and what to do; another error's text, marked; or nothing.
+/// The refusal of `work`: a UsageError's text and remedy; another error's text, marked; or nothing.
 template <class Work>
 std::string refusal_of(const Work& work) {
   try {

@@ -319,7 +319,7 @@ TEST(TrainConfig, WhatADeviceDoesNotDo) {
   config.backend = "nccl";
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu, "no driver"),
-            "--backend nccl adds up what is on GPUs, and this run is on the CPU (no driver)");
+            "--backend nccl is for GPUs, and this run is on the CPU (no driver)");
   config.backend = "mpi";
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");

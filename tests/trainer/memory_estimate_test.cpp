@@ -279,7 +279,7 @@ TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
   EXPECT_LT(two.activations, 2 * one.activations);
 }
 
-// Where each rank writes what it remembers, the copy is of that; else the one that writes has all.
+// If each rank writes its own share, it copies only that; else the one that writes copies all.
 TEST_F(EstimateOf, ShardedMomentsInCheckpoints) {
   const std::uint64_t whole = need({.samples = 4}).moments, parameters = need({.samples = 4}).parameters;
   const auto copied = [&](bool writes, bool part) {

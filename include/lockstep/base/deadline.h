@@ -14,7 +14,7 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// `seconds` as the clock counts, between 0 (also for NaN) and 30 years: any number will do, and none overflows.
+/// `seconds` as a duration of the clock, clamped to 0 (also for NaN) to 30 years: any number is valid, none overflows.
 inline Clock::duration duration_of(double seconds) {
   constexpr double kMost = 1e9;
   const double bounded = seconds > 0 ? (seconds < kMost ? seconds : kMost) : 0;
@@ -28,10 +28,10 @@ inline timespec timespec_of(Clock::duration duration) {
 }
 
 /// Note [Time that counts]
-/// A process that is stopped (SIGSTOP, a scheduler that suspends a job, a container's pause, a laptop's lid) must not
-/// take the others, which were stopped with it, for silent. So deadlines count the time in which their own process ran.
-/// A thread wakes up every kTick; time beyond kMost since it last did so is taken for a stop, and left out, from the
-/// first reading after it on. Who is stopped alone is still missed by those who run.
+/// Several processes may be stopped together (SIGSTOP, a scheduler that suspends a job, a container's pause, a laptop's
+/// lid). None of them may then report the others as silent. So deadlines count only the time in which their own process
+/// ran. A thread wakes up every kTick. If it wakes up later than kMost, the process counts as stopped, and the time is
+/// left out from the first reading after it on. A process that is stopped alone is still missed by those that run.
 
 /// Time that counts for deadlines. The same as Clock's but for an offset.
 struct RunningClock {

@@ -25,7 +25,7 @@ enum class ExitCode : int {
   kCheckpointed = 75,
 };
 
-/// What happened (`what()`), what to do about it (`remedy()`, may be empty) and where it was thrown.
+/// The cause (`what()`), a remedy (`remedy()`, may be empty) and the place of the throw.
 class Error : public std::runtime_error {
  public:
   Error(int code, const std::string& what, std::string remedy, std::source_location where)

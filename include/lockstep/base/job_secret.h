@@ -1,4 +1,4 @@
-// What the processes of one job share and nobody else knows.
+// The secret that only the processes of one job know.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class JobSecret {
   const std::string& text() const { return text_; }
   /// HMAC-SHA-256 (RFC 2104) of `message`, 32 bytes.
   std::string sign(std::string_view message) const;
-  /// A secret for one purpose: who knows it does not know this one.
+  /// A secret for one purpose, derived from this one; this one cannot be derived from it.
   JobSecret derive(std::string_view purpose) const { return of_text(sign(purpose)); }
 
   friend bool operator==(const JobSecret& a, const JobSecret& b);

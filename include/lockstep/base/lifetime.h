@@ -10,8 +10,8 @@ namespace lockstep {
 /// and a compare. Their counters lie in memory that is never given back, so a reference may be asked for as
 /// long as the process lives. A reference is a plain value: copying it is free.
 ///
-/// It finds mistakes, and is no lock: what is alive when it is asked may end on another thread a moment later. A
-/// reference may be asked from any thread; ref() and renew() are for the owner's.
+/// It finds mistakes and is no lock: an object that is alive now may end on another thread a moment later. Any thread
+/// may ask a reference; only the owner's thread calls ref() and renew().
 class Lifetime {
  public:
   class Ref {

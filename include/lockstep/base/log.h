@@ -1,4 +1,4 @@
-// What lockstep says to people while it works: warnings of a library, and more of a program that is lockstep's.
+// Messages of lockstep to people: warnings of the library, and more from lockstep's own programs.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ void set_log_level(LogLevel level);
 /// Takes lines in place of stderr: one line each, without an end, the rank or "warning: ". It is called on the thread
 /// that has something to say, by one thread at a time; it must not throw, nor call lockstep.
 using LogReceiver = std::function<void(LogLevel level, std::string_view line)>;
-/// From now on. An empty one: stderr. What a crash leaves goes to stderr always.
+/// From now on. An empty one: stderr. Reports of crashes always go to stderr.
 void set_log_receiver(LogReceiver receiver);
 
 }  // namespace lockstep

@@ -22,9 +22,9 @@ class MemorySource {
   }
   /// A piece of this source, with the `bytes` that were asked for.
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
-  /// Blocks until the device has read what it has been given to copy from the pieces, which may then be written again.
+  /// Blocks until the device has finished its copies from the pieces; they may then be written again.
   virtual void wait_until_read() {}
-  /// What makes the device usable here (a stream) ends: pieces that are still given are freed without it later.
+  /// The means to use the device here (a stream) ends: pieces in use are later freed without it.
   virtual void outlive_device() noexcept {}
   /// Whose memory it is.
   virtual Device device() const { return {}; }

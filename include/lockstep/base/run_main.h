@@ -12,8 +12,8 @@ int run_main(const std::function<int()>& program);
 
 /// Runs `program`, which may return an exit code, and returns that: `int main() { return lockstep::run_main(train); }`.
 /// What it throws becomes one line on standard error, "what → remedy", and the process ends with Error::code(), or with
-/// ExitCode::kInternal for other exceptions. It ends at once, without what else runs at exit: that might wait for other
-/// ranks, which may be gone. Errors that another rank has reported (PeerError) print nothing.
+/// ExitCode::kInternal for other exceptions. It ends at once, without handlers of exit(): they might wait for ranks
+/// that are gone. Errors that another rank has reported (PeerError) print nothing.
 template <class F>
 int run_main(F&& program) {
   return detail::run_main([&]() -> int {

@@ -88,7 +88,7 @@ struct SettingNeed {
 
 /// One setting, as its family declares it.
 struct SettingSpec {
-  /// What a setting says, for those who know settings by what they are, not by their names.
+  /// The meaning of a setting, for code that does not know its name.
   enum class Role {
     kStructure,       // of what is computed and saved: files hold it, and a run that resumes cannot change it
     kTraining,        // how it is trained; a run that resumes may change it
@@ -96,7 +96,7 @@ struct SettingSpec {
     kSampleElements,  // numbers of a sample, which the data say
     kClasses,         // classes, which the data say
     kTokens,          // tokens of a sample
-    kTolerance,       // how much is put up with: a rank's own
+    kTolerance,       // a tolerance: a rank's own
   };
   static constexpr double kMost = std::numeric_limits<double>::max();
 
@@ -116,8 +116,8 @@ struct SettingSpec {
   bool is_flag = true;  // false: only files say it
 };
 
-/// What is wrong with a value ("not a number") and what would be right ("give a finite number"). Whoever knows where
-/// the value stood makes an error of it.
+/// The fault of a value ("not a number") and the remedy ("give a finite number"). Code that knows the value's place
+/// makes an error of it.
 struct Complaint {
   std::string what;
   std::string remedy;

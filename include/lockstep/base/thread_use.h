@@ -7,8 +7,8 @@ namespace lockstep {
 using ThreadId = const void*;
 ThreadId this_thread() noexcept;
 
-/// While one lives, the calling thread works on behalf of another one, which waits for it, and has its identity. It
-/// ends on the thread that made it; of several, the last one first.
+/// While one lives, the calling thread works for another thread, which waits for it, and has that thread's identity.
+/// Destroy it on the thread that made it; of several, the last one first.
 class ActsFor {
  public:
   explicit ActsFor(ThreadId other) noexcept;

@@ -33,10 +33,10 @@ class ProcessGroup;
 ///
 /// Note [Copies of other ranks]
 /// Where all ranks of a group share memory, copy_of() says where the copies of the others are, to be read and written
-/// with plain loads and stores. Nothing guards them, so ranks agree by operations whose copy is whose to touch: what a
-/// rank has read or written before it issues a barrier is over, and to be seen, for all for whom that barrier is
-/// complete. A copy is shared memory that lasts as long as this rank's arena: it may be written after the other rank
-/// has destroyed its arena or has ended, and nobody reads it then.
+/// with plain loads and stores. Nothing guards them, so ranks agree by operations on who may touch which copy: reads
+/// and writes before a rank issues a barrier are done, and visible, once that barrier is complete. A copy is shared
+/// memory that lasts as long as this rank's arena: it may be written after the other rank has destroyed its arena or
+/// has ended, and nobody reads it then.
 class Arena {
  public:
   virtual ~Arena();
@@ -47,7 +47,7 @@ class Arena {
   std::size_t bytes() const { return bytes_; }
   /// Its group's arenas are counted from 1, on all ranks alike; 0: it belongs to no group.
   std::uint32_t id() const { return id_; }
-  /// Where the ranks of a host share memory: what lies between their copies, which are in the order of the ranks.
+  /// If the ranks of a host share memory: the distance between their copies, which are in the order of the ranks.
   std::size_t stride_bytes() const { return stride_bytes_; }
   /// Where this process has rank `rank`'s copy mapped (Note [Copies of other ranks]): data() for this rank itself.
   /// nullptr where it cannot reach it: the group has ranks on other hosts, MPI's messages or GPUs carry it, or it has

@@ -11,15 +11,15 @@
 
 namespace lockstep::comm {
 
-/// Whether a number that another process has sent is the exit code of a failure. Zero never is: nobody's word makes a
-/// rank end as if it had done its work; and neither is what no process ends with, such as 256, which becomes zero.
+/// Whether a number sent by another process is the exit code of a failure. Zero is not: no message makes a rank end as
+/// if it had succeeded. Nor is a code that no process ends with, such as 256, which becomes zero.
 constexpr bool is_failure(std::int64_t exit_code) { return exit_code >= 1 && exit_code <= 255; }
 /// That code, or kInternal's in the place of one that is none.
 constexpr int failure_code(std::int64_t exit_code) {
   return is_failure(exit_code) ? static_cast<int>(exit_code) : static_cast<int>(ExitCode::kInternal);
 }
 
-/// Whatever breaks a group first is what every later call on it throws. Thread-safe; reading an intact one costs a
+/// The first failure of a group; every later call on the group throws it. Thread-safe; reading an intact one costs a
 /// load.
 class Failure {
  public:

@@ -50,7 +50,7 @@ class KeyValueStore {
 /// (ProcessGroup::job_rank()). Without it the group is the job, and this process's log lines have `rank`.
 ///
 /// MASTER_ADDR, where it is set, says which of a host's addresses to try first between hosts (LOCKSTEP_SOCKET_IFNAME
-/// chooses some), LOCKSTEP_JOB_SECRET what data connections are proven with.
+/// chooses some), LOCKSTEP_JOB_SECRET is the secret with which data connections prove themselves.
 ///
 /// Throws UsageError for a rank outside of `size`, when another process has this rank, and when ranks have been given
 /// different sizes; TimeoutError, naming the ranks that have not come; DeviceError when `store` throws; PeerError when

@@ -20,13 +20,13 @@ struct GroupOptions {
   /// process: what the last group was made with holds for all of them.
   double stall_warning_seconds = 10;
 
-  /// What moves the data: the name of a backend (comm/backends.h). Without a choice it is memory inside a host, sockets
-  /// between hosts, and MPI only where one of them is not to be had. One for what is on GPUs (make_device_group())
-  /// chooses nothing here.
+  /// Name of the backend that moves the data (comm/backends.h). By default memory inside a host, sockets between hosts,
+  /// and MPI only if one of them is not available. A backend for GPUs (make_device_group()) chooses nothing here.
   std::string backend = kAutoBackend;
 
-  /// Who moves operations on while the caller computes. Ranks in shared memory alone are always inline; asking for
-  /// kThread rules that out where no backend is named. On busy cores a second thread only takes time from the first.
+  /// Which thread advances operations while the caller computes. Ranks that only share memory are always inline, so
+  /// kThread without a named backend excludes shared memory. On busy cores a second thread only takes time from the
+  /// first.
   enum class Progress {
     kAuto,    // kThread where a core is spare, else kInline
     kThread,  // a thread of the group
@@ -37,10 +37,10 @@ struct GroupOptions {
   bool spare_core = false;
   bool wants_thread() const { return progress == Progress::kThread || (progress == Progress::kAuto && spare_core); }
 
-  /// Encrypts all that ranks of different hosts say to each other, the store of rank 0 included (Note [Encryption]).
-  /// All ranks ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). A backend
-  /// that does not encrypt (BackendFamily::encrypts) is refused, and is no way out where hosts cannot connect. What a
-  /// group does on one host leaves it in no case.
+  /// Encrypts everything that ranks send to other hosts, the store of rank 0 included (Note [Encryption]). All ranks
+  /// ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). A backend that does not encrypt
+  /// (BackendFamily::encrypts) is refused, and is no way out where hosts cannot connect. Traffic inside a host never
+  /// leaves it.
   bool encrypt = false;
 };
 
@@ -49,11 +49,11 @@ struct GroupOptions {
 /// world.rendezvous, and start MPI only if it is asked for. They find out themselves which of them share a host
 /// (Peers).
 ///
-/// Throws UsageError for an unknown backend, when MPI and the environment disagree on rank or size, for
-/// GroupOptions::encrypt where it cannot be or ranks differ in it, for a LOCKSTEP_SOCKET_IFNAME that names no
-/// interface, and on rank 0 when ranks that MPI does not join ask for what needs it (PeerError on the others);
-/// DeviceError when MPI is to join them and this build has none, when they cannot share memory or connect and MPI is no
-/// way out (PeerError on those that could); what make_tcp_store() throws. Call set_log_identity() before.
+/// Throws UsageError for an unknown backend; when MPI and the environment disagree on rank or size; when
+/// GroupOptions::encrypt is impossible or differs between ranks; for a LOCKSTEP_SOCKET_IFNAME that names no interface;
+/// and on rank 0 when ranks without MPI ask for an option of MPI (PeerError on the others). Throws DeviceError when MPI
+/// is to join the ranks and this build has none; and when ranks can neither share memory nor connect, and MPI cannot
+/// replace that (PeerError on ranks that could). Also throws as make_tcp_store(). Call set_log_identity() before.
 ///
 /// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group

@@ -17,8 +17,8 @@ namespace lockstep::comm {
 /// (Note [Several groups]). Messages name ranks by their numbers in MPI_COMM_WORLD.
 ///
 /// As make_group() of a world that MPI joins: the backend is chosen by `options`, so ranks on one host share memory,
-/// and MPI only introduces them to each other. Throws UsageError for MPI_COMM_NULL and intercommunicators, where MPI
-/// does not run, and where it may not be called by this thread; and what the other make_group() throws.
+/// and MPI only introduces them to each other. Throws UsageError for MPI_COMM_NULL and intercommunicators, if MPI does
+/// not run, and if this thread may not call it; and all that the other make_group() throws.
 std::unique_ptr<ProcessGroup> make_group(MPI_Comm comm, const GroupOptions& options = {});
 
 }  // namespace lockstep::comm

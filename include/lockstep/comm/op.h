@@ -1,4 +1,4 @@
-// What an operation of a group is: the one description of it that ranks send, compare and show.
+// The description of an operation of a group: ranks send, compare and show it.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ class Arena;
 class ReductionTree;
 
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
-/// How often an allreduce rounds sums and products of bf16 and f16, where several hosts have several ranks each: once,
-/// at the end, with each host's result on its way in f32; or each host's result too, which halves what it sends first.
+/// How often an allreduce over hosts with several ranks each rounds sums and products of bf16 and f16: once at the end,
+/// with each host's result sent in f32; or each host's result too, with half of the bytes in the first exchange.
 enum class Rounding : std::uint8_t { kOnce, kPerHost };
 enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
 
@@ -100,11 +100,11 @@ constexpr bool is_same_operation(const OpDescriptor& a, const OpDescriptor& b) {
 /// group does by itself.
 std::string describe(const OpDescriptor& op);
 
-/// What is wrong where rank `who` is in `theirs`, and this rank in `ours`, as their histories have shown: "out of step:
-/// rank 1 (host b) is in allreduce #7 (…), this rank is in barrier #7".
+/// The error if rank `who` is in `theirs` and this rank in `ours`, as their histories show: "out of step: rank 1 (host
+/// b) is in allreduce #7 (…), this rank is in barrier #7".
 std::string out_of_step_text(const std::string& who, const OpDescriptor& theirs, const OpDescriptor& ours);
 
-/// What to do where ranks are out of step.
+/// The remedy for ranks that are out of step.
 inline constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
 
 /// An operation as a backend is given it: what it is, and where its bytes are on this rank. All but `arena` that it

@@ -94,7 +94,7 @@ class ProcessGroup {
   int job_rank(int rank) const;
   /// "self", "shm", "hosts", "mpi", "nccl".
   virtual std::string name() const = 0;
-  /// Whether there are other hosts, and what it says to them is encrypted (GroupOptions::encrypt).
+  /// Whether there are other hosts, and traffic to them is encrypted (GroupOptions::encrypt).
   virtual bool encrypts() const { return false; }
   /// Where its arenas are. On a GPU, operations come after what its computation's stream was given before they are
   /// issued, as if that stream ran them.
@@ -103,8 +103,8 @@ class ProcessGroup {
   /// That stream; on the CPU there is none.
   virtual StreamView producer_stream() const { return {}; }
 
-  /// How long an operation has to be for what carries it to reach its speed: of more that could have been one
-  /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
+  /// From this size on an operation runs at full speed. If more data could be one operation, two are better, because
+  /// the first can start earlier. It is the default size of buckets.
   virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
 
   /// Collective: the same `bytes` on every rank, or OutOfStepError on the lowest rank that asks for another size than
@@ -205,9 +205,8 @@ class ProcessGroup {
   Transfer irecv(std::span<T> values, int from) {
     return irecv(values.data(), values.size(), dtype_of<T>(), from);
   }
-  /// The same of types that are known at run time. `keeps`, where given, stays until the transfer is done or the group
-  /// is destroyed: what owns the values, where the caller may end before. A thread of the group may be the one that
-  /// releases it.
+  /// The same of types that are known at run time. `keeps`, if given, stays until the transfer is done or the group is
+  /// destroyed: the owner of the values, for callers that may end before. A thread of the group may release it.
   Transfer isend(const void* values, std::size_t count, DType dtype, int to, std::shared_ptr<const void> keeps = {});
   Transfer irecv(void* values, std::size_t count, DType dtype, int from, std::shared_ptr<const void> keeps = {});
   /// Of regions of this group's arenas. On a GPU the values go to the other GPU by NCCL, after what the computation's
@@ -253,12 +252,12 @@ class ProcessGroup {
   /// Lets a backend without its own thread advance what is under way. Cheap; never blocks.
   virtual void poll() = 0;
 
-  /// For a rank that waits for the others by other means than this group's operations: throws DeviceError where one of
-  /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
+  /// For a rank that waits for others by other means than this group's operations: throws DeviceError if the backend
+  /// knows that one of them has ended. Cheap enough for every poll; never blocks.
   virtual void watch_peers() { poll(); }
 
-  /// How long bytes that this rank has sent to a rank of another host have been on their way, since the group began, by
-  /// such rank. Empty where the backend does not know. It asks the kernel.
+  /// For each rank of another host, how long bytes from this rank to it have been in flight since the group began. Asks
+  /// the kernel; empty if the backend does not know.
   struct PeerTime {
     int rank = 0;
     Clock::duration time{};
@@ -285,9 +284,9 @@ class ProcessGroup {
   /// split() of all ranks into one group: the same ranks once more.
   std::unique_ptr<ProcessGroup> duplicate() { return split(0, rank_); }
 
-  /// Collective, blocking: ends the group in an orderly way. Throws UsageError where a transfer of this rank is not
-  /// done, OutOfStepError where another rank has sent what this one has not received. To issue or to wait afterwards is
-  /// a UsageError.
+  /// Collective, blocking: ends the group in an orderly way. Throws UsageError if a transfer of this rank is not done,
+  /// OutOfStepError if this rank has not received all that others sent to it. To issue or to wait afterwards is a
+  /// UsageError.
   virtual void shutdown() = 0;
 
   /// Ends with it: for whoever keeps a reference.

@@ -1,4 +1,4 @@
-// Who this process is among the processes of its job.
+// The identity of this process among the processes of its job.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct Rendezvous {
   bool encrypts = false;    // all that ranks say to each other over sockets between hosts; takes a secret over TCP
 };
 
-/// What the environment says; nothing has been started yet.
+/// The job as the environment describes it; nothing has been started yet.
 struct World {
   int rank = 0;
   int size = 1;

@@ -1,4 +1,4 @@
-// What training and evaluation read samples from.
+// The source of samples for training and evaluation.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,7 @@ class Dataset {
     std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one
     bool numeric_targets = false;                // they are numbers, and not labels
     std::vector<Input> further_inputs = {};      // in the order in which the module takes them, after the sample
-    // How samples were made of what people have, so that a model trained on them can be given more of it.
+    // How samples were made from raw data, so that a model trained on them can be given more raw data.
     std::vector<std::string> class_names = {};                // of the first classes; the others are numbers
     std::vector<std::uint64_t> class_counts = {};             // samples of each, where that is known without reading
     std::string reading = {};                                 // of a table: its rows, and what its columns are
@@ -111,12 +111,12 @@ class Dataset {
   /// read() for tokens: both spans have sample_elements(), and each label is the token that follows.
   virtual void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const;
 
-  /// Appends what sample `index` was made of: two data sets are one, to a run that resumes, if this is the same of
-  /// both. By default its values, as read_sample() writes them without a draw. One that decodes files appends their
-  /// bytes, so that another decoder is no difference.
+  /// Appends the source of sample `index`: for a run that resumes, two data sets are the same if these bytes are. By
+  /// default the values that read_sample() writes without a draw. A data set that decodes files appends their bytes, so
+  /// that another decoder makes no difference.
   virtual void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const;
 
-  /// Samples that turned out so far to be unreadable, and in whose places others were read.
+  /// Samples found unreadable so far, and replaced by others.
   virtual std::uint64_t corrupt() const { return 0; }
 
  protected:
@@ -130,8 +130,8 @@ class Dataset {
   std::vector<std::size_t> further_elements_;
 };
 
-/// The parts of what was opened; no sample is in two of them, but that a published test part may be what training is
-/// validated on: `test` is `validation` then.
+/// The parts of an opened source. No sample is in two of them, with one exception: a published test part may serve as
+/// `validation`, and is then `test` too.
 struct DataSplits {
   std::shared_ptr<const Dataset> train = nullptr;
   std::shared_ptr<const Dataset> validation = nullptr;

@@ -99,7 +99,7 @@ class Loader {
   std::shared_ptr<MemorySource> memory_;
   std::vector<Slot> slots_;
 
-  std::mutex mutex_;  // guards what follows, and who owns which slot
+  std::mutex mutex_;  // guards the members below and the ownership of slots
   std::condition_variable slot_free_;
   std::condition_variable slot_ready_;
   std::unique_ptr<StepSource> steps_;

@@ -1,4 +1,4 @@
-// Which gradients travel together: a pure function of sizes, order and limits.
+// The assignment of gradients to buckets: a pure function of sizes, order and limits.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What carries a bucket of gradients between the ranks: the place for compression, sharding and other sums.
+// Carries a bucket of gradients between the ranks: the place for compression, sharding and other sums.
 #pragma once
 
 #include <cstddef>

@@ -27,17 +27,17 @@ class ShardSums;
 /// Calls out of this order, and slots that there are not, throw UsageError and change nothing.
 ///
 /// Note [Unused gradients]
-/// A slot that has no gradient on some rank in some step (a parameter that the forward pass did not use there) is zero
-/// in that rank's sum, and counted: for each slot, the number of ranks without it is sent after the last bucket, which
-/// starts when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and
-/// where unused gradients are not expected, all of them end with the same error. A rank never leaves the others
-/// waiting.
+/// A slot may have no gradient on a rank in a step: the forward pass did not use the parameter there. Its part of the
+/// sum is then zero, and it is counted: for each slot, the number of ranks without a gradient is sent after the last
+/// bucket. The last bucket starts when all slots are decided. So every rank knows, without a further collective, which
+/// slots are unused on all ranks. Where unused gradients are not expected, all ranks end with the same error. A rank
+/// never leaves the others waiting.
 ///
 /// Note [Static graph]
-/// With static_graph, slots may be absent too, but always the same ones on a rank. The first step that has a gradient
-/// on any rank is one that finds them, as with find_unused; later ones wait for no counts before they hand buckets
-/// over, and what is counted is slots that were there on a rank and are not, or the other way round: they end the step
-/// on every rank, as unused ones do without either option. Not with shards.
+/// With static_graph, slots may be absent too, but always the same ones on a rank. They are found, as with find_unused,
+/// in the first step with a gradient on any rank. Later steps hand buckets over without waiting for counts. They count
+/// the slots that differ from the first step on a rank: any such slot ends the step on every rank, as an unused one
+/// does without either option. Not with shards.
 ///
 /// Note [Tail and counts]
 /// The tail (kTailFloats numbers of the caller) and the counts of unused slots are regions of their own, before the
@@ -95,8 +95,8 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Collective, before the first step, once: buckets, all f32, are carried by `hook`, which the reducer keeps. Throws
-  /// OutOfStepError where ranks name different ones; UsageError, as comm::run_collectively() does, for nullptr, a
-  /// second hook, one that another reducer has, slots of f64, a tree, and what CommHook::check() refuses.
+  /// OutOfStepError if ranks name different ones; UsageError, as comm::run_collectively() does, for nullptr, a second
+  /// hook, another reducer's hook, slots of f64, a tree, and a refusal of CommHook::check().
   void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// nullptr: there is none.
   CommHook* comm_hook() const { return hook_.get(); }

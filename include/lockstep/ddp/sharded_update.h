@@ -1,4 +1,4 @@
-// Which rank updates what of a bucket (ZeRO, stage 1), and the hook that brings it the sums.
+// The share of a bucket that each rank updates (ZeRO, stage 1), and the hook that brings it the sums.
 #pragma once
 
 #include <cstddef>

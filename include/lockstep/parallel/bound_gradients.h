@@ -68,7 +68,7 @@ class BoundGradients {
   bool reducing() const { return reducing_; }
   /// Before the last backward pass of a reduction: parameters that it does not reach delay no bucket.
   void mark_unreached();
-  /// In place of that pass: what parameters hold is all that this rank has, which may be nothing.
+  /// Instead of that pass: this rank contributes only the gradients that its parameters hold, perhaps none.
   void contribute_held();
   /// For reductions in shards (ddp: Note [Sums along a tree]): another module with the same parameters, which is number
   /// 1, 2, … in the order of these calls, for what further shards of a turn are computed with; number 0 is the one that

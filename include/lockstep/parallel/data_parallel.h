@@ -33,7 +33,7 @@ inline const DeviceIds kAllDevices;
 
 struct Chunk;
 
-/// What has become of a device since the DataParallel was made.
+/// The use of a device since the DataParallel was made.
 struct DeviceUse {
   int id = 0;
   std::chrono::nanoseconds cpu_time{};        // of the thread that computes on it; output_device's is the caller's
@@ -45,8 +45,8 @@ struct DeviceUse {
 /// device's copy of the module up to date, runs all copies at once, each on a thread of its device, and puts their
 /// results together on output_device, where the caller computes the loss. Backward goes the same way back, and leaves
 /// in the parameters of the module that was given the sum of all copies' gradients. So the first device holds the
-/// parameters that are optimised and, after forward(), all results and the loss, and sends and receives what all the
-/// others do: what several processes (DistributedDataParallel) spare it.
+/// optimised parameters and, after forward(), all results and the loss, and exchanges data with all the others. Several
+/// processes (DistributedDataParallel) avoid that.
 ///
 /// forward_loss() has each device compute the loss of its own results, which stay there, as do their gradients: two
 /// numbers of each travel, the sum and the count of correct predictions, and the first device needs hardly more memory

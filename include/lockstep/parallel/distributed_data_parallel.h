@@ -99,12 +99,12 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// Before the first pass, and the first pass after each that is recorded without a NoSync (whether or not it is
     /// walked), rank 0's buffers (running statistics) become everyone's: a collective.
     bool broadcast_buffers = true;
-    /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used have no gradient
-    /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
-    /// Tape::backward(), which names them.
+    /// A pass may leave out parameters, on some ranks or on all. Parameters that no rank has used have no gradient
+    /// then, and Optimizer::step() skips them. Without this option, Tape::backward() throws a UsageError on every rank
+    /// and names them.
     bool find_unused_parameters = false;
-    /// Each pass leaves out the same parameters on a rank: they are found in the first step, and later ones do not wait
-    /// to know. A pass that is another graph is a UsageError on every rank, which names what has changed. In place of
+    /// Each pass leaves out the same parameters on a rank: they are found in the first step, and later steps do not
+    /// wait for that. A pass with another graph is a UsageError on every rank, with the changed parameters. In place of
     /// find_unused_parameters; not with a tree.
     bool static_graph = false;
     /// Gradients are parts of the buckets, and end with the DistributedDataParallel. Without it they have memory of
@@ -113,12 +113,11 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     bool gradient_as_bucket_view = true;
     /// MiB; default: ProcessGroup::preferred_bucket_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;
-    /// In place of bucket_cap_mb: several sizes are tried in the first steps, some 30 to 90, and the one with the
-    /// shortest steps stays (ddp: Note [Bucket tuning], bucket_choice()). Not with zero, whose parameters lie in the
-    /// buckets.
+    /// Instead of bucket_cap_mb: the first steps, some 30 to 90, try several sizes and keep the fastest (ddp: Note
+    /// [Bucket tuning], bucket_choice()). Not with zero, whose parameters lie in the buckets.
     bool tune_bucket_cap = false;
     double first_bucket_mb = 1.0;
-    /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
+    /// On a device, backward returns before the host knows whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
     bool defer_unused_check = false;
     /// The group's (ProcessGroup::define_tree()), along which shards are summed (Note [Steps in shards]); nullptr:
@@ -136,9 +135,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   };
 
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
-  /// become everyone's. Throws UsageError for a module without parameters to train, or that another one wraps, or that
-  /// is not as a whole on one device, the group's, and for options that cannot be; OutOfStepError where ranks differ,
-  /// naming what and which; PeerError on the others.
+  /// become everyone's. Throws UsageError for a module without parameters to train, for one that is wrapped already or
+  /// not wholly on the group's device, and for impossible options; OutOfStepError, naming the difference and the ranks,
+  /// if ranks differ; PeerError on the others.
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options);
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group)
       : DistributedDataParallel(module, group, Options()) {}
@@ -151,8 +150,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// Those that are trained: for the optimizer. Their names are those of module(), and of the module inside if that is
   /// a DataParallel.
   const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
-  /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]), or, without zero, nothing: all of each. The
-  /// exchange in it may outlive this, and refuses its optimizer then.
+  /// For the optimizer of parameters(): this rank's slices (Note [ZeRO]); without zero empty, which means all of each.
+  /// The exchange in it may outlive this, and refuses its optimizer then.
   nn::OptimizerShare share() const;
   /// With zero (else UsageError), those of rank `rank`, by parameter.
   const std::vector<nn::ParameterSlice>& slices_of(int rank) const;
@@ -218,9 +217,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// With a tree, in place of a step's forward and backward: calls `loss` for each of this rank's shards that has
   /// samples, Options::shards_at_once of them at a time, and walks what it returns backwards. Afterwards, and from the
   /// bucket callback on, gradients are the sums over all shards. The passes on the calling thread are on `tape`. What
-  /// scalars() hold is this rank's beside its shards' own. `samples_of(shard)` are known to all ranks. What `loss`
-  /// throws comes out when the shards that are under way have ended, that of the first of them; the process must end
-  /// then. Throws UsageError where gradients of the last step are still there.
+  /// scalars() hold is this rank's beside its shards' own. `samples_of(shard)` are known to all ranks. If `loss`
+  /// throws, the shards under way end first, and the first one's error comes out; the process must end then. Throws
+  /// UsageError where gradients of the last step are still there.
   void run_shards(nn::Tape& tape, std::int64_t all_samples, FunctionRef<std::int64_t(std::uint32_t shard)> samples_of,
                   FunctionRef<nn::Var(const ShardPass& pass)> loss);
 
@@ -278,13 +277,13 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// What rank 0 sends of them to each of the others in a step.
   std::size_t buffer_bytes() const { return buffer_arena_ != nullptr ? buffer_arena_->bytes() : 0; }
 
-  /// The loop's own number of the step that comes next, the same on all ranks: messages name it, and ranks compare it,
-  /// so that one that leaves out a step is found, instead of its gradients going into the sums of other steps. Without
-  /// it steps are counted here, with which a difference between the ranks' loops shows only at their end.
+  /// The loop's own number of the next step, the same on all ranks. Messages name it, and ranks compare it: so a rank
+  /// that leaves out a step is found, and its gradients do not go into sums of other steps. Without this call steps are
+  /// counted here, and a difference between the ranks' loops shows only at their end.
   void set_step(std::int64_t step) { step_ = step - 1; }
 
-  /// The order of buckets, which follows that in which gradients became ready in the first step, by parameters' names;
-  /// empty before that, and with zero.
+  /// The order of buckets, by parameters' names: the order in which gradients became ready in the first step; empty
+  /// before it, and with zero.
   std::vector<std::string> bucket_order() const;
   /// Before the first step: the order of an earlier run. Ignored unless it names these parameters, each once,
   /// and with zero.

@@ -85,8 +85,8 @@ void check(const SamplerConfig& config, int rank, int world_size);
 /// shards, if there are any).
 std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 
-/// `state`, or the start of the next epoch if its epoch has no further step. That is what lets the epoch advance by
-/// itself, also where a run resumes with another tail, batch or world size at a cursor beyond the new end.
+/// `state`, or the start of the next epoch if its epoch has no further step. So the epoch advances by itself, also if a
+/// run resumes with another tail, batch or world size at a cursor beyond the new end.
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
 
 /// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +

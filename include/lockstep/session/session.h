@@ -1,4 +1,4 @@
-// This process among its ranks: who it is, who it talks to, what it computes on.
+// This process among its ranks: its group, its peers and its device.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace lockstep::session {
 
-/// What a rank computes on, how it talks to the others and how much it says.
+/// A rank's device, its communication and its log.
 struct SessionOptions {
   std::string device = "auto";               // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_request.h)
   bool share_devices = false;                // several ranks may compute on one GPU
@@ -34,8 +34,9 @@ struct SessionOptions {
   bool quiet = false;
 };
 
-/// Destroyed in reverse: the gradients' group first, which is on the backend's stream, then the backend's memory, the
-/// group last. Ending in order takes shutdown(). Whatever is made of its groups and its backend ends before it.
+/// Members are destroyed in reverse: first the gradients' group, which is on the backend's stream, then the backend's
+/// memory, the group last. For an orderly end call shutdown(). Whatever is made of its groups and its backend ends
+/// before it.
 ///
 /// It moves, and references to its groups and its backend stay valid. What was moved from may only be destroyed or
 /// assigned to; one that is open must not be assigned to, for its groups would end in another order. One thread uses
@@ -59,9 +60,8 @@ struct Session {
 
   /// Collective: the orderly end of both groups, once. Nothing may be issued afterwards.
   void shutdown();
-  /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. That waits for
-  /// mpirun, which may have been asked to end too, and which the launcher has stopped so that it does not kill the
-  /// ranks.
+  /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. MPI_Finalize would
+  /// wait for mpirun. The launcher has stopped mpirun, so that it does not kill the ranks when it is asked to end too.
   void leave();
 };
 

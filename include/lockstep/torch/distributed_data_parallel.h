@@ -27,9 +27,9 @@ struct DistributedDataParallelOptions {
   /// Before the first pass, and the first pass after each backward that sums, rank 0's buffers (running statistics)
   /// become everyone's: a collective.
   bool broadcast_buffers = true;
-  /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used keep what their grad()
-  /// is, which optimizers leave alone where it is undefined. Without it, that is a UsageError on every rank, out of
-  /// backward(), which names them.
+  /// A pass may leave out parameters, on some ranks or on all. Parameters that no rank has used keep their grad(), and
+  /// optimizers skip an undefined one. Without this option, backward() throws a UsageError on every rank and names
+  /// them.
   bool find_unused_parameters = false;
   /// After backward grad() is the reducer's memory, in place of a copy: faster, and less memory. The next backward
   /// writes there, so a gradient that is to be kept is cloned. The memory stays as long as a tensor refers to it, also
@@ -106,13 +106,13 @@ class DistributedDataParallelBase {
   /// Collective: rank 0's buffers become everyone's now; before they are used or saved.
   void broadcast_buffers();
 
-  /// The loop's own number of the step that comes next, the same on all ranks: messages name it, and ranks compare it,
-  /// so that one that leaves out a step is found, instead of its gradients going into the sums of other steps. Without
-  /// it steps are counted here, with which a difference between the ranks' loops shows only at their end.
+  /// The loop's own number of the next step, the same on all ranks. Messages name it, and ranks compare it: so a rank
+  /// that leaves out a step is found, and its gradients do not go into sums of other steps. Without this call steps are
+  /// counted here, and a difference between the ranks' loops shows only at their end.
   void set_step(std::int64_t step);
 
-  /// The order of buckets, which follows that in which gradients became ready in the first step, by parameters' names;
-  /// empty before that.
+  /// The order of buckets, by parameters' names: the order in which gradients became ready in the first step; empty
+  /// before it.
   std::vector<std::string> bucket_order() const;
 
  protected:
@@ -173,9 +173,9 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
 
  public:
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
-  /// become everyone's. Throws UsageError for a module without parameters to train, or that another one wraps, or that
-  /// is not as a whole on the CPU, or whose gradients are of a type that is not summed; OutOfStepError where ranks
-  /// differ, naming what and which; PeerError on the others.
+  /// become everyone's. Throws UsageError for a module without parameters to train, for one that is wrapped already or
+  /// not wholly on the CPU, and for gradients of a type that is not summed; OutOfStepError, naming the difference and
+  /// the ranks, if ranks differ; PeerError on the others.
   DistributedDataParallel(std::shared_ptr<Module> module, comm::ProcessGroup& group, const Options& options = {})
       : DistributedDataParallelBase(module, group, options), module_(std::move(module)) {}
   DistributedDataParallel(const ::torch::nn::ModuleHolder<Module>& module, comm::ProcessGroup& group,

@@ -14,9 +14,9 @@
 
 namespace lockstep::trainer {
 
-/// What a loop resumes from, on disk: parameters, buffers, what the optimizer, its GradScaler and the communication
-/// hook remember, the place in the data and the order of buckets. A hook is registered, and a scaler set, before
-/// load_latest(). A loop over it:
+/// The state of a loop on disk, to resume from: parameters, buffers, the state of the optimizer, its GradScaler and the
+/// communication hook, the position in the data and the order of buckets. A hook is registered, and a scaler set,
+/// before load_latest(). A loop over it:
 ///
 ///   Checkpointer checkpoints(session, ddp, *optimizer, {.directory = "kept"});
 ///   std::int64_t step = checkpoints.load_latest(sampler).value_or(0);
@@ -52,11 +52,11 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Before the first step, once (else UsageError). Where there is a checkpoint, all ranks have its state afterwards,
-  /// and this is the last step that it has seen; nothing where there is none. `sampler` continues from there, and is
-  /// copied by Loaders: make them afterwards. Checkpoints that are cut or changed are passed over with a warning.
-  /// Throws CheckpointError where none is whole, and for one of another model or of other data; UsageError where
-  /// another run writes to the directory.
+  /// Before the first step, once (else UsageError). If there is a checkpoint, all ranks have its state afterwards, and
+  /// its last step is returned; nothing if there is none. `sampler` continues from there, and is copied by Loaders:
+  /// make them afterwards. Checkpoints that are cut or changed are passed over with a warning. Throws CheckpointError
+  /// where none is whole, and for one of another model or of other data; UsageError where another run writes to the
+  /// directory.
   std::optional<std::int64_t> load_latest(sampler::DistributedSampler& sampler);
 
   /// After step `step` (from 1, larger each time), when the loader's `position` (Batch::state_after) has been trained

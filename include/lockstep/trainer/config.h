@@ -21,7 +21,7 @@ enum class Parallel {
   kDp,   // one process for all devices (trainer/data_parallel.h)
 };
 
-inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+inline constexpr std::int64_t kDefaultBatch = 32;  // samples per rank
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 
 using nn::ModelConfig;
@@ -41,8 +41,8 @@ struct TrainConfig : session::SessionOptions {
   std::string vocabulary;      // of word pieces, vocab.txt; default: the weights', or learned
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
   std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no
-  std::optional<std::int64_t> batch;         // samples a rank and part of a step, or a shard
-  std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
+  std::optional<std::int64_t> batch;         // samples per rank per part of a step, or per shard
+  std::optional<std::int64_t> global_batch;  // samples per step of all ranks together
   int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
   /// a run has the same bits at any number of ranks up to that. 0: none. `batch` is then the samples of a shard.
@@ -51,7 +51,7 @@ struct TrainConfig : session::SessionOptions {
   /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
   /// (sampler: Note [Columns]), and each epoch begins with zeros.
   bool stateful = false;
-  int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
+  int workers = 1;  // loader threads per rank; 0: the training thread assembles batches
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;
@@ -86,7 +86,7 @@ struct TrainConfig : session::SessionOptions {
   bool find_unused = false;           // parameters may have no gradient in a step
   bool static_graph = false;          // and those are the same ones in each step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
-  std::string recompute;              // kAllBlocks or a number of blocks that backward computes again; empty: none
+  std::string recompute;              // kAllBlocks or a number of blocks to recompute in backward; empty: none
   std::int64_t local_sgd = 0;         // steps that ranks take alone before they average; 0: gradients are summed
   bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
   std::int64_t check_replicas =
@@ -100,7 +100,7 @@ struct TrainConfig : session::SessionOptions {
   std::string weights_key;   // of its dictionaries the one that is meant (nn::ReadOptions)
   bool non_strict = false;   // weights that are missing or unexpected are left alone
   bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
-  bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file
+  bool reset_head = false;   // reinitialize the last layer: the file's is ignored
   std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
   std::string save;          // weights to write at the end (nn::write_weights), also onto `weights`
   std::string config_file;   // where settings come from: nothing may be written there
@@ -121,8 +121,8 @@ const char* name_of(Parallel parallel);
 /// "exact", "pad" or "drop".
 const char* name_of(sampler::Tail tail);
 
-/// What holds where the configuration says nothing: what the model is trained with (nn::TrainingDefaults), and the
-/// optimizer's own. All throw UsageError for an unknown model or optimizer.
+/// Defaults for an incomplete configuration: the model's (nn::TrainingDefaults), and the optimizer's own. All throw
+/// UsageError for an unknown model or optimizer.
 std::string optimizer_of(const TrainConfig& config);
 double learning_rate_of(const TrainConfig& config, int world_size);
 /// Of a run of `total_steps`.
@@ -137,7 +137,7 @@ Settings schedule_settings_of(const TrainConfig& config);
 double dropout_of(const ModelConfig& model);
 /// With which each shard is computed, where there are any.
 int threads_of_a_shard(const TrainConfig& config);
-/// Samples of all ranks together and step.
+/// Samples per step of all ranks together.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range, for an unknown model, and for settings
@@ -145,10 +145,10 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 /// when `auto` has become one.
 void validate(const TrainConfig& config);
 
-/// Looks at --save, --metrics, --trace and --checkpoint-dir. Throws UsageError where two of them are one file, where
-/// one is the file of --config, --data or --resume, lies in a checkpoint or is what standard output or error goes to,
-/// and for "-". --weights may be what --save replaces: it is read before, and the new file takes its place as a whole;
-/// nothing else may. For the rank that writes: others may see another disk.
+/// Looks at --save, --metrics, --trace and --checkpoint-dir. Throws UsageError if two of them are one file, if one is
+/// the file of --config, --data or --resume, lies in a checkpoint, or is standard output or error, and for "-".
+/// --weights may be what --save replaces: it is read before, and the new file takes its place as a whole; nothing else
+/// may. For the rank that writes: others may see another disk.
 void check_output_files(const TrainConfig& config);
 
 /// Throws UsageError for what a device of this kind does not do in training, beside session::check_kind().

@@ -89,13 +89,13 @@ class Metrics {
   /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file, UsageError for a named
   /// pipe.
   explicit Metrics(const std::string& path);
-  /// Appends to the file of a run that is resumed after `step`: what it has of later steps, of an evaluation after
-  /// that step, and a line that is cut, are taken off. Other files than regular ones are written on.
+  /// Appends to the file of a run that resumes after `step`. Lines of later steps, of an evaluation after that step,
+  /// and a line that is cut are removed first. A file that is not regular is only appended to.
   static Metrics resumed(const std::string& path, std::int64_t step);
 
   explicit operator bool() const { return fd_ != nullptr; }
-  /// What was found, a line for each part that there is: samples, classes with their names and how many samples each
-  /// has, where that is known, and how a table was read.
+  /// Writes one line per part of the data: its samples, its classes with names and, if known, numbers of samples, and
+  /// how a table was read.
   void write(const data::DataSplits& splits);
   void write(const StepReport& report);
   void write(const EvalReport& report);

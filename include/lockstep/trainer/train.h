@@ -25,9 +25,9 @@ namespace lockstep::trainer {
 /// flag that is wrong on all of them is complained about once.
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
-/// What a program trains of its own. Model and loss are also called on a device whose tensors have shapes and no
-/// values, to find out what memory they take: they must not look at numbers. What they and the data throw comes out of
-/// train(). They are copied into the registries, which keep them until the process ends.
+/// A program's own model, data and loss, to train. Model and loss are also called on a device whose tensors have shapes
+/// and no values, to find out what memory they take: they must not look at numbers. What they and the data throw comes
+/// out of train(). They are copied into the registries, which keep them until the process ends.
 struct OwnTraining {
   /// Builds the model. For a class `Net` with a constructor Net(nn::Context&, …): nn::factory<Net>(…). Called several
   /// times (for shapes, for the device, for copies), on the thread of train(), and builds the same each time. It issues

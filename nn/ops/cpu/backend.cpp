@@ -45,9 +45,9 @@ class CpuAsyncDownload final : public AsyncDownload {
 constexpr std::size_t kLeastStackBytes = 256 * 1024;
 
 /// Note [Threads that OpenMP gives]
-/// oneDNN divides its work by the number of threads that OpenMP is set to, computes with those that a region gets, and
-/// leaves the rest undone, or waits for it for ever, where these are fewer. So what may be set is set before, in each
-/// thread that starts regions, and what a region gets is counted once: no setting but OMP_THREAD_LIMIT makes it fewer.
+/// oneDNN divides its work by OpenMP's setting, but computes with the threads that a region gets. If these are fewer,
+/// it leaves the rest undone, or waits for ever. So all settings are made before, in each thread that starts regions,
+/// and the threads of a region are counted once: then only OMP_THREAD_LIMIT can make them fewer.
 void set_threads(int threads) {
   omp_set_dynamic(0);
   omp_set_max_active_levels(std::max(omp_get_max_active_levels(), omp_get_active_level() + 1));

@@ -15,10 +15,10 @@
 namespace lockstep::nn::cpu {
 
 /// Note [OpenMP under ThreadSanitizer]
-/// libgomp is not built with ThreadSanitizer, which therefore does not see that a region's threads begin after what its
-/// caller did before, and end before what it does then: it would report every array that they fill. These functions
-/// declare that order. In other builds they do nothing.
-inline char region_begins;  // of all regions: which one it is, a thread only learns from memory
+/// libgomp is not built with ThreadSanitizer. So ThreadSanitizer does not know the order: first the caller's work
+/// before a region, then the region's threads, then the caller's work after it. It would report every array that the
+/// threads fill. These functions declare the order. In other builds they do nothing.
+inline char region_begins;  // of all regions: a thread learns only from memory which one runs
 #if defined(__SANITIZE_THREAD__)
 #define LOCKSTEP_TSAN_UNCHECKED [[gnu::no_sanitize("thread")]]
 inline void tsan_release(char* tag) { __tsan_release(tag); }

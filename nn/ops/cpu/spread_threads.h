@@ -15,10 +15,11 @@ namespace lockstep::nn::cpu {
 void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed, std::span<int> moves);
 
 /// Note [Two compute threads on one processor]
-/// Where other programs keep all processors busy, Linux may put a thread next to the one that woke it up, and leaves
-/// both there: that makes two runnable threads on each processor, which is balanced. But each of the two then waits for
-/// the other while that one waits for the processor. So they are moved apart, once, and may run anywhere again at once:
-/// threads that are started from these inherit no binding, and other jobs on the machine keep their share.
+/// If other programs keep all processors busy, Linux may put a thread on the processor of the thread that woke it up,
+/// and leave both there: with two runnable threads on each processor the load is balanced. But each of the two then
+/// waits for the other, while the other waits for the processor. So they are moved apart, once, and may run anywhere
+/// again at once: threads that are started from these inherit no binding, and other jobs on the machine keep their
+/// share.
 class ThreadSpreader {
  public:
   using Processor = int (*)();  ///< the processor that the calling thread runs on; -1: unknown

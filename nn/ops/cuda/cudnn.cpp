@@ -39,7 +39,7 @@ void open_cudnn() {
   fe::cudnn_dlhandle = library.native();
 }
 
-// The first line of what cudnn-frontend says; what follows are all the kernels that did not suit.
+// The first line of cudnn-frontend's message; the rest lists all unsuitable kernels.
 std::string reason(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 void check(fe::error_t error, const std::string& what, std::source_location where = std::source_location::current()) {

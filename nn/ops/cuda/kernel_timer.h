@@ -15,8 +15,8 @@ namespace lockstep::nn::cuda {
 double seconds_of(Context& context, FunctionRef<void()> run);
 
 /// Which of `names`, a library's kernels for `problem`, is taken (Note [Autotuning]); the context has choices.
-/// `seconds_of_kernel` times one, with seconds_of(). The first one, which is not noted, where there is no memory for
-/// what it writes beside what there is.
+/// `seconds_of_kernel` times one, with seconds_of(). If memory for the results of the trials is missing, the first one
+/// is taken and not recorded.
 std::size_t choose_kernel(Context& context, const std::string& problem, const std::vector<std::string>& names,
                           FunctionRef<double(std::size_t)> seconds_of_kernel);
 

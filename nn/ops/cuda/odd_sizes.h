@@ -41,8 +41,9 @@ inline void clear_between_rows(const Context& context, const Tensor& rows) {
       "clearing memory between rows");
 }
 
-/// Whether n rows of `in` inputs are copied for a product with `out` outputs: by the rates of an H200, 650 TFLOP/s
-/// where sizes are even and 130 where they are not, it saves what three kernels take that copy at 3 TB/s.
+/// Whether n rows of `in` inputs are copied for a product with `out` outputs: if that saves more time than three
+/// copying kernels take. The rates are those of an H200: 650 TFLOP/s for even sizes, 130 for odd ones, copies at 3
+/// TB/s.
 constexpr bool copies_inputs(std::int64_t n, std::int64_t in, std::int64_t out) {
   constexpr double kEnoughWork = 0x1p30;  // additions and multiplications
   return in % kEven != 0 &&

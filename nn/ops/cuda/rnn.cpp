@@ -40,9 +40,8 @@ struct WeightSpace {
 // on the multiprocessors and start a few. Which of them takes a shape, cuDNN says in part when it is asked and in part
 // when it runs, and which is the fastest depends on all sizes. So where kernels are timed (Note [Autotuning]), the
 // first pass of a shape that is trained tries all of them, forward and backward together, since both share a reserve
-// space; in inference, whose shapes are many, it is the standard one. One that fails is left out, and so is one that
-// leaves other bits the second time, unless that was allowed (Context::deterministic): no list of cuDNN's says which
-// do.
+// space; in inference, whose shapes are many, it is the standard one. One that fails is left out. So is one whose bits
+// differ the second time, unless that is allowed (Context::deterministic): cuDNN has no list of these.
 //
 // Persistent kernels need all their blocks on the GPU at once. A collective beside them may hold multiprocessors until
 // the other ranks have begun theirs; they have, or they will without waiting for this kernel: gradients are ready on

@@ -213,8 +213,8 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   }
 };
 
-/// `ulps` units in the last place of f32 of `scale`, which is about the largest term that went into a result, or of the
-/// result where that is larger; and where it is rounded to bf16, 2⁻⁸ of it on top, to f16 2⁻¹¹.
+/// `ulps` units in the last place of f32 of `scale`, which is about the largest term of a result, or of the result if
+/// that is larger. For results in bf16 2⁻⁸ of it is added, in f16 2⁻¹¹.
 struct Tolerance {
   DType dtype = DType::kF32;
   double ulps = 4.0;

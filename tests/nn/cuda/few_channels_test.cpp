@@ -24,8 +24,8 @@ struct FewChannelLayer {
   }
 };
 
-// Runs of taps that are whole and that are not; several groups of them; samples in one band, in several, and with a
-// rest; several tiles of filters, one that is not full; strides that leave a rest; nothing but padding; one tap.
+// Whole and partial runs of taps; several groups of them; samples in one band, in several, and with a rest; several
+// tiles of filters, one not full; strides with a rest; only padding; one tap.
 const FewChannelLayer kFewChannelLayers[] = {
     {{4, 28, 28, 1}, 32, {{3, 3}, {1, 1}, {1, 1}}, 1},     {{2, 9, 7, 2}, 8, {{3, 3}, {1, 1}, {1, 1}}, 2},
     {{3, 17, 15, 3}, 16, {{3, 3}, {2, 2}, {1, 1}}, 3},     {{2, 8, 8, 4}, 24, {{3, 3}, {1, 1}, {0, 0}}, 4},

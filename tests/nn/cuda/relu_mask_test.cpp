@@ -1,4 +1,4 @@
-// A ReLU's result that several operators read: those that apply its mask to what they give back, and those that do not.
+// A ReLU's result as input of several operators: some apply its mask to the gradient that they return, some do not.
 #include <gtest/gtest.h>
 
 #include <array>

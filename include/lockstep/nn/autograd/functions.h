@@ -2,9 +2,9 @@
 // Activations are (N, features), (N, T, features) or (N, H, W, C); results have the type of x where nothing else is
 // said. Shapes, types and devices that do not fit are UsageErrors. Functions with PyTorch's names compute the same.
 //
-// What backward reads, the tape keeps until it has walked the operator or is reset: pointers to parameters, and handles
-// of tensors (tokens, numbers, positions, lengths, states), whose content stays as it is until then, as does the memory
-// of views (Tape). All else is only read during the call.
+// The tape keeps what backward reads until it has walked the operator or is reset: pointers to parameters, and handles
+// of tensors (tokens, numbers, positions, lengths, states). Their content, and the memory of views (Tape), must not
+// change until then. All else is only read during the call.
 #pragma once
 
 #include <functional>

@@ -30,8 +30,8 @@ class ValueSource {
 
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
 /// them. One thread uses it at a time (Note [One thread]); several may read it while nobody changes it, its value is
-/// complete, and as() has made what they ask for. References that it returns are valid as long as it; the tensors that
-/// they refer to are replaced where functions below say so.
+/// complete, and as() has made what they ask for. References that it returns are valid as long as it; some functions
+/// below replace the tensors they refer to.
 ///
 /// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
 /// contribution after `clear_grad` overwrites it and later ones are added, so it is never zeroed. When the last
@@ -59,9 +59,9 @@ class Parameter {
   std::uint64_t version() const { return version_; }
   void changed() { version_ = next_version(); }
 
-  /// The value in the type that activations have: itself where that is f32, else its copy in bf16 or f16, which is made
-  /// again when the value has changed, by the parameter's backend. Valid until the next change, or until it is asked
-  /// for in another type. Throws InternalError for types that activations never have.
+  /// The value in the type of activations: for f32 the value itself, else its copy in bf16 or f16. The parameter's
+  /// backend makes the copy again after the value has changed. Valid until the next change, or until it is asked for in
+  /// another type. Throws InternalError for types that activations never have.
   const Tensor& as(DType dtype);
   /// The copy's place, none where nobody has asked for it: who changes the value may write it along, and then calls
   /// changed_with_copy(). Valid as as() is.

@@ -1,4 +1,4 @@
-// Activations that backward computes again in place of keeping them.
+// Activations that are recomputed in backward instead of stored.
 #pragma once
 
 #include <functional>

@@ -23,10 +23,10 @@ class Recomputation;
 class Tape;
 class Vars;
 
-/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
-/// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
-/// before. Using one that is no longer valid, or a value that is gone, is a UsageError. References that it returns are
-/// into the tape: they are valid as long as it is, and are not checked.
+/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward releases the values
+/// that operators computed, except its root's: to see one afterwards, copy `value()` (a handle) before. Using one that
+/// is no longer valid, or a value that is gone, is a UsageError. References that it returns are into the tape: they are
+/// valid as long as it is, and are not checked.
 class Var {
  public:
   Var() = default;
@@ -53,8 +53,8 @@ class Var {
   bool is_loss() const { return state().is_loss; }
   /// Whether the second number of a loss is a count of correct predictions; NaN if not.
   bool counts() const { return state().counts; }
-  /// For operators: the activation that this is the result of, where the device has kept something of its input
-  /// (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
+  /// For operators: the activation of which this is the result, and what the device has kept of its input
+  /// (LinearKernels::saved_preactivation_of); kNone and undefined if it kept nothing.
   Epilogue activation() const { return state().activation; }
   const Tensor& saved_preactivation() const { return state().saved_preactivation; }
 
@@ -243,8 +243,7 @@ class Tape {
     push(new (take_memory(sizeof(NodeType))) NodeType(output, std::forward<Args>(args)...));
   }
 
-  /// Nobody but the loss that comes next looks at these: Module::forward_loss() says so of outputs that only the loss
-  /// gets.
+  /// Only the next loss reads these values: Module::forward_loss() declares that for outputs that only the loss gets.
   void leave_to_loss(const Vars& outputs);
   /// For a loss: v's value, to be overwritten by its gradient, where it was left to the loss and no operator of this
   /// pass reads it in its backward; undefined otherwise, and where somebody holds a handle of it. From then on reading
@@ -296,9 +295,9 @@ class Tape {
 
   /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
   /// losses carry their own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are
-  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for all else, for a value
-  /// that depends on no parameter, and where a parameter or the listener is gone, and what operators and callbacks
-  /// throw; after an error, reset() comes next, and gradients may lack contributions.
+  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for any other root, for a
+  /// value that depends on no parameter, and if a parameter or the listener is gone. Errors of operators and callbacks
+  /// pass through. After an error, call reset(); gradients may lack contributions.
   void backward(Var root);
   /// The same from any value, with its gradient, of its shape and type: for passes that end elsewhere than in a loss.
   /// `grad` is never written to while somebody else holds it.

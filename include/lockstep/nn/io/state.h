@@ -46,9 +46,9 @@ struct LoadOptions {
   std::vector<std::string> without = {};
   /// Of those that start so, the ones that are missing are no errors, but are returned.
   std::vector<std::string> may_lack = {};
-  /// If names differ and `strict` would refuse them: a first part that all names of the file have is taken off where
-  /// they are the model's then, and tensors whose names the model does not have are taken for those that it lacks where
-  /// their shapes leave one way only. LoadReport says so. Not with keep_prefix.
+  /// If names differ and `strict` would refuse them: a common first part of all names in the file is removed if the
+  /// rest are the model's names. Tensors with unknown names replace missing ones if their shapes allow only one
+  /// assignment. LoadReport lists both. Not with keep_prefix.
   bool match_other_names = false;
 };
 
@@ -65,9 +65,9 @@ struct LoadReport {
 /// Sets parameters and buffers, in the memory that they have, and calls Parameter::changed() of all. Not while a pass
 /// waits for backward. Everything is checked before anything is changed: what does not fit is listed in one UsageError,
 /// with `source`, the file's name. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes
-/// files that lack num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks
-/// (unused), and its head (the table of tokens again: unexpected if it differs, or the table itself where that is
-/// missing; a GPT-2 with a head of its own loads that). Of a BERT, it takes files that hold its positions' numbers
+/// files that lack num_batches_tracked, which then stays. A GPT-2 also loads files with its attention's masks (unused)
+/// and with its head. The head is the table of tokens again: unexpected if it differs, or the table itself if that is
+/// missing; a GPT-2 with a head of its own loads it. Of a BERT, it takes files that hold its positions' numbers
 /// (unused), copies of a head's table and bias, and layers for other tasks than the model's (unused). Of many names an
 /// error lists a few, and how many more there are.
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,

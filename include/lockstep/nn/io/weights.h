@@ -18,9 +18,10 @@ struct ReadOptions {
 
 /// Reads a safetensors file, what torch.save() has written of a state dict, or the index of several of either
 /// (model.safetensors.index.json: a JSON object whose "weight_map" names the file of each tensor, which lies beside the
-/// index). If the tensors are not at the top level of a file, a line of the log says under which key. Throws IoError
-/// naming file and place for what is missing, malformed or not as the index says; UsageError, naming the keys, where it
-/// is open which dictionary is the model's, none has `options.key`, or a file of safetensors was asked for a key.
+/// index). If the tensors are not at the top level of a file, a line of the log says under which key. Throws IoError,
+/// naming file and place, for content that is missing, malformed or in conflict with the index. Throws UsageError,
+/// naming the keys, if the model's dictionary is ambiguous, if none has `options.key`, or for a key of a safetensors
+/// file.
 std::vector<HostTensor> read_weights(const std::string& path, const ReadOptions& options = {});
 
 /// What a file of write_weights() or any safetensors file says beside its tensors; nothing for files of other kinds.

@@ -264,9 +264,9 @@ class BatchNorm final : public Module {
   Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.
   void start_at_zero();
-  /// In training mode, statistics are from now on those of the rows that all ranks of `exchange` have; the ranks then
-  /// run forward and backward in step, also those without rows. nullptr: again its own. Not between forward and
-  /// backward: the tape refers to what it has replaced.
+  /// In training mode, statistics are from now on over the rows of all ranks of `exchange`; the ranks then run forward
+  /// and backward in step, also those without rows. nullptr: again its own. Not between forward and backward: the tape
+  /// refers to what it has replaced.
   void synchronise(std::shared_ptr<StatisticsExchange> exchange) { exchange_ = std::move(exchange); }
   bool synchronised() const { return exchange_ != nullptr; }
   std::int64_t num_features() const { return weight_.value().count(); }

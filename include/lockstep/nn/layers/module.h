@@ -1,4 +1,4 @@
-// What models are made of: named parameters and buffers, and a forward pass.
+// The base of models: named parameters and buffers, and a forward pass.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace lockstep::nn {
 
-/// What a module is built with: where it lives and where its first values come from. The module keeps a reference to
-/// the backend alone.
+/// The context of a module's construction: its device and the source of its first values. The module keeps a reference
+/// to the backend alone.
 struct Context {
   Backend& backend;
   Generator& generator;
@@ -112,13 +112,13 @@ class Module {
   void take_modes(const Module& like);
   bool fused() const { return fused_; }
 
-  /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
-  /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
-  /// more, and optimizers made before do not know the biases. Waits for the device.
+  /// Evaluation mode for good, with less to compute: a batch normalisation right after a convolution becomes part of
+  /// the convolution, which gets a bias. So do not save the parameters afterwards; optimizers made before do not know
+  /// the biases. Waits for the device.
   void fuse();
 
-  /// The parts of a model whose activations backward can compute again in place of keeping them, in the order in which
-  /// a pass goes through them (Note [Recomputation]): set_recomputed() of each. A model that has none returns nothing.
+  /// The parts of a model whose activations backward can recompute instead of storing them, in the order of a pass
+  /// (Note [Recomputation]): set_recomputed() of each. A model that has none returns nothing.
   virtual std::vector<Module*> blocks() { return {}; }
   bool recomputed() const { return recomputed_; }
   void set_recomputed(bool wanted) { recomputed_ = wanted; }
@@ -204,9 +204,8 @@ class Module {
   Lifetime lifetime_;
 };
 
-/// What a module is, too, that can continue in training where the pass before has ended: row n of a batch follows row n
-/// of the batch before, and the state that the one has left is what the other begins with. As a constant: no gradient
-/// flows from a pass into the one before.
+/// Base of modules that carry a state from pass to pass in training: row n of a batch follows row n of the batch
+/// before, and starts with its final state. The state is a constant: no gradient flows from a pass into the one before.
 class CarriesState {
  public:
   virtual ~CarriesState() = default;

@@ -38,12 +38,12 @@ class LanguageModel : public Module {
   /// than positions(), or either is below 1.
   virtual std::unique_ptr<Memory> begin(Tape& tape, std::int64_t batch, std::int64_t most) const = 0;
 
-  /// tokens (N, T) i32, T ≥ 1, which follow those that `memory` has seen → the logits of what follows the last of them,
-  /// (N, vocabulary()), of the tape's activations' type. In evaluation mode, on a tape that does not record. Changes
-  /// nothing but `memory` and the tape: several threads may each call it with their own of both on one model, once
-  /// Parameter::as() has been called for that type. `tokens` is not used after the call. Throws UsageError for more
-  /// tokens than there is memory for; InternalError in training mode, on a tape that records, and for the memory of
-  /// another class of models (that of another model of its class is not found).
+  /// tokens (N, T) i32, T ≥ 1, after those in `memory` → the logits of the token after the last one, (N, vocabulary()),
+  /// of the tape's activations' type. In evaluation mode, on a tape that does not record. Changes nothing but `memory`
+  /// and the tape: several threads may each call it with their own of both on one model, once Parameter::as() has been
+  /// called for that type. `tokens` is not used after the call. Throws UsageError for more tokens than there is memory
+  /// for; InternalError in training mode, on a tape that records, and for the memory of another class of models (that
+  /// of another model of its class is not found).
   virtual Var next(Tape& tape, const Tensor& tokens, Memory& memory) const = 0;
 };
 

@@ -87,8 +87,8 @@ struct TrainingDefaults {
   std::optional<double> weight_decay = {};
 };
 
-/// The last layer of a family whose models share all others but that: it starts anew where weights of a model for
-/// another task are loaded.
+/// The last layer, in a family whose models share all other layers: it is reinitialized if the loaded weights are of a
+/// model for another task.
 struct SeparateHead {
   std::string own;                        // its names begin so: "classifier."; empty: as the last parameter's
   std::vector<std::string> others = {};   // those of other tasks' layers, which are not used
@@ -127,7 +127,7 @@ struct ModelFamily {
   bool attention = false;      // some layer is attention()
   bool carries_state = false;  // over texts it is a CarriesState
   bool word_pieces = false;    // it reads texts as word pieces, and predicts masked ones, or classes of texts
-  /// Its last layer has parameters of its own: they can start anew. Nothing: it has not.
+  /// Its last layer has parameters of its own, which can be reinitialized. Nothing: it has not.
   std::optional<SeparateHead> head = SeparateHead();
   bool any_image_size = false;  // one set of weights fits images of all sizes
   bool any_samples = false;     // `build` decides: samples and classes are not looked at before
@@ -141,9 +141,8 @@ struct ModelFamily {
   std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};
   /// In the order of its forward pass. `spec` is complete. Empty: nobody knows its products.
   std::function<std::vector<MatrixProduct>(const ModelSpec& spec)> products = {};
-  /// Fills sample shape, classes and settings with what the shapes of a weights file say; `spec` comes with the
-  /// settings that were given, which stay, and the variant's usual sample shape and classes.
-  /// Empty: they say nothing.
+  /// Derives sample shape, classes and settings from the shapes of a weights file. `spec` has the given settings, which
+  /// stay, and the variant's usual sample shape and classes. Empty: they say nothing.
   std::function<void(const TensorsByName& tensors, ModelSpec& spec)> read_tensors = {};
 
   /// Its names: "gpt", "gpt2".

@@ -126,11 +126,11 @@ class Backend {
     return x;
   }
 
-  /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
-  /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
-  /// tensors: all work given before is done. Whoever lets it read them keeps them until it has: memory that is released
-  /// is reused at once. What its kernels pack of weights they share with all other streams of this one, which must
-  /// outlive them. Several threads may call this at once. Throws as the function that makes such a backend.
+  /// Another backend of this device for the calling thread, with its own stream and memory, so that the kernels of both
+  /// run at the same time, and on the CPU with `threads` compute threads. It may read this one's tensors: all earlier
+  /// work is done. Keep such tensors until it has read them: released memory is reused at once. Its kernels share
+  /// packed weights with all other streams of this backend, which must outlive them. Several threads may call this at
+  /// once. Throws as the function that makes such a backend.
   virtual std::unique_ptr<Backend> make_stream(int threads) = 0;
 
   /// The calling thread is the one that calls the kernels from now on: on the CPU, OpenMP's threads are set for it. The
@@ -183,18 +183,18 @@ class Backend {
 
   /// Whether record() may succeed.
   virtual bool records() const { return false; }
-  /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
-  /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
-  /// what, and nothing has changed on the device. Other errors pass through, and end the capture. Of one thread: what
-  /// others give to the device meanwhile is not captured.
+  /// Calls `work` and takes down what it gives to this device; nothing of it is done. Returns nullptr if the device
+  /// refuses, or if `work` cannot be recorded (it waits, allocates memory, or causes an error of CUDA): `why_not` then
+  /// has the reason, and nothing has changed on the device. Other errors pass through and end the capture. Only this
+  /// thread's work is captured.
   virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
     static_cast<void>(work);
     why_not = "this device records nothing";
     return nullptr;
   }
 
-  /// Calls `work`, which is not captured, and times the operations of it that this device computes: those that took
-  /// longest first. Nothing where the device cannot say. Waits for the device. What `work` throws passes through.
+  /// Calls `work` without capturing it, and times its operations on this device, the longest first. Nothing where the
+  /// device cannot say. Waits for the device. What `work` throws passes through.
   virtual std::vector<OperationCost> profile(FunctionRef<void()> work) {
     work();
     return {};

@@ -7,12 +7,12 @@
 
 namespace lockstep::nn {
 
-/// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and
-/// after fully connected layers alone.
+/// The function that a kernel applies to its result. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and after fully
+/// connected layers alone.
 enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
 
-/// What a device keeps of the input of an activation, so that whoever reads its result next can differentiate it while
-/// it computes its own input's gradient. Without elements: the device gains nothing by that.
+/// Data that a device keeps of an activation's input, so that the next operator can differentiate the activation while
+/// it computes its own input's gradient. Without elements if the device gains nothing by it.
 struct SavedPreactivation {
   Shape shape = {0};
   DType dtype = DType::kU8;

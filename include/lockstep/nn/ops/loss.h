@@ -8,8 +8,8 @@
 
 namespace lockstep::nn {
 
-/// What a loss's gradient is multiplied by, which its sum is not: `constant`, and the number at `factor`, where that is
-/// defined: (1) f32 on the device, read when the kernel runs.
+/// Scale of a loss's gradient, but not of its sum: `constant`, times `factor` if that is defined: (1) f32 on the
+/// device, read when the kernel runs.
 struct LossScale {
   LossScale(float by) : constant(by) {}  // NOLINT(google-explicit-constructor): most have nothing else
   LossScale(float by, Tensor times) : constant(by), factor(std::move(times)) {}

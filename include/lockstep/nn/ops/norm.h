@@ -66,8 +66,8 @@ class NormKernels {
     update_running(mean, variance, x.count() / mean.count(), running.momentum, running.mean, running.variance);
   }
 
-  // forward_train and its backward over rows that several ranks have; x may be without rows. What a rank knows of its
-  // own travels (StatisticsExchange), and the number of all rows lies on the device: nobody waits for it.
+  // forward_train and its backward over rows that several ranks have; x may be without rows. Each rank sends its own
+  // statistics (StatisticsExchange), and the number of all rows stays on the device: nobody waits for it.
 
   /// part (2 · C + 1) f32: the means of x's M rows, the sums of their squared distances from them, and M.
   virtual void moments(const Tensor& x, const Tensor& part) = 0;
@@ -85,9 +85,9 @@ class NormKernels {
                               const Tensor& dx) = 0;
 };
 
-/// Carries what each rank knows of a batch to all of them. Its calls are collectives, which every rank makes in the
-/// same order, in the order of the backend's work, on the thread of the pass. Results are views of memory of its own,
-/// until the next call. What it throws comes out of batch_norm(), or of Tape::backward().
+/// Exchanges each rank's statistics of a batch. Its calls are collectives, which every rank makes in the same order, in
+/// the order of the backend's work, on the thread of the pass. Results are views of memory of its own, until the next
+/// call. What it throws comes out of batch_norm(), or of Tape::backward().
 class StatisticsExchange {
  public:
   virtual ~StatisticsExchange() = default;

@@ -9,9 +9,9 @@
 namespace lockstep::nn {
 
 /// `tensor`, made on `source`, as a tensor of `target` with the same shape, type and bits: a copy, or `tensor` itself
-/// where the two are one backend. Between GPUs directly where they reach each other, else by way of the host. It comes
-/// after all work that `source` was given, and what is given to either from now on comes after it; the host waits where
-/// one of them is the CPU. Nobody else calls either backend meanwhile. UsageError for a tensor that holds nothing.
+/// where the two are one backend. Between GPUs directly where they reach each other, else by way of the host. It runs
+/// after all earlier work of `source`, and later work of either backend runs after it; the host waits where one of them
+/// is the CPU. Nobody else calls either backend meanwhile. UsageError for a tensor that holds nothing.
 Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
 
 /// The same into memory that is there: `to`, made on `target`, of as many bytes (else UsageError). Both are contiguous.

@@ -52,8 +52,8 @@ struct OptimizerShare {
   std::shared_ptr<SliceExchange> exchange = nullptr;  // nullptr: nobody else has the rest
 };
 
-/// For what moves parameters: throws UsageError, which begins with `what`, where one of them is nullptr, stands there
-/// twice, or is on another backend than the first.
+/// For code that moves parameters: throws a UsageError that begins with `what` if one of them is nullptr, is repeated,
+/// or is on another backend than the first.
 void check_parameters(const std::vector<NamedParameter>& parameters, const char* what);
 
 /// What an optimizer remembers of a parameter: of the parameter's shape and in its layout, or, of an optimizer of
@@ -77,8 +77,8 @@ struct UpdateMethod {
   double weight_decay = 0;
   /// Of parameters with this weight decay.
   std::function<UpdateRule(double weight_decay)> rule;
-  /// What the rule calls its rates, and how they depend on the number of the step, which `corrections` divides by: a
-  /// device that counts the steps itself does so (GradScaler).
+  /// The rates of the rule, and their corrections by the number of the step: a device that counts the steps itself
+  /// divides by them (GradScaler).
   std::function<std::array<double, StepControl::kRates>(double lr, double weight_decay)> rates;
   RateCorrections corrections = {};
   std::vector<std::string> moments = {};  // PyTorch's names of what it remembers ("exp_avg"), as many as the rule does
@@ -105,16 +105,16 @@ class GradScaler;
 /// trace: an element has the same bits as without.
 class Optimizer final {
  public:
-  /// A parameter belongs to the first of `groups` that names it. Throws UsageError for a parameter that is none or
-  /// comes twice, for parameters on several devices, for a pattern that no name has, for slices that are none, and for
-  /// negative rates.
+  /// A parameter belongs to the first of `groups` that names it. Throws UsageError for a null or repeated parameter,
+  /// for parameters on several devices, for a pattern without a matching name, for invalid slices, and for negative
+  /// rates.
   Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method, const std::vector<ParameterGroup>& groups = {},
             OptimizerShare share = {});
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// The parameters' gradients are forgotten: the next backward pass writes them anew.
+  /// Clears the parameters' gradients: the next backward pass overwrites them.
   void zero_grad();
   /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included,
   /// and the step does not count for them: AdamW's corrections go by a parameter's own steps. Throws UsageError where
@@ -140,7 +140,7 @@ class Optimizer final {
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
   /// All that it remembers: the first of all parameters, then the second. With steps() it is what a run resumes from.
   std::vector<NamedMoment> moments() const;
-  /// Steps that have begun; with a GradScaler those that were not skipped, for which it waits for the device.
+  /// Steps that have begun; with a GradScaler only those that were not skipped, and the call waits for the device.
   std::int64_t steps() const;
   void set_steps(std::int64_t steps);
 

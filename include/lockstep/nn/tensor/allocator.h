@@ -40,7 +40,7 @@ Device device_of(const Block& block);
 /// Keeps memory that it can do without: what a recording reads and writes. It is removed before it ends.
 class MemoryHolder {
  public:
-  /// Gives it up, so that the blocks are idle, and never comes back to it; false where it cannot now. Called within
+  /// Releases the memory, so that its blocks are idle, and never uses it again; false if it cannot now. Called within
   /// acquire(), which holds no lock then; it acquires nothing itself.
   virtual bool give_up() noexcept = 0;
 
@@ -50,10 +50,9 @@ class MemoryHolder {
 
 /// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
 /// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
-/// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
-/// back to the source, which is then asked once more; after that, holders are asked to give up theirs. Thread-safe.
-/// Tensors may outlive it: what they hold goes back to the source with the last of them, on the thread that releases
-/// it, and there the source ends.
+/// after its first steps. Blocks are never split or merged. If memory runs out, idle blocks go back to the source, and
+/// it is asked once more; after that, holders are asked to give up theirs. Thread-safe. Tensors may outlive it: what
+/// they hold goes back to the source with the last of them, on the thread that releases it, and there the source ends.
 class CachingAllocator {
  public:
   explicit CachingAllocator(std::unique_ptr<MemorySource> source);
@@ -68,8 +67,7 @@ class CachingAllocator {
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
   /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
   /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
-  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them,
-  /// which is one for all, and removes them.
+  /// source only if memory runs out and all holders have given up. One thread adds, asks and removes all holders.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
   void add(MemoryHolder& holder);
