@@ -37,7 +37,7 @@ NOT_RUN = {
         "scripts/demo", "scripts/test",
     ),
     "it installs or measures PyTorch, for minutes; bench_scripts tests them": (
-        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results/compare.md", "bench/scaling --ranks 1,2,4",
+        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results/compare.txt", "bench/scaling --ranks 1,2,4",
     ),
     "it trains for minutes": (
         "lockstep launch -n 2 -- lockstep train gpt --data text:licences.txt --layers 3 --heads 4 --width 128 --context 64 "
