@@ -114,11 +114,11 @@ void RemoteHosts::forget_failures() {
     if (host.state == State::kTakesPart) host.failures = 0;
 }
 
-void RemoteHosts::begin(std::size_t host, const Order& order) {
+void RemoteHosts::begin(std::size_t host, const JobSetup& setup) {
   concluding_ = false;
   hosts_[host].state = State::kTakesPart;
   hosts_[host].ready = {};
-  send(host, order);
+  send(host, setup);
 }
 
 bool RemoteHosts::any_takes_part() const {

@@ -9,9 +9,9 @@
 
 namespace lockstep::launcher {
 
-/// Does on this host what `look` says, in `directory` where its path is relative. Whether it could, or the file is
-/// there.
-bool look_here(const Look& look, const std::string& directory);
+/// Carries out `request` on this host, in `directory` where its path is relative. Whether that succeeded, or the file
+/// exists.
+bool handle_file_request(const FileRequest& request, const std::string& directory);
 
 /// The names of those hosts of `gathered` that do not see the directory which the first of them has at `path`: that one
 /// makes it, and a file in it for the moment of this call, which the others look for. None where the first one cannot

@@ -65,7 +65,7 @@ TEST(LaunchTest, OneHostsPortsAreLoopbacks) {
 }
 
 TEST(LaunchTest, WhatIsLoadedIntoMpirunIsNotInRanks) {
-  JobSetup setup;
+  TestJobSetup setup;
   setup.environment.emplace_back("LD_PRELOAD", "");
   Job job(sh("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\""), setup);
   EXPECT_EQ(job.wait(), 0) << job.err();

@@ -32,7 +32,7 @@ const std::string kForEver = "\necho ready; while :; do sleep 0.02; done";
 class HostRestartTest : public ::testing::Test {
  protected:
   Job start(const std::string& flags, const std::string& script, bool own = true) {
-    JobSetup setup = fake_hosts();
+    TestJobSetup setup = fake_hosts();
     directory_ = setup.directory;
     return Job((own ? own_sh : sh)(flags + " --log-dir " + directory_ + "/logs", kWords + script), setup);
   }

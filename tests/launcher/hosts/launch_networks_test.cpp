@@ -49,7 +49,7 @@ class TwoHosts {
   /// Acts like a power failure, as far as a kernel that still runs can.
   static void kill_all_in(const std::string& name) { run(fmt::format("ip netns pids {} | xargs -r kill -9", name)); }
 
-  JobSetup setup;
+  TestJobSetup setup;
 
  private:
   std::string make() {
