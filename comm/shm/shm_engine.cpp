@@ -380,11 +380,13 @@ const BackendFamily& shm_backend() {
       .title = "shared memory",
       .about = "memory inside a host",
       .encrypts = true,  // nothing leaves the host
-      .lack = [](const World&, const GroupOptions& options, const Peers* peers) -> std::optional<Lack> {
+      .unsupported = [](const World&, const GroupOptions& options,
+                        const Peers* peers) -> std::optional<UnsupportedReason> {
         if (options.backend == shm_backend().name) return std::nullopt;  // make_shm_group() names who is elsewhere
         if (options.progress == GroupOptions::Progress::kThread)
-          return Lack{"in shared memory nothing moves on a thread of its own", "let the caller move its operations on"};
-        if (peers != nullptr && peers->elsewhere() >= 0) return Lack{"the ranks are on several hosts", {}};
+          return UnsupportedReason{"in shared memory nothing moves on a thread of its own",
+                                   "let the caller move its operations on"};
+        if (peers != nullptr && peers->elsewhere() >= 0) return UnsupportedReason{"the ranks are on several hosts", {}};
         return std::nullopt;
       },
       .make =
