@@ -245,7 +245,7 @@ void HostEngine::watch_stall() {
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
   flight::set_missing(connections_.peers.job_ranks().of(missing_));
-  if (!missing_.empty() && sync_.claim_mention(completed() + 1, stall_.times()))
+  if (!missing_.empty() && sync_.claim_stall_warning(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
 }
 

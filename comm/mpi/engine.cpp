@@ -127,12 +127,12 @@ void MpiEngine::watch_stall() {
   next_check_ = now + kCheckEvery;
   const CollectiveAlgorithm& first = first_under_way();
   stall_watch_.check(first.op(), completed(), transfers_.missing(first));
-  mention_stall(first, now);
+  maybe_warn_of_stall(first, now);
 }
 
 /// Whoever has come to the operation just now says that it waits only after a while: those who do by then are no
 /// suspects any more.
-void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
+void MpiEngine::maybe_warn_of_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
   auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
   if (std::exchange(due_, false) && suspects_.empty()) {
     suspects_ = silent();

@@ -343,7 +343,7 @@ void ShmEngine::watch_stall() {
   if (idle() || !stall_.is_due(completed(), Clock::now())) return;
   const auto who = missing();
   flight::set_missing(peers_.job_ranks().of(who));
-  if (!who.empty() && board_.claim_mention(completed() + 1, stall_.times()))
+  if (!who.empty() && board_.claim_stall_warning(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), names_of(who));
 }
 

@@ -117,11 +117,11 @@ TEST_F(StallNotices, CanBeLeftOut) {
 
 TEST_F(StallNotices, OneRankOfAHostSpeaks) {
   const auto first = std::make_unique<RankControlBlock>();
-  EXPECT_TRUE(claim_mention(*first, 7, 1));
-  EXPECT_FALSE(claim_mention(*first, 7, 1));
-  EXPECT_TRUE(claim_mention(*first, 7, 2));
-  EXPECT_FALSE(claim_mention(*first, 7, 1));
-  EXPECT_TRUE(claim_mention(*first, 8, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 7, 1));
+  EXPECT_FALSE(claim_stall_warning(*first, 7, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 7, 2));
+  EXPECT_FALSE(claim_stall_warning(*first, 7, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 8, 1));
 }
 
 TEST_F(StallNotices, NameTheFirstFew) {
