@@ -10,7 +10,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/work.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/write.h"
 
 namespace lockstep::nn {
@@ -40,8 +40,8 @@ std::string describe_gpu(const CudaOptions& options) {
 
 /// Puts back what a pointer was.
 struct Restored {
-  WorkLog*& pointer;
-  WorkLog* const before = pointer;
+  OpProfile*& pointer;
+  OpProfile* const before = pointer;
   ~Restored() { pointer = before; }
 };
 
@@ -155,11 +155,11 @@ std::optional<std::size_t> CudaBackend::free_bytes() {
 
 std::vector<OperationCost> CudaBackend::profile(FunctionRef<void()> work) {
   make_current(context_.device);
-  WorkLog log;
-  const Restored restored{context_.log};
-  context_.log = &log;
+  OpProfile ops;
+  const Restored restored{context_.profile};
+  context_.profile = &ops;
   work();
-  return log.read();
+  return ops.read();
 }
 
 std::optional<double> CudaBackend::peak_bytes_per_s() const {

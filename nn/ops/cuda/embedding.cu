@@ -6,9 +6,9 @@
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/token_order.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -195,7 +195,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   explicit CudaEmbedding(Context& context) : context_(context) {}
 
   void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
-    const Work work(context_, "embedding", {&numbers, &y, &y});  // of the table as much as y has
+    const OpProfileScope scope(context_, "embedding", {&numbers, &y, &y});  // of the table as much as y has
     const std::int64_t rows = table.size(0), columns = table.size(1), n = numbers.count();
     if (n == 0 || columns == 0) return;
     LOCKSTEP_ASSERT(y.count() == n * columns && y.dtype() == table.dtype());
@@ -212,7 +212,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
-    const Work work(context_, "embedding's backward", {&numbers, &dy, &dtable});
+    const OpProfileScope scope(context_, "embedding's backward", {&numbers, &dy, &dtable});
     const std::int64_t rows = dtable.size(0), columns = dtable.size(1), n = numbers.count();
     if (!accumulate) clear(dtable);
     if (n == 0 || dtable.count() == 0) return;
@@ -240,7 +240,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
-    const Work work(context_, "adding positions", {&x, &table, &y});
+    const OpProfileScope scope(context_, "adding positions", {&x, &table, &y});
     const std::int64_t tokens = x.size(1), columns = x.size(2);
     if (x.count() == 0) return;
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= table.size(0) && table.size(1) == columns &&
@@ -261,7 +261,7 @@ class CudaEmbedding final : public EmbeddingKernels {
 
   // For each position and feature a column sum over the batch.
   void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
-    const Work work(context_, "positions' gradient", {&dy, &dtable});
+    const OpProfileScope scope(context_, "positions' gradient", {&dy, &dtable});
     const std::int64_t batch = dy.size(0), tokens = dy.size(1), columns = dy.size(2);
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= dtable.size(0) && dtable.size(1) == columns);
     if (!accumulate) {
@@ -274,7 +274,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& numbers) override {
-    const Work work(context_, "row numbers", {&numbers});
+    const OpProfileScope scope(context_, "row numbers", {&numbers});
     const std::int64_t count = numbers.count(), blocks = ceil_div(count, kBlock);
     if (count == 0) return;
     LOCKSTEP_ASSERT(blocks <= kMostBlocks, "{} row numbers", count);

@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -398,27 +398,28 @@ class CudaLayerNorm final : public LayerNormKernels {
 
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
-    const Work work(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
+    const OpProfileScope scope(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
     normalise<false>(x, Tensor(), gamma, beta, eps, Tensor(), y, mean, inverse);
   }
 
   void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, double eps,
                      const Tensor& sum, const Tensor& y, const Tensor& mean, const Tensor& inverse) override {
-    const Work work(context_, "adding and layer normalisation",
-                    {&x, &residual, &gamma, &beta, &sum, &y, &mean, &inverse});
+    const OpProfileScope scope(context_, "adding and layer normalisation",
+                               {&x, &residual, &gamma, &beta, &sum, &y, &mean, &inverse});
     normalise<true>(x, residual, gamma, beta, eps, sum, y, mean, inverse);
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
                       const Tensor& dx) override {
-    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx});
+    const OpProfileScope scope(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx});
     differentiate(x, dy, gamma, mean, inverse, false, dx);
   }
 
   bool adds_to_gradients() const override { return true; }
   void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                             const Tensor& inverse, const Tensor& dx) override {
-    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx, &dx});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &inverse, &dx, &dx});
     differentiate(x, dy, gamma, mean, inverse, true, dx);
   }
 
@@ -426,9 +427,9 @@ class CudaLayerNorm final : public LayerNormKernels {
                            bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
                            const Tensor& dbeta) override {
     const Tensor none;
-    const Work work(context_, "layer normalisation's backward",
-                    {&x, &dy, &mean, &inverse, &dgamma, accumulate_gamma ? &dgamma : &none, &dbeta,
-                     accumulate_beta ? &dbeta : &none});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &mean, &inverse, &dgamma, accumulate_gamma ? &dgamma : &none, &dbeta,
+                                accumulate_beta ? &dbeta : &none});
     if (!dgamma.defined() && !dbeta.defined()) return;
     const std::int64_t columns = dgamma.defined() ? dgamma.count() : dbeta.count();
     if (columns == 0) return;
@@ -457,9 +458,9 @@ class CudaLayerNorm final : public LayerNormKernels {
       return LayerNormKernels::backward(x, dy, gamma, mean, inverse, add, dx, accumulate_gamma, dgamma, accumulate_beta,
                                         dbeta);
     const Tensor none;
-    const Work work(context_, "layer normalisation's backward",
-                    {&x, &dy, &gamma, &mean, &inverse, &dx, add ? &dx : &none, &dgamma,
-                     accumulate_gamma ? &dgamma : &none, &dbeta, accumulate_beta ? &dbeta : &none});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &inverse, &dx, add ? &dx : &none, &dgamma,
+                                accumulate_gamma ? &dgamma : &none, &dbeta, accumulate_beta ? &dbeta : &none});
     if (columns == 0) return;
     LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
     const std::int64_t rows = x.count() / columns;

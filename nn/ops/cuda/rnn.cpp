@@ -16,8 +16,8 @@
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/rnn_steps.h"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -133,7 +133,8 @@ class CudaRnn final : public RnnKernels {
     if (x.size(0) == 0) return keep ? bytes(0) : Tensor();
     const bool lstm = options.cell == RnnCell::kLstm, ragged = options.lengths.defined();
     LOCKSTEP_ASSERT(!to.c.defined() || !ragged, "cells of sequences of different lengths");
-    const Work work(context_, name_of(options.cell), {&x, &y, &from.h, &from.c, &to.h, &to.c}, flops_of(options, x, y));
+    const OpProfileScope scope(context_, name_of(options.cell), {&x, &y, &from.h, &from.c, &to.h, &to.c},
+                               flops_of(options, x, y));
     const Held& held = find(options.cell, x, y, keep);
     const DType dtype = held.dtype;
     const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
@@ -176,7 +177,8 @@ class CudaRnn final : public RnnKernels {
       clear(gradients);
       return gradients_done();
     }
-    const Work work(context_, "a recurrent layer's backward", {&x, &y, &dy, &dx}, 2.0 * flops_of(options, x, y));
+    const OpProfileScope scope(context_, "a recurrent layer's backward", {&x, &y, &dy, &dx},
+                               2.0 * flops_of(options, x, y));
     const Held& held = find(options.cell, x, y, true);
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;
