@@ -71,7 +71,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
                .gpu = name_of_gpu(options.device)},
       plan_file_(options.plan_file),
       description_(describe_gpu(options)),
-      feed_(context_),
+      stager_(context_),
       pointwise_(make_pointwise_kernels(context_)),
       linear_(make_linear_kernels(context_, *pointwise_)),
       conv_(make_conv_kernels(context_, *pointwise_, *linear_)),
@@ -112,16 +112,16 @@ Tensor CudaBackend::contiguous(const Tensor& x) {
 
 Tensor CudaBackend::stage(void* data, const Shape& shape, DType dtype, int input) {
   make_current(context_.device);
-  return feed_.take(data, shape, dtype, input);
+  return stager_.take(data, shape, dtype, input);
 }
 
 void CudaBackend::finish_inputs() {
   make_current(context_.device);
-  feed_.finish();
+  stager_.finish();
 }
 
 std::shared_ptr<MemorySource> CudaBackend::staging_memory() {
-  return std::make_shared<PinnedSource>(context_.device, feed_.all_read());
+  return std::make_shared<PinnedSource>(context_.device, stager_.all_read());
 }
 
 void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {

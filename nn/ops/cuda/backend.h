@@ -7,7 +7,7 @@
 #include "base/cuda/runtime.h"
 #include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/ops/cuda/feed.h"
+#include "nn/ops/cuda/input_stager.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/memory.h"
 #include "nn/ops/cuda/plan_choices.h"
@@ -85,7 +85,7 @@ class CudaBackend final : public Backend {
   CachingAllocator allocator_;
   Context context_;
   std::string plan_file_, description_;
-  Feed feed_;
+  InputStager stager_;
   std::unique_ptr<PointwiseKernels> pointwise_;
   std::unique_ptr<LinearKernels> linear_;
   std::unique_ptr<ConvKernels> conv_;
