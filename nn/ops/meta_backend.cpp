@@ -104,7 +104,7 @@ class MetaElementwise final : public ElementwiseKernels {
   void binary_backward(BinaryOp, T, T, T, T, T) override {}
   void affine(T, float, float, T) override {}
   void sum_rows(T, T) override {}
-  void spread_rows(T, T) override {}
+  void broadcast_rows(T, T) override {}
   void total(T, T) override {}
 };
 

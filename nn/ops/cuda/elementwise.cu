@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kBlock)
   for_own_elements(count, [&](std::int64_t i) { y[i] = scale * x[i] + shift; });
 }
 __global__ void __launch_bounds__(kBlock)
-    spread_each_row(std::int64_t count, std::int64_t columns, const float* x, float* y) {
+    broadcast_each_row(std::int64_t count, std::int64_t columns, const float* x, float* y) {
   for_own_elements(count, [&](std::int64_t i) { y[i] = x[i / columns]; });
 }
 
@@ -132,10 +132,10 @@ class CudaElementwise final : public ElementwiseKernels {
            x.size(1), x.f32(), y.f32());
   }
 
-  void spread_rows(const Tensor& x, const Tensor& y) override {
+  void broadcast_rows(const Tensor& x, const Tensor& y) override {
     const OpProfileScope scope(context_, "filling rows", {&x, &y});
     LOCKSTEP_ASSERT(y.size(0) == x.count());
-    start("filling rows", spread_each_row, y.count(), y.size(1), x.f32(), y.f32());
+    start("filling rows", broadcast_each_row, y.count(), y.size(1), x.f32(), y.f32());
   }
 
   void total(const Tensor& x, const Tensor& totals) override {

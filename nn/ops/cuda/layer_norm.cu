@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kTeamBlock<kTeam>)
 // where `add`. Otherwise dx may be dy.
 template <int kTeam, int kHeld, int kWidth, class T>
 __global__ void __launch_bounds__(kTeamBlock<kTeam>)
-    spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
-                     const float* means, const float* inverses, bool add, T* dx) {
+    layer_norm_grad_input(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
+                          const float* means, const float* inverses, bool add, T* dx) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
   const bool inside = row < rows;
@@ -529,7 +529,7 @@ class CudaLayerNorm final : public LayerNormKernels {
       with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
-          launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
+          launch("layer normalisation's backward", layer_norm_grad_input<kTeam, decltype(held)::value, kWidth, T>,
                  blocks_of(rows, kTeamBlock<kTeam> / kTeam), dim3(kTeamBlock<kTeam>), context_.stream, rows,
                  columns / kWidth, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add,
                  dx.data<T>());

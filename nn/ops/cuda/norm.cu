@@ -308,9 +308,9 @@ __global__ void __launch_bounds__(kJoinBlock)
 // where other ranks have some of them. With kMasked those dy whose y, computed again, is not above 0 count as 0.
 template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
-    spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta, const float* mean,
-                const float* variance, const float* dgamma, const float* dbeta, const float* all_rows, float eps,
-                bool given_statistics, T* dx) {
+    batch_norm_grad_input(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta,
+                          const float* mean, const float* variance, const float* dgamma, const float* dbeta,
+                          const float* all_rows, float eps, bool given_statistics, T* dx) {
   alignas(kVectorBytes) __shared__ float held[5][kBlock];
   hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
     float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
@@ -454,8 +454,8 @@ class CudaNorm final : public NormKernels {
     const OpProfileScope scope(context_, "batch normalisation's backward",
                                {&x, &dy, &gamma, &mean, &variance, &rows, &sums, &dx});
     if (x.count() == 0) return;
-    spread_back_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
-                          false, dx);
+    grad_input_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
+                         false, dx);
   }
 
  private:
@@ -521,8 +521,8 @@ class CudaNorm final : public NormKernels {
                      const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
     if (mean.count() == 0) return;
     add_up<kMask>(x, y, dy, more, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread_back_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
-                                              dbeta.f32(), nullptr, eps, given_statistics, dx);
+    grad_input_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
+                                             dbeta.f32(), nullptr, eps, given_statistics, dx);
   }
 
   template <MaskOf kMask>
@@ -545,15 +545,15 @@ class CudaNorm final : public NormKernels {
   }
 
   template <bool kMasked>
-  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-                      const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows,
-                      double eps, bool given_statistics, const Tensor& dx) {
+  void grad_input_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                     const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows, double eps,
+                     bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kNormBackBlocks, kNormRows);
-        launch("batch normalisation's backward", spread_back<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
+        launch("batch normalisation's backward", batch_norm_grad_input<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(),
                dgamma, dbeta, all_rows, eps, given_statistics, dx.data<T>());
       });
