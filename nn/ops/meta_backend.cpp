@@ -114,7 +114,7 @@ class MetaEmbedding final : public EmbeddingKernels {
   void backward(T, T, bool, T) override {}
   void add_rows(T, T, std::int64_t, T) override {}
   void add_rows_backward(T, std::int64_t, bool, T) override {}
-  void number_rows(T, std::int64_t, std::int64_t, T) override {}
+  void row_indices(T, std::int64_t, std::int64_t, T) override {}
 };
 
 class MetaAttention final : public AttentionKernels {

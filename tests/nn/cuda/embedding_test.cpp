@@ -157,7 +157,7 @@ TEST_P(CudaEmbedding, NumberRows) {
         cpu->upload(std::as_bytes(std::span(positions)), on_cpu);
         given = host != nullptr ? on_cpu : plain(on_cpu);
       }
-      (host != nullptr ? host->embedding() : *embedding).number_rows(given, position, rows, made);
+      (host != nullptr ? host->embedding() : *embedding).row_indices(given, position, rows, made);
       std::vector<std::int32_t> all(static_cast<std::size_t>(shape.count()));
       std::memcpy(all.data(), (host != nullptr ? made.raw() : download(made).data()),
                   all.size() * sizeof(std::int32_t));

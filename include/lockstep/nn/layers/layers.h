@@ -39,12 +39,12 @@ class Linear final : public Module {
   Parameter* bias_;
 };
 
-/// The rows of a table by their numbers. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
+/// The rows of a table by their indices. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
 /// given.
 class Embedding final : public Module {
  public:
   Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation = 1.0);
-  /// x (…): numbers, i32 → (…, dim).
+  /// x (…): indices, i32 → (…, dim).
   Var forward(Tape& tape, Var x) override {
     return name_in_errors([&] { return embedding(tape, x.value(), weight_); });
   }
