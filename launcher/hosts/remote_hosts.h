@@ -136,7 +136,7 @@ class RemoteHosts {
   bool takes_part(std::size_t host) const { return hosts_[host].state == State::kTakesPart; }
   void call(Host& host);
   void look_at_call(Host& host);
-  void put_away(Host& host, std::string problem);
+  void exclude_host(Host& host, std::string problem);
   bool is_silent(const Host& host) const { return host.link->silence() > setup_.silence; }
 
   Setup setup_ = {};
