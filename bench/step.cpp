@@ -170,7 +170,7 @@ class StepBenchmark {
     if (!result.graphs)
       result.graphs_refused = config.graphs == false ? "--graphs no"
                               : !refusal().empty()   ? refusal()
-                                                     : "this device records nothing";
+                                                     : "this device captures no graphs";
     for (const auto& graphs : graphs_)
       if (graphs) result.kernels_per_step = std::max(result.kernels_per_step, graphs->kernels());
     result.engines = session_.backend->engines();

@@ -106,7 +106,7 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   EXPECT_EQ(json["timeline"]["communication_ms"], 3.0);
   EXPECT_EQ(json["timeline"]["hidden_ms"], 1.0) << "what lay before the last gradient";
   const std::string table = text_of(result, Format::kTable);
-  for (const char* words : {"steps are not recorded: a kernel waits", "25.0 % of 8", "attention, bf16 by cuDNN",
+  for (const char* words : {"steps are not captured: a kernel waits", "25.0 % of 8", "attention, bf16 by cuDNN",
                             "of which backward hid 1.000 ms (33 %)"})
     EXPECT_NE(table.find(words), std::string::npos) << table;
 }

@@ -158,21 +158,21 @@ TEST_F(AllocatorTest, FourThreadsGetDistinctMemory) {
 }
 
 TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
-  const void* recorded = nullptr;
+  const void* captured = nullptr;
   {
-    const RecordedMemory memory(allocator);
-    recorded = Tensor::empty(allocator, {1000}).raw();
+    const GraphMemory memory(allocator);
+    captured = Tensor::empty(allocator, {1000}).raw();
   }
   const Tensor ordinary = Tensor::empty(allocator, {1000});
-  EXPECT_NE(ordinary.raw(), recorded);
+  EXPECT_NE(ordinary.raw(), captured);
   Tensor kept;
   {
-    const RecordedMemory memory(allocator);
+    const GraphMemory memory(allocator);
     kept = Tensor::empty(allocator, {1000});
-    EXPECT_EQ(kept.raw(), recorded);  // and it is used again there
+    EXPECT_EQ(kept.raw(), captured);  // and it is used again there
   }
   kept = Tensor();  // given back outside of the scope: still not for others
-  EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), recorded);
+  EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), captured);
   EXPECT_EQ(allocator.stats().system_allocations, 3u);
 }
 
@@ -247,15 +247,15 @@ TEST(FullMemory, WhatRecordingsUseIsKept) {
   int asked = 0;
   CachingAllocator allocator(std::make_unique<SmallMemory>(1024, asked));
   { const Tensor ordinary = Tensor::empty(allocator, {128}); }
-  const void* recorded = nullptr;
+  const void* captured = nullptr;
   {
-    const RecordedMemory memory(allocator);
-    recorded = Tensor::empty(allocator, {192}).raw();
+    const GraphMemory memory(allocator);
+    captured = Tensor::empty(allocator, {192}).raw();
   }
   EXPECT_EQ(allocator.stats().bytes_held, 768u) << "ordinary blocks were freed for it";
   EXPECT_THROW(Tensor::empty(allocator, {128}), OutOfMemoryError);
-  const RecordedMemory memory(allocator);
-  EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), recorded);
+  const GraphMemory memory(allocator);
+  EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), captured);
 }
 
 TEST(ShapeTest, CountsAndCompares) {

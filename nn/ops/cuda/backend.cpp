@@ -171,7 +171,7 @@ std::optional<double> CudaBackend::peak_bytes_per_s() const {
   return 2e3 * clock_khz * bus_bits / 8;  // two transfers a clock
 }
 
-std::unique_ptr<CapturedGraph> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
+std::unique_ptr<CapturedGraph> CudaBackend::capture(FunctionRef<void()> work, std::string& why_not) {
   make_current(context_.device);
   return capture_graph(context_.stream, work, why_not);
 }

@@ -65,10 +65,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) override;
 
   std::optional<std::size_t> free_bytes() override;
-  bool records() const override { return true; }
+  bool can_capture() const override { return true; }
   std::vector<OperationCost> profile(FunctionRef<void()> work) override;
   std::optional<double> peak_bytes_per_s() const override;
-  std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) override;
+  std::unique_ptr<CapturedGraph> capture(FunctionRef<void()> work, std::string& why_not) override;
 
   DeviceMemory& memory() { return *memory_; }
 

@@ -26,7 +26,7 @@ namespace {
 // cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
 // back in such a piece. Parameters lie where optimizer and reducer have them, and gradients belong into the arena, so
 // they are copied: G · H · (I + H + 2) numbers once a step each way, where the layer multiplies each of them T times B
-// times. In training they are copied at every forward pass, also of a step that is recorded, whose parameters move
+// times. In training they are copied at every forward pass, also of a step that is captured, whose parameters move
 // between replays without anything on the host knowing; otherwise when their versions have changed. Where a layer has
 // no biases, theirs are zeros.
 struct WeightSpace {

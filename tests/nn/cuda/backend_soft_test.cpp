@@ -107,8 +107,8 @@ TEST_F(SoftBackend, RecordingsKeepThePrioritiesOfStreams) {
   const Tensor x = backend->empty({1});
   const auto before = soft_cuda::counts().prioritised_graphs;
   std::string why_not;
-  const auto recording = backend->record([&] { backend->pointwise().fill(x, 1.0f); }, why_not);
-  ASSERT_NE(recording, nullptr) << why_not;
+  const auto graph = backend->capture([&] { backend->pointwise().fill(x, 1.0f); }, why_not);
+  ASSERT_NE(graph, nullptr) << why_not;
   EXPECT_EQ(soft_cuda::counts().prioritised_graphs, before + 1);
 }
 
