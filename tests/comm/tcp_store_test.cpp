@@ -92,8 +92,8 @@ class Stranger {
     const StoreIdentity who{size, rank, 1, "h", job};
     wire_.emplace(std::move(socket_), Handshake::call(Handshake::Port::kStore, secret, who.encode()));
     const auto end = soon();
-    while (wire_->advance() == Handshake::State::kGoingOn && !end.expired()) wait(wire_->fd());
-    EXPECT_NE(wire_->handshake().state(), Handshake::State::kGoingOn);
+    while (wire_->advance() == Handshake::State::kInProgress && !end.expired()) wait(wire_->fd());
+    EXPECT_NE(wire_->handshake().state(), Handshake::State::kInProgress);
     return wire_->handshake().why();
   }
   Wire& wire() { return *wire_; }

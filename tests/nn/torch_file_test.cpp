@@ -222,12 +222,12 @@ std::string number(std::uint64_t value, int bytes) {
 // An archive of stored entries, without checksums. With `within`, each lies within the one before it.
 std::string archive_of(const std::vector<std::pair<std::string, std::string>>& entries, bool within = false) {
   std::string file, directory;
-  std::size_t behind = 0;  // bytes of the entries that come after
+  std::size_t size_after = 0;  // bytes of the entries that come after
   if (within)
-    for (const auto& [name, content] : entries) behind += 30 + name.size() + content.size();
+    for (const auto& [name, content] : entries) size_after += 30 + name.size() + content.size();
   for (const auto& [name, content] : entries) {
-    if (within) behind -= 30 + name.size() + content.size();
-    const std::size_t size = content.size() + behind;
+    if (within) size_after -= 30 + name.size() + content.size();
+    const std::size_t size = content.size() + size_after;
     const std::string common = number(10, 2) + number(0, 2) + number(0, 2) + number(0, 4) + number(0, 4) +
                                number(size, 4) + number(size, 4) + number(name.size(), 2) + number(0, 2);
     directory += "PK\1\2" + number(10, 2) + common + number(0, 10) + number(file.size(), 4) + name;

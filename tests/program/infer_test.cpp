@@ -94,7 +94,7 @@ class Infer : public ::testing::Test {
     EXPECT_THAT(lines.back(), AllOf(HasSubstr("error: "), HasSubstr(says), HasSubstr("→"))) << line;
   }
   // The file with its last number, which is a bias of the last layer or normalisation, made NaN.
-  static void damage(const std::string& from, const std::string& to) {
+  static void corrupt(const std::string& from, const std::string& to) {
     std::string bytes = read_file(directory_->path() / from);
     const float nan = std::nanf("");
     std::memcpy(bytes.data() + bytes.size() - sizeof nan, &nan, sizeof nan);
@@ -243,7 +243,7 @@ TEST_F(Infer, WhatIsWrongWithAText) {
   expect_refusal("gpt2 --weights text.safetensors --prompt t", 2, "holds a gpt, not a gpt2");
   expect_refusal("cnn --weights text.safetensors --input pictures", 2, "holds a gpt, not a cnn");
   expect_refusal("gtp --weights text.safetensors --prompt t", 2, "gpt");
-  damage("text.safetensors", "nan.safetensors");
+  corrupt("text.safetensors", "nan.safetensors");
   expect_refusal("gpt --weights nan.safetensors --prompt to", 7, "NaN");
   expect_refusal("gpt --weights nan.safetensors --input random:1x4", 7, "NaN");
 }
@@ -397,7 +397,7 @@ TEST_F(Infer, DamagedImagesOfABatch) {
     EXPECT_EQ(all[5]["results"], 3);
     EXPECT_EQ(all[5]["corrupt"], 2);
   }
-  damage("digits.safetensors", "nan_digits.safetensors");
+  corrupt("digits.safetensors", "nan_digits.safetensors");
   expect_refusal("cnn --weights nan_digits.safetensors --input pictures --batch 2", 7, "NaN");
 }
 

@@ -261,7 +261,7 @@ class BatchNorm final : public Module {
   /// Whether a convolution computes all of it (Conv2d::absorb).
   bool absorbed() const { return absorbed_; }
   /// The activation of norm(conv(x)); `conv` computes all of it where it has absorbed this.
-  Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
+  Var forward_after(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.
   void start_at_zero();
   /// In training mode, statistics are from now on those of the rows that all ranks of `exchange` have; the ranks then
