@@ -170,7 +170,7 @@ TEST(TcpStore, AnyBytesUpToTheLimits) {
   }));
 }
 
-TEST(TcpStore, LookingDoesNotWait) {
+TEST(TcpStore, TryGetDoesNotWait) {
   expect_no_errors(on_ranks(2, testing::free_port(), [&](Store& store) {
     const std::vector<std::string> keys = {"never", "mine"};
     store.set(fmt::format("mine {}", store.rank()), "x");
@@ -483,7 +483,7 @@ TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
   }
 }
 
-TEST(TcpStore, ARankTellsNothingToAnImpostor) {
+TEST(TcpStore, NothingIsSentToAnImpostor) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread impostor([&] {

@@ -64,7 +64,7 @@ TEST(LaunchTest, OneHostsPortsAreLoopbacks) {
   EXPECT_EQ(job.wait(), 143);
 }
 
-TEST(LaunchTest, WhatIsLoadedIntoMpirunIsNotInRanks) {
+TEST(LaunchTest, PreloadsOfMpirunAreNotInRanks) {
   TestJobSetup setup;
   setup.environment.emplace_back("LD_PRELOAD", "");
   Job job(sh("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\""), setup);

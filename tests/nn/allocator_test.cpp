@@ -56,7 +56,7 @@ TEST_F(AllocatorTest, ReusesWhatWasGivenBack) {
   EXPECT_EQ(allocator.stats().system_allocations, 2u);
 }
 
-TEST_F(AllocatorTest, TrimmedMemoryIsHeldNoMore) {
+TEST_F(AllocatorTest, TrimReleasesIdleMemory) {
   const Tensor kept = Tensor::empty(allocator, {100});
   kept.f32()[99] = 3.0f;
   { const Tensor idle = Tensor::empty(allocator, {100000}); }
@@ -157,7 +157,7 @@ TEST_F(AllocatorTest, FourThreadsGetDistinctMemory) {
   EXPECT_LE(allocator.stats().system_allocations, 1u + 4u * 6u);
 }
 
-TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
+TEST_F(AllocatorTest, GraphsHaveAPoolOfTheirOwn) {
   const void* captured = nullptr;
   {
     const GraphMemory memory(allocator);
@@ -243,7 +243,7 @@ TEST(FullMemory, IdleBlocksAreGivenBackFirst) {
   EXPECT_EQ(held.f32()[0], 5.0f);
 }
 
-TEST(FullMemory, WhatRecordingsUseIsKept) {
+TEST(FullMemory, MemoryOfGraphsIsKept) {
   int asked = 0;
   CachingAllocator allocator(std::make_unique<SmallMemory>(1024, asked));
   { const Tensor ordinary = Tensor::empty(allocator, {128}); }

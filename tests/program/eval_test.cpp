@@ -98,7 +98,7 @@ class Eval : public ::testing::Test {
   const TemporaryDirectory directory_;
 };
 
-TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
+TEST_F(Eval, MatchesTrainingAtAnyNumberOfRanks) {
   const auto trained = train("cnn --data digits --epochs 2 --save digits.safetensors");
   const double loss = trained["loss"], accuracy = trained["accuracy"];
   double top5 = -1;
@@ -134,7 +134,7 @@ TEST_F(Eval, SmoothedLabelsAreForTrainingAlone) {
 }
 
 // Loss, accuracy and top five once more, from the probabilities that inference gives each file of the test part.
-TEST_F(Eval, CountsWhatInferenceTells) {
+TEST_F(Eval, CountsAgreeWithInference) {
   draw_patches(directory_.path() / "patches/train", kTrained);
   draw_patches(directory_.path() / "patches/val", kEvaluated);
   const auto trained =
@@ -315,7 +315,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
               HasSubstr("patches/test is left untouched"));
 }
 
-TEST_F(Eval, WeightsAndFilesThatAreNoGood) {
+TEST_F(Eval, InvalidWeightsAndFiles) {
   train("mlp --data digits --steps 2 --save digits.safetensors");
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
   const auto full = run(line + " --metrics /dev/full", directory_.path());

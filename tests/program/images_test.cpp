@@ -57,7 +57,7 @@ TEST_F(Images, AResNetTrainsOnThem) {
   EXPECT_NE(losses(), first);
 }
 
-TEST_F(Images, DamagedOnesAreNamedAndCounted) {
+TEST_F(Images, CorruptImagesAreNamedAndCounted) {
   corrupt("0rgb420.jpg");
   corrupt("2rgb420.jpg");
   const auto outcome = train("--epochs 1", 2);

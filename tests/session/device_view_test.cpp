@@ -20,7 +20,7 @@ std::vector<std::string> bus_ids(const VisibleGpus& visible) {
   return ids;
 }
 
-TEST(SeeGpus, NvmlSaysWhatTheyAre) {
+TEST(ListVisibleGpus, NvmlDescribesThem) {
   const auto visible = visible_to(recorded_gpus("eight_gpus"));
   ASSERT_EQ(visible.gpus.size(), 8u);
   EXPECT_EQ(visible.gpus[1].id, "GPU-89321111-d72c-4106-c12f-20bd9faed9f1");
@@ -34,7 +34,7 @@ TEST(SeeGpus, NvmlSaysWhatTheyAre) {
   EXPECT_TRUE(visible.machine_has_gpus);
 }
 
-TEST(SeeGpus, TheOrderIsCudas) {
+TEST(ListVisibleGpus, OrderIsThatOfCuda) {
   const auto gpus = recorded_gpus("eight_gpus");
   EXPECT_THAT(bus_ids(visible_to(gpus, "2,0")), ElementsAre("0000:3b:00.0", "0000:1b:00.0"));
   // Whatever NVML makes of the variables: with CUDA_DEVICE_ORDER=FASTEST_FIRST its order is another.
@@ -45,7 +45,7 @@ TEST(SeeGpus, TheOrderIsCudas) {
   EXPECT_EQ(visible.gpus[0].id, "GPU-89322222-d72c-4106-c12f-20bd9faed9f2");
 }
 
-TEST(SeeGpus, PlacesOnTheBusAreSpeltInSeveralWays) {
+TEST(ListVisibleGpus, BusIdsAreWrittenInSeveralFormats) {
   const auto gpus = recorded_gpus("eight_gpus");
   CudaProbe cuda = cuda_of(gpus, "0,1");
   cuda.bus_ids = {"00000000:1B:00.0", "0000:2B:00.0"};
@@ -64,7 +64,7 @@ TEST(PlainBusId, IsAsInSysfs) {
   EXPECT_EQ(plain_bus_id("000000"), "000000");
 }
 
-TEST(SeeGpus, ComputeModes) {
+TEST(ListVisibleGpus, ComputeModes) {
   auto gpus = recorded_gpus("eight_gpus");
   gpus.list[0].compute_mode = devices::ComputeMode::kProhibited;
   gpus.list[1].compute_mode = devices::ComputeMode::kExclusiveProcess;
@@ -77,7 +77,7 @@ TEST(SeeGpus, ComputeModes) {
 }
 
 // A process in a container may have libcuda and no libnvidia-ml.
-TEST(SeeGpus, WithoutNvml) {
+TEST(ListVisibleGpus, WithoutNvml) {
   devices::Gpus none;
   none.problem = devices::Problem{"no NVIDIA driver on this machine (libnvidia-ml.so.1 is not there)", ""};
   CudaProbe cuda = cuda_of(recorded_gpus("eight_gpus"), "0,1,2");
@@ -92,7 +92,7 @@ TEST(SeeGpus, WithoutNvml) {
   EXPECT_TRUE(visible.machine_has_gpus);
 }
 
-TEST(SeeGpus, NoneForCudaWhereTheMachineHasSome) {
+TEST(ListVisibleGpus, NoneForCudaWhereTheMachineHasSome) {
   CudaProbe cuda;
   cuda.problem = "this build computes on the CPU only";
   cuda.remedy = "build another";
@@ -106,7 +106,7 @@ TEST(SeeGpus, NoneForCudaWhereTheMachineHasSome) {
   EXPECT_FALSE(list_visible_gpus(cuda, recorded_gpus("no_gpus"), visible_devices(std::nullopt), "m").machine_has_gpus);
 }
 
-TEST(SeeGpus, MigDevicesHaveIdsOfTheirOwn) {
+TEST(ListVisibleGpus, MigDevicesHaveIdsOfTheirOwn) {
   const auto gpus = recorded_gpus("mig");
   const auto first = visible_to(gpus);
   ASSERT_EQ(first.gpus.size(), 1u);
@@ -119,7 +119,7 @@ TEST(SeeGpus, MigDevicesHaveIdsOfTheirOwn) {
   EXPECT_NE(second.gpus[0].name, first.gpus[0].name);
 }
 
-TEST(SeeGpus, MemoryThatNobodyTells) {
+TEST(ListVisibleGpus, UnknownMemory) {
   auto gpus = recorded_gpus("one_gpu");
   gpus.list[0].memory.reset();
   EXPECT_NE(visible_to(gpus).memory_problem, "");

@@ -199,7 +199,7 @@ TEST_P(CudaStep, FollowsTheCpu) {
 }
 
 // 1,437 digits in steps of 96 leave 93 for the last one of an epoch.
-TEST_P(CudaStep, StepGraphsAreTheSteps) {
+TEST_P(CudaStep, StepGraphsMatchEagerSteps) {
   Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .capture = false, .global_batch = 96};
   Training eager(setting);
   setting.capture = true;
@@ -424,7 +424,7 @@ TEST_P(CudaTextStep, FollowsTheCpu) {
 }
 
 // Steps that are captured drop other elements each time, too.
-TEST_P(CudaTextStep, StepGraphsAreTheSteps) {
+TEST_P(CudaTextStep, StepGraphsMatchEagerSteps) {
   Setting eager_of = setting();
   eager_of.cuda = true;
   eager_of.capture = false;

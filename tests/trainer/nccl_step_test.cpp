@@ -78,7 +78,7 @@ TEST_P(NcclStep, HooksOfTheCpuAreRefused) {
 }
 
 // 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
-TEST_P(NcclStep, StepGraphsAreTheSteps) {
+TEST_P(NcclStep, StepGraphsMatchEagerSteps) {
   NcclTraining eager({.capture = false, .clip_norm = 1.0});
   NcclTraining captured({.clip_norm = 1.0});
   const auto wanted = eager.run(20), got = captured.run(20);
@@ -96,7 +96,7 @@ TEST_P(NcclStep, StepGraphsAreTheSteps) {
 
 // ZeRO: collectives of the update are in the graph, too; in bf16 the copies of what other ranks have updated are made
 // anew. An evaluation in between reads them.
-TEST_P(NcclStep, StepGraphsOfShardedUpdatesAreTheSteps) {
+TEST_P(NcclStep, StepGraphsOfShardedUpdatesMatchEagerSteps) {
   for (const DType activations : {DType::kF32, DType::kBF16})
     for (const double clip : {0.0, 1.0}) {
       const NcclSetting setting = {.clip_norm = clip, .hidden = {160, 24}, .zero = 1, .activations = activations};
@@ -148,7 +148,7 @@ TEST_P(NcclStep, RanksSkipTheSameStepsFromGraphsToo) {
 }
 
 // One sample: all ranks but the first capture that they contribute nothing.
-TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
+TEST_P(NcclStep, RanksWithoutSamplesCaptureToo) {
   NcclTraining eager({.capture = false, .global_batch = 1});
   NcclTraining captured({.global_batch = 1});
   const auto wanted = eager.run(9), got = captured.run(9);
@@ -163,7 +163,7 @@ TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
 }
 
 // The device repeats what it has captured, whatever step that is on the other ranks.
-TEST_P(NcclStep, AStepLeftOutIsFoundAmongRecordedOnes) {
+TEST_P(NcclStep, SkippedStepIsFoundAmongCapturedOnes) {
   aborts_ = 1;
   NcclTraining training({});
   training.run(20);
@@ -182,7 +182,7 @@ constexpr std::size_t kRoom = 96 << 10;  // inputs, and less than a step or an e
 
 // The memory of graphs is kept for them. Where it is all that there is, the last step of an epoch and an evaluation
 // need it: on one rank here, and no rank runs another step from a graph.
-TEST_P(NcclStep, GraphsGiveUpTheirMemoryOnAllRanks) {
+TEST_P(NcclStep, GraphsReleaseTheirMemoryOnAllRanks) {
   for (const bool evaluates : {false, true}) {
     SCOPED_TRACE(evaluates);
     const int before = 7;  // 1,437 digits: the eighth step is the last of an epoch

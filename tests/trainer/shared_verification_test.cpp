@@ -107,7 +107,7 @@ TEST(VerificationShares, EachFileIsOneRanks) {
     }
 }
 
-TEST_F(SharedVerification, DamageIsFoundWhereverItIs) {
+TEST_F(SharedVerification, CorruptionIsFoundInAnyFile) {
   for (const std::size_t parts : {0u, 1u, 3u, 4u}) {
     const std::string path = write_checkpoint_in(directory, 7, parts);
     ASSERT_EQ(trouble_with(path), "");

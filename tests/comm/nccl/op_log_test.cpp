@@ -23,7 +23,7 @@ void launch(OpLog& op_log, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) op_log.launch(op(op_log.launched() + 1));
 }
 
-TEST(OpLog, KnowsTheFirstThatIsNotDone) {
+TEST(OpLog, FindsTheFirstIncompleteOperation) {
   OpLog op_log;
   EXPECT_FALSE(op_log.any_under_way());
   launch(op_log, 10);
@@ -35,7 +35,7 @@ TEST(OpLog, KnowsTheFirstThatIsNotDone) {
   EXPECT_THROW(op_log.launch(op(12)), InternalError);
 }
 
-TEST(OpLog, SaysWhatIsInTheWay) {
+TEST(OpLog, FindsTheOperationThatBlocksASlot) {
   OpLog op_log;
   EXPECT_EQ(op_log.in_the_way_of(1024), 0u);
   launch(op_log, 1024);
@@ -110,7 +110,7 @@ TEST(OpLog, TheGpuMayBeAhead) {
 }
 
 // What a graph repeats is in the history as what is issued.
-TEST(OpLog, HistoriesTellStepsApart) {
+TEST(OpLog, HistoriesDistinguishSteps) {
   const auto replayed = [](std::int64_t second) {
     OpLog op_log;
     op_log.launch(op(1, 1));

@@ -56,7 +56,7 @@ TEST(LaunchHostsTest, ALoginShellMayGreet) {
   EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@noisy-1] hello", "[1@noisy-2] hello"));
 }
 
-TEST(LaunchHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
+TEST(LaunchHostsTest, RanksGetTheRendezvousAndTheUsersVariables) {
   TestJobSetup setup = fake_hosts();
   for (const char* name : {"LOCKSTEP_TEST_A", "NCCL_A", "MINE_A", "THEIRS_A"})
     setup.environment.emplace_back(name, std::string(name) + " it's $HOME");
@@ -213,7 +213,7 @@ TEST(LaunchHostsFaultTest, AKilledHelperIsALostHost) {
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
-TEST(LaunchHostsFaultTest, AHelperThatTalksNonsenseIsALostHost) {
+TEST(LaunchHostsFaultTest, HelperThatSendsGarbageIsALostHost) {
   Job job(sh("--hosts mad-1:1,b:1", kWait), fake_hosts());
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr("host mad-1: "));

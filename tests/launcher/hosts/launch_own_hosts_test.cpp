@@ -37,7 +37,7 @@ TEST(OwnHostsTest, WithTheFlagTheyRunUnderMpirun) {
   EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@a] 0", "[1@b] 1"));
 }
 
-TEST(OwnHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
+TEST(OwnHostsTest, RanksGetTheRendezvousAndTheUsersVariables) {
   TestJobSetup setup = fake_hosts();
   for (const char* name : {"LOCKSTEP_TEST_A", "NCCL_A", "MINE_A", "THEIRS_A"})
     setup.environment.emplace_back(name, std::string(name) + " it's $HOME");

@@ -54,7 +54,7 @@ TEST_P(CudaEmbedding, Forward) {
   }
 }
 
-TEST_P(CudaEmbedding, NumbersOutsideOfTheTableAreNaN) {
+TEST_P(CudaEmbedding, IndicesOutsideOfTheTableAreNaN) {
   const Tensor table_host = random({4, 24}, 1), table = activation(table_host);
   const Tensor numbers = plain(numbers_of({3, -1, 0, 4, 2147483647, -2147483647 - 1, 2}, {7}));
   const auto got =
@@ -147,7 +147,7 @@ TEST_P(CudaEmbedding, AddRowsBackward) {
     }
 }
 
-TEST_P(CudaEmbedding, NumberRows) {
+TEST_P(CudaEmbedding, RowIndices) {
   const auto numbers_of = [&](const Shape& shape, const std::vector<std::int32_t>& positions, std::int64_t position,
                               std::int64_t rows) {
     const auto numbers = [&](Backend* host) {

@@ -35,7 +35,7 @@ class GraphCaptureTest : public ::testing::Test {
   std::string why_not_;
 };
 
-TEST_F(GraphCaptureTest, RunsAgainWithWhatMemoryHoldsThen) {
+TEST_F(GraphCaptureTest, ReplaysReadCurrentMemory) {
   ASSERT_TRUE(backend_->can_capture());
   const Tensor x = backend_->empty({2}), y = backend_->empty({2});
   set(x, 1.0f);
@@ -50,7 +50,7 @@ TEST_F(GraphCaptureTest, RunsAgainWithWhatMemoryHoldsThen) {
   }
 }
 
-TEST_F(GraphCaptureTest, KeepsTheValuesThatKernelsWereStartedWith) {
+TEST_F(GraphCaptureTest, KeepsKernelArguments) {
   const Tensor x = backend_->empty({2});
   std::array<float, 2> values = {4.0f, 5.0f};
   const auto graph = backend_->capture([&] { backend_->write(std::as_bytes(std::span(values)), x); }, why_not_);
@@ -61,7 +61,7 @@ TEST_F(GraphCaptureTest, KeepsTheValuesThatKernelsWereStartedWith) {
   EXPECT_THAT(get(x), ElementsAre(4.0f, 5.0f));
 }
 
-TEST_F(GraphCaptureTest, TakesStreamsThatComeBack) {
+TEST_F(GraphCaptureTest, CapturesJoinedStreams) {
   const Tensor x = backend_->empty({2}), y = backend_->empty({2}), z = backend_->empty({2});
   const CudaStream side;
   CudaEvent fork, join;
@@ -82,7 +82,7 @@ TEST_F(GraphCaptureTest, TakesStreamsThatComeBack) {
 }
 
 // Each reason leaves a device that works on and captures again.
-TEST_F(GraphCaptureTest, SaysWhyNot) {
+TEST_F(GraphCaptureTest, ReportsWhyCaptureFailed) {
   const Tensor x = backend_->empty({2});
   EXPECT_EQ(backend_->capture([&] { get(x); }, why_not_), nullptr);
   EXPECT_THAT(why_not_, HasSubstr("cudaErrorStreamCaptureUnsupported"));
@@ -101,7 +101,7 @@ TEST_F(GraphCaptureTest, SaysWhyNot) {
   EXPECT_THAT(get(y), ElementsAre(7.0f, 7.0f));
 }
 
-TEST_F(GraphCaptureTest, MemoryThatIsThereAlreadyIsNoObstacle) {
+TEST_F(GraphCaptureTest, CachedMemoryMayBeUsedInACapture) {
   { const Tensor warm = backend_->empty({54321}); }
   const Tensor x = backend_->empty({2}), y = backend_->empty({2});
   const auto graph = backend_->capture(
