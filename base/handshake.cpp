@@ -82,7 +82,7 @@ void Handshake::fail(Failure failure, std::string why) {
 }
 
 std::size_t Handshake::wanted() const {
-  if (state_ != State::kGoingOn) return 0;
+  if (state_ != State::kInProgress) return 0;
   if (!greeted_) return kMagic.size() - arrived_.size();
   if (arrived_.size() < kHeaderBytes) return kHeaderBytes - arrived_.size();
   return kHeaderBytes + Unpacker(arrived_).number() - arrived_.size();
@@ -90,7 +90,7 @@ std::size_t Handshake::wanted() const {
 
 Handshake::State Handshake::feed(std::string_view bytes) {
   heard_ = heard_ || !bytes.empty();
-  while (!bytes.empty() && state_ == State::kGoingOn) {
+  while (!bytes.empty() && state_ == State::kInProgress) {
     const std::string_view part = bytes.substr(0, wanted());
     bytes.remove_prefix(part.size());
     arrived_.append(part);
@@ -228,7 +228,7 @@ void Handshake::flush(int socket) {
 Handshake::State Handshake::advance(int socket) {
   flush(socket);
   std::array<char, 1 << 12> chunk;
-  while (state_ == State::kGoingOn) {
+  while (state_ == State::kInProgress) {
     const ssize_t got = ::recv(socket, chunk.data(), std::min(wanted(), chunk.size()), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;

@@ -43,7 +43,7 @@ class Handshake {
   /// Says what a proof is for: one that was made for a port is worth nothing at another.
   enum class Port : std::uint8_t { kStore = 1, kData = 2, kLauncher = 3 };
   enum class State : std::uint8_t {
-    kGoingOn,
+    kInProgress,
     kAsked,   // a listener: the caller's proof is right; accept() or refuse()
     kDone,    // a listener's answer may still have to be flushed; a caller has proofs from both sides
     kFailed,  // failure() and why() say what went wrong; a listener's refusal may still have to be flushed
@@ -109,7 +109,7 @@ class Handshake {
   JobSecret secret_;
   std::string identity_, answer_;
   std::string own_nonce_, other_nonce_;
-  State state_ = State::kGoingOn;
+  State state_ = State::kInProgress;
   Failure failure_ = Failure::kNone;
   std::string why_;
   std::string arrived_;  // of the frame that is being read

@@ -58,7 +58,7 @@ std::vector<int> choose_devices(std::string& device) {
 
 /// Of one round.
 struct Measured {
-  Way way;
+  ModeResult mode;
   std::string device;
   int threads = 1;
 };
@@ -66,42 +66,43 @@ struct Measured {
 Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, bool loss_outside, std::size_t devices) {
   options.train.parallel = parallel;
   options.loss_outside = loss_outside;
-  // It is the other way that --graphs yes is about.
+  // --graphs yes is about the other mode.
   if (parallel == trainer::Parallel::kDp && options.train.graphs == true) options.train.graphs.reset();
   const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
-  const Json json = parse_json(run_processes(processes, [&](int) { return measure_way(options); }), /*deepest=*/3);
-  Measured found{.way = {}, .device = json["device"], .threads = json["threads"]};
-  found.way.step_ms = json["step_ms"];
+  const Json json = parse_json(run_processes(processes, [&](int) { return measure_mode(options); }), /*deepest=*/3);
+  Measured found{.mode = {}, .device = json["device"], .threads = json["threads"]};
+  found.mode.step_ms = json["step_ms"];
   for (const Json& each : json["devices"])
-    found.way.devices.push_back({.peak_memory_bytes = each["peak_memory_bytes"],
-                                 .busy = each["busy"].is_null() ? std::nullopt : std::optional<double>(each["busy"]),
-                                 .bytes_in = each["bytes_in"],
-                                 .bytes_out = each["bytes_out"]});
-  LOCKSTEP_ASSERT(found.way.devices.size() == devices, "{} devices of {}", found.way.devices.size(), devices);
+    found.mode.devices.push_back({.peak_memory_bytes = each["peak_memory_bytes"],
+                                  .busy = each["busy"].is_null() ? std::nullopt : std::optional<double>(each["busy"]),
+                                  .bytes_in = each["bytes_in"],
+                                  .bytes_out = each["bytes_out"]});
+  LOCKSTEP_ASSERT(found.mode.devices.size() == devices, "{} devices of {}", found.mode.devices.size(), devices);
   return found;
 }
 
-Way middle_of(const std::vector<Way>& rounds, std::int64_t samples) {
-  Way way = rounds.front();
+ModeResult middle_of(const std::vector<ModeResult>& rounds, std::int64_t samples) {
+  ModeResult mode = rounds.front();
   std::vector<double> steps;
-  for (const Way& round : rounds) steps.push_back(round.step_ms);
-  way.step_ms = median(steps);
-  way.samples_per_s = 1e3 * static_cast<double>(samples) / way.step_ms;
-  for (std::size_t i = 0; i < way.devices.size(); ++i) {
+  for (const ModeResult& round : rounds) steps.push_back(round.step_ms);
+  mode.step_ms = median(steps);
+  mode.samples_per_s = 1e3 * static_cast<double>(samples) / mode.step_ms;
+  for (std::size_t i = 0; i < mode.devices.size(); ++i) {
     std::vector<double> busy;
-    for (const Way& round : rounds) {
-      way.devices[i].peak_memory_bytes = std::max(way.devices[i].peak_memory_bytes, round.devices[i].peak_memory_bytes);
+    for (const ModeResult& round : rounds) {
+      mode.devices[i].peak_memory_bytes =
+          std::max(mode.devices[i].peak_memory_bytes, round.devices[i].peak_memory_bytes);
       if (round.devices[i].busy) busy.push_back(*round.devices[i].busy);
     }
-    way.devices[i].busy = busy.empty() ? std::nullopt : std::optional(median(busy));
+    mode.devices[i].busy = busy.empty() ? std::nullopt : std::optional(median(busy));
   }
-  return way;
+  return mode;
 }
 
 template <class Value>
-std::optional<double> ratio(const Way& way, const Value& value) {
+std::optional<double> ratio(const ModeResult& mode, const Value& value) {
   std::vector<double> all;
-  for (const DeviceShare& device : way.devices) {
+  for (const DeviceShare& device : mode.devices) {
     const std::optional<double> each = value(device);
     if (!each) return std::nullopt;
     all.push_back(*each);
@@ -112,12 +113,12 @@ std::optional<double> ratio(const Way& way, const Value& value) {
 
 }  // namespace
 
-std::optional<double> memory_ratio(const Way& way) {
-  return ratio(way, [](const DeviceShare& d) { return std::optional(static_cast<double>(d.peak_memory_bytes)); });
+std::optional<double> memory_ratio(const ModeResult& mode) {
+  return ratio(mode, [](const DeviceShare& d) { return std::optional(static_cast<double>(d.peak_memory_bytes)); });
 }
 
-std::optional<double> busy_ratio(const Way& way) {
-  return ratio(way, [](const DeviceShare& d) { return d.busy; });
+std::optional<double> busy_ratio(const ModeResult& mode) {
+  return ratio(mode, [](const DeviceShare& d) { return d.busy; });
 }
 
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal) {
@@ -144,12 +145,12 @@ int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& ref
   result.rounds = options.rounds;
   const std::string kind = train.device.substr(0, train.device.find(':'));
   for (const int id : ids) result.devices.push_back(fmt::format("{}:{}", kind, id));
-  std::vector<Way> dp_loss_outside, dp, ddp;
+  std::vector<ModeResult> dp_loss_outside, dp, ddp;
   for (std::int64_t round = 0; round < options.rounds; ++round) {
-    dp_loss_outside.push_back(measure(options, trainer::Parallel::kDp, true, ids.size()).way);
-    dp.push_back(measure(options, trainer::Parallel::kDp, false, ids.size()).way);
+    dp_loss_outside.push_back(measure(options, trainer::Parallel::kDp, true, ids.size()).mode);
+    dp.push_back(measure(options, trainer::Parallel::kDp, false, ids.size()).mode);
     Measured many = measure(options, trainer::Parallel::kDdp, false, ids.size());
-    ddp.push_back(std::move(many.way));
+    ddp.push_back(std::move(many.mode));
     result.device = std::move(many.device);
     result.threads = many.threads;
   }

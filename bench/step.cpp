@@ -13,9 +13,9 @@
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "bench/bypass_group.h"
 #include "bench/ceilings.h"
 #include "bench/flops.h"
-#include "bench/muted_group.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
 #include "lockstep/base/env.h"
@@ -57,7 +57,7 @@ class StepBenchmark {
       : options_(options),
         session_(session),
         group_(*session.group),
-        muted_(session.gradients()),
+        gradients_(session.gradients()),
         on_gpu_(session.device.kind == DeviceKind::kCuda) {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
@@ -87,7 +87,7 @@ class StepBenchmark {
     manifest.emplace_back("profile", fmt::to_string(options_.profile));
     manifest.emplace_back("measured peaks", fmt::to_string(options_.measure_peaks));
     comm::compare_manifests(group_, manifest);
-    ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
+    ddp_.emplace(*model_, gradients_, trainer::ddp_options(config));
     trainer::register_hook(config, *ddp_);
     auto step_options = trainer::step_options(config);
     scaler_ = trainer::make_grad_scaler(config, backend);
@@ -170,7 +170,7 @@ class StepBenchmark {
     if (!result.graphs)
       result.graphs_refused = config.graphs == false ? "--graphs no"
                               : !refusal().empty()   ? refusal()
-                                                     : "this device records nothing";
+                                                     : "this device captures no graphs";
     for (const auto& graphs : graphs_)
       if (graphs) result.kernels_per_step = std::max(result.kernels_per_step, graphs->kernels());
     result.engines = session_.backend->engines();
@@ -186,7 +186,7 @@ class StepBenchmark {
   /// Of one of `steps` steps that are given to the device one after the other, from its being idle to its being idle.
   double time_ms(Kind kind, std::int64_t steps) {
     throw_if_stopped("measuring");
-    muted_.mute(kind == kWithout);
+    gradients_.set_bypass(kind == kWithout);
     step_->set_graphs(kind != kAlone && graphs_[kind] ? &*graphs_[kind] : nullptr);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
@@ -208,7 +208,7 @@ class StepBenchmark {
     while (step_->outcomes_waiting() > 0) take_outcome();
   }
   void take_outcome() {
-    // Steps that update nothing would be too fast. Muted, each rank sees its own loss: all must leave together.
+    // Steps that update nothing would be too fast. Bypassed, each rank sees its own loss: all must leave together.
     const bool finite = std::isfinite(step_->take_outcome().totals.loss);
     finite_ = finite_ && finite;
   }
@@ -249,20 +249,20 @@ class StepBenchmark {
     prepare_without_graphs();
     if (!on_gpu_) return timeline_of(ddp_->reducer().timeline(), Clock::now());
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
-    muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
+    gradients_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
     group_.barrier().wait_host();
     timer->begin();
     run_step();
     timer->end();
     take_outcomes();
-    muted_.set_observer(nullptr);
+    gradients_.set_observer(nullptr);
     return timer->read();
   }
 
   const StepOptions& options_;
   session::Session& session_;
   comm::ProcessGroup& group_;  // in the host's memory
-  MutedGroup muted_;           // the gradients'
+  BypassGroup gradients_;      // the gradients'
   bool on_gpu_;
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;

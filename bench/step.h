@@ -62,10 +62,10 @@ struct StepResult {
   double flops_per_step = 0;   // a rank's: flops.h
   std::optional<double> peak_tflops, mfu;           // the share of it that a rank's step reaches
   std::optional<devices::MeasuredRates> measured;   // of rank 0's device, while the others measured theirs
-  bool graphs = false;                              // whether the steps were recorded and run again as a whole
+  bool graphs = false;                              // whether the steps were captured and replayed as CUDA graphs
   std::string graphs_refused;                       // why not
   std::map<std::string, nn::EngineChoice> engines;  // Backend::engines()
-  double replays_per_step = 0;                      // recordings that were given to the device, by measured step
+  double replays_per_step = 0;                      // graphs that were given to the device, per measured step
   std::vector<std::int64_t> peak_memory_bytes;      // resident, by rank
   double startup_ms = 0;                            // from the start of the process to the end of its first step
   std::string backend;

@@ -155,9 +155,9 @@ std::string table_of(const StepResult& r) {
       fmt::format("{}: {} rank{} ({}), {} thread{} and {} samples each, {} steps\n", r.model, r.world_size,
                   r.world_size == 1 ? "" : "s", r.backend, r.threads, r.threads == 1 ? "" : "s", r.batch, r.steps);
   text += fmt::format("  on {}, {}{}{}\n", r.device, r.precision, r.bf16_by.empty() ? "" : " (" + r.bf16_by + ")",
-                      r.graphs                        ? ", each step as one recording"
+                      r.graphs                        ? ", each step as one CUDA graph"
                       : !r.device.starts_with("cuda") ? ""
-                                                      : ", steps are not recorded: " + r.graphs_refused);
+                                                      : ", steps are not captured: " + r.graphs_refused);
   text += fmt::format("  step                   {:>10.3f} ms   10 % to 90 %: {:.3f} to {:.3f}\n", r.step_ms,
                       r.step_ms_p10, r.step_ms_p90);
   text += fmt::format("  computation            {:>10.3f} ms   collectives replaced by nothing\n", r.compute_ms);

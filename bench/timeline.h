@@ -40,7 +40,7 @@ std::string describe(const Timeline& timeline);
 Timeline timeline_of(const ddp::StepTimeline& step, Clock::time_point end);
 
 /// Puts marks into the stream of a GPU's computation while a step is given to it, and has the group time its
-/// operations. Between begin() and read() one step, which is not recorded. Backend and group must outlive it.
+/// operations. Between begin() and read() one step, which is not captured. Backend and group must outlive it.
 class DeviceTimer {
  public:
   virtual ~DeviceTimer() = default;

@@ -103,9 +103,9 @@ bool Checkpoints::lacks_copy() const {
   return std::ranges::any_of(places_, [this](const Place& place) { return place.older != older_; });
 }
 
-void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, MoreState more) {
+void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, ExtraState extra) {
   if (!lacks_copy()) return;
-  copy_->take(std::move(more));
+  copy_->take(std::move(extra));
   CheckpointManifest manifest = plan_;
   manifest.step = resumed.step;
   manifest.position = resumed.position;
@@ -124,7 +124,7 @@ void Checkpoints::settle(const std::vector<std::optional<CheckpointManifest::Fil
 }
 
 void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-                       std::int64_t optimizer_steps, const BucketLayout& buckets, MoreState more) {
+                       std::int64_t optimizer_steps, const BucketLayout& buckets, ExtraState extra) {
   if (!is_new(step)) return;
   if (places_.empty()) {
     taken_ = step;
@@ -136,7 +136,7 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   taken_ = step;
   const auto waited = Clock::now();
   for (Place& place : places_) tell_first_failure(place);
-  copy_->take(std::move(more));
+  copy_->take(std::move(extra));
   CheckpointManifest manifest = plan_;
   manifest.step = step;
   manifest.position = position;

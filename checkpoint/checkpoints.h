@@ -51,7 +51,7 @@ class Checkpoints {
   /// where a disk was lost.
   bool lacks_copy() const;
   /// Writes it there, from the state that has been restored, with what else it had.
-  void write_missing_copies(const CheckpointManifest& resumed, MoreState more);
+  void write_missing_copies(const CheckpointManifest& resumed, ExtraState extra);
 
   /// Whether the configuration asks for any; the same on all ranks, as is what follows.
   bool wanted() const { return !options_.directory.empty(); }
@@ -61,10 +61,10 @@ class Checkpoints {
   /// they are not there twice.
   void free_moments();
   /// Copies the state after `step`, which is done and was finite, and has it written. Waits for the one before, if that
-  /// is still being written. Nothing if this step's has been taken. `more`, of the rank that writes: what it does not
+  /// is still being written. Nothing if this step's has been taken. `extra`, of the rank that writes: what it does not
   /// have by itself. `since`: when training stopped for it.
   void take(std::int64_t step, Clock::time_point since, const sampler::SamplerState& position,
-            std::int64_t optimizer_steps, const BucketLayout& buckets, MoreState more = {});
+            std::int64_t optimizer_steps, const BucketLayout& buckets, ExtraState extra = {});
   /// Whether take() would take one.
   bool is_new(std::int64_t step) const { return step != taken_; }
   /// Waits for the last one. Whether it was written to the run's directory, as far as this rank does that.

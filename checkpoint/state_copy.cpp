@@ -47,12 +47,12 @@ StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer, c
     average_.push_back({std::move(entry), average_.size() < parameters, {}});
 }
 
-void StateCopy::take(MoreState more) {
-  further_ = std::move(more.files);
-  const bool gathered = !more.moments.empty();
-  LOCKSTEP_ASSERT(!gathered || more.moments.size() == optimizer_.size(), "{} of {} moments", more.moments.size(),
+void StateCopy::take(ExtraState extra) {
+  extra_files_ = std::move(extra.files);
+  const bool gathered = !extra.moments.empty();
+  LOCKSTEP_ASSERT(!gathered || extra.moments.size() == optimizer_.size(), "{} of {} moments", extra.moments.size(),
                   optimizer_.size());
-  for (std::size_t i = 0; i < more.moments.size(); ++i) optimizer_[i].memory = std::move(more.moments[i]);
+  for (std::size_t i = 0; i < extra.moments.size(); ++i) optimizer_[i].memory = std::move(extra.moments[i]);
   for (std::vector<Part>* parts : {&module_, &optimizer_, &average_})
     for (Part& part : *parts) {
       if (gathered && parts == &optimizer_) continue;
@@ -93,7 +93,7 @@ std::map<std::string, CheckpointManifest::File> StateCopy::write(
   files[moments_file_] = write_file(fmt::format("{}/{}", directory, moments_file_), optimizer_, {});
   if (!average_.empty())
     files[kAverageFile] = write_file(fmt::format("{}/{}", directory, kAverageFile), average_, metadata);
-  for (const auto& [name, tensors] : further_) {
+  for (const auto& [name, tensors] : extra_files_) {
     if (tensors.empty()) continue;
     std::vector<nn::TensorHeader> headers;
     for (const auto& tensor : tensors)

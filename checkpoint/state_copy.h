@@ -13,7 +13,7 @@
 namespace lockstep::checkpoint {
 
 /// What of a run's state is not in the module's and the optimizer's memory on this rank.
-struct MoreState {
+struct ExtraState {
   /// By the files' names: what a model carries from batch to batch (kCarriedFile), what a communication hook keeps
   /// (kHookFile), the scale of losses (kScalerFile). Files without tensors are not written.
   std::map<std::string, std::vector<nn::HostTensor>> files = {};
@@ -33,7 +33,7 @@ class StateCopy {
   StateCopy(const nn::Optimizer& optimizer, const OwnPart& part);
 
   /// By the thread that computes.
-  void take(MoreState more = {});
+  void take(ExtraState extra = {});
   /// Gives back the memory of the moments that were taken. Likewise.
   void free_moments();
 
@@ -56,7 +56,7 @@ class StateCopy {
 
   std::vector<Part> module_, optimizer_, average_;
   std::string moments_file_ = kOptimizerFile;
-  std::map<std::string, std::vector<nn::HostTensor>> further_;
+  std::map<std::string, std::vector<nn::HostTensor>> extra_files_;
 };
 
 }  // namespace lockstep::checkpoint

@@ -227,7 +227,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
-  add_step_counts(table, "measured steps of each kind per round", options.steps, options.warmup_steps,
+  add_step_counts(table, "measured steps per mode per round", options.steps, options.warmup_steps,
                   fmt::to_string(options.warmup_steps));
   table.add({.name = "rounds",
              .placeholder = "R",

@@ -32,7 +32,7 @@ struct JoinedRanks {
 };
 
 /// Why ranks cannot use a backend.
-struct Lack {
+struct UnsupportedReason {
   std::string what;
   std::string remedy;
 };
@@ -50,7 +50,8 @@ struct BackendFamily {
 
   // Of the host's memory.
   /// `peers` are nullptr before the ranks have joined; then it says what is known already.
-  std::optional<Lack> (*lack)(const World& world, const GroupOptions& options, const Peers* peers) = nullptr;
+  std::optional<UnsupportedReason> (*unsupported)(const World& world, const GroupOptions& options,
+                                                  const Peers* peers) = nullptr;
   /// Collective, blocking. DeviceError where this backend cannot carry the data between these ranks (PeerError with its
   /// code on the others).
   std::unique_ptr<ProcessGroup> (*make)(JoinedRanks ranks) = nullptr;

@@ -50,9 +50,9 @@ struct Hello {
 
 /// A Store over a table of the program's. Nobody serves it, so the death of a rank during the rendezvous shows as a
 /// timeout that names it; a rank that gives up leaves word under kFailureKey.
-class ForeignStore final : public Store {
+class KeyValueStoreAdapter final : public Store {
  public:
-  ForeignStore(const World& world, std::shared_ptr<KeyValueStore> table, std::string prefix, JobRanks job_ranks)
+  KeyValueStoreAdapter(const World& world, std::shared_ptr<KeyValueStore> table, std::string prefix, JobRanks job_ranks)
       : Store(world.rank, world.size, std::move(job_ranks)),
         world_(world),
         table_(std::move(table)),
@@ -102,13 +102,13 @@ class ForeignStore final : public Store {
   Failure failure_;
 };
 
-void ForeignStore::fail(const char* why) {
+void KeyValueStoreAdapter::fail(const char* why) {
   throw DeviceError(fmt::format("the key-value store through which the ranks join has failed: {}", why),
                     "look at what keeps the store, and at the log of rank 0");
 }
 
 template <class Question>
-auto ForeignStore::ask(Question&& question) {
+auto KeyValueStoreAdapter::ask(Question&& question) {
   try {
     return question();
   } catch (const Error&) {
@@ -120,16 +120,16 @@ auto ForeignStore::ask(Question&& question) {
   }
 }
 
-void ForeignStore::put(const std::string& key, std::string_view value) {
+void KeyValueStoreAdapter::put(const std::string& key, std::string_view value) {
   ask([&] { table_->set(prefix_ + key, std::string(value)); });
 }
 
-ForeignStore::Value ForeignStore::look(const std::string& key, Clock::duration wait) {
+KeyValueStoreAdapter::Value KeyValueStoreAdapter::look(const std::string& key, Clock::duration wait) {
   return ask([&] { return table_->get(prefix_ + key, wait); });
 }
 
 template <class Action>
-auto ForeignStore::guarded(Action&& action) {
+auto KeyValueStoreAdapter::guarded(Action&& action) {
   return failure_.guard([&] {
     try {
       return action();
@@ -148,7 +148,7 @@ auto ForeignStore::guarded(Action&& action) {
   });
 }
 
-void ForeignStore::tell_the_others(const Error& error) noexcept {
+void KeyValueStoreAdapter::tell_the_others(const Error& error) noexcept {
   try {
     const std::string text = error.line().substr(0, kMostKeyBytes * 8);
     put(kFailureKey, Packer().number(static_cast<std::uint32_t>(error.code())).text(text).bytes());
@@ -157,11 +157,12 @@ void ForeignStore::tell_the_others(const Error& error) noexcept {
   }
 }
 
-void ForeignStore::do_set(const std::string& key, std::string_view value) {
+void KeyValueStoreAdapter::do_set(const std::string& key, std::string_view value) {
   guarded([&] { put(key, value); });
 }
 
-std::vector<ForeignStore::Value> ForeignStore::do_get(std::span<const std::string> keys, Deadline deadline) {
+std::vector<KeyValueStoreAdapter::Value> KeyValueStoreAdapter::do_get(std::span<const std::string> keys,
+                                                                      Deadline deadline) {
   return guarded([&] {
     std::vector<Value> values;
     for (const std::string& key : keys) values.push_back(await(key, deadline));
@@ -169,7 +170,7 @@ std::vector<ForeignStore::Value> ForeignStore::do_get(std::span<const std::strin
   });
 }
 
-void ForeignStore::join(Deadline deadline) {
+void KeyValueStoreAdapter::join(Deadline deadline) {
   const Hello mine{static_cast<std::uint32_t>(size()), world_.rendezvous.encrypts ? 1u : 0u, host_name(),
                    JobSecret::random().text()};
   const auto begin = Clock::now();
@@ -199,7 +200,7 @@ void ForeignStore::join(Deadline deadline) {
   if (!missing.empty()) time_out("joining the other ranks", seconds_between(begin, Clock::now()), missing);
 }
 
-void ForeignStore::check_hello(int rank, const Hello& theirs) const {
+void KeyValueStoreAdapter::check_hello(int rank, const Hello& theirs) const {
   if (theirs.size != static_cast<std::uint32_t>(size()))
     throw UsageError(fmt::format("this is rank {} of {}, and rank {} says that there are {}", this->rank(), size(),
                                  rank, theirs.size),
@@ -211,7 +212,7 @@ void ForeignStore::check_hello(int rank, const Hello& theirs) const {
                      "make the group with the same options on all ranks");
 }
 
-ForeignStore::Value ForeignStore::await(const std::string& key, Deadline deadline) {
+KeyValueStoreAdapter::Value KeyValueStoreAdapter::await(const std::string& key, Deadline deadline) {
   Clock::duration pause = kFirstPause;
   auto next_check = Clock::now() + kCheckEvery;
   for (;;) {
@@ -232,7 +233,7 @@ ForeignStore::Value ForeignStore::await(const std::string& key, Deadline deadlin
   }
 }
 
-void ForeignStore::throw_if_another_gave_up() {
+void KeyValueStoreAdapter::throw_if_another_gave_up() {
   const Value failure = look(kFailureKey);
   if (!failure) return;
   Unpacker in(*failure);
@@ -240,7 +241,7 @@ void ForeignStore::throw_if_another_gave_up() {
   throw PeerError(failure_code(code), in.text(kMostValueBytes));
 }
 
-std::vector<Store::Attendance> ForeignStore::attendance() {
+std::vector<Store::Attendance> KeyValueStoreAdapter::attendance() {
   return guarded([&] {
     std::vector<Attendance> all(static_cast<std::size_t>(size()));
     for (int r = 0; r < size(); ++r) {
@@ -272,12 +273,12 @@ std::unique_ptr<ProcessGroup> make_group(int rank, int size, std::shared_ptr<Key
   world.rendezvous.host = env("MASTER_ADDR").value_or("");
   world.rendezvous.secret = JobSecret::from(env);
   const std::string prefix = fmt::format("lockstep/{}/", store->groups_++);
-  return make_group_through(world, options, JobRanks(std::move(job_ranks)),
-                            [&](const World& joined, const JobRanks& ranks) {
-                              auto joining = std::make_unique<ForeignStore>(joined, std::move(store), prefix, ranks);
-                              joining->join(Deadline::after_seconds(options.timeout_seconds));
-                              return std::unique_ptr<Store>(std::move(joining));
-                            });
+  return make_group_through(
+      world, options, JobRanks(std::move(job_ranks)), [&](const World& joined, const JobRanks& ranks) {
+        auto joining = std::make_unique<KeyValueStoreAdapter>(joined, std::move(store), prefix, ranks);
+        joining->join(Deadline::after_seconds(options.timeout_seconds));
+        return std::unique_ptr<Store>(std::move(joining));
+      });
 }
 
 }  // namespace lockstep::comm

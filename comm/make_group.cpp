@@ -53,27 +53,27 @@ void agree_on_encryption(Store& store, const World& world, Deadline deadline) {
 }
 
 /// All of them have joined, and know the same, so one can speak for all.
-[[noreturn]] void refuse(const std::vector<Lack>& lacks, const JoinedRanks& ranks) {
+[[noreturn]] void refuse(const std::vector<UnsupportedReason>& reasons, const JoinedRanks& ranks) {
   std::vector<std::string> whats;
-  for (const auto& lack : lacks) whats.push_back(lack.what);
+  for (const auto& reason : reasons) whats.push_back(reason.what);
   if (ranks.options.backend != kAutoBackend)
     whats.push_back(fmt::format("--backend {} is asked for", ranks.options.backend));
   const std::string what = join(whats, ", and ");
   ranks.store->leave(Deadline::after(ranks.timeout));
   if (ranks.world.rank > 0) throw PeerError(static_cast<int>(ExitCode::kUsage), what);
-  throw UsageError(what, lacks.back().remedy);
+  throw UsageError(what, reasons.back().remedy);
 }
 
 Families usable(const Families& families, const JoinedRanks& ranks) {
   Families usable;
-  std::vector<Lack> lacks;
+  std::vector<UnsupportedReason> reasons;
   for (const auto* family : families) {
-    if (auto lack = family->lack(ranks.world, ranks.options, &ranks.peers))
-      lacks.push_back(std::move(*lack));
+    if (auto reason = family->unsupported(ranks.world, ranks.options, &ranks.peers))
+      reasons.push_back(std::move(*reason));
     else
       usable.push_back(family);
   }
-  if (usable.empty()) refuse(lacks, ranks);
+  if (usable.empty()) refuse(reasons, ranks);
   return usable;
 }
 
@@ -175,7 +175,7 @@ std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOpt
   RunningClock::start();
   const auto make = [&](const World& world, const BackendFamily* named, const JobRanks&) {
     for (const auto* family : candidates(named)) {
-      if (family->lack(world, options, nullptr)) continue;
+      if (family->unsupported(world, options, nullptr)) continue;
       if (family->start != nullptr) return family->start(world, options, over);
       break;
     }

@@ -59,7 +59,7 @@ Store::Values Store::get_all(std::span<const std::string> keys, Deadline deadlin
     const bool last = pause == Clock::duration::zero() || next.when() >= deadline.when();
     auto values = try_get(keys, last ? deadline : next);
     if (last || std::ranges::all_of(values, [](const auto& value) { return value.has_value(); })) return values;
-    if (speaks(values)) mention_stall(doing, seconds_between(begin, Clock::now()), missing(values));
+    if (speaks(values)) maybe_warn_of_stall(doing, seconds_between(begin, Clock::now()), missing(values));
   }
 }
 
@@ -152,7 +152,7 @@ Store::Absent Store::describe_absent(std::vector<int> missing) {
   return absent;
 }
 
-void Store::mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing) {
+void Store::maybe_warn_of_stall(const std::string& doing, double waited_seconds, std::vector<int> missing) {
   const Absent absent = describe_absent(std::move(missing));
   if (absent.first >= 0) warn_of_stall(doing, waited_seconds, absent.names);
 }

@@ -107,7 +107,7 @@ class Store {
   virtual std::string joined_by() const { return "MASTER_ADDR, MASTER_PORT and WORLD_SIZE"; }
 
   /// As warn_of_stall(); without `missing` it names the ranks that have not joined. Asks only for what it needs.
-  void mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing);
+  void maybe_warn_of_stall(const std::string& doing, double waited_seconds, std::vector<int> missing);
   /// Gives up with a TimeoutError: "<doing> timed out after … s waiting for rank 1 (host b)"; without `missing` those
   /// who have not joined.
   [[noreturn]] void time_out(const std::string& doing, double waited_seconds, std::vector<int> missing);

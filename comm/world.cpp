@@ -30,19 +30,19 @@ constexpr std::array kVariables = {
 };
 
 /// Launchers whose ranks lockstep does not join: what each rank has of them, and its world.
-struct Foreign {
+struct OtherLauncher {
   const char *rank, *size;
   const char* who;
 };
-constexpr std::array kForeign = {
-    Foreign{"PMI_RANK", "PMI_SIZE", "MPICH's or Intel MPI's mpiexec"},
-    Foreign{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun_rsh"},
-    Foreign{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "flux run"},
-    Foreign{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "jsrun"},
-    Foreign{"PALS_RANKID", "PALS_SIZE", "HPE's mpiexec (PALS)"},
-    Foreign{"ALPS_APP_PE", "ALPS_APP_SIZE", "aprun"},
-    Foreign{"MPIRUN_RANK", "MPIRUN_NPROCS", "another mpirun"},
-    Foreign{"PMIX_RANK", "PMIX_SIZE", "a launcher with PMIx, such as prterun"},
+constexpr std::array kOtherLaunchers = {
+    OtherLauncher{"PMI_RANK", "PMI_SIZE", "MPICH's or Intel MPI's mpiexec"},
+    OtherLauncher{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun_rsh"},
+    OtherLauncher{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "flux run"},
+    OtherLauncher{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "jsrun"},
+    OtherLauncher{"PALS_RANKID", "PALS_SIZE", "HPE's mpiexec (PALS)"},
+    OtherLauncher{"ALPS_APP_PE", "ALPS_APP_SIZE", "aprun"},
+    OtherLauncher{"MPIRUN_RANK", "MPIRUN_NPROCS", "another mpirun"},
+    OtherLauncher{"PMIX_RANK", "PMIX_SIZE", "a launcher with PMIx, such as prterun"},
 };
 
 /// The value of `name` as an integer in [least, most]; nothing when it is not set.
@@ -88,8 +88,8 @@ bool is_joined_by_mpi(const EnvLookup& lookup, const World& world) {
 }
 
 // One rank of several that would each be a world of one, and write the same files.
-void refuse_foreign(const EnvLookup& lookup) {
-  for (const auto& [rank, size, who] : kForeign) {
+void refuse_other_launchers(const EnvLookup& lookup) {
+  for (const auto& [rank, size, who] : kOtherLaunchers) {
     const auto own = lookup(rank), all = lookup(size);
     if ((!own && !all) || all == "1") continue;
     const std::string names = own && all ? fmt::format("{} and {}", rank, size) : own ? rank : size;
@@ -188,7 +188,7 @@ World discover_world(const EnvLookup& lookup) {
     if (names.starter == Starter::kSlurm && !is_slurm_step(lookup)) continue;
     return read_world(lookup, names);
   }
-  refuse_foreign(lookup);
+  refuse_other_launchers(lookup);
   return {};
 }
 

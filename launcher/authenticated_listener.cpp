@@ -100,7 +100,7 @@ void AuthenticatedListener::advance(std::uint64_t id) {
   if (found == pending_.end()) return;
   Pending& pending = found->second;
   switch (pending.handshake.advance(pending.socket.get())) {
-    case Handshake::State::kGoingOn: return;
+    case Handshake::State::kInProgress: return;
     case Handshake::State::kAsked: break;
     default: return drop(id, pending.handshake.why());
   }

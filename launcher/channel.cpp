@@ -168,7 +168,7 @@ UniqueFd connect_to(const std::string& address_text, const JobSecret& secret, in
                "connecting to the launcher at " + address_text);
   Handshake handshake = Handshake::call(Handshake::Port::kLauncher, secret, {});
   const auto deadline = Deadline::after(kAnswerWithin);
-  while (handshake.advance(socket.get()) == Handshake::State::kGoingOn && !deadline.expired()) {
+  while (handshake.advance(socket.get()) == Handshake::State::kInProgress && !deadline.expired()) {
     pollfd look = {socket.get(), POLLIN, 0};
     ::poll(&look, 1, static_cast<int>(kLookEvery.count()));
   }

@@ -199,8 +199,8 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
       if (connection.starts == host && !connection.closed()) send(connection, news);
   };
   std::visit(Overloaded{
-                 [&](const Came& came) {
-                   connections_.emplace_back(RemoteWire{host, came.id});
+                 [&](const ConnectionOpened& opened) {
+                   connections_.emplace_back(RemoteWire{host, opened.id});
                  },
                  [&](const FromRank& from) {
                    with_connection(from.id, [&](Connection& connection) {
@@ -208,7 +208,7 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                      while (const auto said = connection.link->decoder.next()) handle(connection, *said);
                    });
                  },
-                 [&](const Gone& gone) { with_connection(gone.id, [&](Connection& each) { close(each); }); },
+                 [&](const ConnectionClosed& it) { with_connection(it.id, [&](Connection& each) { close(each); }); },
                  [&](const Notice& notice) { console_.say(notice.text); },
                  [&](const RunOutput& output) {
                    if (!processes_.are_mpirun() && on_starter_output_) on_starter_output_(output.bytes);

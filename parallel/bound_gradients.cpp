@@ -177,7 +177,7 @@ void BoundGradients::begin_reduction(std::int64_t step) {
   reducing_ = true;
 }
 
-void BoundGradients::mark_unreached() {
+void BoundGradients::mark_unused() {
   // Of shards that are computed at a time, another pass may reach it.
   if (reducer_.in_shards() && computes_.size() > 1) return;
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {

@@ -459,11 +459,11 @@ void DistributedDataParallel::begin_reduction() {
 void DistributedDataParallel::backward_begins() {
   check_intact();
   gradients_->refuse_strays(false);
-  if (tree_ != nullptr) return gradients_->mark_unreached();
+  if (tree_ != nullptr) return gradients_->mark_unused();
   begin_gradients();
   if (!pass_syncs_) return;
   begin_reduction();
-  gradients_->mark_unreached();
+  gradients_->mark_unused();
 }
 
 void DistributedDataParallel::node_walked() {

@@ -30,7 +30,7 @@ struct Place {
 
 std::string counted_gpus(std::size_t count) { return fmt::format("{} GPU{}", count, count == 1 ? "" : "s"); }
 
-std::string set_mode_text(const SeenGpu& gpu) {
+std::string set_mode_text(const VisibleGpu& gpu) {
   return fmt::format("nvidia-smi -i {} -c DEFAULT, as root, changes that",
                      gpu.bus_id.empty() ? std::string("INDEX") : gpu.bus_id);
 }
@@ -68,7 +68,7 @@ class Plan {
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   const RankView& view(int rank) const { return ranks_[at(rank)]; }
-  const SeenGpu& gpu_of(int rank) const { return view(rank).sight.gpus[at(places_[at(rank)].gpu)]; }
+  const VisibleGpu& gpu_of(int rank) const { return view(rank).visible.gpus[at(places_[at(rank)].gpu)]; }
   bool is_alone(const Ranks& members) const { return members.size() == 1 && view(members.front()).all; }
 
   /// CPU devices are as many as are named.
@@ -92,7 +92,7 @@ class Plan {
     for (int rank = 0; at(rank) < ranks_.size(); ++rank) {
       if (requests_[at(rank)].kind == Kind::kCpu) continue;
       std::vector<std::string> ids;
-      for (const auto& gpu : view(rank).sight.gpus) ids.push_back(gpu.id);
+      for (const auto& gpu : view(rank).visible.gpus) ids.push_back(gpu.id);
       const std::string wanted = requests_[at(rank)].kind == Kind::kAuto ? "cuda" : view(rank).device;
       found[{view(rank).machine, wanted, std::move(ids)}].push_back(rank);
     }
@@ -107,19 +107,19 @@ class Plan {
   /// The GPUs that a team may take, the first for its first member. Refuses the team if there is none.
   std::vector<int> offered_to(const Ranks& members) {
     const DeviceRequest& request = requests_[at(members.front())];
-    const GpuSight& sight = view(members.front()).sight;
-    if (request.most_free) return freest_of(members, sight);
+    const VisibleGpus& visible = view(members.front()).visible;
+    if (request.most_free) return freest_of(members, visible);
     std::vector<int> offered = request.indices;
     if (offered.empty()) {
-      offered.resize(sight.gpus.size());
+      offered.resize(visible.gpus.size());
       std::iota(offered.begin(), offered.end(), 0);
     }
     for (const int index : offered) {
-      if (at(index) < sight.gpus.size()) continue;
+      if (at(index) < visible.gpus.size()) continue;
       refuse(members,
-             {fmt::format(
-                  "there is no GPU {}: this process sees {}, {}", index, counted_gpus(sight.gpus.size()),
-                  sight.gpus.size() == 1 ? "which is cuda:0" : fmt::format("cuda:0 to cuda:{}", sight.gpus.size() - 1)),
+             {fmt::format("there is no GPU {}: this process sees {}, {}", index, counted_gpus(visible.gpus.size()),
+                          visible.gpus.size() == 1 ? "which is cuda:0"
+                                                   : fmt::format("cuda:0 to cuda:{}", visible.gpus.size() - 1)),
               "lockstep devices shows the machine's GPUs; CUDA_VISIBLE_DEVICES may hide some"});
       return {};
     }
@@ -127,31 +127,31 @@ class Plan {
   }
 
   /// The first member's reading decides for all.
-  std::vector<int> freest_of(const Ranks& members, const GpuSight& sight) {
-    if (!sight.memory_problem.empty()) {
-      refuse(members, {fmt::format("the free memory of the GPUs is not known: {}", sight.memory_problem),
+  std::vector<int> freest_of(const Ranks& members, const VisibleGpus& visible) {
+    if (!visible.memory_problem.empty()) {
+      refuse(members, {fmt::format("the free memory of the GPUs is not known: {}", visible.memory_problem),
                        "name the GPUs: --device cuda:0,1"});
       return {};
     }
-    std::vector<devices::VisibleDevice> visible;
-    for (const auto& gpu : sight.gpus) {
+    std::vector<devices::VisibleDevice> candidates;
+    for (const auto& gpu : visible.gpus) {
       devices::VisibleDevice device;
       device.free_bytes = gpu.free_bytes;
       device.prohibited = gpu.prohibited;
-      visible.push_back(device);
+      candidates.push_back(device);
     }
-    auto offered =
-        is_alone(members) ? devices::emptiest(visible) : devices::most_free(visible, static_cast<int>(members.size()));
+    auto offered = is_alone(members) ? devices::emptiest(candidates)
+                                     : devices::most_free(candidates, static_cast<int>(members.size()));
     if (offered.empty())
       refuse(members,
-             {"every GPU is 'prohibited': their compute mode takes no processes", set_mode_text(sight.gpus.front())});
+             {"every GPU is 'prohibited': their compute mode takes no processes", set_mode_text(visible.gpus.front())});
     return offered;
   }
 
   void place(const Ranks& members) {
     const RankView& first = view(members.front());
-    if (first.sight.gpus.empty()) {
-      for (const int rank : members) refuse({rank}, {view(rank).sight.problem, view(rank).sight.remedy});
+    if (first.visible.gpus.empty()) {
+      for (const int rank : members) refuse({rank}, {view(rank).visible.problem, view(rank).visible.remedy});
       return;
     }
     const auto offered = offered_to(members);
@@ -172,7 +172,7 @@ class Plan {
       place.gpu = offered[i % offered.size()];
       place.all = is_alone(members) ? offered : std::vector<int>{place.gpu};
       for (const int index : place.all)
-        if (const SeenGpu& gpu = view(rank).sight.gpus[at(index)]; gpu.prohibited)
+        if (const VisibleGpu& gpu = view(rank).visible.gpus[at(index)]; gpu.prohibited)
           refuse({rank}, {fmt::format("{} is 'prohibited': its compute mode takes no processes", to_string(gpu, index)),
                           set_mode_text(gpu)});
     }
@@ -185,7 +185,7 @@ class Plan {
     for (const auto& [id, together] : users) {
       if (together.size() == 1) continue;
       const int first = together[0], second = together[1];
-      const SeenGpu& gpu = gpu_of(first);
+      const VisibleGpu& gpu = gpu_of(first);
       const std::string who = fmt::format("rank {} and rank {} would both compute on {} of host {}", first, second,
                                           to_string(gpu, places_[at(first)].gpu), view(first).host);
       if (!std::ranges::all_of(together, [&](int rank) { return view(rank).share; }))
@@ -214,7 +214,7 @@ class Plan {
         std::ranges::all_of(ranks_, [&](const RankView& other) { return other.host == view(reason).host; });
     if (!one_host) choice.why_cpu = fmt::format("host {}: {}", view(reason).host, choice.why_cpu);
     for (int rank = 0; at(rank) < ranks_.size(); ++rank)
-      if (requests_[at(rank)].kind == Kind::kAuto && view(rank).sight.machine_has_gpus) choice.tell = true;
+      if (requests_[at(rank)].kind == Kind::kAuto && view(rank).visible.machine_has_gpus) choice.tell = true;
     return choice;
   }
 

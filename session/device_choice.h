@@ -13,7 +13,7 @@ namespace lockstep::session {
 
 struct DeviceChoice {
   Device device;
-  SeenGpu gpu;  // that device, if it is one
+  VisibleGpu gpu;  // that device, if it is one
   std::vector<int> devices = {
       0};               // numbers of all that the rank computes on; the first is `device`, on the CPU its own
   std::string why_cpu;  // where `auto` came to the CPU

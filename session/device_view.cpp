@@ -22,7 +22,7 @@ const devices::Gpu* at_bus_id(const devices::Gpus& gpus, const std::string& bus_
   return bus_id.empty() || found == gpus.list.end() ? nullptr : &*found;
 }
 
-void describe(SeenGpu& seen, const devices::Gpu& gpu, std::span<const devices::VisibleDevice> visible) {
+void describe(VisibleGpu& seen, const devices::Gpu& gpu, std::span<const devices::VisibleDevice> visible) {
   using devices::ComputeMode;
   seen.name = gpu.name.value_or("");
   if (gpu.uuid) seen.id = *gpu.uuid;
@@ -40,7 +40,7 @@ void describe(SeenGpu& seen, const devices::Gpu& gpu, std::span<const devices::V
   seen.free_bytes = part->free_bytes;
 }
 
-Json json_of(const SeenGpu& gpu) {
+Json json_of(const VisibleGpu& gpu) {
   Json json = {{"id", gpu.id}, {"bus_id", gpu.bus_id}, {"name", gpu.name}};
   if (gpu.free_bytes) json["free_bytes"] = *gpu.free_bytes;
   if (gpu.prohibited) json["prohibited"] = true;
@@ -48,8 +48,8 @@ Json json_of(const SeenGpu& gpu) {
   return json;
 }
 
-SeenGpu gpu_of(const Json& json) {
-  SeenGpu gpu;
+VisibleGpu gpu_of(const Json& json) {
+  VisibleGpu gpu;
   gpu.id = json.at("id");
   gpu.bus_id = json.at("bus_id");
   gpu.name = json.at("name");
@@ -67,38 +67,38 @@ std::string plain_bus_id(std::string id) {
   return id;
 }
 
-std::string to_string(const SeenGpu& gpu, int index) {
+std::string to_string(const VisibleGpu& gpu, int index) {
   const std::string comma = gpu.name.empty() || gpu.bus_id.empty() ? "" : ", ";
   const std::string about = gpu.name + comma + gpu.bus_id;
   return about.empty() ? fmt::format("GPU {}", index) : fmt::format("GPU {} ({})", index, about);
 }
 
-GpuSight see_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLookup& lookup,
-                  const std::string& machine) {
-  GpuSight sight;
-  sight.problem = cuda.problem;
-  sight.remedy = cuda.remedy;
+VisibleGpus list_visible_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLookup& lookup,
+                              const std::string& machine) {
+  VisibleGpus found;
+  found.problem = cuda.problem;
+  found.remedy = cuda.remedy;
   const auto visible = devices::visible_gpus(nvml, lookup);
-  sight.machine_has_gpus = cuda.devices > 0 || !visible.empty();
+  found.machine_has_gpus = cuda.devices > 0 || !visible.empty();
   for (int index = 0; index < cuda.devices; ++index) {
-    SeenGpu seen;
+    VisibleGpu seen;
     if (const auto at = static_cast<std::size_t>(index); at < cuda.bus_ids.size())
       seen.bus_id = plain_bus_id(cuda.bus_ids[at]);
     if (const auto* gpu = at_bus_id(nvml, seen.bus_id)) describe(seen, *gpu, visible);
     if (seen.id.empty())
       seen.id = fmt::format("{} of {}", seen.bus_id.empty() ? fmt::format("cuda:{}", index) : seen.bus_id, machine);
-    sight.gpus.push_back(std::move(seen));
+    found.gpus.push_back(std::move(seen));
   }
   if (nvml.problem)
-    sight.memory_problem = nvml.problem->what;
-  else if (std::ranges::none_of(sight.gpus, [](const SeenGpu& gpu) { return gpu.free_bytes.has_value(); }))
-    sight.memory_problem = "NVML does not report it";
-  return sight;
+    found.memory_problem = nvml.problem->what;
+  else if (std::ranges::none_of(found.gpus, [](const VisibleGpu& gpu) { return gpu.free_bytes.has_value(); }))
+    found.memory_problem = "NVML does not report it";
+  return found;
 }
 
 std::string encode(const RankView& view) {
   Json gpus = Json::array();
-  for (const auto& gpu : view.sight.gpus) gpus.push_back(json_of(gpu));
+  for (const auto& gpu : view.visible.gpus) gpus.push_back(json_of(gpu));
   const Json json = {{"machine", view.machine},
                      {"host", view.host},
                      {"local_rank", view.local_rank},
@@ -106,10 +106,10 @@ std::string encode(const RankView& view) {
                      {"share", view.share},
                      {"all", view.all},
                      {"gpus", std::move(gpus)},
-                     {"problem", view.sight.problem},
-                     {"remedy", view.sight.remedy},
-                     {"memory_problem", view.sight.memory_problem},
-                     {"machine_has_gpus", view.sight.machine_has_gpus}};
+                     {"problem", view.visible.problem},
+                     {"remedy", view.visible.remedy},
+                     {"memory_problem", view.visible.memory_problem},
+                     {"machine_has_gpus", view.visible.machine_has_gpus}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -122,11 +122,11 @@ RankView decode_view(const std::string& text) {
   view.device = json.at("device");
   view.share = json.at("share");
   view.all = json.at("all");
-  for (const auto& gpu : json.at("gpus")) view.sight.gpus.push_back(gpu_of(gpu));
-  view.sight.problem = json.at("problem");
-  view.sight.remedy = json.at("remedy");
-  view.sight.memory_problem = json.at("memory_problem");
-  view.sight.machine_has_gpus = json.at("machine_has_gpus");
+  for (const auto& gpu : json.at("gpus")) view.visible.gpus.push_back(gpu_of(gpu));
+  view.visible.problem = json.at("problem");
+  view.visible.remedy = json.at("remedy");
+  view.visible.memory_problem = json.at("memory_problem");
+  view.visible.machine_has_gpus = json.at("machine_has_gpus");
   return view;
 }
 

@@ -13,34 +13,34 @@
 namespace lockstep::session {
 
 /// A GPU, or a MIG device of one, that CUDA shows to a rank.
-struct SeenGpu {
+struct VisibleGpu {
   std::string id;      // the same for all who see this GPU, and for no other: its UUID where NVML reports it
   std::string bus_id;  // "0000:1b:00.0"; empty where neither CUDA nor NVML reports it
   std::string name;    // for people; may be empty
   std::optional<std::int64_t> free_bytes;
   bool prohibited = false;  // its compute mode takes no process
   bool exclusive = false;   // its compute mode takes one at a time
-  friend bool operator==(const SeenGpu&, const SeenGpu&) = default;
+  friend bool operator==(const VisibleGpu&, const VisibleGpu&) = default;
 };
 
 /// In lower case, the domain with four digits if it fits: CUDA, NVML and /sys do not all write it alike.
 std::string plain_bus_id(std::string id);
 
 /// "GPU 1 (NVIDIA H100 80GB HBM3, 0000:2b:00.0)".
-std::string to_string(const SeenGpu& gpu, int index);
+std::string to_string(const VisibleGpu& gpu, int index);
 
-struct GpuSight {
-  std::vector<SeenGpu> gpus;      // a GPU's place here is its index for CUDA
+struct VisibleGpus {
+  std::vector<VisibleGpu> gpus;   // a GPU's place here is its index for CUDA
   std::string problem, remedy;    // why CUDA shows none; empty where it does
   std::string memory_problem;     // why nobody knows how much of their memory is free; empty where that is known
   bool machine_has_gpus = false;  // that this process might use, were it not for `problem`
-  friend bool operator==(const GpuSight&, const GpuSight&) = default;
+  friend bool operator==(const VisibleGpus&, const VisibleGpus&) = default;
 };
 
 /// CUDA says which GPUs there are and in which order, and NVML what they are: found there by their place on the bus.
 /// `machine` names the machine where they have no other name. Pure.
-GpuSight see_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLookup& lookup,
-                  const std::string& machine);
+VisibleGpus list_visible_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLookup& lookup,
+                              const std::string& machine);
 
 /// One rank: where it is, what it asks for (--device, --share-devices, --parallel dp) and sees.
 struct RankView {
@@ -50,7 +50,7 @@ struct RankView {
   std::string device = "auto";
   bool share = false;
   bool all = false;  // it computes on all devices that it asks for
-  GpuSight sight;
+  VisibleGpus visible;
   friend bool operator==(const RankView&, const RankView&) = default;
 };
 

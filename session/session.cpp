@@ -59,9 +59,9 @@ RankView view_of(const SessionOptions& options, const Session& session) {
                 .device = options.device,
                 .share = options.share_devices,
                 .all = options.all_devices,
-                .sight = {}};
+                .visible = {}};
   if (parse_device(options.device).kind != DeviceRequest::Kind::kCpu)
-    view.sight = see_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);
+    view.visible = list_visible_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);
   return view;
 }
 

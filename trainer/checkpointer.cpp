@@ -87,12 +87,12 @@ void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position
                      "count steps from 1, and continue where load_latest() says");
   state.ddp.check();
   state.step = step;
-  checkpoint::MoreState more;
-  more.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
-  if (state.session.group->rank() == 0) more.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
+  checkpoint::ExtraState extra;
+  extra.files[checkpoint::kHookFile] = gather_hook_state(state.ddp.reducer().comm_hook(), *state.session.group);
+  if (state.session.group->rank() == 0) extra.files[checkpoint::kScalerFile] = scaler_tensors(state.optimizer.scaler());
   settle_parts(state.checkpoints, *state.session.group);
-  more.moments = gather_moments(state.checkpoints, state.ddp, state.optimizer, 0);
-  state.checkpoints.take(step, since, position, state.optimizer.steps(), bucket_layout_of(state.ddp), std::move(more));
+  extra.moments = gather_moments(state.checkpoints, state.ddp, state.optimizer, 0);
+  state.checkpoints.take(step, since, position, state.optimizer.steps(), bucket_layout_of(state.ddp), std::move(extra));
 }
 
 void Checkpointer::finish() {

@@ -182,11 +182,11 @@ std::string trained_with_default() {
 }
 
 /// What models that are trained with something of their own have: "0.0001 for ResNets".
-template <class Told>
-std::string of_models(const Told& told) {
+template <class Given>
+std::string of_models(const Given& given) {
   std::string text;
   for (const auto* family : nn::model_families())
-    if (const std::string value = told(family->training); !value.empty())
+    if (const std::string value = given(family->training); !value.empty())
       text += fmt::format(", {} for {}", value, family->title.empty() ? family->names().front() : family->title);
   return text;
 }

@@ -119,7 +119,7 @@ void check_reported(std::int64_t newest, const std::string& directory) {
 
 /// What a rank has found where `auto` looks: the newest whole one, and all that are corrupt and newer than those beside
 /// them.
-struct Looked {
+struct SearchResult {
   std::optional<checkpoint::FoundCheckpoint> found;
   std::vector<checkpoint::CorruptCheckpoint> corrupt;
 
@@ -127,8 +127,8 @@ struct Looked {
 };
 
 /// With several, one that cannot be read is as one whose checkpoints are all corrupt.
-Looked look_into(const std::vector<std::string>& directories, checkpoint::Verify verify) {
-  Looked all;
+SearchResult search_directories(const std::vector<std::string>& directories, checkpoint::Verify verify) {
+  SearchResult all;
   for (const std::string& directory : directories) {
     checkpoint::Search search;
     try {
@@ -159,23 +159,23 @@ Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
     resumed.from_own_directories = fs::equivalent(fs::path(path + "/..").lexically_normal(), from.directory, ignored);
     return resumed;
   }
-  Looked looked = look_into({path}, verify);
-  if (!looked.found && !looked.corrupt.empty()) refuse_all(looked.corrupt, path);
-  if (!looked.found)
+  SearchResult result = search_directories({path}, verify);
+  if (!result.found && !result.corrupt.empty()) refuse_all(result.corrupt, path);
+  if (!result.found)
     throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
                           fmt::format("give a directory with {}, or one with such directories", kManifestFile));
-  for (const auto& corrupt : looked.corrupt) log_warn("{}; the one before it is taken", corrupt.why);
+  for (const auto& corrupt : result.corrupt) log_warn("{}; the one before it is taken", corrupt.why);
   std::error_code ignored;
-  return {.path = std::move(looked.found->path),
-          .manifest = std::move(looked.found->manifest),
-          .corrupt = std::move(looked.corrupt),
+  return {.path = std::move(result.found->path),
+          .manifest = std::move(result.found->manifest),
+          .corrupt = std::move(result.corrupt),
           .from_own_directories = fs::equivalent(path, from.directory, ignored)};
 }
 
 // Collective: the newest one of all ranks that look; nothing where nobody has found any. On the rank that reads it,
 // what it has found; elsewhere the manifest is still to come.
 std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& group) {
-  Looked looked;
+  SearchResult result;
   std::vector<std::string> directories = {from.directory};
   if (from.mirror != nullptr) directories.push_back(from.mirror->directory);
   const bool looks = from.mirror == nullptr
@@ -183,31 +183,32 @@ std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& g
                          : std::ranges::find(from.mirror->on_a_host, group.rank()) != from.mirror->on_a_host.end();
   comm::run_collectively(group, [&] {
     if (from.mirror == nullptr)
-      verify_together(group, [&](checkpoint::Verify verify) { looked = look_into(directories, verify); });
+      verify_together(group, [&](checkpoint::Verify verify) { result = search_directories(directories, verify); });
     else if (looks)
-      looked = look_into(directories, [](const std::string& path) { return checkpoint::verify_checkpoint(path); });
+      result =
+          search_directories(directories, [](const std::string& path) { return checkpoint::verify_checkpoint(path); });
   });
-  const auto steps = group.all_gather_numbers(looked.step());
+  const auto steps = group.all_gather_numbers(result.step());
   const auto newest = std::ranges::max_element(steps);
   comm::run_collectively(group, [&] {
-    if (looks && looked.corrupt.empty()) check_reported(*newest, from.directory);
+    if (looks && result.corrupt.empty()) check_reported(*newest, from.directory);
   });
   if (*newest == 0) {
     comm::run_collectively(group, [&] {
-      if (!looked.corrupt.empty()) refuse_all(looked.corrupt, join(directories, " and "));
+      if (!result.corrupt.empty()) refuse_all(result.corrupt, join(directories, " and "));
     });
     return std::nullopt;
   }
   Resumed resumed;
-  resumed.corrupt = std::move(looked.corrupt);
+  resumed.corrupt = std::move(result.corrupt);
   resumed.reader = static_cast<int>(newest - steps.begin());
   resumed.from_own_directories = true;
   for (const auto& one : resumed.corrupt)
     log_warn("{}; {}", one.why,
              from.mirror == nullptr ? "the one before it is taken" : "the newest whole one of all copies is taken");
   if (group.rank() == resumed.reader) {
-    resumed.path = std::move(looked.found->path);
-    resumed.manifest = std::move(looked.found->manifest);
+    resumed.path = std::move(result.found->path);
+    resumed.manifest = std::move(result.found->manifest);
   }
   return resumed;
 }

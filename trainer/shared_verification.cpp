@@ -12,7 +12,7 @@ namespace {
 using checkpoint::CheckpointManifest;
 
 /// Collective: what is wrong with the files of the checkpoint at `path`, the first of it; empty: nothing.
-std::string find_damage(comm::ProcessGroup& group, const std::string& path, const CheckpointManifest& manifest) {
+std::string find_corruption(comm::ProcessGroup& group, const std::string& path, const CheckpointManifest& manifest) {
   bool sees = group.rank() == 0;
   try {
     sees = sees || checkpoint::read_manifest(path) == manifest;
@@ -61,7 +61,7 @@ void verify_together(comm::ProcessGroup& group, FunctionRef<void(checkpoint::Ver
       const std::string path = group.all_gather_text({}).front();
       if (path.empty()) return;
       const std::string manifest = group.all_gather_text({}).front();
-      find_damage(group, path, checkpoint::decode_checkpoint_manifest(manifest, "rank 0's manifest"));
+      find_corruption(group, path, checkpoint::decode_checkpoint_manifest(manifest, "rank 0's manifest"));
     }
   }
   bool asking = false;  // an error then is the group's, on which nothing follows
@@ -75,7 +75,7 @@ void verify_together(comm::ProcessGroup& group, FunctionRef<void(checkpoint::Ver
     asking = true;
     group.all_gather_text(path);
     group.all_gather_text(encode(manifest));
-    const std::string why = find_damage(group, path, manifest);
+    const std::string why = find_corruption(group, path, manifest);
     asking = false;
     if (!why.empty()) throw IoError(why, "use another checkpoint");
     return manifest;

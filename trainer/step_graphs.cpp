@@ -85,7 +85,7 @@ Inputs StepGraphs::memory_for(const Inputs& inputs) {
 
 bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs& inputs,
                      FunctionRef<void(const Inputs&)> compute) {
-  if (!backend_.records() || !refusal_.empty() || !ddp_.settled() || !all_have_them()) return false;
+  if (!backend_.can_capture() || !refusal_.empty() || !ddp_.settled() || !all_have_them()) return false;
   Entry& entry = entry_of(global_count);
   const bool rehearsal = entry.seen == kWarmUp;
   if (entry.seen <= kWarmUp) {
@@ -106,7 +106,7 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
   if (rehearsal) {
     rehearsing_ = &entry;
     const OnExit end([this] { rehearsing_ = nullptr; });
-    const nn::RecordedMemory memory(backend_.allocator());
+    const nn::GraphMemory memory(backend_.allocator());
     compute(entry.inputs);
     return true;
   }
@@ -148,10 +148,10 @@ void StepGraphs::capture(Entry& entry, FunctionRef<void(const Inputs&)> compute)
 }
 
 void StepGraphs::capture_together(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
-  const nn::RecordedMemory memory(backend_.allocator());
+  const nn::GraphMemory memory(backend_.allocator());
   std::string why_not;
   ddp_.group().begin_capture();
-  entry.graph = backend_.record([&] { compute(entry.inputs); }, why_not);
+  entry.graph = backend_.capture([&] { compute(entry.inputs); }, why_not);
   entry.operations = ddp_.group().end_capture();
   const bool mine = entry.graph != nullptr;
   entry.copies.clear();

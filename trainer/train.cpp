@@ -276,36 +276,36 @@ class Run {
       if (graphs_) graphs_->expect_other_work();
       ddp_->broadcast_buffers();  // rank 0's are the run's
     }
-    checkpoint::MoreState more;
+    checkpoint::ExtraState extra;
     if (checkpoints_.wanted() && checkpoints_.is_new(step)) {
       settle_parts(checkpoints_, group_);
-      more = gather_more(0);
+      extra = gather_extra_state(0);
       if (mirrored)
-        if (auto there = gather_more(mirror_->rank); group_.rank() == mirror_->rank) more = std::move(there);
+        if (auto there = gather_extra_state(mirror_->rank); group_.rank() == mirror_->rank) extra = std::move(there);
     }
-    checkpoints_.take(step, since, position_, step_->optimizer().steps(), bucket_layout_of(*ddp_), std::move(more));
+    checkpoints_.take(step, since, position_, step_->optimizer().steps(), bucket_layout_of(*ddp_), std::move(extra));
   }
 
   // Collective: what rank `root` writes and does not have.
-  checkpoint::MoreState gather_more(int root) {
-    checkpoint::MoreState more;
-    if (carried_) more.files[checkpoint::kCarriedFile] = carried_->gather(root);
-    more.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
-    if (group_.rank() == root) more.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
-    more.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
-    return more;
+  checkpoint::ExtraState gather_extra_state(int root) {
+    checkpoint::ExtraState extra;
+    if (carried_) extra.files[checkpoint::kCarriedFile] = carried_->gather(root);
+    extra.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
+    if (group_.rank() == root) extra.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
+    extra.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
+    return extra;
   }
 
   // A disk was lost, or ranks run on other hosts: there are two copies again as soon as there can be.
   void write_missing_copies() {
     const auto lacking = group_.all_gather_numbers(checkpoints_.lacks_copy() ? 1 : 0);
     if (std::ranges::max(lacking) == 0) return;
-    checkpoint::MoreState more;
+    checkpoint::ExtraState extra;
     // Where an epoch begins, the model carries zeros: the checkpoint has them too.
     for (int rank = 0; rank < group_.size(); ++rank)
       if (lacking[static_cast<std::size_t>(rank)] != 0)
-        if (auto there = gather_more(rank); rank == group_.rank()) more = std::move(there);
-    checkpoints_.write_missing_copies(resumed_->manifest, std::move(more));
+        if (auto there = gather_extra_state(rank); rank == group_.rank()) extra = std::move(there);
+    checkpoints_.write_missing_copies(resumed_->manifest, std::move(extra));
   }
 
   // Once they are on the disk: a few steps later, or at the end.

@@ -345,6 +345,6 @@ def graphs_equal_eager(check: Check, data: dict) -> None:
                                                             "replays_per_step", "graphs_refused")}
         data["times"].append(row)
         if not row["yes"]["graphs"]:
-            check.problem(f"{model}: steps are not recorded: {row['yes']['graphs_refused']}")
+            check.problem(f"{model}: steps are not captured: {row['yes']['graphs_refused']}")
         elif row["yes"]["replays_per_step"] != 1:
             check.problem(f"{model}: {row['yes']['replays_per_step']} graph launches a step, not 1")

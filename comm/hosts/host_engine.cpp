@@ -231,10 +231,11 @@ const BackendFamily& hosts_backend() {
       .title = "sockets",
       .about = "sockets between hosts, memory inside them",
       .encrypts = true,
-      .lack = [](const World& world, const GroupOptions&, const Peers* peers) -> std::optional<Lack> {
+      .unsupported = [](const World& world, const GroupOptions&,
+                        const Peers* peers) -> std::optional<UnsupportedReason> {
         const bool on_one = peers != nullptr ? peers->elsewhere() < 0 : world.local_size == world.size;
         if (!on_one) return std::nullopt;
-        return Lack{"all ranks are on one host", "leave --backend out"};
+        return UnsupportedReason{"all ranks are on one host", "leave --backend out"};
       },
       .make = [](JoinedRanks ranks) -> std::unique_ptr<ProcessGroup> {
         Rendezvous rendezvous = ranks.world.rendezvous;

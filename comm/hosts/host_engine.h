@@ -83,7 +83,7 @@ class HostEngine final : public Engine {
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void throw_lost(int rank, int error, const std::string& waiting_in) const;
   [[noreturn]] void throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const;
-  Link* way_to(int rank);
+  Link* link_to(int rank);
   Clock::duration patience() const { return std::min<Clock::duration>(kLinkPatience, timeout_); }
 
   HostConnections connections_;

@@ -18,8 +18,8 @@ constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
 // What this rank's last words may take.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
-bool is_lost(const Link& way, const PairTransfer& transfer) {
-  return way.is_down() || (transfer.sends && way.send_error() != 0);
+bool is_lost(const Link& link, const PairTransfer& transfer) {
+  return link.is_down() || (transfer.sends && link.send_error() != 0);
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) 
 
 /// The connection for transfers. Before it is there: that of the channel, where `rank` is in it, because a rank that
 /// has ended before it was called never answers.
-Link* HostEngine::way_to(int rank) {
+Link* HostEngine::link_to(int rank) {
   if (Link* const link = links_.link_with(rank)) return link;
   for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
     if (channel_->link(i).rank() == rank) return &channel_->link(i);
@@ -129,9 +129,9 @@ Link* HostEngine::way_to(int rank) {
 
 bool HostEngine::is_gone(const PairTransfer& transfer) {
   if (local_of(transfer.peer)) return connections_.peers.has_ended(transfer.peer);
-  Link* const way = way_to(transfer.peer);
-  if (way == nullptr) return false;
-  return is_lost(*way, transfer) || way->silence(Clock::now(), patience()) > Clock::duration::zero();
+  Link* const link = link_to(transfer.peer);
+  if (link == nullptr) return false;
+  return is_lost(*link, transfer) || link->silence(Clock::now(), patience()) > Clock::duration::zero();
 }
 
 void HostEngine::throw_gone(const PairTransfer& transfer) {
@@ -140,9 +140,9 @@ void HostEngine::throw_gone(const PairTransfer& transfer) {
   check_abort();
   const std::string waiting_in = describe(transfer, name_of(transfer.peer));
   if (local_of(transfer.peer)) connections_.peers.throw_ended(transfer.peer, waiting_in);
-  Link& way = *way_to(transfer.peer);
-  if (is_lost(way, transfer)) throw_lost(transfer.peer, way.error(), waiting_in);
-  throw_silent(transfer.peer, std::max(way.silence(Clock::now(), patience()), patience()), waiting_in);
+  Link& link = *link_to(transfer.peer);
+  if (is_lost(link, transfer)) throw_lost(transfer.peer, link.error(), waiting_in);
+  throw_silent(transfer.peer, std::max(link.silence(Clock::now(), patience()), patience()), waiting_in);
 }
 
 /// A connection on which nobody answers; a peer that only does not read is waited for.
@@ -245,7 +245,7 @@ void HostEngine::watch_stall() {
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
   flight::set_missing(connections_.peers.job_ranks().of(missing_));
-  if (!missing_.empty() && sync_.claim_mention(completed() + 1, stall_.times()))
+  if (!missing_.empty() && sync_.claim_stall_warning(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
 }
 

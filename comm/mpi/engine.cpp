@@ -127,12 +127,12 @@ void MpiEngine::watch_stall() {
   next_check_ = now + kCheckEvery;
   const CollectiveAlgorithm& first = first_under_way();
   stall_watch_.check(first.op(), completed(), transfers_.missing(first));
-  mention_stall(first, now);
+  maybe_warn_of_stall(first, now);
 }
 
 /// A rank that has just come to the operation reports waiting only after a while; ranks that have reported by then are
 /// no suspects.
-void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
+void MpiEngine::maybe_warn_of_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
   auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
   if (std::exchange(due_, false) && suspects_.empty()) {
     suspects_ = silent();

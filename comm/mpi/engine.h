@@ -75,7 +75,7 @@ class MpiEngine final : public Engine {
   CollectiveAlgorithm& algorithm_for(Slot& slot, const Op& op);
   bool begin_taken();
   void retire();
-  void mention_stall(const CollectiveAlgorithm& first, Clock::time_point now);
+  void maybe_warn_of_stall(const CollectiveAlgorithm& first, Clock::time_point now);
   const CollectiveAlgorithm& first_under_way() { return *slot_of(completed() + 1).active; }
 
   const std::unique_ptr<Session> own_session_;

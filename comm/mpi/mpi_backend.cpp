@@ -12,15 +12,16 @@ const BackendFamily& mpi_backend() {
       .about = "MPI's messages",
       .is_built = mpi_available,
       .library_version = mpi_library_version,
-      .lack = [](const World& world, const GroupOptions& options, const Peers* peers) -> std::optional<Lack> {
+      .unsupported = [](const World& world, const GroupOptions& options,
+                        const Peers* peers) -> std::optional<UnsupportedReason> {
         // Asked for by name, MPI is started even where the ranks could join without it.
         const bool named = options.backend == mpi_backend().name;
         if (named ? world.mpi_joins : !world.over_tcp()) return std::nullopt;
         if (peers != nullptr && !peers->job_ranks().are_all())
-          return Lack{"the group that is split has no MPI for this thread",
-                      "make it with --backend mpi and Progress::kInline"};
-        return Lack{"RANK and WORLD_SIZE join processes without MPI",
-                    "start them with mpirun, srun --mpi=pmix or lockstep launch --mpi"};
+          return UnsupportedReason{"the group that is split has no MPI for this thread",
+                                   "make it with --backend mpi and Progress::kInline"};
+        return UnsupportedReason{"RANK and WORLD_SIZE join processes without MPI",
+                                 "start them with mpirun, srun --mpi=pmix or lockstep launch --mpi"};
       },
       .make =
           [](JoinedRanks ranks) {

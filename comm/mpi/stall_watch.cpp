@@ -86,17 +86,17 @@ void StallWatch::probe_messages(const Op& op) {
     // The first message that nobody has asked for. One of a later operation, or more of this one, may just be early.
     const TagFields theirs = tags_.decode(status.MPI_TAG);
     const TagFields ours = tags_.fields_of(op, theirs.phase);
-    const std::uint32_t behind = tags_.distance(theirs, ours);
-    if (theirs == ours || behind > op.op_index || behind >= tags_.farthest()) continue;
-    if (behind == 0) {
+    const std::uint32_t lag = tags_.distance(theirs, ours);
+    if (theirs == ours || lag > op.op_index || lag >= tags_.farthest()) continue;
+    if (lag == 0) {
       if (std::exchange(suspected_index_, op.op_index) != op.op_index) suspected_since_ = RunningClock::now();
       if (RunningClock::now() - suspected_since_ < patience_) continue;
     }
     // The group's own exchanges have an op_index, but no sequence number. So the number of an operation long ago may be
     // off.
-    std::string what = fmt::format("{} {}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind));
-    if (op.sequence > behind) what += fmt::format(" #{}", op.sequence - behind);
-    if (behind > 0)
+    std::string what = fmt::format("{} {}", lag > 0 ? "has been in" : "is in", name_of(theirs.kind));
+    if (op.sequence > lag) what += fmt::format(" #{}", op.sequence - lag);
+    if (lag > 0)
       what += ", which this rank was not";
     else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
       what += fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));

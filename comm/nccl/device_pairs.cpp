@@ -28,7 +28,7 @@ struct DevicePairs::Pending {
   bool launched = false;
 };
 
-struct DevicePairs::Way {
+struct DevicePairs::Channel {
   int peer = 0;
   bool sends = false;
   CudaStream stream{CudaStream::Priority::kHigh};
@@ -43,46 +43,47 @@ DevicePairs::DevicePairs(const NcclApi& api, int device, ProcessGroup& control, 
 
 DevicePairs::~DevicePairs() { abort(); }
 
-DevicePairs::Way& DevicePairs::way_of(const PairTransfer& transfer) {
+DevicePairs::Channel& DevicePairs::channel_of(const PairTransfer& transfer) {
   const int own = control_.rank();
-  auto& way = ways_[transfer.sends ? std::pair(own, transfer.peer) : std::pair(transfer.peer, own)];
-  if (way == nullptr) {
-    way = std::make_unique<Way>();
-    way->peer = transfer.peer;
-    way->sends = transfer.sends;
+  auto& channel = channels_[transfer.sends ? std::pair(own, transfer.peer) : std::pair(transfer.peer, own)];
+  if (channel == nullptr) {
+    channel = std::make_unique<Channel>();
+    channel->peer = transfer.peer;
+    channel->sends = transfer.sends;
   }
-  return *way;
+  return *channel;
 }
 
 void DevicePairs::start(std::shared_ptr<PairTransfer> transfer) {
-  Way& way = way_of(*transfer);
-  Pending& pending = way.queue.emplace_back();
+  Channel& channel = channel_of(*transfer);
+  Pending& pending = channel.queue.emplace_back();
   pending.transfer = std::move(transfer);
   pending.ready.record(native(producer_));
   ++under_way_;
   const auto& announcement = pending.announcement;
-  if (!way.sends) {
-    pending.announced = control_.irecv(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
+  if (!channel.sends) {
+    pending.announced =
+        control_.irecv(announcement.get(), sizeof(Announcement), DType::kU8, channel.peer, announcement);
     return;
   }
   announcement->what = pending.transfer->what;
-  if (way.communicator == nullptr) {
+  if (channel.communicator == nullptr) {
     const ncclResult_t result = api_.get_unique_id(&announcement->id);
     if (result != ncclSuccess) throw_nccl_error(api_, nullptr, result, "making an id for two ranks");
   }
-  pending.announced = control_.isend(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
-  if (way.communicator != nullptr) return;
-  way.communicator = std::make_unique<Communicator>(api_, device_, 0, 2);
-  way.communicator->begin_join(announcement->id);
+  pending.announced = control_.isend(announcement.get(), sizeof(Announcement), DType::kU8, channel.peer, announcement);
+  if (channel.communicator != nullptr) return;
+  channel.communicator = std::make_unique<Communicator>(api_, device_, 0, 2);
+  channel.communicator->begin_join(announcement->id);
 }
 
 bool DevicePairs::advance() {
   if (idle()) return false;
   control_.poll();  // it carries the announcements
   bool moved = false;
-  for (auto& [ranks, way] : ways_) {
-    if (way->queue.empty()) continue;
-    moved |= join(*way) || settle(*way) || launch_next(*way) || finish_first(*way);
+  for (auto& [ranks, channel] : channels_) {
+    if (channel->queue.empty()) continue;
+    moved |= join(*channel) || settle(*channel) || launch_next(*channel) || finish_first(*channel);
   }
   if (moved) ++progress_;
   return moved;
@@ -91,73 +92,74 @@ bool DevicePairs::advance() {
 std::string DevicePairs::name_of(int rank) const { return fmt::format("rank {}", control_.job_rank(rank)); }
 
 /// The receiver learns the id with the first announcement.
-bool DevicePairs::join(Way& way) {
-  if (way.communicator != nullptr) {
-    if (way.communicator->state() != Communicator::State::kInitialising) return false;
-    return way.communicator->has_joined();
+bool DevicePairs::join(Channel& channel) {
+  if (channel.communicator != nullptr) {
+    if (channel.communicator->state() != Communicator::State::kInitialising) return false;
+    return channel.communicator->has_joined();
   }
-  Pending& first = way.queue.front();
+  Pending& first = channel.queue.front();
   if (!first.announced.done()) return false;
-  way.communicator = std::make_unique<Communicator>(api_, device_, 1, 2);
-  way.communicator->begin_join(first.announcement->id);
+  channel.communicator = std::make_unique<Communicator>(api_, device_, 1, 2);
+  channel.communicator->begin_join(first.announcement->id);
   return true;
 }
 
-bool DevicePairs::launch_next(Way& way) {
-  if (way.in_call != nullptr || way.communicator == nullptr || way.communicator->state() != Communicator::State::kReady)
+bool DevicePairs::launch_next(Channel& channel) {
+  if (channel.in_call != nullptr || channel.communicator == nullptr ||
+      channel.communicator->state() != Communicator::State::kReady)
     return false;
-  const auto next = std::ranges::find(way.queue, false, &Pending::launched);
-  if (next == way.queue.end() || (!way.sends && !next->announced.done())) return false;
+  const auto next = std::ranges::find(channel.queue, false, &Pending::launched);
+  if (next == channel.queue.end() || (!channel.sends && !next->announced.done())) return false;
   const PairTransfer& transfer = *next->transfer;
-  if (!way.sends && next->announcement->what != transfer.what)
-    throw_mismatch(transfer, next->announcement->what, name_of(way.peer));
-  next->ready.make_wait(way.stream.get());
+  if (!channel.sends && next->announcement->what != transfer.what)
+    throw_mismatch(transfer, next->announcement->what, name_of(channel.peer));
+  next->ready.make_wait(channel.stream.get());
   const PairDescriptor& what = transfer.what;
   const ncclDataType_t type = nccl_type_of(what.dtype);
-  const ncclComm_t comm = way.communicator->get();
+  const ncclComm_t comm = channel.communicator->get();
   ncclResult_t result = ncclSuccess;
   if (what.count > 0)
-    result = way.sends ? api_.send(transfer.data, what.count, type, 1, comm, way.stream.get())
-                       : api_.recv(transfer.data, what.count, type, 0, comm, way.stream.get());
+    result = channel.sends ? api_.send(transfer.data, what.count, type, 1, comm, channel.stream.get())
+                           : api_.recv(transfer.data, what.count, type, 0, comm, channel.stream.get());
   if (result != ncclSuccess && result != ncclInProgress)
-    throw_nccl_error(api_, comm, result, describe(transfer, name_of(way.peer)));
-  way.in_call = &*next;
-  if (result == ncclSuccess) settle(way);
+    throw_nccl_error(api_, comm, result, describe(transfer, name_of(channel.peer)));
+  channel.in_call = &*next;
+  if (result == ncclSuccess) settle(channel);
   return true;
 }
 
 /// What is recorded in the stream comes after the transfer once NCCL's call is over.
-bool DevicePairs::settle(Way& way) {
-  if (way.in_call == nullptr) return false;
-  const ncclResult_t result = way.communicator->state_of_call();
+bool DevicePairs::settle(Channel& channel) {
+  if (channel.in_call == nullptr) return false;
+  const ncclResult_t result = channel.communicator->state_of_call();
   if (result == ncclInProgress) return false;
   if (result != ncclSuccess)
-    throw_nccl_error(api_, way.communicator->get(), result, "a send or a receive between two GPUs");
-  Pending& pending = *std::exchange(way.in_call, nullptr);
-  pending.done.record(way.stream.get());
+    throw_nccl_error(api_, channel.communicator->get(), result, "a send or a receive between two GPUs");
+  Pending& pending = *std::exchange(channel.in_call, nullptr);
+  pending.done.record(channel.stream.get());
   pending.launched = true;
   return true;
 }
 
-bool DevicePairs::finish_first(Way& way) {
-  Pending& first = way.queue.front();
+bool DevicePairs::finish_first(Channel& channel) {
+  Pending& first = channel.queue.front();
   if (!first.launched || !first.done.done() || !first.announced.done()) return false;
   first.transfer->done.store(true, std::memory_order_release);
-  way.queue.pop_front();
+  channel.queue.pop_front();
   --under_way_;
   return true;
 }
 
 const DevicePairs::Pending* DevicePairs::find(const PairTransfer& transfer) const {
-  for (const auto& [ranks, way] : ways_)
-    for (const Pending& pending : way->queue)
+  for (const auto& [ranks, channel] : channels_)
+    for (const Pending& pending : channel->queue)
       if (pending.transfer.get() == &transfer) return &pending;
   return nullptr;
 }
 
 const PairTransfer* DevicePairs::first_launched() const {
-  for (const auto& [ranks, way] : ways_)
-    if (!way->queue.empty() && way->queue.front().launched) return way->queue.front().transfer.get();
+  for (const auto& [ranks, channel] : channels_)
+    if (!channel->queue.empty() && channel->queue.front().launched) return channel->queue.front().transfer.get();
   return nullptr;
 }
 
@@ -171,12 +173,12 @@ void DevicePairs::make_wait(const PairTransfer& transfer, cudaStream_t stream) c
 }
 
 void DevicePairs::leave(FunctionRef<void()> look) {
-  for (auto& [ranks, way] : ways_) way->communicator->leave(look);
+  for (auto& [ranks, channel] : channels_) channel->communicator->leave(look);
 }
 
 void DevicePairs::abort() noexcept {
-  for (auto& [ranks, way] : ways_)
-    if (way->communicator != nullptr) way->communicator->abort();
+  for (auto& [ranks, channel] : channels_)
+    if (channel->communicator != nullptr) channel->communicator->abort();
 }
 
 }  // namespace lockstep::comm

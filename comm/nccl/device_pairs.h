@@ -52,22 +52,22 @@ class DevicePairs {
   void abort() noexcept;
 
  private:
-  struct Way;
+  struct Channel;
   struct Pending;
 
-  Way& way_of(const PairTransfer& transfer);
+  Channel& channel_of(const PairTransfer& transfer);
   const Pending* find(const PairTransfer& transfer) const;
-  bool join(Way& way);
-  bool launch_next(Way& way);
-  bool settle(Way& way);
-  bool finish_first(Way& way);
+  bool join(Channel& channel);
+  bool launch_next(Channel& channel);
+  bool settle(Channel& channel);
+  bool finish_first(Channel& channel);
 
   const NcclApi& api_;
   const int device_;
   ProcessGroup& control_;
   const StreamView producer_;
   // By sender and receiver: all ranks end those that they share in the same order.
-  std::map<std::pair<int, int>, std::unique_ptr<Way>> ways_;
+  std::map<std::pair<int, int>, std::unique_ptr<Channel>> channels_;
   std::size_t under_way_ = 0;
   std::uint64_t progress_ = 0;
 };

@@ -338,7 +338,7 @@ void NcclGroup::give_along_tree(const Op& op) {
 }
 
 void NcclGroup::make_room(std::uint64_t count) {
-  if (const std::uint64_t first = op_log_.in_the_way_of(count); first > 0)
+  if (const std::uint64_t first = op_log_.first_blocking(count); first > 0)
     wait_until_complete(first, Deadline::after(timeout()));
 }
 

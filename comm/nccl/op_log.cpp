@@ -23,7 +23,7 @@ void OpLog::complete(std::uint64_t completed) {
   progress_ = RunningClock::now();
 }
 
-std::uint64_t OpLog::in_the_way_of(std::uint64_t count) const {
+std::uint64_t OpLog::first_blocking(std::uint64_t count) const {
   const std::uint64_t last = launched_ + count;
   return last > completed_ + under_way_.size() ? last - under_way_.size() : 0;
 }

@@ -36,7 +36,7 @@ class OpLog {
   /// The GPU is done with so many. It may be ahead of what has been launched here: a graph is, until replay().
   void complete(std::uint64_t completed);
   /// The operation that must be complete before `count` more may be launched; 0 where none must be.
-  std::uint64_t in_the_way_of(std::uint64_t count) const;
+  std::uint64_t first_blocking(std::uint64_t count) const;
   void launch(const Op& op);
 
   /// Between these two calls operations are captured, not launched. The number of those captured; the log can then hold

@@ -343,7 +343,7 @@ void ShmEngine::watch_stall() {
   if (idle() || !stall_.is_due(completed(), Clock::now())) return;
   const auto who = missing();
   flight::set_missing(peers_.job_ranks().of(who));
-  if (!who.empty() && board_.claim_mention(completed() + 1, stall_.times()))
+  if (!who.empty() && board_.claim_stall_warning(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), names_of(who));
 }
 
@@ -380,11 +380,13 @@ const BackendFamily& shm_backend() {
       .title = "shared memory",
       .about = "memory inside a host",
       .encrypts = true,  // nothing leaves the host
-      .lack = [](const World&, const GroupOptions& options, const Peers* peers) -> std::optional<Lack> {
+      .unsupported = [](const World&, const GroupOptions& options,
+                        const Peers* peers) -> std::optional<UnsupportedReason> {
         if (options.backend == shm_backend().name) return std::nullopt;  // make_shm_group() names who is elsewhere
         if (options.progress == GroupOptions::Progress::kThread)
-          return Lack{"shared memory has no thread that advances operations", "let the caller advance its operations"};
-        if (peers != nullptr && peers->elsewhere() >= 0) return Lack{"the ranks are on several hosts", {}};
+          return UnsupportedReason{"shared memory has no thread that advances operations",
+                                   "let the caller advance its operations"};
+        if (peers != nullptr && peers->elsewhere() >= 0) return UnsupportedReason{"the ranks are on several hosts", {}};
         return std::nullopt;
       },
       .make =

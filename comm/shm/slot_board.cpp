@@ -10,11 +10,11 @@
 
 namespace lockstep::comm {
 
-bool claim_mention(RankControlBlock& first, std::uint64_t index, unsigned times) {
+bool claim_stall_warning(RankControlBlock& first, std::uint64_t index, unsigned times) {
   const std::uint64_t stall = index << 8 | (times & 0xffu);
-  std::uint64_t known = first.mentioned.load(std::memory_order_relaxed);
+  std::uint64_t known = first.warned_stall.load(std::memory_order_relaxed);
   while (known < stall)
-    if (first.mentioned.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;
+    if (first.warned_stall.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;
   return false;
 }
 

@@ -32,7 +32,7 @@ struct alignas(64) Slot {
   OpDescriptor op;
 };
 
-/// What one rank writes and the others read; only `wakeups` and `mentioned` are written by all.
+/// What one rank writes and the others read; only `wakeups` and `warned_stall` are written by all.
 struct RankControlBlock {
   static constexpr std::size_t kSlots = 16;
 
@@ -41,7 +41,7 @@ struct RankControlBlock {
   std::atomic<std::uint64_t> posted;                // the last op_index that it has taken
   alignas(64) std::atomic<std::uint32_t> asleep;    // it waits to be woken
   std::atomic<std::uint32_t> wakeups;               // a futex
-  std::atomic<std::uint64_t> mentioned;             // on the first rank's: the last stall that a rank has spoken of
+  std::atomic<std::uint64_t> warned_stall;          // on the first rank's: the last stall that a rank has warned of
   std::array<Slot, kSlots> slots;
 
   Slot& slot_of(std::uint64_t index) { return slots[index % kSlots]; }
@@ -50,9 +50,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "a futex is a plain word");
 static_assert(std::is_trivially_destructible_v<RankControlBlock>);
 
-/// Whether no rank of the host has said yet, for the `times`-th time, that operation `index` stands still: now this one
-/// has.
-bool claim_mention(RankControlBlock& first, std::uint64_t index, unsigned times);
+/// Whether this rank is the one of its host that logs the `times`-th warning that operation `index` stalls: true for
+/// the first caller alone.
+bool claim_stall_warning(RankControlBlock& first, std::uint64_t index, unsigned times);
 
 /// The control blocks of a host's ranks, as one of them sees them. Not thread-safe.
 class SlotBoard {
@@ -101,8 +101,8 @@ class SlotBoard {
   /// "the last that it issued is barrier #7".
   std::string progress_of(int local) const;
   /// See Note [Stall notices].
-  bool claim_mention(std::uint64_t index, unsigned times) const {
-    return comm::claim_mention(control(0), index, times);
+  bool claim_stall_warning(std::uint64_t index, unsigned times) const {
+    return comm::claim_stall_warning(control(0), index, times);
   }
 
   // Sleeping on the futex until another rank wakes this one.

@@ -248,7 +248,7 @@ bool TcpStore::join(Deadline deadline) {
 
 bool TcpStore::shake_hands(Deadline deadline) {
   StallNotice stall;
-  while (wire_->advance() == Handshake::State::kGoingOn) {
+  while (wire_->advance() == Handshake::State::kInProgress) {
     throw_if_stopped("joining the other ranks");
     if (deadline.expired()) return false;
     if (stall.is_due(0, Clock::now()) && one_of_the_first())

@@ -166,25 +166,25 @@ bool has_others(const RemoteHosts& hosts, const GatheredHosts& gathered) {
   return std::ranges::any_of(gathered.hosts, [&](std::size_t host) { return !hosts.is_own(host); });
 }
 
-void send_orders(RemoteHosts& hosts, const LaunchOptions& options, const GatheredHosts& gathered) {
+void send_setups(RemoteHosts& hosts, const LaunchOptions& options, const GatheredHosts& gathered) {
   std::error_code no_directory;
   const auto directory = std::filesystem::current_path(no_directory).string();
   for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
     const std::size_t host = gathered.hosts[i];
     if (hosts.is_own(host)) continue;
-    hosts.begin(host, Order{.ranks = gathered.ranks_on[i],
-                            // It gives up first, so that it has cleaned up when the launcher reports it lost.
-                            .silence_seconds = 0.8 * options.host_seconds,
-                            .finds_port = i == 0,
-                            .name = hosts.name(host),
-                            .token = gathered.token,
-                            .secret = gathered.secret.text(),
-                            .program = options.program[0],
-                            .directory = directory});
+    hosts.begin(host, JobSetup{.ranks = gathered.ranks_on[i],
+                               // It gives up first, so that it has cleaned up when the launcher reports it lost.
+                               .silence_seconds = 0.8 * options.host_seconds,
+                               .finds_port = i == 0,
+                               .name = hosts.name(host),
+                               .token = gathered.token,
+                               .secret = gathered.secret.text(),
+                               .program = options.program[0],
+                               .directory = directory});
   }
 }
 
-/// Waits for what those answer that have an order. Hosts with a problem, and which: `problems`.
+/// Waits for the answers to JobSetup. Hosts with a problem, and which: `problems`.
 int wait_for_ready(RemoteHosts& hosts, const GatheredHosts& gathered, SignalQueue& signals,
                    std::vector<std::pair<std::size_t, std::string>>& problems) {
   std::vector<bool> waits(hosts.size());
@@ -241,7 +241,7 @@ int make_ready(RemoteHosts& hosts, const LaunchOptions& options, SignalQueue& si
   gathered.token = random_id();
   if (!has_others(hosts, gathered)) return 0;
   gathered.secret = JobSecret::random();
-  send_orders(hosts, options, gathered);
+  send_setups(hosts, options, gathered);
   if (const int signal = wait_for_ready(hosts, gathered, signals, problems); signal != 0) return signal;
   if (problems.empty()) join_hosts(hosts, hosts.own_greeting(), options, gathered);
   return 0;
@@ -352,7 +352,7 @@ GatheredHosts gather_again(RemoteHosts& hosts, const LaunchOptions& options, int
     if (problems.empty()) return gathered;
     for (const auto& [host, problem] : problems)
       if (hosts.is_there(host)) hosts.fail(host, problem);
-    // Those that are ready have an order that is void now.
+    // Those that are ready have a JobSetup that is void now.
     hosts.conclude();
     serve_hosts(hosts, Clock::now() + duration_of(kReadySeconds), signals, [&] {
       hosts.take_lost();

@@ -36,8 +36,8 @@ namespace {
 
 /// Beyond this much that the launcher has not taken yet the ranks have to wait.
 constexpr std::size_t kBacklogBytes = 1 << 20;
-/// From a greeting to the launcher's order: it waits for the other hosts' greetings.
-constexpr auto kOrderComes = std::chrono::seconds(30);
+/// From a greeting to the launcher's JobSetup: it waits for the other hosts' greetings.
+constexpr auto kJobSetupTimeout = std::chrono::seconds(30);
 /// What a wrapper that has ended may have left in its socket, amply.
 constexpr std::size_t kSocketBytes = 4 << 20;
 
@@ -120,31 +120,31 @@ class Helper {
     while (const auto message = decoder_.next()) std::visit([this](const auto& each) { obey(each); }, *message);
   }
 
-  void obey(const Order& order) {
-    if (job_) throw MpiError("a host is given a second order before the first one's end");
-    silence_ = duration_of(order.silence_seconds);
+  void obey(const JobSetup& setup) {
+    if (job_) throw MpiError("a host is given a second job setup before the first job's end");
+    silence_ = duration_of(setup.silence_seconds);
     silent_at_ = Deadline::after(silence_);
-    name_ = order.name;
+    name_ = setup.name;
     Ready ready;
-    if (::chdir(order.directory.c_str()) != 0)
+    if (::chdir(setup.directory.c_str()) != 0)
       ready.warning =
-          fmt::format("the directory {} is not there, so its ranks start in the home directory", order.directory);
+          fmt::format("the directory {} is not there, so its ranks start in the home directory", setup.directory);
     // Found in PATH or not is for the ranks to see: theirs may be another.
-    if (order.program.find('/') != std::string::npos && ready.warning.empty() &&
-        ::access(order.program.c_str(), F_OK) != 0)
+    if (setup.program.find('/') != std::string::npos && ready.warning.empty() &&
+        ::access(setup.program.c_str(), F_OK) != 0)
       return send(
-          Refused{fmt::format("there is no {} there → every host needs the program at the same path", order.program)});
-    directory_ = ready.warning.empty() ? order.directory : std::string();
+          Refused{fmt::format("there is no {} there → every host needs the program at the same path", setup.program)});
+    directory_ = ready.warning.empty() ? setup.directory : std::string();
     if (::chdir(env("HOME").value_or("/").c_str()) != 0) [[maybe_unused]]
       const int root = ::chdir("/");
     try {
-      job_.emplace(job_tmp_base(), job_shm_base(order.ranks));
+      job_.emplace(job_tmp_base(), job_shm_base(setup.ranks));
       ready.directory = job_->path();
       ready.shm_directory = job_->shm_path();
-      for (const auto& directory : {ready.directory, ready.shm_directory}) write_token(directory, order.token);
-      secret_ = JobSecret::of_text(order.secret);
-      listener_.emplace(listen_at(job_->path() + "/launcher"), secret_, order.ranks);
-      if (order.finds_port) ready.port = find_free_port();
+      for (const auto& directory : {ready.directory, ready.shm_directory}) write_token(directory, setup.token);
+      secret_ = JobSecret::of_text(setup.secret);
+      listener_.emplace(listen_at(job_->path() + "/launcher"), secret_, setup.ranks);
+      if (setup.finds_port) ready.port = find_free_port();
     } catch (const Error& error) {
       return send(Refused{error.line()});
     }
@@ -155,7 +155,7 @@ class Helper {
     if (const auto found = ranks_.find(to.id); found != ranks_.end()) found->second.send(to.bytes);
   }
 
-  void obey(const LetGo& let_go) { ranks_.erase(let_go.id); }
+  void obey(const CloseConnection& request) { ranks_.erase(request.id); }
 
   void obey(const Run& run) {
     if (!job_ || daemon_ > 0) throw MpiError("a second daemon of Open MPI is asked for");
@@ -191,7 +191,7 @@ class Helper {
     }
   }
 
-  void obey(const Look& look) { send(Looked{look_here(look, directory_)}); }
+  void obey(const FileRequest& request) { send(FileReply{handle_file_request(request, directory_)}); }
 
   void obey(const EndRanks&) {
     for (const auto& [pid, rank] : wrappers_) ::kill(pid, SIGKILL);
@@ -237,7 +237,7 @@ class Helper {
   void accept_ranks() {
     while (UniqueFd socket = listener_->accept()) {
       ranks_[++last_id_] = pipe_of(std::move(socket));
-      send(Came{last_id_});
+      send(ConnectionOpened{last_id_});
     }
     while (const auto complaint = listener_->next_complaint())
       send(Notice{fmt::format("host {}: {}", name_, *complaint)});
@@ -247,7 +247,7 @@ class Helper {
   std::size_t pass_on(std::uint32_t id, BytePipe& rank) {
     const auto bytes = rank.receive();
     if (!bytes.empty()) send(FromRank{id, std::string(bytes)});
-    if (rank.in() < 0) send(Gone{id});
+    if (rank.in() < 0) send(ConnectionClosed{id});
     return bytes.size();
   }
 
@@ -323,8 +323,8 @@ class Helper {
   BytePipe launcher_;
   SignalQueue& signals_;
   HostDecoder decoder_;
-  Clock::duration silence_ = kOrderComes;
-  Deadline silent_at_ = Deadline::after(kOrderComes);
+  Clock::duration silence_ = kJobSetupTimeout;
+  Deadline silent_at_ = Deadline::after(kJobSetupTimeout);
   std::string name_;
   std::optional<JobDir> job_;
   JobSecret secret_;

@@ -5,7 +5,7 @@
 namespace lockstep::launcher {
 namespace {
 
-std::string body_of(const Order& m) {
+std::string body_of(const JobSetup& m) {
   return Writer()
       .put(m.ranks)
       .put(m.silence_seconds)
@@ -18,7 +18,7 @@ std::string body_of(const Order& m) {
       .take();
 }
 std::string body_of(const ToRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
-std::string body_of(const LetGo& m) { return Writer().put(m.id).take(); }
+std::string body_of(const CloseConnection& m) { return Writer().put(m.id).take(); }
 std::string body_of(const Run& m) { return m.command; }
 void put_all(Writer& out, const std::vector<std::string>& texts) {
   out.put(static_cast<std::uint32_t>(texts.size()));
@@ -32,8 +32,8 @@ std::string body_of(const StartRank& m) {
   for (const auto& [name, value] : m.set_env) out.put_sized(name).put_sized(value);
   return out.take();
 }
-std::string body_of(const Look& m) { return Writer().put(m.what).put_text(m.path).take(); }
-std::string body_of(const Looked& m) { return Writer().put(m.there).take(); }
+std::string body_of(const FileRequest& m) { return Writer().put(m.what).put_text(m.path).take(); }
+std::string body_of(const FileReply& m) { return Writer().put(m.done).take(); }
 std::string body_of(const EndRanks&) { return {}; }
 std::string body_of(const Conclude&) { return {}; }
 std::string body_of(const Concluded&) { return {}; }
@@ -48,9 +48,9 @@ std::string body_of(const Ready& m) {
   return Writer().put(m.port).put_sized(m.directory).put_sized(m.shm_directory).put_text(m.warning).take();
 }
 std::string body_of(const Refused& m) { return m.why; }
-std::string body_of(const Came& m) { return Writer().put(m.id).take(); }
+std::string body_of(const ConnectionOpened& m) { return Writer().put(m.id).take(); }
 std::string body_of(const FromRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
-std::string body_of(const Gone& m) { return Writer().put(m.id).take(); }
+std::string body_of(const ConnectionClosed& m) { return Writer().put(m.id).take(); }
 std::string body_of(const Notice& m) { return m.text; }
 std::string body_of(const RunOutput& m) { return m.bytes; }
 std::string body_of(const RunEnded& m) {
@@ -58,7 +58,7 @@ std::string body_of(const RunEnded& m) {
 }
 std::string body_of(const Pong& m) { return Writer().put(m.launcher_ns).put(m.helper_ns).take(); }
 
-void read(Reader& in, Order& m) {
+void read(Reader& in, JobSetup& m) {
   m.ranks = in.take<std::int32_t>();
   m.silence_seconds = in.take<double>();
   m.finds_port = in.take<bool>();
@@ -75,9 +75,9 @@ void read_bytes(Reader& in, WithBytes& m) {
 }
 void read(Reader& in, ToRank& m) { read_bytes(in, m); }
 void read(Reader& in, FromRank& m) { read_bytes(in, m); }
-void read(Reader& in, LetGo& m) { m.id = in.take<std::uint32_t>(); }
-void read(Reader& in, Came& m) { m.id = in.take<std::uint32_t>(); }
-void read(Reader& in, Gone& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, CloseConnection& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, ConnectionOpened& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, ConnectionClosed& m) { m.id = in.take<std::uint32_t>(); }
 void read(Reader& in, Run& m) { m.command = in.rest(); }
 void read(Reader&, Hold&) {}
 /// Each takes four bytes at least, so a wrong number takes no memory.
@@ -93,11 +93,11 @@ void read(Reader& in, StartRank& m) {
     m.set_env.emplace_back(std::move(name), in.take_sized());
   }
 }
-void read(Reader& in, Look& m) {
-  m.what = in.take<Look::What>();
+void read(Reader& in, FileRequest& m) {
+  m.what = in.take<FileRequest::What>();
   m.path = in.rest();
 }
-void read(Reader& in, Looked& m) { m.there = in.take<bool>(); }
+void read(Reader& in, FileReply& m) { m.done = in.take<bool>(); }
 void read(Reader&, EndRanks&) {}
 void read(Reader&, Conclude&) {}
 void read(Reader&, Concluded&) {}

@@ -2,12 +2,10 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper, for each attempt: Order, then Look, StartRank or Run, ToRank, LetGo, Hold, EndRanks in any number,
-// then
-//     Conclude. Ping and Pause at any time, Finish at the end.
-// Helper → launcher: Ready or Refused, then Looked, Came, FromRank, Gone, Notice, RunOutput, RunEnded, RankEnded, then
-// Concluded.
-//     Pong at any time.
+// Launcher → helper, for each attempt: JobSetup, then FileRequest, StartRank or Run, ToRank, CloseConnection, Hold,
+// EndRanks in any number, then Conclude. Ping and Pause at any time, Finish at the end.
+// Helper → launcher: Ready or Refused, then FileReply, ConnectionOpened, FromRank, ConnectionClosed, Notice, RunOutput,
+// RunEnded, RankEnded, then Concluded. Pong at any time.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +22,7 @@
 namespace lockstep::launcher {
 
 /// Make the job's directories and be ready for `ranks` ranks. `name`: what this host is called in messages.
-struct Order {
+struct JobSetup {
   std::int32_t ranks = 0;
   double silence_seconds = 10;  // without a word from the launcher after which the helper ends the job on its host
   bool finds_port = false;      // Ready names a port that is free there
@@ -40,7 +38,7 @@ struct ToRank {
   std::string bytes;
 };
 /// Close connection `id`.
-struct LetGo {
+struct CloseConnection {
   std::uint32_t id = 0;
 };
 /// Run this shell command, which starts Open MPI's daemon.
@@ -54,10 +52,10 @@ struct StartRank {
   std::vector<std::pair<std::string, std::string>> set_env;
   std::vector<std::string> unset_env;
 };
-/// Make, look for or remove a file, whose path may be relative to the order's directory.
-struct Look {
-  enum class What : unsigned char { kMake, kSee, kRemove };
-  What what = What::kSee;
+/// Create, look for or remove a file, whose path may be relative to JobSetup::directory.
+struct FileRequest {
+  enum class What : unsigned char { kCreate, kExists, kRemove };
+  What what = What::kExists;
   std::string path;
 };
 /// Kill the wrappers that still run.
@@ -69,7 +67,7 @@ struct Ping {
 };
 /// The launcher is being stopped (Ctrl-Z): its silence means nothing until it speaks again.
 struct Pause {};
-/// The attempt has ended: clean up, and be ready for another order.
+/// The attempt has ended: clean up, and be ready for another JobSetup.
 struct Conclude {};
 /// The job has ended: clean up and go.
 struct Finish {};
@@ -84,7 +82,7 @@ struct Refused {
   std::string why;
 };
 /// A wrapper has connected.
-struct Came {
+struct ConnectionOpened {
   std::uint32_t id = 0;
 };
 struct FromRank {
@@ -92,7 +90,7 @@ struct FromRank {
   std::string bytes;
 };
 /// Its connection has ended, and all that it sent has been passed on.
-struct Gone {
+struct ConnectionClosed {
   std::uint32_t id = 0;
 };
 /// Nothing of the attempt is left there, and nothing more will be said of it.
@@ -107,9 +105,9 @@ struct RunOutput {
 struct RunEnded {
   ExitStatus exit_status;
 };
-/// That could be done, or the file is there.
-struct Looked {
-  bool there = false;
+/// The file was created or removed, or it exists.
+struct FileReply {
+  bool done = false;
 };
 /// A wrapper has ended, or could not be started.
 struct RankEnded {
@@ -121,9 +119,9 @@ struct Pong {
   std::int64_t helper_ns = 0;    // the helper's steady clock
 };
 
-using HostMessage =
-    std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank, Gone, RunOutput,
-                 RunEnded, Pong, Notice, StartRank, EndRanks, RankEnded, Conclude, Concluded, Look, Looked>;
+using HostMessage = std::variant<JobSetup, ToRank, CloseConnection, Run, Hold, Ping, Pause, Finish, Ready, Refused,
+                                 ConnectionOpened, FromRank, ConnectionClosed, RunOutput, RunEnded, Pong, Notice,
+                                 StartRank, EndRanks, RankEnded, Conclude, Concluded, FileRequest, FileReply>;
 
 std::string encode_host(const HostMessage& message);
 

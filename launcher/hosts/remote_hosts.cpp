@@ -68,7 +68,7 @@ void RemoteHosts::call(Host& host) {
     host.state = State::kCalled;
   } catch (const DeviceError& error) {
     // This host has no pipe or process left now, which is no reason to end a job that runs.
-    put_away(host, error.line());
+    exclude_host(host, error.line());
   }
 }
 
@@ -78,21 +78,21 @@ void RemoteHosts::look_at_call(Host& host) {
   if (link.greeting()) {
     host.greeting = *link.greeting();
     if (const auto other = difference(host.greeting, setup_.own); !other.empty())
-      return put_away(host, other + " → install the same build on every host");
+      return exclude_host(host, other + " → install the same build on every host");
     host.problem.clear();
     host.state = State::kIdle;
   } else if (link.gone()) {
     // Wait for the exit code, which explains more; but not for an agent that stays although its output has ended.
-    if (link.agent_exit_status() || link.silence() > kAgentEnds) put_away(host, link.explain_failure());
+    if (link.agent_exit_status() || link.silence() > kAgentEnds) exclude_host(host, link.explain_failure());
   } else if (Clock::now() - host.called_at > duration_of(kAnswerSeconds)) {
     const auto words = link.last_words();
-    put_away(host, fmt::format("it did not answer within {} s{} → is it up, and can you log in without a password?",
-                               kAnswerSeconds, words.empty() ? "" : fmt::format(" ({})", words)));
+    exclude_host(host, fmt::format("it did not answer within {} s{} → is it up, and can you log in without a password?",
+                                   kAnswerSeconds, words.empty() ? "" : fmt::format(" ({})", words)));
   }
 }
 
-/// A failure.
-void RemoteHosts::put_away(Host& host, std::string problem) {
+/// Ends the connection to `host` and counts a failure; it is called again at once after the first, later after more.
+void RemoteHosts::exclude_host(Host& host, std::string problem) {
   host.link.reset();
   host.state = State::kAway;
   host.problem = std::move(problem);
@@ -102,7 +102,7 @@ void RemoteHosts::put_away(Host& host, std::string problem) {
   host.call_at += std::min<Clock::duration>(kFirstPause * (1 << std::min(host.failures - 2, 16)), kLongestPause);
 }
 
-void RemoteHosts::fail(std::size_t host, std::string problem) { put_away(hosts_[host], std::move(problem)); }
+void RemoteHosts::fail(std::size_t host, std::string problem) { exclude_host(hosts_[host], std::move(problem)); }
 
 void RemoteHosts::leave_out(std::size_t host, std::string problem) {
   hosts_[host].failures = std::max(hosts_[host].failures, kFailuresOfBroken);
@@ -114,11 +114,11 @@ void RemoteHosts::forget_failures() {
     if (host.state == State::kTakesPart) host.failures = 0;
 }
 
-void RemoteHosts::begin(std::size_t host, const Order& order) {
+void RemoteHosts::begin(std::size_t host, const JobSetup& setup) {
   concluding_ = false;
   hosts_[host].state = State::kTakesPart;
   hosts_[host].ready = {};
-  send(host, order);
+  send(host, setup);
 }
 
 bool RemoteHosts::any_takes_part() const {
@@ -172,9 +172,9 @@ Clock::duration RemoteHosts::look_after() {
     // One that takes part is for take_lost().
     if (host.state != State::kIdle) continue;
     if (host.link->gone())
-      put_away(host, why_it_ended(*host.link, host.link->agent_exit_status()));
+      exclude_host(host, why_it_ended(*host.link, host.link->agent_exit_status()));
     else if (is_silent(host))
-      put_away(host, "it fell silent");
+      exclude_host(host, "it fell silent");
   }
   return any ? kLookEvery : Clock::duration::max();
 }
@@ -202,7 +202,7 @@ std::vector<LostHost> RemoteHosts::take_lost() {
     } else {
       continue;
     }
-    put_away(host, loss.silent ? "it fell silent" : loss.why);
+    exclude_host(host, loss.silent ? "it fell silent" : loss.why);
     if (!concluding_) lost.push_back(std::move(loss));
   }
   return lost;
@@ -251,7 +251,7 @@ Clock::time_point RemoteHosts::last_heard() const {
 
 void RemoteHosts::end_attempt() {
   for (auto& host : hosts_)
-    if (host.state == State::kTakesPart) put_away(host, "it did not clean up in time");
+    if (host.state == State::kTakesPart) exclude_host(host, "it did not clean up in time");
 }
 
 void RemoteHosts::finish() {

@@ -19,7 +19,7 @@ namespace lockstep::launcher {
 
 /// Note [Hosts that come and go]
 /// A host has a helper (Note [Helpers on other hosts]) from when it answers until it is lost, over all attempts that it
-/// takes part in or not; each of these begins with an order and ends with Conclude and Concluded. A host that is away
+/// takes part in or not; each of these begins with a JobSetup and ends with Conclude and Concluded. A host that is away
 /// is called again: at once, so that it can take part in the next attempt, and after two failures in a row (it was
 /// lost, or did not answer a call) without a checkpoint between them in pauses that double, up to a minute. A job with
 /// fewer ranks than it should have takes up hosts that have answered after its next checkpoint (Supervisor).
@@ -68,8 +68,8 @@ class RemoteHosts {
   /// It takes no part in this job, ever.
   void dismiss(std::size_t host);
 
-  /// The host is to take part in the next attempt: sends the order. What it answers is handed out by serve().
-  void begin(std::size_t host, const Order& order);
+  /// The host is to take part in the next attempt: sends `setup`. What it answers is handed out by serve().
+  void begin(std::size_t host, const JobSetup& setup);
   void set_ready(std::size_t host, const Ready& ready) { hosts_[host].ready = ready; }
   const Ready& ready(std::size_t host) const { return hosts_[host].ready; }
   /// Another one than this host takes part.
@@ -136,7 +136,7 @@ class RemoteHosts {
   bool takes_part(std::size_t host) const { return hosts_[host].state == State::kTakesPart; }
   void call(Host& host);
   void look_at_call(Host& host);
-  void put_away(Host& host, std::string problem);
+  void exclude_host(Host& host, std::string problem);
   bool is_silent(const Host& host) const { return host.link->silence() > setup_.silence; }
 
   Setup setup_ = {};

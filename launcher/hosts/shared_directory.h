@@ -9,9 +9,9 @@
 
 namespace lockstep::launcher {
 
-/// Does on this host what `look` says, in `directory` where its path is relative. Whether it could, or the file is
-/// there.
-bool look_here(const Look& look, const std::string& directory);
+/// Carries out `request` on this host, in `directory` where its path is relative. Whether that succeeded, or the file
+/// exists.
+bool handle_file_request(const FileRequest& request, const std::string& directory);
 
 /// The names of the hosts of `gathered` that do not see the first host's directory at `path`. The first host makes the
 /// directory, and during this call a file in it; the others look for the file. None if the first host cannot write

@@ -83,7 +83,7 @@ class SumLastNode final : public Node {
     const Shape& shape = x_.shape();
     const Tensor& dy = tape.grad(output());
     Tensor dx = tape.backend().empty(shape);
-    tape.backend().elementwise().spread_rows(dy.reshaped({dy.count()}), rows_of(dx, shape[shape.size() - 1]));
+    tape.backend().elementwise().broadcast_rows(dy.reshaped({dy.count()}), rows_of(dx, shape[shape.size() - 1]));
     tape.contribute(x_, std::move(dx));
   }
 
@@ -114,7 +114,7 @@ class SumNode final : public Node {
     Tensor dx = tape.backend().empty(x_.shape());
     if (times_.defined()) {
       auto& elementwise = tape.backend().elementwise();
-      elementwise.spread_rows(times_.reshaped({1}), dx.reshaped({1, dx.count()}));
+      elementwise.broadcast_rows(times_.reshaped({1}), dx.reshaped({1, dx.count()}));
       elementwise.affine(dx, scale_, 0.0f, dx);
     } else {
       tape.backend().pointwise().fill(dx, scale_);
@@ -229,7 +229,7 @@ Var spread_last(Tape& tape, Var x, std::int64_t count) {
   std::vector<std::int64_t> dims(x.shape().dims().begin(), x.shape().dims().end());
   dims.push_back(count);
   Tensor y = tape.backend().empty(Shape(std::span<const std::int64_t>(dims)));
-  tape.backend().elementwise().spread_rows(x.value().reshaped({x.shape().count()}), rows_of(y, count));
+  tape.backend().elementwise().broadcast_rows(x.value().reshaped({x.shape().count()}), rows_of(y, count));
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<SpreadLastNode>(out, x, count);
   return out;

@@ -19,20 +19,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCard = "lockstep";  // what a run says of its model (checkpoint/model_metadata.h)
+constexpr const char* kMetadataKey = "lockstep";  // what a run says of its model (checkpoint/model_metadata.h)
 
 // ".pt", in lower case.
-std::string ending_of(const std::string& path) {
+std::string extension_of(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
-  std::string ending = name.substr(std::min(name.rfind('.'), name.size()));
-  for (char& c : ending)
+  std::string extension = name.substr(std::min(name.rfind('.'), name.size()));
+  for (char& c : extension)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return ending;
+  return extension;
 }
 
 bool is_torch_path(const std::string& path) {
-  const std::string ending = ending_of(path);
-  return ending == ".pt" || ending == ".pth" || ending == ".bin";
+  const std::string extension = extension_of(path);
+  return extension == ".pt" || extension == ".pth" || extension == ".bin";
 }
 
 [[noreturn]] void not_an_index(const std::string& path, const std::string& why) {
@@ -130,17 +130,19 @@ std::map<std::string, std::string> read_weights_metadata(const std::string& path
   refuse_directory(path);
   if (path.ends_with(".json")) return {};
   if (!holds_torch_file(path)) return read_safetensors_metadata(path);
-  const auto card = read_torch_metadata(path, kCard);
-  return card ? std::map<std::string, std::string>{{kCard, *card}} : std::map<std::string, std::string>{};
+  const auto metadata = read_torch_metadata(path, kMetadataKey);
+  return metadata ? std::map<std::string, std::string>{{kMetadataKey, *metadata}}
+                  : std::map<std::string, std::string>{};
 }
 
 void check_weights_path(const std::string& path) {
-  const std::string ending = ending_of(path);
+  const std::string extension = extension_of(path);
   constexpr std::array kOthers = {".json", ".onnx", ".h5",   ".hdf5",   ".keras", ".npz",
                                   ".npy",  ".ckpt", ".gguf", ".tflite", ".pkl",   ".msgpack"};
-  if (std::ranges::find(kOthers, ending) != kOthers.end())
-    throw UsageError(fmt::format("weights for {}: '{}' is the ending of a format that is not written", path, ending),
-                     "name a .safetensors file, or .pt, .pth or .bin for what torch.load() reads");
+  if (std::ranges::find(kOthers, extension) != kOthers.end())
+    throw UsageError(
+        fmt::format("weights for {}: '{}' is the extension of a format that is not written", path, extension),
+        "name a .safetensors file, or .pt, .pth or .bin for what torch.load() reads");
 }
 
 void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,

@@ -288,7 +288,7 @@ void Conv2d::absorb(BatchNorm& norm) {
   norm.absorbed_ = true;
 }
 
-Var BatchNorm::forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue) {
+Var BatchNorm::forward_after(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue) {
   return absorbed_ ? conv.forward(tape, x, epilogue) : forward(tape, conv.forward(tape, x), epilogue);
 }
 

@@ -50,7 +50,7 @@ class Downsample final : public Module {
   Downsample(Context& context, std::int64_t in, std::int64_t out, std::int64_t stride)
       : conv_(register_module("0", convolution(context, in, out, 1, stride))),
         norm_(register_module("1", std::make_unique<BatchNorm>(context, out))) {}
-  Var forward(Tape& tape, Var x) override { return norm_.forward_behind(conv_, tape, x, Epilogue::kNone); }
+  Var forward(Tape& tape, Var x) override { return norm_.forward_after(conv_, tape, x, Epilogue::kNone); }
 
   std::string type_name() const override { return "Sequential"; }
 
@@ -83,7 +83,7 @@ class BasicBlock final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    Var y = bn1_.forward_behind(conv1_, tape, x, Epilogue::kRelu);
+    Var y = bn1_.forward_after(conv1_, tape, x, Epilogue::kRelu);
     y = conv2_.forward(tape, y);
     return bn2_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
@@ -121,8 +121,8 @@ class Bottleneck final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    Var y = bn1_.forward_behind(conv1_, tape, x, Epilogue::kRelu);
-    y = bn2_.forward_behind(conv2_, tape, y, Epilogue::kRelu);
+    Var y = bn1_.forward_after(conv1_, tape, x, Epilogue::kRelu);
+    y = bn2_.forward_after(conv2_, tape, y, Epilogue::kRelu);
     y = conv3_.forward(tape, y);
     return bn3_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
@@ -207,7 +207,7 @@ class ResNet final : public Module {
     if (!depth_.small_images && bn1_->absorbed()) {
       x = conv1_->forward(tape, x, Epilogue::kRelu, square(3, 2));
     } else {
-      x = bn1_->forward_behind(*conv1_, tape, x, Epilogue::kRelu);
+      x = bn1_->forward_after(*conv1_, tape, x, Epilogue::kRelu);
       if (!depth_.small_images) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
     }
     for (Stage* stage : stages_) x = stage->forward(tape, x);

@@ -104,7 +104,7 @@ class MetaElementwise final : public ElementwiseKernels {
   void binary_backward(BinaryOp, T, T, T, T, T) override {}
   void affine(T, float, float, T) override {}
   void sum_rows(T, T) override {}
-  void spread_rows(T, T) override {}
+  void broadcast_rows(T, T) override {}
   void total(T, T) override {}
 };
 
@@ -114,7 +114,7 @@ class MetaEmbedding final : public EmbeddingKernels {
   void backward(T, T, bool, T) override {}
   void add_rows(T, T, std::int64_t, T) override {}
   void add_rows_backward(T, std::int64_t, bool, T) override {}
-  void number_rows(T, std::int64_t, std::int64_t, T) override {}
+  void row_indices(T, std::int64_t, std::int64_t, T) override {}
 };
 
 class MetaAttention final : public AttentionKernels {

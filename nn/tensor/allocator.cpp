@@ -14,7 +14,7 @@ namespace lockstep::nn {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-constexpr std::size_t kOrdinary = 0, kRecorded = 1;      // pools
+constexpr std::size_t kOrdinary = 0, kGraph = 1;         // pools
 constexpr std::size_t kMaxBytes = std::size_t{1} << 60;  // sums of sizes below do not overflow
 
 // Class 4k + q holds blocks of (4 + q) · 2^k cache lines, q in 0…3.
@@ -60,7 +60,7 @@ class Heap {
   void recycle(Block* block) noexcept;
   void use(CachingAllocator::Pool pool) {
     const std::lock_guard lock(mutex_);
-    pool_ = pool == CachingAllocator::Pool::kRecorded ? kRecorded : kOrdinary;
+    pool_ = pool == CachingAllocator::Pool::kGraph ? kGraph : kOrdinary;
   }
   void trim() {
     const std::lock_guard lock(mutex_);
@@ -166,7 +166,7 @@ bool Heap::give_back_held(Lock& lock) {
   lock.lock();
   if (!all) return false;
   const bool some = give_back_idle(kOrdinary);
-  return give_back_idle(kRecorded) || some;
+  return give_back_idle(kGraph) || some;
 }
 
 bool Heap::give_back_idle(std::size_t pool) {

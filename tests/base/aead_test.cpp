@@ -35,7 +35,7 @@ TEST(Aead, IsAes256Gcm) {
             "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919");
 }
 
-TEST(Aead, FramesOfAnySizeComeOutAsTheyWentIn) {
+TEST(Aead, FramesOfAnySizeRoundTrip) {
   Aead out = sealing(), in = opening();
   for (const std::size_t size : {0u, 1u, 15u, 16u, 17u, 96u, (1u << 20) + 3u}) {
     const std::string plain = random_bytes(size);
@@ -49,7 +49,7 @@ TEST(Aead, FramesOfAnySizeComeOutAsTheyWentIn) {
 }
 
 // As links do it: the sender in pieces of one size, the receiver as bytes come, in place.
-TEST(Aead, PiecesMakeNoDifference) {
+TEST(Aead, ChunkingDoesNotMatter) {
   const std::string plain = random_bytes((1 << 20) + 3);
   const std::string whole = sealing().seal_whole(plain);
   for (const std::size_t piece : {1u, 17u, 4'095u, 65'536u}) {
@@ -73,7 +73,7 @@ TEST(Aead, PiecesMakeNoDifference) {
   }
 }
 
-TEST(Aead, EachBitThatChangesIsFound) {
+TEST(Aead, AnyBitFlipIsDetected) {
   for (const std::size_t size : {0u, 1u, 15u, 16u, 17u, 40u}) {
     const std::string sealed = sealing().seal_whole(std::string(size, 'x'));
     for (std::size_t bit = 0; bit < sealed.size() * 8; ++bit) {
@@ -84,7 +84,7 @@ TEST(Aead, EachBitThatChangesIsFound) {
   }
 }
 
-TEST(Aead, FramesThatAreRepeatedSwappedOrLeftOutAreFound) {
+TEST(Aead, ReplayedSwappedOrDroppedFramesAreDetected) {
   Aead out = sealing();
   const std::string first = out.seal_whole("the same"), second = out.seal_whole("the same");
   EXPECT_NE(first, second);

@@ -62,7 +62,7 @@ TEST(Error, AssertionsNamePlaceConditionAndDetail) {
   }
 }
 
-TEST(Text, NumbersAreWholeTexts) {
+TEST(Text, NumbersMustFillTheText) {
   EXPECT_EQ(parse_int("-12"), -12);
   for (const char* bad : {"", " 1", "1 ", "1x", "0x10", "9223372036854775808", "1.0"})
     EXPECT_FALSE(parse_int(bad)) << bad;
@@ -79,7 +79,7 @@ TEST(Text, SplitKeepsEmptyPiecesAndJoinUndoesIt) {
   EXPECT_EQ(trim(" \t"), "");
 }
 
-TEST(Text, WordsLieBetweenBlanks) {
+TEST(Text, SplitsWordsAtBlanks) {
   EXPECT_EQ(words_of(" a  bc\td\r\n"), (std::vector<std::string>{"a", "bc", "d"}));
   EXPECT_TRUE(words_of(" \n").empty());
 }
@@ -190,7 +190,7 @@ std::uint64_t hash64(std::span<const std::byte> bytes, std::size_t piece) {
   return hash.finish();
 }
 
-TEST(Hash64, IsTheSameHoweverTheBytesCome) {
+TEST(Hash64, ChunkingDoesNotMatter) {
   std::vector<std::byte> bytes(1000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37 + i / 256);
   for (const std::size_t size : {0ul, 1ul, 63ul, 64ul, 65ul, 128ul, 1000ul}) {
@@ -285,7 +285,7 @@ TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {
 
 // The rename would put a file in the device's place.
 // A named pipe would be waited for, without end.
-TEST_F(AtomicFileTest, LinksStayAndTheirTargetsAreWritten) {
+TEST_F(AtomicFileTest, SymlinksStayAndTheirTargetsAreWritten) {
   namespace fs = std::filesystem;
   fs::create_directories(directory_ / "disk");
   fs::create_symlink("disk/target", directory_ / "relative");
@@ -304,14 +304,14 @@ TEST_F(AtomicFileTest, LinksStayAndTheirTargetsAreWritten) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_ / "disk"), {}), 1);
 }
 
-TEST_F(AtomicFileTest, OnlyFilesAreMapped) {
+TEST_F(AtomicFileTest, OnlyRegularFilesAreMapped) {
   const std::string pipe = (directory_ / "pipe").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   for (const std::string& path : {pipe, directory_.string(), std::string("/dev/zero")})
     EXPECT_THROW(MappedFile{path}, IoError) << path;
 }
 
-TEST_F(AtomicFileTest, GitLfsPointersAreNoFiles) {
+TEST_F(AtomicFileTest, GitLfsPointersAreRefused) {
   const std::string rest =
       "\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
   for (const char* version : {"https://git-lfs.github.com/spec/v1", "https://hawser.github.com/spec/v1"}) {
@@ -332,7 +332,7 @@ TEST_F(AtomicFileTest, GitLfsPointersAreNoFiles) {
     EXPECT_EQ(open_regular(temporary_.write("other", other)).problem, "") << other;
 }
 
-TEST_F(AtomicFileTest, FilesAreTheSameUnderAllTheirNames) {
+TEST_F(AtomicFileTest, SameFileUnderSeveralNames) {
   namespace fs = std::filesystem;
   const std::string here = directory_, there = temporary_.write("there", "1"), other = temporary_.write("other", "1");
   fs::create_symlink("there", here + "/link");
@@ -347,7 +347,7 @@ TEST_F(AtomicFileTest, FilesAreTheSameUnderAllTheirNames) {
   EXPECT_FALSE(is_same_file(here + "/none", here + "/nothing"));
 }
 
-TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
+TEST_F(AtomicFileTest, OnlyRegularFilesAreReplaced) {
   EXPECT_THROW(AtomicFile("/dev/null"), IoError);
   EXPECT_THROW(AtomicFile{directory_}, IoError);
   EXPECT_THROW(AtomicFile(directory_ / "none" / "f"), IoError);
@@ -356,7 +356,7 @@ TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
 }
 
-TEST(Stop, AHangupIsOneUnlessItIsIgnored) {
+TEST(Stop, SighupRequestsAStopUnlessIgnored) {
   std::signal(SIGHUP, SIG_IGN);  // nohup
   watch_for_stops();
   struct sigaction current = {};
@@ -368,7 +368,7 @@ TEST(Stop, AHangupIsOneUnlessItIsIgnored) {
   EXPECT_NE(current.sa_handler, SIG_DFL);
 }
 
-TEST(StatusReport, SurvivesTheWayAndIsBounded) {
+TEST(StatusReport, RoundTripsAndIsBounded) {
   using Kind = StatusReport::Kind;
   const StatusReport full{.kind = Kind::kMissingRanks, .number = -3, .seconds = 1.5, .ranks = {4, -1}, .text = "é"};
   EXPECT_EQ(decode_status(encode_status(full)), full);
@@ -403,7 +403,7 @@ TEST(StatusReport, LinesOfAnyProgram) {
     EXPECT_FALSE(parse_status_line(line)) << line;
 }
 
-TEST(StatusReport, GoesNowhereWithoutALauncher) {
+TEST(StatusReport, IsDroppedWithoutALauncher) {
   EXPECT_FALSE(report_status({.kind = StatusReport::Kind::kSaved}));
   EXPECT_FALSE(report_usage_error("not said"));
 }

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-TEST(CheckCuda, NamesTheCallTheGpuAndCudasWords) {
+TEST(CheckCuda, ErrorNamesCallGpuAndCudaMessage) {
   try {
     check_cuda(cudaErrorInvalidValue, "copying a batch");
     FAIL() << "an error that was not one";

@@ -165,7 +165,7 @@ TEST_F(FlightRecord, AWaitThatEndsIsCounted) {
 }
 
 // Whether it had begun to wait or not, it waits when it gives up.
-TEST_F(FlightRecord, WhoGivesUpWaits) {
+TEST_F(FlightRecord, GivingUpCountsAsWaiting) {
   for (const bool begins : {false, true}) {
     recorded([&] {
       if (begins) begin_wait();
@@ -193,7 +193,7 @@ TEST_F(FlightRecord, WithoutADirectoryThereIsNoFile) {
   EXPECT_EQ(said(), "");
 }
 
-TEST_F(FlightRecord, ADirectoryThatCannotBeIsAWarning) {
+TEST_F(FlightRecord, UnusableDirectoryIsAWarning) {
   for (const char* const place : {"/nowhere/flight", "/dev/null", "/proc"}) {
     const int status = in_child(err(), [&] {
       set_env(kDirectoryVariable, place);
@@ -207,7 +207,7 @@ TEST_F(FlightRecord, ADirectoryThatCannotBeIsAWarning) {
 }
 
 // Whoever has the older one mapped keeps it, and a link in its place is not followed.
-TEST_F(FlightRecord, TakesThePlaceOfAnOlderOne) {
+TEST_F(FlightRecord, ReplacesAnOlderRecord) {
   std::filesystem::create_directory(directory());
   const auto other = path_.path() / "other";
   std::ofstream(other) << "precious";
@@ -297,7 +297,7 @@ TEST_F(FlightRecord, HandlersOfTheProgramStay) {
   EXPECT_EQ(WEXITSTATUS(own), 42);
 }
 
-TEST_F(FlightRecord, OtherBytesAreRefused) {
+TEST_F(FlightRecord, CorruptRecordsAreRefused) {
   const std::string whole = bytes_of_one();
   ASSERT_EQ(whole.size(), kFileBytes);
   const auto refused = [&](const std::string& bytes) {
@@ -324,7 +324,7 @@ TEST_F(FlightRecord, OtherBytesAreRefused) {
 }
 
 // A record that was being written, or has numbers that none has, is left out; the others stay.
-TEST_F(FlightRecord, OperationsThatCannotBeAreLeftOut) {
+TEST_F(FlightRecord, ImpossibleOperationsAreSkipped) {
   const std::string whole = bytes_of_one();
   ASSERT_EQ(decode(whole, "F").operations.size(), 2u);
   const std::size_t second = offsetof(File, records) + 2 * sizeof(Record);
@@ -343,7 +343,7 @@ TEST_F(FlightRecord, OperationsThatCannotBeAreLeftOut) {
   EXPECT_EQ(decode(missing, "F").missing.size(), kMostMissing) << "all of them rank 0";
 }
 
-TEST_F(FlightRecord, NamesOfUntrustedBytesArePrintable) {
+TEST_F(FlightRecord, UntrustedNamesArePrintable) {
   std::string bytes = bytes_of_one();
   bytes.replace(offsetof(Header, host), 4, "a\x1b[2");
   bytes += "frame\x1b one\n\nframe two";

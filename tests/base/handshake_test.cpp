@@ -184,7 +184,7 @@ TEST(Handshake, NothingIsReadBeyondIt) {
   EXPECT_EQ(std::string(chunk, 4), "data");
 }
 
-TEST(Handshake, WhatIsNotOneIsFoundBeforeItIsRead) {
+TEST(Handshake, OtherBytesAreRejectedEarly) {
   const auto why = [](const std::string& bytes) {
     Handshake listener = Handshake::listen(Port::kStore, JobSecret::random());
     listener.feed(bytes);

@@ -32,7 +32,7 @@ TEST(Json, IsRead) {
   EXPECT_EQ(parse_json(" 7 ", 0), 7);
 }
 
-TEST(Json, WhatIsNoneIsToldWithItsPlace) {
+TEST(Json, ParseErrorsNameTheirPosition) {
   EXPECT_EQ(complaint(""), "is not JSON at byte 1");
   EXPECT_EQ(complaint("[1, x]"), "is not JSON at byte 5");
   EXPECT_EQ(complaint("{\"\xff\": 1}"), "is not JSON at byte 3");
@@ -45,7 +45,7 @@ TEST(Json, WhatIsNoneIsToldWithItsPlace) {
   }
 }
 
-TEST(Json, NumbersThatNoDoubleHolds) {
+TEST(Json, NumbersOutsideTheRangeOfDouble) {
   EXPECT_EQ(complaint("[1e308, -1e308, 18446744073709551616]"), "nothing was thrown");
   EXPECT_EQ(complaint("[1e309]"), "has a number that is too large before byte 7");
   EXPECT_EQ(complaint("{\"a\": -1e309}"), "has a number that is too large before byte 13");
@@ -57,7 +57,7 @@ TEST(Json, Depth) {
   EXPECT_EQ(complaint(std::string(200'000, '['), 3), "nests deeper than 3 levels at byte 5");
 }
 
-TEST(Json, KeysComeOnce) {
+TEST(Json, DuplicateKeysAreRefused) {
   EXPECT_EQ(complaint(R"({"a": 1, "b": 2, "a": 3})"), "names 'a' twice, again before byte 20");
   EXPECT_EQ(complaint(R"({"a": {"b": 1}, "c": [{"b": 1}, {"b": 2}]})"), "nothing was thrown");
   EXPECT_EQ(complaint(R"({"a": {"b": 1}, "c": {"b": 1, "b": 1}})"), "names 'b' twice, again before byte 33");

@@ -13,7 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(SharedLibrary, MissingOneIsNamedWithEveryFileThatWasTried) {
+TEST(SharedLibrary, MissingLibraryListsTheFilesTried) {
   constexpr std::array names = {"liblockstep-none.so.2", "liblockstep-none.so.1"};
   try {
     const SharedLibrary library("NCCL", names, "install libnccl2");
@@ -26,7 +26,7 @@ TEST(SharedLibrary, MissingOneIsNamedWithEveryFileThatWasTried) {
   }
 }
 
-TEST(SharedLibrary, OpensTheFirstThatThereIsAndBindsItsFunctions) {
+TEST(SharedLibrary, OpensTheFirstExistingFileAndBindsItsFunctions) {
   constexpr std::array names = {"liblockstep-none.so.2", "libm.so.6"};
   const SharedLibrary library("the mathematics library", names, "");
   double (*root)(double) = nullptr;
@@ -34,7 +34,7 @@ TEST(SharedLibrary, OpensTheFirstThatThereIsAndBindsItsFunctions) {
   EXPECT_EQ(root(16.0), 4.0);
 }
 
-TEST(SharedLibrary, FunctionThatItLacksIsNamed) {
+TEST(SharedLibrary, MissingFunctionIsNamed) {
   constexpr std::array names = {"libm.so.6"};
   const SharedLibrary library("cuDNN", names, "");
   try {

@@ -28,7 +28,7 @@ TEST(Lifetime, ReferencesExpireWithTheirOwner) {
   }
 }
 
-TEST(Lifetime, RenewingExpiresWhatWasTakenBefore) {
+TEST(Lifetime, RenewingExpiresEarlierReferences) {
   Lifetime owner;
   const auto before = owner.ref();
   owner.renew();

@@ -46,7 +46,7 @@ TEST_F(MemoryBounds, OfThisMachine) {
   EXPECT_GT(bounds.front().free_bytes, 1u << 20);
 }
 
-TEST_F(MemoryBounds, AMachineWithoutGroups) {
+TEST_F(MemoryBounds, WithoutCgroups) {
   EXPECT_TRUE(memory_bounds(root()).empty());  // says nothing
   machine();
   auto bounds = memory_bounds(root());
@@ -57,7 +57,7 @@ TEST_F(MemoryBounds, AMachineWithoutGroups) {
   EXPECT_EQ(bounds[0].free_bytes, 8500 * kKib);
 }
 
-TEST_F(MemoryBounds, AllAncestorsOfAGroup) {
+TEST_F(MemoryBounds, AllAncestorsOfACgroup) {
   machine();
   unified("/jobs/one/task");
   write("/sys/fs/cgroup/jobs/memory.max", "4096000\n");
@@ -78,7 +78,7 @@ TEST_F(MemoryBounds, AllAncestorsOfAGroup) {
   EXPECT_NE(bounds[2].id, bounds[3].id);
 }
 
-TEST_F(MemoryBounds, SwapThatAGroupMayUse) {
+TEST_F(MemoryBounds, SwapLimitOfACgroup) {
   machine("1000");
   unified("/job");
   write("/sys/fs/cgroup/job/memory.max", "2000000\n");
@@ -102,7 +102,7 @@ TEST_F(MemoryBounds, InAContainer) {
   }
 }
 
-TEST_F(MemoryBounds, TheFirstVersion) {
+TEST_F(MemoryBounds, OfVersion1) {
   machine();
   write("/proc/self/cgroup", "9:cpu,cpuacct:/other\n4:memory:/slurm/job\n0::/\n");
   write("/proc/self/mountinfo",
@@ -117,7 +117,7 @@ TEST_F(MemoryBounds, TheFirstVersion) {
   EXPECT_EQ(bounds[1].free_bytes, 3300000u);
 }
 
-TEST_F(MemoryBounds, FilesThatMakeNoSense) {
+TEST_F(MemoryBounds, MalformedFiles) {
   machine();
   unified("/job");
   for (const std::string text : {"", "\n", "lots\n", "-1\n", "99999999999999999999999\n"}) {
@@ -131,7 +131,7 @@ TEST_F(MemoryBounds, FilesThatMakeNoSense) {
   EXPECT_TRUE(memory_bounds(root()).empty());
 }
 
-TEST_F(MemoryBounds, ProcessesThatTheKernelHasEnded) {
+TEST_F(MemoryBounds, CountsOomKills) {
   EXPECT_EQ(memory_kills(root()), std::nullopt);
   write("/proc/vmstat", "pgfault 12\noom_kill 3\nnuma_hit 7\n");
   EXPECT_EQ(memory_kills(root()), 3u);
@@ -150,7 +150,7 @@ class CpuQuotas : public MemoryBounds {
   }
 };
 
-TEST_F(CpuQuotas, TheLeastOfAllAncestors) {
+TEST_F(CpuQuotas, SmallestQuotaOfAllAncestors) {
   EXPECT_FALSE(cpu_quota(root()));  // no /proc
   unified("/jobs/one/task");
   EXPECT_FALSE(cpu_quota(root()));

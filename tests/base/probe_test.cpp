@@ -26,7 +26,7 @@ TEST(ProbeTest, CountsDevices) {
   EXPECT_EXIT(tell({.devices = 3}), kOk, "3 devices, runtime 13[0-9]+, driver 13000: <> <>");
 }
 
-TEST(ProbeTest, KnowsWhereTheyAre) {
+TEST(ProbeTest, ReadsBusIds) {
   const auto tell_places = [] {
     soft_cuda::set_machine({.devices = 2});
     std::string text;
@@ -38,7 +38,7 @@ TEST(ProbeTest, KnowsWhereTheyAre) {
   EXPECT_EXIT(tell_places(), kOk, "^0000:1b:00.0 0000:1c:00.0 and of these 0000:1c:00.0");
 }
 
-TEST(ProbeTest, NoPlaceWithoutADriver) {
+TEST(ProbeTest, NoBusIdsWithoutADriver) {
   const auto tell_place = [] {
     soft_cuda::set_machine({.driver_version = 0});
     std::fprintf(stderr, "%zu <%s>\n", probe_cuda().bus_ids.size(), current_cuda_bus_id().c_str());

@@ -48,7 +48,7 @@ TEST(Registry, FindsFamiliesByName) {
   }
 }
 
-TEST(Registry, TakesAProgramsOwn) {
+TEST(Registry, AcceptsFamiliesOfAProgram) {
   Registry<Fruit> fruit("fruit", {&kApple, &kPear});
   fruit.add({"plum", 3});
   const Fruit* const plum = fruit.find("plum");

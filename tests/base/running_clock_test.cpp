@@ -36,9 +36,9 @@ int expired_after(std::chrono::milliseconds stopped, std::chrono::milliseconds b
 
 TEST(RunningClock, AStopDoesNotCount) { EXPECT_EQ(expired_after(1600ms, 0ms, true), 0); }
 
-TEST(RunningClock, WhatIsWaitedCounts) { EXPECT_EQ(expired_after(0ms, 2500ms, true), 1); }
+TEST(RunningClock, WaitingCounts) { EXPECT_EQ(expired_after(0ms, 2500ms, true), 1); }
 
-TEST(RunningClock, StopsCountWhereItIsNotStarted) { EXPECT_EQ(expired_after(1600ms, 0ms, false), 1); }
+TEST(RunningClock, StopsCountUnlessItIsStarted) { EXPECT_EQ(expired_after(1600ms, 0ms, false), 1); }
 
 TEST(RunningClock, NeverGoesBack) {
   RunningClock::start();

@@ -23,7 +23,7 @@ TEST(OpenmpSpinCount, IsAFractionOfLibgompsOwn) {
   EXPECT_LE(std::stol(*spins), 300'000);
 }
 
-TEST(OpenmpSpinCount, LeavesAloneWhatTheUserHasChosen) {
+TEST(OpenmpSpinCount, RespectsTheUsersSetting) {
   EXPECT_FALSE(openmp_spin_count(environment({{"GOMP_SPINCOUNT", "0"}}), 8));
   EXPECT_FALSE(openmp_spin_count(environment({{"OMP_WAIT_POLICY", "active"}}), 8));
 }

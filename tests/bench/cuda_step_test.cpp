@@ -72,7 +72,7 @@ TEST_P(BenchStepOnGpu, ReplaysEveryMeasuredStep) {
 INSTANTIATE_TEST_SUITE_P(Batch, BenchStepOnGpu, ::testing::Bool(),
                          [](const auto& tested) { return tested.param ? "Copied" : "Stays"; });
 
-TEST(BenchStep, StartsKernelByKernelWhenTold) {
+TEST(BenchStep, RunsWithoutGraphsOnRequest) {
   auto options = small("mlp");
   options.train.graphs = false;
   options.train.precision = Precision::kBF16;
@@ -118,14 +118,14 @@ TEST(BenchStep, ProfilesAStep) {
   EXPECT_THROW(bench_step(options, std::nullopt), UsageError);
 }
 
-TEST(BenchStep, SaysWhatWasComputedInTf32) {
+TEST(BenchStep, ReportsTf32) {
   auto options = small("mlp");
   options.train.tf32 = true;
   EXPECT_EQ(measured(options)["precision"], "tf32");
 }
 
 // In the precision of the step.
-TEST(BenchStep, MeasuresPeaksWhereThatIsAskedFor) {
+TEST(BenchStep, MeasuresPeaksOnRequest) {
   for (const char* device : {"cuda:0", "cpu"}) {
     auto options = small("mlp");
     options.train.device = device;

@@ -77,7 +77,7 @@ TEST(Flops, OfRecurrentModelsFollowTheirGatesAndDirections) {
   EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * 5 * (3 * 128.0 + 88.0));
 }
 
-TEST(Flops, AreOfTheModelsThatThereAre) {
+TEST(Flops, CoverAllModels) {
   const auto backend = nn::make_cpu_backend(1);
   const auto shapes = nn::make_meta_backend(*backend);
   nn::Generator generator = nn::Generator::none();

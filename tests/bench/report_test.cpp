@@ -24,14 +24,14 @@ std::vector<std::int64_t> sizes(std::int64_t min, std::int64_t max, int factor =
   return sizes_of(options);
 }
 
-TEST(Sizes, GoUpByAFactorInWholeElements) {
+TEST(Sizes, GrowByAFactorInWholeElements) {
   EXPECT_THAT(sizes(8, 64), ElementsAre(8, 16, 32, 64));
   EXPECT_THAT(sizes(10, 100, 3), ElementsAre(8, 28, 88));
   EXPECT_THAT(sizes(1, 9), ElementsAre(4, 8)) << "1, 2 and 4 bytes are one float";
   EXPECT_THAT(sizes(7, 7, 2, DType::kI64), ElementsAre(8));
 }
 
-TEST(Speed, IsNcclTests) {
+TEST(Speed, BandwidthMatchesNcclTests) {
   // 8 MB in 1 ms are 8 GB/s; of four ranks' links, each carries 2·3/4 of that.
   const Speed speed = speed_of(1000, 8'000'000, 4);
   EXPECT_DOUBLE_EQ(speed.algbw_gbs, 8.0);
@@ -49,7 +49,7 @@ TEST(Quantile, IsTheNearestValue) {
   EXPECT_TRUE(std::isnan(median({})));
 }
 
-TEST(Report, OfAllReduceIsOneFormatOrAnother) {
+TEST(Report, AllReduceAsJsonTableOrCsv) {
   const comm::SelfGroup group(std::chrono::seconds(1));
   AllReduceOptions options;
   options.format = Format::kJson;
@@ -67,7 +67,7 @@ TEST(Report, OfAllReduceIsOneFormatOrAnother) {
   EXPECT_NE(line_of(result, options, group).find("N/A"), std::string::npos) << "what was not checked";
 }
 
-TEST(Report, OfAStepHoldsWhatTheCommandLinePromises) {
+TEST(Report, StepHasTheDocumentedFields) {
   StepResult result;
   result.peak_memory_bytes = {7, 8};
   result.backend = "shm";
@@ -81,7 +81,7 @@ TEST(Report, OfAStepHoldsWhatTheCommandLinePromises) {
   EXPECT_EQ(split(csv[0], ',').size(), split(csv[1], ',').size());
 }
 
-TEST(Report, OfAStepOnAGpuSaysHowItRan) {
+TEST(Report, StepOnAGpuReportsGraphsAndKernels) {
   StepResult result;
   result.device = "cuda:0, NVIDIA \"H100\"";
   result.step_ms = 0.5;
@@ -106,12 +106,12 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   EXPECT_EQ(json["timeline"]["communication_ms"], 3.0);
   EXPECT_EQ(json["timeline"]["hidden_ms"], 1.0) << "what lay before the last gradient";
   const std::string table = text_of(result, Format::kTable);
-  for (const char* words : {"steps are not recorded: a kernel waits", "25.0 % of 8", "attention, bf16 by cuDNN",
+  for (const char* words : {"steps are not captured: a kernel waits", "25.0 % of 8", "attention, bf16 by cuDNN",
                             "of which backward hid 1.000 ms (33 %)"})
     EXPECT_NE(table.find(words), std::string::npos) << table;
 }
 
-TEST(Report, OfAProfileHasTheLeastThatAnOperationCanTake) {
+TEST(Report, ProfileHasLowerBounds) {
   StepResult result;
   result.precision = "bf16";
   result.step_ms = 2;

@@ -98,7 +98,7 @@ TEST_F(CInterface, Null) {
   EXPECT_EQ(lockstep_reducer_destroy(nullptr), LOCKSTEP_OK);
 }
 
-TEST_F(CInterface, WhatHasBeenDestroyed) {
+TEST_F(CInterface, UseAfterDestroy) {
   lockstep_group* other = nullptr;
   ASSERT_EQ(lockstep_group_split(group_, 0, 0, &other), LOCKSTEP_OK);
   lockstep_arena* arena = nullptr;
@@ -134,7 +134,7 @@ TEST_F(CInterface, AfterTheEnd) {
   EXPECT_THAT(refusal(lockstep_group_shutdown(group_)), HasSubstr("a group that has been shut down"));
 }
 
-TEST_F(CInterface, NumbersThatMeanNothing) {
+TEST_F(CInterface, InvalidNumbers) {
   float value = 1;
   EXPECT_THAT(refusal(lockstep_all_reduce(group_, &value, 1, 7, LOCKSTEP_SUM)),
               HasSubstr("dtype 7, where 0 to 6 are known"));
@@ -182,7 +182,7 @@ TEST_F(CInterface, Options) {
   EXPECT_THAT(refusal(make()), HasSubstr("options.progress 3"));
 }
 
-TEST_F(CInterface, TheReducersOrder) {
+TEST_F(CInterface, OrderOfReducerCalls) {
   const lockstep_slot slots[] = {{"a", 4}, {"b", 100}};
   lockstep_reducer* reducer = nullptr;
   ASSERT_EQ(lockstep_reducer_make(group_, slots, 2, nullptr, &reducer), LOCKSTEP_OK);
@@ -224,7 +224,7 @@ TEST_F(CInterface, ACallbackThatDestroysTheGroup) {
   EXPECT_EQ(lockstep_reducer_destroy(reducer), LOCKSTEP_OK);
 }
 
-TEST_F(CInterface, TheErrorIsTheThreads) {
+TEST_F(CInterface, LastErrorIsPerThread) {
   refusal(lockstep_group_rank(nullptr, nullptr));
   std::thread([] { EXPECT_STREQ(lockstep_last_error(), ""); }).join();
   int rank = 0;

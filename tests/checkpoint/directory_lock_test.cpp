@@ -27,7 +27,7 @@ std::string refusal(const std::string& directory) {
   return "none";
 }
 
-TEST(DirectoryLock, IsOneRunsAtATime) {
+TEST(DirectoryLock, AllowsOneRunAtATime) {
   const testing::TemporaryDirectory directory;
   const std::string path = directory.path();
   {
@@ -59,7 +59,7 @@ TEST(DirectoryLock, EndsWithItsProcess) {
 }
 
 // A run that ends meanwhile lets the next one in.
-TEST(DirectoryLock, IsWaitedFor) {
+TEST(DirectoryLock, WaitsForAnEndingRun) {
   const testing::TemporaryDirectory directory;
   const std::string path = directory.path();
   auto first = std::make_unique<DirectoryLock>(path);
@@ -71,7 +71,7 @@ TEST(DirectoryLock, IsWaitedFor) {
   ends.join();
 }
 
-TEST(DirectoryLock, IsNotHeldWhereNothingCanBeWritten) {
+TEST(DirectoryLock, IsSkippedInReadOnlyDirectories) {
   EXPECT_FALSE(DirectoryLock("/proc").held());
   EXPECT_FALSE(DirectoryLock("/nowhere").held());
 }

@@ -39,7 +39,7 @@ nn::ModelSpec gpt(std::int64_t layers, std::int64_t heads, std::int64_t width, s
           .settings = {{"layers", layers}, {"heads", heads}, {"width", width}, {"context", context}}};
 }
 
-TEST_F(ModelOfFile, IsMadeWhereTheFileHasItsParameters) {
+TEST_F(ModelOfFile, IsBuiltIfTheFileHasItsParameters) {
   const std::vector<nn::ModelSpec> specs = {
       gpt(3, 2, 8, 16),
       {.name = "resnet18-cifar", .sample_shape = {8, 8, 3}, .classes = 4},
@@ -70,7 +70,7 @@ TEST_F(ModelOfFile, IsMadeWhereTheFileHasItsParameters) {
   }
 }
 
-TEST_F(ModelOfFile, TakesNoMemoryOnTrust) {
+TEST_F(ModelOfFile, LimitsMemoryByTheFilesSize) {
   constexpr std::int64_t kMost = 1 << 24;
   for (const auto& spec :
        {gpt(kMost, 1, 64, 16), gpt(1, 1, kMost, 16), gpt(1, 1, 8, kMost), gpt(kMost, kMost, kMost, kMost),
@@ -89,7 +89,7 @@ TEST_F(ModelOfFile, TakesNoMemoryOnTrust) {
   EXPECT_NO_THROW(nn::make_model(context, gpt(2, 2, 256, 16)));  // and the limit is gone
 }
 
-TEST_F(ModelOfFile, WhatIsNoModelIsTheFilesFaultWhereItSaysSo) {
+TEST_F(ModelOfFile, InvalidModelInMetadataNamesTheFile) {
   EXPECT_THROW(make(gpt(1, 3, 8, 16), {}, {.metadata = false}), UsageError);
   EXPECT_THAT(refusal(gpt(1, 3, 8, 16)), HasSubstr("w.safetensors: "));
   EXPECT_THAT(refusal({.name = "mpl", .sample_shape = {5}, .classes = 3}), HasSubstr("w.safetensors: "));

@@ -34,7 +34,7 @@ TEST(Manual, HasAllFlagsOfAllSubcommands) {
 }
 
 // A line of text that begins with a dot would be a request, and vanish.
-TEST(Manual, LinesAreTextOrRequestsThatRoffHas) {
+TEST(Manual, LinesAreValidRoff) {
   std::istringstream page(manual());
   std::string line;
   while (std::getline(page, line)) {

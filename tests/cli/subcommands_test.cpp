@@ -40,7 +40,7 @@ TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
 }
 
-TEST(Subcommands, FlagsOfAnotherSubcommandAreNamedSo) {
+TEST(Subcommands, FlagsOfAnotherSubcommandAreRecognised) {
   EXPECT_THAT(complaint({"launch", "--epochs", "3"}), HasSubstr("it is a flag of lockstep train"));
   EXPECT_THAT(complaint({"train", "cnn", "-n", "3"}), HasSubstr("it is a flag of lockstep launch"));
 }
@@ -344,7 +344,7 @@ TEST(TrainFlags, OlderSpellings) {
   EXPECT_EQ(train_config({"cnn", "--data=images:x", "--most-damaged=4"}).data_settings.integer("max-corrupt"), 4);
 }
 
-TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {
+TEST(TrainFlags, HelpShowsTheDefaults) {
   trainer::TrainConfig config;
   config.epochs = 123;
   EXPECT_THAT(trainer::train_options(config).help(), HasSubstr("(default 123)"));
@@ -413,7 +413,7 @@ TEST(LaunchAuto, ARankForEachGpu) {
   EXPECT_EQ(ranks_for_gpus(closed, program, nothing), 1);
 }
 
-TEST(LaunchAuto, CoresDecideForTheCpu) {
+TEST(LaunchAuto, RanksOnTheCpuFollowCores) {
   using Words = std::vector<std::string>;
   const EnvLookup nothing = variable("", "");
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu"}, nothing), 0);

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 int last() { return group().size() - 1; }
 
-TEST(Divide, TellsTheOddRanksFromTheOthers) {
+TEST(Divide, FindsTheDifferingRanks) {
   const auto of = [](std::vector<std::uint64_t> values) { return divide(values); };
   EXPECT_EQ(of({7}).most, std::vector<int>{0});
   EXPECT_TRUE(of({7, 7, 7}).others.empty());
@@ -41,7 +41,7 @@ TEST(Agree, AllWell) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(Agree, TheSameFailureIsSaidOnce) {
+TEST(Agree, SameFailureIsReportedOnce) {
   const auto work = [] { throw IoError("no such file: x.idx", "check --data"); };
   if (group().rank() == 0) {
     try {
@@ -79,7 +79,7 @@ TEST(Agree, OneRankFails) {
   }
 }
 
-TEST(Agree, DifferentFailuresAreAllSaid) {
+TEST(Agree, DifferentFailuresAreAllReported) {
   EXPECT_THROW(run_collectively(group(), [] { throw IoError(fmt::format("disk of rank {}", group().rank())); }),
                IoError);
 }
@@ -101,7 +101,7 @@ TEST(Agree, OtherExceptionsCountToo) {
 }
 
 // The code of a device or a host that has not as much memory, whoever notices.
-TEST(Agree, NoMemoryIsNoBug) {
+TEST(Agree, OutOfMemoryIsNoInternalError) {
   const auto work = [] {
     if (group().rank() == last()) throw std::bad_alloc();
   };
@@ -144,7 +144,7 @@ TEST(Manifest, Equal) {
     EXPECT_NO_THROW(compare_manifests(group(), {{"b", "2"}, {"a", "1"}}));
 }
 
-TEST(Manifest, TheLowestDifferentRankSpeaks) {
+TEST(Manifest, LowestDifferingRankReports) {
   if (group().size() == 1) {
     EXPECT_NO_THROW(compare_manifests(group(), {{"lr", "0.2"}}));
     return;

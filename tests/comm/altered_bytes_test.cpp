@@ -132,7 +132,7 @@ std::unique_ptr<Arena> filled_arena(ProcessGroup& group, std::int32_t fill) {
 }
 
 // In the first header, in later ones, in payloads; with ranks beside and hosts elsewhere that have no part in it.
-TEST(AlteredBytes, EndTheJobOnAllRanksBeforeTheyAreUsed) {
+TEST(AlteredBytes, AbortAllRanksBeforeTheyAreUsed) {
   for (const bool threaded : {false, true})
     for (const char* const hosts : {"ab", "aab", "abc"})
       for (const std::size_t at : {3u, 50u, 1'000u, 300'000u, 1'500'000u})
@@ -292,7 +292,7 @@ void let_the_host_compute_checksums() {
 }
 
 // TCP itself has nothing to object.
-TEST(AlteredBytes, APacketWhoseTcpChecksumIsRight) {
+TEST(AlteredBytes, PacketWithAValidTcpChecksum) {
   const testing::Namespaces network(2);
   if (!network.why_not().empty()) GTEST_SKIP() << network.why_not();
   const TamperingSwitch tampering(network);

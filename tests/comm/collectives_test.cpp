@@ -136,7 +136,7 @@ TEST(Collectives, MatchPlainLoops) {
     }
 }
 
-TEST(Collectives, BigRegionsRoundTheChunkEdges) {
+TEST(Collectives, LargeRegionsAroundChunkEdges) {
   const std::size_t chunk = 1 << 20;
   const auto ranks = static_cast<std::size_t>(group().size());
   const auto arena = group().allocate(ranks * 2 * chunk + 4096);
@@ -156,7 +156,7 @@ TEST(Collectives, BigRegionsRoundTheChunkEdges) {
 }
 
 // What each host sends is rounded; within one host, and over MPI, there is nothing to send before the end.
-TEST(Collectives, SumsThatEachHostRounds) {
+TEST(Collectives, SumsRoundedPerHost) {
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const std::size_t count : {1u, 65u, 5'000u, 300'001u}) {
       const auto arena = group().allocate(align_up(count * size_of(dtype)));
@@ -345,7 +345,7 @@ TEST(Collectives, CopiesOfOtherRanks) {
   }
 }
 
-TEST(Collectives, MisuseIsAUsageErrorAndBreaksNothing) {
+TEST(Collectives, MisuseIsARecoverableUsageError) {
   const auto arena = group().allocate(64);
   EXPECT_THROW(group().all_reduce({arena.get(), 0, 17, DType::kF32}, ReduceOp::kSum), UsageError);
   EXPECT_THROW(group().all_reduce({arena.get(), 2, 1, DType::kF32}, ReduceOp::kSum), UsageError);
@@ -371,7 +371,7 @@ TEST(Collectives, OnlyArenasOfTheGroup) {
 }
 
 // Where nothing waits for operations on an arena, but they are known to be done, it may go.
-TEST(Collectives, ArenasMayGoWhenTheirWorkIsDone) {
+TEST(Collectives, ArenasMayBeFreedAfterTheirWork) {
   const auto kept = group().allocate(1 << 20);
   for (int i = 0; i < 20; ++i) {
     const auto arena = group().allocate(1 << 20);
@@ -382,7 +382,7 @@ TEST(Collectives, ArenasMayGoWhenTheirWorkIsDone) {
 }
 
 // Over the edges of what is staged at a time; uneven parts, of more than one type.
-TEST(Collectives, BuffersOfTheHost) {
+TEST(Collectives, HostBuffers) {
   const auto ranks = static_cast<std::size_t>(group().size()), own = static_cast<std::size_t>(group().rank());
   for (const std::size_t count : {0u, 1u, 7u, 1'000u, 300'001u}) {
     std::vector<std::int64_t> mine(count), all(count * ranks, -1);

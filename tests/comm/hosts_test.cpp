@@ -63,7 +63,7 @@ TEST(Hosts, SumsOnForkedRanks) {
 
 // One that is connected to other hosts, and one that is not; in a small and in a large operation, awake or asleep.
 // Ranks that drive a channel, by the rank at the other end.
-TEST(Hosts, BytesOnTheirWayAreTimed) {
+TEST(Hosts, TransfersAreTimed) {
   for (const char* hosts : {"ab", "abc"})
     on_ranks({hosts}, [](ProcessGroup& group) {
       const auto arena = group.allocate(8 << 20);
@@ -102,7 +102,7 @@ TEST(Hosts, ARankThatDiesIsNamedToAllWithinASecond) {
       });
 }
 
-TEST(Hosts, ARankThatDiesIsNamedToThoseWhoWaitByOtherMeans) {
+TEST(Hosts, DeadRankIsNamedToThoseWhoWaitElsewhere) {
   on_ranks({"ab", 1}, [](ProcessGroup& group) {
     group.barrier().wait_host();
     if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
@@ -247,7 +247,7 @@ TEST(PeerConnector, StrangersAndOtherJobsAreRejected) {
   });
 }
 
-TEST(PeerConnector, WhoCannotBeReachedIsNamed) {
+TEST(PeerConnector, UnreachablePeerIsNamed) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
@@ -274,7 +274,7 @@ TEST(Hosts, AnInterfaceThatIsNotThereIsARanksOwnError) {
   });
 }
 
-TEST(Hosts, SharedMemoryIsNotToBeHad) {
+TEST(Hosts, SharedMemoryBetweenHostsIsRefused) {
   on_processes({"ab"}, [](const World& world) {
     GroupOptions options;
     options.backend = "shm";

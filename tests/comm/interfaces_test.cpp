@@ -20,19 +20,19 @@ EnvLookup with(const std::string& filter) {
 }
 const EnvLookup kNothing = [](const std::string&) { return std::nullopt; };
 
-TEST(Interfaces, AreNamedByTheirBeginnings) {
+TEST(Interfaces, NamesMatchByPrefix) {
   EXPECT_TRUE(has_interface("eth", "eth0"));
   EXPECT_TRUE(has_interface("ib,eth", "eth1"));
   EXPECT_FALSE(has_interface("ib,eth", "enp3s0"));
   EXPECT_FALSE(has_interface("eth1", "eth"));
 }
 
-TEST(Interfaces, AreNamedExactlyBehindAnEqualsSign) {
+TEST(Interfaces, EqualsSignMatchesExactNames) {
   EXPECT_TRUE(has_interface("=eth0,ib0", "ib0"));
   EXPECT_FALSE(has_interface("=eth0,ib0", "ib01"));
 }
 
-TEST(Interfaces, AreLeftOutBehindACaret) {
+TEST(Interfaces, CaretExcludesNames) {
   EXPECT_FALSE(has_interface("^docker,lo", "docker0"));
   EXPECT_FALSE(has_interface("^docker,lo", "lo"));
   EXPECT_TRUE(has_interface("^docker,lo", "eth0"));
@@ -40,14 +40,14 @@ TEST(Interfaces, AreLeftOutBehindACaret) {
   EXPECT_TRUE(has_interface("^=eth0", "eth01"));
 }
 
-TEST(Interfaces, TheOneThatIsAskedForGivesTheAddresses) {
+TEST(Interfaces, ChosenInterfaceGivesTheAddresses) {
   const auto addresses = usable_addresses(with("lo"), "");
   ASSERT_FALSE(addresses.empty());
   for (const auto& address : addresses) EXPECT_EQ(address.interface, "lo");
   EXPECT_EQ(addresses[0].text(), "127.0.0.1");
 }
 
-TEST(Interfaces, OneThatIsNotThereIsAUsageError) {
+TEST(Interfaces, MissingInterfaceIsAUsageError) {
   try {
     usable_addresses(with("nosuch"), "");
     FAIL();
@@ -57,7 +57,7 @@ TEST(Interfaces, OneThatIsNotThereIsAUsageError) {
   }
 }
 
-TEST(Interfaces, TheWayToTheRendezvousComesFirst) {
+TEST(Interfaces, RouteToTheRendezvousComesFirst) {
   EXPECT_EQ(usable_addresses(kNothing, "127.0.0.1").at(0).text(), "127.0.0.1");
   // A name that does not resolve is no reason to fail: the other ranks have joined there.
   EXPECT_FALSE(usable_addresses(kNothing, "no-such-host.invalid").empty());

@@ -218,7 +218,7 @@ TEST(KeyValueStore, AStoreThatThrowsANumber) {
   EXPECT_THAT(errors[0], AllOf(StartsWith("device: the key-value store"), HasSubstr("it does not say how")));
 }
 
-TEST(KeyValueStore, ARankThatGivesUpTellsTheOthers) {
+TEST(KeyValueStore, TimeoutIsAnnouncedToTheOthers) {
   const auto table = std::make_shared<Table>();
   const auto errors = on_threads(3, [&](int rank) {
     const double seconds = rank == 0 ? 0.2 : 60;
@@ -254,7 +254,7 @@ TEST(KeyValueStore, KeysOfAnEarlierJob) {
                                                   "has the keys of an earlier job")));
 }
 
-TEST(KeyValueStore, WhatIsNoRank) {
+TEST(KeyValueStore, InvalidRanks) {
   const auto table = view_of(std::make_shared<Table>());
   EXPECT_THROW(make_group(2, 2, table), UsageError);
   EXPECT_THROW(make_group(-1, 2, table), UsageError);

@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Link, BothLinks, ::testing::Values(Mode::kClear, Mode::
   return std::string(one.param == Mode::kClear ? "clear" : "encrypted");
 });
 
-TEST_P(BothLinks, MessagesArriveAsTheyWereSentInAnyPieces) {
+TEST_P(BothLinks, MessagesArriveIntactInAnyChunks) {
   const std::vector<std::vector<std::byte>> payloads = {random_bytes(1, 1),   {}, random_bytes(40'000, 2),
                                                         random_bytes(513, 3), {}, random_bytes(70'000, 4)};
   const Mode mode = GetParam();
@@ -141,7 +141,7 @@ TEST_P(BothLinks, MessagesArriveAsTheyWereSentInAnyPieces) {
   }
 }
 
-TEST_P(BothLinks, EveryBitOfAHeaderThatChangesIsFoundBeforeItIsBelieved) {
+TEST_P(BothLinks, HeaderBitFlipsAreDetectedBeforeUse) {
   const Mode mode = GetParam();
   const auto sent = on_the_wire({random_bytes(100, 1)}, mode);
   for (std::size_t bit = 0; bit < 8 * header_bytes(mode); ++bit) {
@@ -159,7 +159,7 @@ TEST_P(BothLinks, EveryBitOfAHeaderThatChangesIsFoundBeforeItIsBelieved) {
   }
 }
 
-TEST_P(BothLinks, WhateverChangesInAPayloadIsFoundBeforeItHasArrived) {
+TEST_P(BothLinks, PayloadChangesAreDetectedBeforeDelivery) {
   constexpr std::size_t kBytes = 20'000;
   const Mode mode = GetParam();
   const auto sent = on_the_wire({random_bytes(64, 5), random_bytes(kBytes, 1), random_bytes(64, 6)}, mode);

@@ -41,7 +41,7 @@ TEST(GroupMisuse, CallsAfterShutdown) {
 }
 
 // Whatever moves the group's messages on, a thread of its own too.
-TEST(GroupMisuse, WhatIsReceivedIntoIsTheCallersOnceACallHasThrown) {
+TEST(GroupMisuse, ReceiveBufferIsReleasedAfterAThrow) {
   const auto part = group().duplicate();
   auto arena = part->allocate(4096);
   std::vector<float> values(1000, 1.0f);
@@ -65,7 +65,7 @@ TEST(GroupMisuse, WhatIsReceivedIntoIsTheCallersOnceACallHasThrown) {
   }
 }
 
-TEST(GroupMisuse, WhatIsThrownIsNoException) {
+TEST(GroupMisuse, NonExceptionIsThrown) {
   const int last = group().size() - 1;
   try {
     run_collectively(group(), [&] {

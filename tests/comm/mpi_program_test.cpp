@@ -53,7 +53,7 @@ std::string refused(Action&& action) {
 }
 
 // One group after the other, with every backend whose ranks MPI joins.
-TEST(MpiProgram, MpiStaysTheirs) {
+TEST(MpiProgram, GroupsLeaveMpiInitialised) {
   ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
   MPI_Errhandler before = MPI_ERRHANDLER_NULL, after = MPI_ERRHANDLER_NULL;
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before);

@@ -160,7 +160,7 @@ TEST(PairFaults, AFailureThatARankAnnouncesBeforeItEnds) {
 }
 
 // What nobody receives yet is read once, and lets those who wait for something else sleep.
-TEST(PairFaults, AMessageThatNobodyReceivesYetLetsOthersSleep) {
+TEST(PairFaults, UnreceivedMessageDoesNotKeepWaitersBusy) {
   on_groups({.hosts = "abc"}, [](ProcessGroup& group) {
     std::vector<float> values(kMuch);
     const std::span<float> few = std::span(values).first(4);
@@ -215,7 +215,7 @@ TEST(PairFaults, ASendThatIsNotReceived) {
 }
 
 // The call of rank 1 is taken while rank 0 waits for that of rank 2.
-TEST(PairFaults, ASendThatIsNotReceivedWhereNothingIs) {
+TEST(PairFaults, SendThatIsNotReceivedByAnIdleRank) {
   on_groups({.hosts = "abc", .timeout_seconds = 5}, [](ProcessGroup& group) {
     std::vector<float> values(4);
     const std::span<float> all(values);

@@ -73,10 +73,10 @@ class Partition : public ::testing::Test {
 };
 
 // Rank 1 gives up first; rank 2 learns of it from rank 0.
-TEST_F(Partition, WhoHearsOfTheEndTellsThoseWhoCannotHaveHeard) { expect_all_to_end_within(20, 4); }
+TEST_F(Partition, AbortIsRelayedToUnreachableRanks) { expect_all_to_end_within(20, 4); }
 
 // Each finds out by itself, after the 30 s that a silent connection is given.
-TEST_F(Partition, AWayThatIsGoneIsASilentPeer) { expect_all_to_end_within(45, 300); }
+TEST_F(Partition, LostRouteIsASilentPeer) { expect_all_to_end_within(45, 300); }
 
 // So is it where nothing but transfers is under way; who waits for another one hears of it.
 TEST_F(Partition, ASilentPeerOfATransfer) {

@@ -31,7 +31,7 @@ Op op_of(OpKind kind, std::size_t count, DType dtype = DType::kF32, int root = 0
 
 constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
 
-TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneChannels) {
+TEST(Plan, LargeRegionsArePartitionedByHostAndChannel) {
   for (const Hosts& hosts : kLayouts)
     for (const OpKind kind : kKinds)
       for (const std::size_t count : {5'000ul, 65'536ul, 1'000'003ul}) {
@@ -72,7 +72,7 @@ TEST(Plan, RanksHaveTheirSlicesOnTheirHosts) {
   }
 }
 
-TEST(Plan, AFewBytesTakeOneMessageEachWay) {
+TEST(Plan, SmallRegionsTakeOneMessageEachWay) {
   for (const Hosts& hosts : kLayouts)
     for (const OpKind kind : {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kBarrier})
       for (const std::size_t count : {0ul, 1ul, 60ul}) {
@@ -96,7 +96,7 @@ TEST(Plan, OnlyTheRootsHostContributesToABroadcast) {
   EXPECT_FALSE(plan.gathers(0, 1));  // it has them all
 }
 
-TEST(Plan, SumsOfBf16TravelWideFromHostsWithSeveralRanks) {
+TEST(Plan, Bf16SumsOfSeveralRanksAreSentAsF32) {
   const Op op = op_of(OpKind::kAllReduce, 100'000, DType::kBF16);
   EXPECT_FALSE(Plan(op, {{0}, {1}}, 1, {}).widened());
   const Hosts hosts = {{0, 1}, {2}};

@@ -106,7 +106,7 @@ TEST(Reduce, ManyBytes) {
       }
 }
 
-TEST(Reduce, NothingIsWrittenBehindTheEnd) {
+TEST(Reduce, NothingIsWrittenPastTheEnd) {
   const std::size_t count = 1025;
   const auto parts = reference::contributions(DType::kF32, count, 9, 3);
   Bytes result((count + 16) * 4, std::byte{0x5a});

@@ -105,7 +105,7 @@ TEST(ReductionTree, NeighbouringRunsFollowThePositions) {
   EXPECT_FALSE(tree.one_each());
 }
 
-TEST(ReductionTree, RefusesWhatCannotBe) {
+TEST(ReductionTree, InvalidTreesAreRefused) {
   EXPECT_THROW(ReductionTree(0, {0}), UsageError);
   EXPECT_THROW(ReductionTree(2, identity(3)), UsageError);
   EXPECT_THROW(ReductionTree(ReductionTree::kMostLeaves + 1, {0}), UsageError);

@@ -107,7 +107,7 @@ TEST(Shm, ARankThatDiesIsNamedToThoseWhoOnlyPoll) {
         2);
 }
 
-TEST(Shm, WhatARankDidBeforeItEndedCounts) {
+TEST(Shm, OperationsBeforeARanksEndCount) {
   on_one_host(2, [](ProcessGroup& group) {
     const auto arena = group.allocate(64);
     arena->view<std::int64_t>(0, 1)[0] = group.rank() + 1;
@@ -122,7 +122,7 @@ TEST(Shm, WhatARankDidBeforeItEndedCounts) {
   });
 }
 
-TEST(Shm, ATimeoutTellsWhereTheOthersAre) {
+TEST(Shm, TimeoutReportsTheProgressOfOthers) {
   on_one_host(
       3,
       [](ProcessGroup& group) {
@@ -189,7 +189,7 @@ TEST(Shm, MoreThanTheMachineHas) {
   });
 }
 
-TEST(Shm, TheRoomThatIsThere) {
+TEST(Shm, FreeSharedMemoryIsChecked) {
   EXPECT_NO_THROW(check_shared_memory(1000, 2, 1000));
   try {
     check_shared_memory(64'000'001, 2, 64'000'000);

@@ -79,7 +79,7 @@ TEST(Split, ByKey) {
   part->shutdown();
 }
 
-TEST(Split, SomeAreInNone) {
+TEST(Split, SomeRanksAreInNoGroup) {
   SKIP_WITHOUT_PARTS();
   const bool in = rank() > 0;
   const auto part = group().split(in ? 0 : -1);
@@ -103,7 +103,7 @@ TEST(Split, EachAlone) {
   part->shutdown();
 }
 
-TEST(Split, APartOfAPart) {
+TEST(Split, SubgroupOfASubgroup) {
   SKIP_WITHOUT_PARTS();
   auto part = group().split(rank() == 0 ? 1 : 0, -rank());
   auto smaller = part->split(part->rank() % 2);

@@ -12,7 +12,7 @@ namespace {
 constexpr OpKind kAllKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
                                 OpKind::kBarrier};
 
-TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
+TEST(Tag, RoundTripsWithAnyUpperBound) {
   for (const int bound : {32767, 65535, 8388607, 268435455, INT_MAX}) {
     const TagLayout tags(bound);
     for (const OpKind kind : kAllKinds)
@@ -59,7 +59,7 @@ TEST(Descriptor, EachFieldIsInTheDigest) {
   EXPECT_NE(digest({}, 7), digest({}, 8));
 }
 
-TEST(Tag, TellsOperationsApart) {
+TEST(Tag, DistinguishesOperations) {
   const TagLayout tags(INT_MAX);
   Op op;
   op.op_index = op.sequence = 7;
@@ -90,7 +90,7 @@ TEST(Tag, TellsOperationsApart) {
   EXPECT_NE(tag_of(op, 0, 2), tag);
 }
 
-TEST(Tag, DistanceGoesRoundTheEnd) {
+TEST(Tag, DistanceWrapsAround) {
   const TagLayout tags(INT_MAX);
   const auto at = [&](std::uint64_t index) { return tags.fields_of({.op_index = index}, 0); };
   EXPECT_EQ(tags.distance(at(5), at(7)), 2u);
@@ -100,7 +100,7 @@ TEST(Tag, DistanceGoesRoundTheEnd) {
 }
 
 // The operations that may be under way at once must differ even with the fewest bits that MPI grants.
-TEST(Tag, PlacesDoNotMeetWithinAWindow) { EXPECT_GE(TagLayout(32767).index_bits(), 6); }
+TEST(Tag, OpIndicesAreDistinctWithinAWindow) { EXPECT_GE(TagLayout(32767).index_bits(), 6); }
 
 }  // namespace
 }  // namespace lockstep::comm

@@ -92,8 +92,8 @@ class Stranger {
     const StoreIdentity who{size, rank, 1, "h", job};
     wire_.emplace(std::move(socket_), Handshake::call(Handshake::Port::kStore, secret, who.encode()));
     const auto end = soon();
-    while (wire_->advance() == Handshake::State::kGoingOn && !end.expired()) wait(wire_->fd());
-    EXPECT_NE(wire_->handshake().state(), Handshake::State::kGoingOn);
+    while (wire_->advance() == Handshake::State::kInProgress && !end.expired()) wait(wire_->fd());
+    EXPECT_NE(wire_->handshake().state(), Handshake::State::kInProgress);
     return wire_->handshake().why();
   }
   Wire& wire() { return *wire_; }
@@ -170,7 +170,7 @@ TEST(TcpStore, AnyBytesUpToTheLimits) {
   }));
 }
 
-TEST(TcpStore, LookingDoesNotWait) {
+TEST(TcpStore, TryGetDoesNotWait) {
   expect_no_errors(on_ranks(2, testing::free_port(), [&](Store& store) {
     const std::vector<std::string> keys = {"never", "mine"};
     store.set(fmt::format("mine {}", store.rank()), "x");
@@ -483,7 +483,7 @@ TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
   }
 }
 
-TEST(TcpStore, ARankTellsNothingToAnImpostor) {
+TEST(TcpStore, NothingIsSentToAnImpostor) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread impostor([&] {

@@ -69,7 +69,7 @@ TEST(AlongATree, EveryCarrierHasTheBitsOfOneProcess) {
   }
 }
 
-TEST(AlongATree, ManyAreUnderWayAtOnceBesideOthers) {
+TEST(AlongATree, ManyRunConcurrently) {
   const ReductionTree& tree =
       group().define_tree(group().size() == 1 ? 3 : static_cast<std::size_t>(group().size()) + 2);
   constexpr std::size_t kCount = 3'000, kSums = 12;
@@ -101,7 +101,7 @@ TEST(AlongATree, ManyAreUnderWayAtOnceBesideOthers) {
   for (const float value : counted) ASSERT_EQ(value, static_cast<float>(group().size()));
 }
 
-TEST(AlongATree, RefusesWhatDoesNotFit) {
+TEST(AlongATree, MismatchesAreRefused) {
   const auto ranks = static_cast<std::size_t>(group().size());
   EXPECT_THROW(group().define_tree(ranks - 1), UsageError);
   const ReductionTree& tree = group().define_tree(4 * ranks + 3);

@@ -59,7 +59,7 @@ struct Reduction {
   Work work;
 };
 
-TEST(TwoLevels, SumASocketsRanksAndThenTheSockets) {
+TEST(TwoLevels, SumWithinSocketsAndThenAcross) {
   for (const int sockets : {1, 2, 3, 64}) {
     const auto group = make(std::to_string(sockets));
     const int parts = std::min(sockets, group->size());
@@ -80,7 +80,7 @@ TEST(TwoLevels, SumASocketsRanksAndThenTheSockets) {
 }
 
 // In one level: results that are rounded once, and few bytes.
-TEST(TwoLevels, AreOneWhereTheyWouldCostBitsOrTime) {
+TEST(TwoLevels, CollapseWhereTheyCostBitsOrTime) {
   const auto group = make("2");
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     Reduction one(*group, dtype, ReduceOp::kSum, 100'000, 7);
@@ -108,7 +108,7 @@ TEST(TwoLevels, SeveralOperationsUnderWay) {
   group->shutdown();
 }
 
-TEST(TwoLevels, SettingsThatAreNone) {
+TEST(TwoLevels, InvalidSettings) {
   for (const char* value : {"0", "-1", "65", "two", ""})
     EXPECT_THAT(refusal_of([&] { make(value); }), HasSubstr("is no number of sockets")) << value;
   const int rank = testing::world().rank;
@@ -122,7 +122,7 @@ TEST(TwoLevels, SettingsThatAreNone) {
   group->shutdown();
 }
 
-TEST(TwoLevels, ThatMoveNoFewerBytesAreOne) {
+TEST(TwoLevels, CollapseWhereTheyMoveNoFewerBytes) {
   EXPECT_FALSE(SocketLevels({0, 0, 0}, 1).help());
   EXPECT_FALSE(SocketLevels({4, 7, 1}, 1).help());
   EXPECT_TRUE(SocketLevels({1, 0, 1}, 2).help());

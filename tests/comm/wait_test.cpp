@@ -29,7 +29,7 @@ std::string course_of(const WaitPolicy& policy, int looks, Deadline deadline = D
   return course;
 }
 
-TEST(WaitUntil, LooksOftenFirstAndThenSleepsBetweenLooks) {
+TEST(WaitUntil, PollsFirstAndThenSleepsBetweenPolls) {
   EXPECT_EQ(course_of({.spins = 2, .yields = 1, .check_every = 1h}, 6),
             "llll"
             "cs"
@@ -38,7 +38,7 @@ TEST(WaitUntil, LooksOftenFirstAndThenSleepsBetweenLooks) {
   EXPECT_EQ(course_of({.check_every = {}}, 3), "lcslcslcs");
 }
 
-TEST(WaitUntil, AfterASleepSomeLooksComeAgain) {
+TEST(WaitUntil, PollsAgainAfterASleep) {
   EXPECT_EQ(course_of({.spins = 2, .recovered = 1, .check_every = 1h}, 7),
             "lll"
             "cs"
@@ -48,7 +48,7 @@ TEST(WaitUntil, AfterASleepSomeLooksComeAgain) {
             "s");
 }
 
-TEST(WaitUntil, WhatMovesBeginsAnew) {
+TEST(WaitUntil, ProgressRestartsPolling) {
   EXPECT_EQ(course_of({.spins = 2, .check_every = 1h}, 7, Deadline::never(), 4),
             "lll"
             "cs"
@@ -92,36 +92,36 @@ class StallNotices : public ::testing::Test {
   Clock::time_point now_ = Clock::now();
 };
 
-TEST_F(StallNotices, ComeAfterTenSecondsAndThenEverMoreRarely) {
+TEST_F(StallNotices, ComeAfterTenSecondsAndThenLessOften) {
   EXPECT_THAT(due(200), ElementsAre(10, 20, 40, 80, 160));
   EXPECT_EQ(notice_.times(), 5u);
 }
 
-TEST_F(StallNotices, BeginAnewWhenSomethingMoves) {
+TEST_F(StallNotices, RestartAfterProgress) {
   EXPECT_THAT(due(15, 1), ElementsAre(10));
   EXPECT_THAT(due(9, 2), ElementsAre());
   EXPECT_THAT(due(25, 3), ElementsAre(10, 20));
 }
 
-TEST_F(StallNotices, DoNotCountWhatThisProcessDidElsewhere) {
+TEST_F(StallNotices, IgnoreTimeSpentOutsideOfWaits) {
   EXPECT_THAT(due(8), ElementsAre());
   now_ += 60s;
   EXPECT_THAT(due(1), ElementsAre());
   EXPECT_THAT(due(3), ElementsAre(10));
 }
 
-TEST_F(StallNotices, CanBeLeftOut) {
+TEST_F(StallNotices, CanBeDisabled) {
   set_stall_warning(0s);
   EXPECT_THAT(due(1000), ElementsAre());
 }
 
-TEST_F(StallNotices, OneRankOfAHostSpeaks) {
+TEST_F(StallNotices, OneRankPerHostWarns) {
   const auto first = std::make_unique<RankControlBlock>();
-  EXPECT_TRUE(claim_mention(*first, 7, 1));
-  EXPECT_FALSE(claim_mention(*first, 7, 1));
-  EXPECT_TRUE(claim_mention(*first, 7, 2));
-  EXPECT_FALSE(claim_mention(*first, 7, 1));
-  EXPECT_TRUE(claim_mention(*first, 8, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 7, 1));
+  EXPECT_FALSE(claim_stall_warning(*first, 7, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 7, 2));
+  EXPECT_FALSE(claim_stall_warning(*first, 7, 1));
+  EXPECT_TRUE(claim_stall_warning(*first, 8, 1));
 }
 
 TEST_F(StallNotices, NameTheFirstFew) {

@@ -68,7 +68,7 @@ TEST(World, Torchrun) {
                2, Starter::kTorchrun);
 }
 
-TEST(World, WhereRanksMeet) {
+TEST(World, RendezvousAddress) {
   const Variables ranks = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
   const auto rendezvous_with = [&](Variables more) {
     more.insert(ranks.begin(), ranks.end());
@@ -234,7 +234,7 @@ TEST(World, GarbageIsNamed) {
 }
 
 // Memory is taken for each rank: this is not the number of them.
-TEST(World, SizesThatNoJobHasAreNoMemoryProblem) {
+TEST(World, HugeSizesAreRefusedBeforeMemoryIsTaken) {
   for (const char* size : {"2147483647", "65537"})
     EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", size}}),
                 AllOf(HasSubstr(fmt::format("WORLD_SIZE=\"{}\"", size)), HasSubstr("from 1 to 65536")));

@@ -60,7 +60,7 @@ TEST_F(Bpe, EncodesAsHuggingFaceDoes) {
   }
 }
 
-TEST_F(Bpe, WhatIsEncodedComesBack) {
+TEST_F(Bpe, EncodingRoundTrips) {
   const auto golden = testing::json_in(read(kGolden / "golden.json"));
   for (const auto& item : golden["cases"]) {
     const auto text = item["text"].get<std::string>();
@@ -145,7 +145,7 @@ TEST_F(Bpe, LongWords) {
   EXPECT_EQ(golden_.decode(tokens), text);
 }
 
-TEST_F(Bpe, WhatIsNoUtf8IsNamedWithItsByte) {
+TEST_F(Bpe, InvalidUtf8NamesTheByte) {
   for (const std::string& bad : {std::string("ab\xff"), std::string("ab\xc3"), std::string("ab\xc0\x80"),
                                  std::string("ab\xed\xa0\x80"), std::string("ab\xf4\x90\x80\x80")}) {
     try {
@@ -204,7 +204,7 @@ TEST(Utf8Joiner, GivesOutWholeCharacters) {
   }
 }
 
-TEST(Utf8Joiner, ReplacesWhatIsNone) {
+TEST(Utf8Joiner, ReplacesInvalidBytes) {
   const auto joined = [](const std::string& bytes) {
     Utf8Joiner joiner;
     std::string all;

@@ -32,7 +32,7 @@ std::string outcome(ImageDecoder& decoder, const std::string& content, int eight
   }
 }
 
-TEST(ImageDecoder, SeesWhatPillowSees) {
+TEST(ImageDecoder, MatchesPillow) {
   // Libraries of JPEG differ in the last bit; in two where chroma is interpolated.
   const std::map<std::string, int> tolerances = {{".png", 0}, {".jpg", 2}};
   ImageDecoder decoder;
@@ -64,7 +64,7 @@ TEST(ImageDecoder, JpegsComeSmallerToo) {
 
 // A decoder still works after each of them. The last four bytes of a PNG are a checksum over no data: without them it
 // is whole.
-TEST(ImageDecoder, FilesCutAtAnyByteAreDamaged) {
+TEST(ImageDecoder, FilesCutAtAnyByteAreCorrupt) {
   ImageDecoder decoder;
   for (const char* name : {"rgb420.jpg", "progressive.jpg", "cmyk.jpg", "rgb.png", "interlaced.png", "palette4.png"}) {
     SCOPED_TRACE(name);
@@ -122,7 +122,7 @@ TEST(ImageDecoder, BombsAreRefusedByTheirHeaders) {
   EXPECT_THAT(outcome(strict, jpeg_of(27, 18)), HasSubstr("100 are the most"));
 }
 
-TEST(ImageDecoder, FlippedBytesNeverDoWorseThanAnError) {
+TEST(ImageDecoder, FlippedBytesAreErrorsAtWorst) {
   ImageDecoder decoder(1 << 20);
   std::uint32_t random = 1;
   for (const auto& entry : std::filesystem::directory_iterator(golden::kDirectory)) {

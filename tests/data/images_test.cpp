@@ -151,7 +151,7 @@ TEST_F(ImagesTest, WholeAndTestParts) {
   }
 }
 
-TEST_F(ImagesTest, WhatWasFoundIsSaid) {
+TEST_F(ImagesTest, ReportsWhatWasFound) {
   put_classes({"ant", "bee"}, "d/train/");
   put("d/train/bee/more.png");
   put("d/val/bee/1.png");
@@ -215,7 +215,7 @@ TEST_F(ImagesTest, DirectoriesThatAreNoDataSet) {
   }
 }
 
-TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
+TEST_F(ImagesTest, CorruptFilesAreNamedOnceAndReplaced) {
   put_classes({"a", "b"});
   put_text("a/3.jpg", "no image at all");
   put_text("a/4.png", golden::read(golden::kDirectory / "rgb.png").substr(0, 300));
@@ -240,7 +240,7 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
   EXPECT_EQ(std::ranges::count(said, '\n'), 4) << said;
 }
 
-TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
+TEST_F(ImagesTest, TooManyCorruptFilesAreAnError) {
   put_classes({"a", "b"});
   for (int i = 0; i < 8; i += 2) put_text(fmt::format("a/{}.png", i), "corrupt");
   const DataSplits splits = open({.settings = {{"max-corrupt", 3}}});
@@ -255,7 +255,7 @@ TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
   EXPECT_NO_THROW(read(*open({.settings = {{"max-corrupt", 4}}}).train, 6));
 }
 
-TEST_F(ImagesTest, NoWholeImageIsAnErrorToo) {
+TEST_F(ImagesTest, OnlyCorruptFilesAreAnError) {
   for (int i = 0; i < 20; ++i) put_text(fmt::format("a/{}.png", i), "corrupt\n");
   const DataSplits splits = open();
   for (int again = 0; again < 2; ++again) {
@@ -291,7 +291,7 @@ std::map<std::uint64_t, std::vector<float>> epoch_of(const std::shared_ptr<const
   return samples;
 }
 
-TEST_F(ImagesTest, ChangesAreTheSameOnAnyNumberOfRanksAndAfterAResume) {
+TEST_F(ImagesTest, AugmentationIsTheSameOnAnyNumberOfRanksAndAfterAResume) {
   put_classes({"a", "b"});
   const auto train = open().train;
   const auto alone = epoch_of(train, 1, {}, 0);
@@ -311,7 +311,7 @@ TEST_F(ImagesTest, ChangesAreTheSameOnAnyNumberOfRanksAndAfterAResume) {
   EXPECT_NE(alone.at(0), alone.at(2));
 }
 
-TEST_F(ImagesTest, WithoutChangesTrainingReadsWhatEvaluationReads) {
+TEST_F(ImagesTest, WithoutAugmentationTrainingReadsAsEvaluationDoes) {
   put_classes({"a", "b"});
   const auto train = open({.settings = {{"augment", false}}}).train;
   for (const auto& [index, x] : epoch_of(train, 2, {}, 1)) EXPECT_EQ(x, read(*train, index));

@@ -111,7 +111,7 @@ TEST_F(LabelledTexts, ATableNamesItsColumns) {
 }
 
 // Of 400 rows of two alternating classes, one of each ten is held out: of both classes, and always the same ones.
-TEST_F(LabelledTexts, WhatIsHeldOutIsOfAllClasses) {
+TEST_F(LabelledTexts, ValidationHasAllClasses) {
   TextRows rows, again;
   for (int i = 0; i < 400; ++i)
     rows.train.push_back({.first = fmt::to_string(i), .second = {}, .label = i % 2, .source = {}});
@@ -136,7 +136,7 @@ TEST_F(LabelledTexts, NumbersAreClassesInTheirOrder) {
               ElementsAre("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"));
 }
 
-TEST_F(LabelledTexts, TwoTextsAreApartByTypes) {
+TEST_F(LabelledTexts, TokenTypesSeparateTwoTexts) {
   const auto data = open("csv:" + table("label,first,second", 20), {.context = 64, .word_pieces = WordPieceOptions{}});
   const TextSample sample = read_text(*data.train, 2);
   const WordPieces& pieces = *data.train->word_pieces();
@@ -147,7 +147,7 @@ TEST_F(LabelledTexts, TwoTextsAreApartByTypes) {
     EXPECT_EQ(sample.types[i], i >= static_cast<std::size_t>(second) && i < length ? 1 : 0) << i;
 }
 
-TEST_F(LabelledTexts, WhatIsTooLongIsCutFromTheLonger) {
+TEST_F(LabelledTexts, TruncationShortensTheLongerText) {
   const WordPieces pieces({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"}, "it");
   std::vector<std::int32_t> tokens(8), types(8);
   const auto write = [&](std::size_t first, std::size_t second) {

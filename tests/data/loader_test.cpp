@@ -92,7 +92,7 @@ TEST_P(LoaderTest, HandsOutTheSamplersSteps) {
   }
 }
 
-TEST_P(LoaderTest, GoesOnFromAnyBatchsState) {
+TEST_P(LoaderTest, ResumesFromAnyBatchsState) {
   const auto dataset = std::make_shared<Probe>(50);
   Loader whole(dataset, sampler_of(50, 7), GetParam());
   for (int step = 0; step < 20; ++step) {
@@ -180,7 +180,7 @@ TEST_P(LoaderTest, EpochsHaveEmptyBatchesAndEvaluationsHaveNone) {
   }
 }
 
-TEST_P(LoaderTest, ErrorsComeOutOfTheStepThatTheySpoil) {
+TEST_P(LoaderTest, ErrorsSurfaceInTheirStep) {
   const auto dataset = std::make_shared<Probe>(40);
   DistributedSampler sampler = sampler_of(40, 4);
   for (int step = 0; step < 6; ++step) sampler.advance();
@@ -266,7 +266,7 @@ TEST(Loader, ReusesItsBuffers) {
   EXPECT_LE(buffers.size(), 4u);
 }
 
-TEST(Loader, SaysWhatCannotBe) {
+TEST(Loader, InvalidOptionsAreRefused) {
   const auto dataset = std::make_shared<Probe>(10);
   const auto loader = [&](const LoaderOptions& options) { Loader made(dataset, sampler_of(10, 2), options); };
   EXPECT_THROW(loader({.workers = -1}), UsageError);
@@ -362,7 +362,7 @@ TEST(Loader, FurtherInputsThatCannotBe) {
               AllOf(HasSubstr("'lazy' does not say how its further inputs are read"), HasSubstr("Sample::further")));
 }
 
-TEST(Loader, WhatItIsMadeOf) {
+TEST(Loader, InvalidArgumentsAreRefused) {
   const auto dataset = std::make_shared<Probe>(10);
   EXPECT_THAT(refusal_of([&] { Loader(nullptr, sampler_of(10, 2), {}); }), HasSubstr("without a data set"));
   EXPECT_THAT(refusal_of([&] { Loader(nullptr, Slice{0, 1}, 1, {}); }), HasSubstr("without a data set"));
@@ -382,7 +382,7 @@ concept GivesBatches = requires(L&& loader) {
 }
 || requires(L&& loader) { std::forward<L>(loader).epoch(); };
 
-TEST(Loader, OneThatEndsInTheMiddleOfItsEpoch) {
+TEST(Loader, DestroyedInTheMiddleOfAnEpoch) {
   // A temporary cannot be looped over: the batches of `for (… : Loader(…).epoch())` would be gone at once.
   static_assert(GivesBatches<Loader&> && !GivesBatches<Loader>);
   for (const int workers : {0, 2}) {
@@ -395,7 +395,7 @@ TEST(Loader, OneThatEndsInTheMiddleOfItsEpoch) {
   }
 }
 
-TEST(Loader, SaysWhatItsBuffersTake) {
+TEST(Loader, ReportsTheBytesOfItsBuffers) {
   const Probe dataset(10);
   EXPECT_EQ(Loader::bytes_of(dataset, 5, {.workers = 0}), 5u * (2 + 1) * 4);
   EXPECT_EQ(Loader::bytes_of(dataset, 5, {.workers = 2}), 5u * 5 * (2 + 1) * 4);
@@ -423,7 +423,7 @@ TEST(LoaderMisuse, AnEpochThatOutlivesItsLoader) {
   EXPECT_THAT(refusal_of([&] { epoch.begin(); }), HasSubstr("loader"));
 }
 
-TEST(LoaderMisuse, PartsThatAreNone) {
+TEST(LoaderMisuse, InvalidParts) {
   EXPECT_THAT(refusal_of([] { concatenate({nullptr}, "all"); }), HasSubstr("one that is none"));
   EXPECT_THAT(refusal_of([] {
                 concatenate({std::make_shared<Probe>(3), nullptr}, "all");
@@ -443,7 +443,7 @@ class ReadLater final : public MemorySource {
   std::unique_ptr<MemorySource> host_ = make_host_memory();
 };
 
-TEST(Loader, ABatchIsNotWrittenAgainBeforeTheDeviceHasReadIt) {
+TEST(Loader, BatchIsNotOverwrittenBeforeTheDeviceHasReadIt) {
   const auto memory = std::make_shared<ReadLater>();
   Loader loader(std::make_shared<Probe>(40), sampler_of(40, 4), {.workers = 0, .memory = memory});
   loader.next();

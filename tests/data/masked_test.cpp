@@ -58,7 +58,7 @@ TEST(Masked, FifteenPercentOfARowAreToBePredicted) {
   EXPECT_EQ(data.train->further_inputs().size(), 3u);
 }
 
-TEST(Masked, TheTargetsAreWhatWasThere) {
+TEST(Masked, TargetsAreTheOriginalTokens) {
   // 500 samples: what is masked, what is any other token, and what stays.
   const auto data = random_masked(66);
   const auto rows = open_data("random:tokens,400", {.classes = 1000, .context = 64});

@@ -90,7 +90,7 @@ TEST(OpenRandom, ShapesAndLengths) {
   EXPECT_EQ(open_data("random:1x1x1,9223372036854775807").train->size(), 9223372036854775807u);
 }
 
-TEST(OpenRandom, SaysWhatCannotBe) {
+TEST(OpenRandom, InvalidOptionsAreRefused) {
   for (const char* spec :
        {"random", "random:", "random:5", "random:5,", "random:,5", "random:5,10,3", "random:0,5", "random:-1,5",
         "random:5,-1", "random:axb,5", "random:5x,5", "random:28x28,5", "random:1x2x3x4,5", "random:5,1e3",

@@ -35,7 +35,7 @@ Resampling whole_of(const nlohmann::json& fact) {
   return what;
 }
 
-TEST(Resampler, IsPillows) {
+TEST(Resampler, MatchesPillow) {
   const golden::Picture picture({37, 29});
   int cases = 0;
   for (const auto& fact : golden::facts()["resized"]) {
@@ -47,7 +47,7 @@ TEST(Resampler, IsPillows) {
   EXPECT_EQ(cases, 13);
 }
 
-TEST(Resampler, EvaluationIsTorchvisions) {
+TEST(Resampler, EvaluationMatchesTorchvision) {
   int cases = 0;
   for (const auto& fact : golden::facts()["evaluated"]) {
     const golden::Picture picture({fact["image"][0], fact["image"][1]});
@@ -59,7 +59,7 @@ TEST(Resampler, EvaluationIsTorchvisions) {
   EXPECT_EQ(cases, 5);
 }
 
-TEST(Resampler, NothingIsInventedOrLost) {
+TEST(Resampler, WeightsSumToOne) {
   // Weights sum to 1: what is even stays even, in any size.
   golden::Picture picture({23, 31});
   std::fill(picture.bytes.begin(), picture.bytes.end(), std::uint8_t{200});

@@ -54,7 +54,7 @@ TEST_F(Text, AByteOrderMarkIsNoCharacter) {
   EXPECT_EQ(read_characters(marked).text(), read_characters(plain).text());
 }
 
-TEST_F(Text, WhatIsNoUtf8IsNamedWithItsByte) {
+TEST_F(Text, InvalidUtf8NamesTheByte) {
   for (const std::string& bad : {std::string("ab\xff"), std::string("ab\xc3"), std::string("ab\xc0\x80"),
                                  std::string("ab\xe0\x80\x80"), std::string("ab\xed\xa0\x80"),
                                  std::string("ab\xf4\x90\x80\x80"), std::string("ab\x80"), std::string("ab\xc3\x28")})
@@ -84,7 +84,7 @@ TEST_F(Text, RowsFollowOneAnother) {
   EXPECT_THROW(splits.train->read(0, std::span(&x, 1), label), UsageError);
 }
 
-TEST_F(Text, WhatIsTooShortOrMissingIsSaid) {
+TEST_F(Text, TooShortOrMissingIsReported) {
   EXPECT_THAT(message_of([&] { open_text(directory_.write("short.txt", "abcdefghij"), 4); }),
               AllOf(HasSubstr("short.txt"), HasSubstr("10 tokens")));
   EXPECT_THAT(message_of([&] { open_text(directory_.write("empty.txt", ""), 4); }), HasSubstr("empty.txt: 0 tokens"));
@@ -132,7 +132,7 @@ TEST_F(Text, TrainAndValBesideEachOther) {
   EXPECT_EQ(open_data("tokens:" + train, {.classes = 10, .context = 2, .parts = {.test = true}}).test->size(), 2u);
 }
 
-TEST_F(Text, WholeSourcesHaveTheirRowsAcrossWhereTheyWouldBeDivided) {
+TEST_F(Text, UnsplitSourcesHaveRowsAcrossTheSplitPoint) {
   const Parts whole = {.whole = true};
   std::vector<int> numbers(40, 7);
   const std::string tokens = "tokens:" + directory_.write("some.bin", little_endian(numbers));
@@ -157,7 +157,7 @@ TEST_F(Text, AFileThatIsCutWhileItIsInUseIsNamed) {
   EXPECT_THAT(message_of([&] { splits.validation->read_tokens(0, tokens, labels); }), HasSubstr("cut.bin"));
 }
 
-TEST_F(Text, TokensThatCannotBe) {
+TEST_F(Text, InvalidTokens) {
   const std::string path = directory_.write("big.bin", little_endian(std::vector<int>(40, 60000)));
   EXPECT_THAT(message_of([&] { open_tokens(path, 3, kGpt2Tokens); }),
               AllOf(HasSubstr("big.bin"), HasSubstr("token 60000 at byte 0"), HasSubstr("50257"),

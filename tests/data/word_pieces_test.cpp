@@ -84,7 +84,7 @@ TEST(BasicTokenizer, CutsAsHuggingFaceDoes) {
 }
 
 // The published bert-base-uncased has U+211D, a capital without a small letter, and no other.
-TEST(WordPieces, CapitalsThatNoTextLosesAreNoSignOfACasedVocabulary) {
+TEST(WordPieces, CapitalsWithoutSmallLettersDoNotMakeAVocabularyCased) {
   const WordPieces uncased(
       with_special({"hello", "cafe", "\u211d", "##\u211d", "[Unused0]", "\u304b", "A\u00ad", "-A-"}), "it");
   EXPECT_FALSE(uncased.cased());
@@ -111,7 +111,7 @@ TEST(WordPieces, MarksThatPiecesHaveStay) {
               ElementsAre("\u304b"));
 }
 
-TEST(WordPieces, WhatIsDecidedIsKnownAgain) {
+TEST(WordPieces, RulesAreReadBackAndHashed) {
   for (const WordPieceRules& rules : {WordPieceRules{},
                                       {.lower_case = false},
                                       {.lower_case = true, .strip_marks = false, .split_ideographs = false}}) {

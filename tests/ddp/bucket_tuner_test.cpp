@@ -49,7 +49,7 @@ TEST(BucketTuner, ChoosesTheSizeWithTheShortestSteps) {
   }
 }
 
-TEST(BucketTuner, TheFirstStepWithASizeAndSingleSlowStepsDoNotCount) {
+TEST(BucketTuner, FirstStepsAndOutliersDoNotCount) {
   std::size_t before = 0, since = 0;
   const auto choice = tune({1, 2, 3}, 3, [&](std::size_t bytes, std::size_t) {
     since = bytes == before ? since + 1 : 0;
@@ -61,7 +61,7 @@ TEST(BucketTuner, TheFirstStepWithASizeAndSingleSlowStepsDoNotCount) {
   EXPECT_EQ(choice.bytes, 2u);
 }
 
-TEST(BucketTuner, WhatIsNotWorthwhileChangesNothing) {
+TEST(BucketTuner, SmallGainsChangeNothing) {
   const auto choose = [](double others) {
     return tune({1, 2, 4}, 4, [=](std::size_t bytes, std::size_t) { return bytes == 4 ? 1.0 : others; }).bytes;
   };

@@ -342,7 +342,7 @@ TEST(PowerSgdHook, MatricesOfItsRankAreExact) {
 }
 
 // NaNs are not hidden by what compresses.
-TEST(CommHooksOfNans, ShowThem) {
+TEST(CommHooksOfNans, ArePropagated) {
   for (const char* spec : {"bf16", "fp16", "powersgd:1", "topk:1"}) {
     Reducer reducer(group(), {{.name = "w", .count = 400, .rows = 20}}, {});
     reducer.register_comm_hook(make_comm_hook(spec));

@@ -117,7 +117,7 @@ TEST(DeviceHalves, EveryHalfIsWidened) {
   }
 }
 
-TEST(DeviceHalves, WhatIsNotFiniteShows) {
+TEST(DeviceHalves, NonFiniteValuesAreDetected) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     std::vector<float> values(300, 1.0f);
     values[299] = bad;

@@ -33,7 +33,7 @@ TEST(ReducerMisuse, AGroupThatEndsFirst) {
   EXPECT_THAT(refusal_of([&] { reducer.register_comm_hook(make_comm_hook("bf16")); }), refused);
 }
 
-TEST(ReducerMisuse, OtherBucketsThatAreNoneOrWithinAStep) {
+TEST(ReducerMisuse, InvalidBucketsOrWithinAStep) {
   Reducer reducer(group(), kSlots, {});
   const auto before = reducer.order();
   for (int round = 0; round < 2; ++round)
@@ -49,7 +49,7 @@ TEST(ReducerMisuse, OtherBucketsThatAreNoneOrWithinAStep) {
   EXPECT_TRUE(reducer.rebuild_buckets({0, 1, 2}));
 }
 
-TEST(ReducerMisuse, SlotsAndSizesThatThereAreNot) {
+TEST(ReducerMisuse, InvalidSlotsAndSizes) {
   Reducer reducer(group(), kSlots, {});
   EXPECT_THAT(refusal_of([&] { reducer.decided(1'000'000); }), HasSubstr("slot 1000000, where there are 3"));
   EXPECT_THAT(refusal_of([] {

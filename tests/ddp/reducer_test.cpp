@@ -111,7 +111,7 @@ TEST_P(ReducerLimits, RanksWithoutSamplesContributeZeros) {
 INSTANTIATE_TEST_SUITE_P(Limits, ReducerLimits, ::testing::Values(1, 300, 4096, std::size_t{1} << 20));
 
 // In step s rank r lacks slot (r + s) mod 5, and nobody has slot 3 in even steps.
-TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
+TEST_P(ReducerLimits, UnusedSlotsAreZeroAndSkippedWhereUnusedEverywhere) {
   for (const bool late : {false, true}) {
     Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()},
                     {.find_unused = true, .start_late = late});
@@ -152,7 +152,7 @@ TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
   }
 }
 
-TEST_P(ReducerLimits, WhatOneRankLacksAllNameAndGoOn) {
+TEST_P(ReducerLimits, GradientMissingOnOneRankIsNamedByAllAndRecoverable) {
   Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()});
   reducer.begin_step(7);
   const int last = group().size() - 1;
@@ -210,7 +210,7 @@ TEST_P(ReducerLimits, F64KeepsItsDigitsBesideF32) {
   }
 }
 
-TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
+TEST(Reducer, RebuildsBucketsAsTheFirstRankWithSamples) {
   Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
   const int first = group().size() - 1;  // the only rank with samples
   reducer.begin_step(1);
@@ -344,7 +344,7 @@ TEST(Reducer, AHookSeesNoBucketOfAModelWithoutParameters) {
   EXPECT_TRUE(hook->seen().empty());
 }
 
-TEST(Reducer, NothingRecordedChangesNothing) {
+TEST(Reducer, StepWithoutGradientsHasNoOrder) {
   Reducer reducer(group(), some_slots(), {});
   reducer.begin_step(1);
   reducer.contribute_nothing();
@@ -400,7 +400,7 @@ TEST(Reducer, RanksWithOtherSlotsAreNamed) {
 }
 
 // Each mistake is the caller's, is named, and leaves the reducer as it was: the step that follows works.
-TEST(Reducer, CallsOutOfOrderAreMistakes) {
+TEST(Reducer, CallsOutOfOrderAreRefused) {
   Reducer reducer(group(), some_slots(), {});
   const auto expect_mistake = [](auto&& call, const char* words) {
     try {

@@ -29,7 +29,7 @@ struct Pieces {
   std::vector<NamedBytes> named;
 };
 
-TEST(Broadcast, AllSizesEndUpAsTheRootsOwn) {
+TEST(Broadcast, AllSizesMatchTheRoots) {
   // Around the 4 MiB that travel at once, with empty pieces in between and at the ends.
   const std::size_t full = std::size_t{4} << 20;
   const std::vector<std::vector<std::size_t>> cases = {

@@ -76,7 +76,7 @@ TEST(ShardSums, OneAtATimeTakesFewPlaces) {
 }
 
 // A chain is one pass over memory, without values that wait.
-TEST(ShardSums, AddAShardToAllThatWaitsForItAtOnce) {
+TEST(ShardSums, AddAShardToAllWaitingSumsInOnePass) {
   const ShardSums sums(ReductionTree(8, {0}), 0, 2);
   ASSERT_EQ(sums.turns().size(), 4u);
   const auto& last = sums.turns().back().sums;

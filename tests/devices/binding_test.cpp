@@ -44,7 +44,7 @@ TEST(CoreShare, PartsAreDisjointAndTakeAll) {
     }
 }
 
-TEST(CoreShare, MoreProcessesThanCoresTakeTurns) {
+TEST(CoreShare, MoreProcessesThanCoresShareThem) {
   const auto cores = make_cores(2, 2);
   for (int r = 0; r < 5; ++r) {
     const auto share = core_share(cores, r, 5);

@@ -7,7 +7,7 @@
 namespace lockstep::devices {
 namespace {
 
-TEST(Frame, RulesMeetTheBordersOfTheirNeighbours) {
+TEST(Frame, RulesJoinTheBordersOfTheirNeighbours) {
   Frame frame(15);
   frame.line({11}, {"title"});
   frame.rule();

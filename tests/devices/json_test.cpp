@@ -67,7 +67,7 @@ TEST(Json, HasWhatWasMeasured) {
   EXPECT_FALSE(machine.measured[0].product_tflops("f32"));
 }
 
-TEST(Json, NamesAreWholeAndAsTheyAre) {
+TEST(Json, NamesAreNotAltered) {
   const Json gpu = parsed("long_names")["gpus"][0];
   EXPECT_EQ(gpu["name"], "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition");
   EXPECT_EQ(gpu["processes"][2]["name"], "evil\u001b[2Jname\nsecond line\t\u202etxt");

@@ -43,7 +43,7 @@ TEST_F(Sysfs, ADeviceOfNoNodeIsNowhere) {
   EXPECT_TRUE(found.cpus.none());
 }
 
-TEST_F(Sysfs, WhatIsNotTold) {
+TEST_F(Sysfs, UnknownNodesAndCpus) {
   for (const char* bus_id : {"", "0000:1b:00.0"}) {
     const Locality found = locality_of(bus_id, root_);
     EXPECT_EQ(found.node, -1);

@@ -115,7 +115,7 @@ TEST(ReadGpus, OlderDriversOlderFunctions) {
   EXPECT_THAT(process_texts(gpu), ElementsAre("1234 C 300 python3"));
 }
 
-TEST(ReadGpus, ACardThatTellsNothingIsStillThere) {
+TEST(ReadGpus, SilentGpuIsStillListed) {
   const Gpus gpus = recorded_gpus("tells_little");
   const Gpu& gpu = gpus.list[1];
   EXPECT_FALSE(gpu.problem);
@@ -174,7 +174,7 @@ TEST(ReadGpus, CardsThatFailDoNotFailTheOthers) {
   for (const auto& gpu : gpus.list) EXPECT_TRUE(!gpu.problem || !gpu.problem->remedy.empty()) << gpu.problem->what;
 }
 
-TEST(ReadGpus, NumbersThatCannotBeAreNotTold) {
+TEST(ReadGpus, ImpossibleNumbersAreNotReported) {
   const Gpus gpus = recorded_gpus("long_names");
   EXPECT_EQ(gpus.list[0].power_w, std::nullopt);
   EXPECT_EQ(gpus.list[0].bus_id, "abcd:1b:00.0");

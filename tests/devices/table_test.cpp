@@ -87,7 +87,7 @@ TEST(Table, EveryLineFillsItsColumns) {
   for (const auto& line : lines_of(table_of(Machine{}))) EXPECT_EQ(columns_of(line), kTableColumns) << line;
 }
 
-TEST(Table, NothingOfANameReachesTheTerminalAsACommand) {
+TEST(Table, NamesCannotControlTheTerminal) {
   const std::string text = table_of(machine_with(recorded_gpus("long_names")));
   for (const unsigned char c : text) EXPECT_TRUE(c >= ' ' || c == '\n');
   EXPECT_THAT(text, HasSubstr("evil?[2Jname?second line??txt"));
@@ -122,7 +122,7 @@ TEST(Table, MigDevicesStandUnderTheirCard) {
   EXPECT_THAT(text, HasSubstr("│  0:2 │       5152 │ C    │     17 MiB │ train_b"));
 }
 
-TEST(Table, WhatIsNotToldIsNa) {
+TEST(Table, UnknownValuesAreNa) {
   const std::string text = table_of(machine_with(recorded_gpus("tells_little")));
   EXPECT_THAT(text, HasSubstr("│ 41 °C  N/A    35 %     N/A / N/A W │     2000 MiB │ off            on │"));
   EXPECT_THAT(text, HasSubstr("│    1 │ N/A                                │          N/A │ N/A           N/A │"));

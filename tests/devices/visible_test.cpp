@@ -75,7 +75,7 @@ TEST(VisibleGpus, MigDevicesByTheirIds) {
   EXPECT_THAT(seen(gpus, "MIG-GPU-89320000-d72c-4106-c12f-20bd9faed9f0/8/0"), IsEmpty());
 }
 
-TEST(VisibleGpus, AGpuInPartsStandsForItsParts) {
+TEST(VisibleGpus, MigGpuStandsForItsInstances) {
   const Gpus gpus = recorded_gpus("mig");
   EXPECT_THAT(seen(gpus, std::nullopt), ElementsAre("0:0", "0:2", "2"));
   EXPECT_THAT(seen(gpus, "0"), ElementsAre("0:0", "0:2"));
@@ -123,14 +123,14 @@ TEST(MostFree, ThereMayBeFewer) {
   EXPECT_THAT(most_free(visible, 3), ElementsAre(1, 0));
 }
 
-TEST(Emptiest, AllThatHaveAboutAsMuchAsTheFreest) {
+TEST(Emptiest, GpusWithAboutAsMuchFreeAsTheFreest) {
   const std::vector<VisibleDevice> visible = {with_free(890), with_free(1000), with_free(900), with_free(5),
                                               with_free(1000)};
   EXPECT_THAT(emptiest(visible), ElementsAre(1, 4, 2));
   EXPECT_THAT(emptiest({}), IsEmpty());
 }
 
-TEST(Emptiest, NeverThoseThatTakeNobodyOrSayNothing) {
+TEST(Emptiest, SkipsProhibitedAndUnknown) {
   std::vector<VisibleDevice> visible = {with_free(std::nullopt), with_free(1000), with_free(0), with_free(950)};
   visible[1].prohibited = true;
   EXPECT_THAT(emptiest(visible), ElementsAre(3));

@@ -33,7 +33,7 @@ std::string read(OrderedQueue& queue, Read expected, std::chrono::milliseconds p
   return piece;
 }
 
-TEST(OrderedQueue, TellsResultsInTheOrderOfTheJobs) {
+TEST(OrderedQueue, ResultsKeepTheOrderOfJobs) {
   OrderedQueue queue(3, 4);
   EXPECT_EQ(queue.take(), 0u);
   EXPECT_EQ(queue.take(), 1u);
@@ -80,7 +80,7 @@ TEST(OrderedQueue, ClosingEndsEverything) {
   EXPECT_FALSE(queue.put(0, "late"));
 }
 
-TEST(OrderedQueue, WhatWasThereIsToldBeforeAFailure) {
+TEST(OrderedQueue, EarlierResultsComeBeforeAFailure) {
   OrderedQueue queue(4, 4);
   for (std::uint64_t i = 0; i < 4; ++i) EXPECT_EQ(queue.take(), i);
   queue.put(0, "a");
@@ -99,7 +99,7 @@ TEST(OrderedQueue, WhatWasThereIsToldBeforeAFailure) {
   }
 }
 
-TEST(OrderedQueue, NoJobsAreTheEnd) {
+TEST(OrderedQueue, EndsWithoutJobs) {
   OrderedQueue queue(0, 1);
   EXPECT_EQ(queue.take(), std::nullopt);
   EXPECT_EQ(read(queue, Read::kEnd, kLong), "");
@@ -162,7 +162,7 @@ TEST(TokenChooser, TopKKeepsTheLikeliest) {
   for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(all.choose(logits, 2, i), more.choose(logits, 2, i));
 }
 
-TEST(TokenChooser, IsAFunctionOfSeedTextAndPlace) {
+TEST(TokenChooser, DependsOnSeedTextAndPositionAlone) {
   const std::vector<float> logits(100, 0.0f);
   const auto draw = [&](std::uint64_t seed, std::uint64_t text) {
     TokenChooser chooser({.seed = seed});
@@ -199,7 +199,7 @@ TEST(InferReport, PercentilesAreNearestRanks) {
   EXPECT_EQ(percentile(values, 1), 3);
 }
 
-TEST(InferReport, TellsRatesAndLatencies) {
+TEST(InferReport, ReportsRatesAndLatencies) {
   InferReport report{.kind = InferReport::Kind::kImages, .device = "cpu:0,1", .streams = 2, .wall_s = 2, .tally = {}};
   report.tally.results = 4;
   report.tally.corrupt = 1;
@@ -301,7 +301,7 @@ TEST(SpecOf, TheHeadStandsForATableThatIsMissing) {
   EXPECT_TRUE(once.settings.flag("tied"));
 }
 
-TEST(SpecOf, AHeadThatDiffersFromTheTableIsOneOfItsOwn) {
+TEST(SpecOf, UntiedHeadIsDetected) {
   auto table = shaped("transformer.wte.weight", {2, 256}), head = shaped("lm_head.weight", {2, 256});
   table.bytes.resize(2048);
   head.bytes.resize(2048);
@@ -362,12 +362,12 @@ std::vector<std::int32_t> go_on(const nn::LanguageModel& model, const std::vecto
   return made;
 }
 
-TEST(Continuation, GoesOnWithAllThatCameBefore) {
+TEST(Continuation, ContinuesWithAllEarlierTokens) {
   EXPECT_THAT(go_on(Summing(std::nullopt), {1, 2}, 5), ElementsAre(3, 6, 2, 4, 8));
   EXPECT_THAT(go_on(Summing(100), {1, 2}, 5), ElementsAre(3, 6, 2, 4, 8));
 }
 
-TEST(Continuation, ForgetsTheOlderHalfWhenPositionsAreUsedUp) {
+TEST(Continuation, DropsTheOlderHalfWhenPositionsAreUsedUp) {
   // Of four positions: 1 2 3 6 make 2, and that is one too many: it begins again with the last two, 6 and 2.
   EXPECT_THAT(go_on(Summing(4), {1, 2}, 6), ElementsAre(3, 6, 2, 8, 6, 2));
   // One position: each token follows from the one before alone.

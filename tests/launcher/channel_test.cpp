@@ -54,7 +54,7 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
   }
 }
 
-TEST(DecoderTest, ForeignBytesAreErrors) {
+TEST(DecoderTest, UntrustedBytesAreErrors) {
   Decoder huge;
   huge.feed("GET / HTTP/1.1\r\n");
   EXPECT_THROW(huge.next(), MpiError);
@@ -69,7 +69,7 @@ TEST(DecoderTest, ForeignBytesAreErrors) {
   EXPECT_THROW(status.next(), MpiError);
 }
 
-TEST(ChannelTest, WhatTheSocketDoesNotTakeWaits) {
+TEST(ChannelTest, UnsentBytesAreQueued) {
   auto [from, to] = connected();
   const std::string piece(50'000, 'x');
   constexpr int kPieces = 100;
@@ -88,7 +88,7 @@ TEST(ChannelTest, WhatTheSocketDoesNotTakeWaits) {
   EXPECT_EQ(to.receive(), Channel::Received::kNothing);
 }
 
-TEST(ChannelTest, WhatWasSentBeforeDeathArrives) {
+TEST(ChannelTest, BytesSentBeforeExitArrive) {
   auto [from, to] = connected();
   from.send(Ended{{ExitStatus::How::kExited, 3}, false, Clock::now()});
   from.close();

@@ -94,7 +94,7 @@ TEST(ConsoleTest, LongLinesStayWhole) {
   EXPECT_THAT(piped.out(), ::testing::EndsWith("[1] short\n[0] " + line + "\n"));
 }
 
-TEST(ConsoleTest, AReaderThatWentAwayIsNoError) {
+TEST(ConsoleTest, ClosedReaderIsNoError) {
   ::signal(SIGPIPE, SIG_IGN);
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -164,7 +164,7 @@ TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
 
 // A raw terminal whose other end nobody reads: poll() promises space for one byte, and a blocking write would wait for
 // all.
-TEST_F(TerminalTest, OneThatTakesNothingMoreBlocksNobody) {
+TEST_F(TerminalTest, BlockedTerminalBlocksNobody) {
   Console console(1, false, slave_.get(), slave_.get());
   console.add(0, 1, std::string(1 << 20, 'x') + "\n");
   OutputQueue& queue = console.queues()[0];

@@ -91,7 +91,7 @@ TEST(DescribeFlights, SaysWhereTheCulpritWasAndWhoWaitedForIt) {
 }
 
 // Ranks that were ended before they had found out whom they wait for.
-TEST(DescribeFlights, WhoHasNotComeToAnOperationIsWaitedFor) {
+TEST(DescribeFlights, RanksMissingFromAnOperationAreListed) {
   const auto lines = describe_flights({}, cause_of(1), {waiting(0, 8, {}), in_forward(1)}, {});
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(lines[1], HasSubstr("rank 0 was waiting for rank 1 in allreduce #8"));
@@ -125,7 +125,7 @@ TEST(DescribeFlights, ABacktraceIsShownOnce) {
               ElementsAre(HasSubstr("forward")));
 }
 
-TEST(DescribeFlights, ThereMayBeNothingToSay) {
+TEST(DescribeFlights, NothingToReport) {
   EXPECT_THAT(describe_flights({}, cause_of(1), {{}, {}}, {}), IsEmpty());
   EXPECT_THAT(describe_flights({}, cause_of(7), {waiting(0, 8, {})}, {}), ElementsAre(HasSubstr("rank 0 was waiting")));
   RankFlight starting = in_forward(0);
@@ -142,7 +142,7 @@ TEST(DescribeFlights, ThereMayBeNothingToSay) {
   EXPECT_THAT(describe_flights({}, {}, {waiting(0, 8, {1})}, {}), IsEmpty());
 }
 
-TEST(GatherFlights, ReadsWhatNoWrapperHasSentAndNoOtherJobs) {
+TEST(GatherFlights, ReadsUnsentRecordsOfThisJobAlone) {
   const TemporaryDirectory directory;
   const std::string place = directory.path() / "flight";
   record(place, 0, 3, [] { flight::set_step(1); });

@@ -69,7 +69,7 @@ std::string make_test_directory() {
   return pattern;
 }
 
-Job::Job(std::vector<std::string> launch_arguments, const JobSetup& setup)
+Job::Job(std::vector<std::string> launch_arguments, const TestJobSetup& setup)
     : directory_(setup.directory.empty() ? make_test_directory() : setup.directory), shm_before_(names_in("/dev/shm")) {
   fs::create_directory(directory_ + "/tmp");
 

@@ -22,7 +22,7 @@ struct JobProcess {
 /// A new directory for tests.
 std::string make_test_directory();
 
-struct JobSetup {
+struct TestJobSetup {
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> prefix = {};  // a command that becomes the launcher: "ip netns exec …"
   std::string directory = {};            // the job's own, which it removes; made where there is none
@@ -34,7 +34,7 @@ inline constexpr const char* kMarkVariable = "LOCKSTEP_TEST_JOB";
 /// One job with a private TMPDIR. The destructor kills what still runs and removes the files.
 class Job {
  public:
-  explicit Job(std::vector<std::string> launch_arguments, const JobSetup& setup = {});
+  explicit Job(std::vector<std::string> launch_arguments, const TestJobSetup& setup = {});
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;

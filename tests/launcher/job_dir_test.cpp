@@ -42,7 +42,7 @@ TEST_F(JobDirTest, PrivateDirectoriesThatGoWithTheirOwner) {
   EXPECT_TRUE(fs::is_empty(base_ + "/shm"));
 }
 
-TEST_F(JobDirTest, WhatLinksPointToStays) {
+TEST_F(JobDirTest, SymlinkTargetsStay) {
   std::ofstream(base_ + "/elsewhere/precious") << "x";
   {
     const JobDir job(base_ + "/tmp", "");

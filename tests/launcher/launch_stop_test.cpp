@@ -67,7 +67,7 @@ TEST(StopTest, AllProcessesOfAJobMayGetTheSignal) {
   }
 }
 
-TEST(StopTest, RanksThatSaveACheckpointGetLongerAndItIsSaid) {
+TEST(StopTest, RanksThatSaveACheckpointGetALongerGrace) {
   Job job(reporting("-n 2",
                     "report defers 0\non_term() { sleep 2; report saving 'the checkpoint of step 7'; sleep 1; report "
                     "saved; exit 75; }\ntrap on_term TERM\necho ready\nwhile :; do sleep 0.01; done\n"));
@@ -80,7 +80,7 @@ TEST(StopTest, RanksThatSaveACheckpointGetLongerAndItIsSaid) {
   EXPECT_EQ(job.leftovers(), "");
 }
 
-TEST(StopTest, WhatIsLostAtTheEndOfTheGraceIsSaid) {
+TEST(StopTest, LossAtTheEndOfTheGraceIsReported) {
   Job job(
       reporting("-n 2 --grace-seconds 1", "report defers 0; trap '' TERM; echo ready; while :; do sleep 0.01; done"));
   expect_both_ready(job);
@@ -146,7 +146,7 @@ TEST(StopTest, DataOnStdoutHasNoPrefix) {
 }
 
 // Descriptors that no launcher has given are left alone.
-TEST(StopTest, ForeignBytesInPlaceOfReportsAreDropped) {
+TEST(StopTest, GarbageInPlaceOfReportsIsDropped) {
   Job job(reporting("-n 1",
                     LAUNCHER_TOOL " report garbage; LOCKSTEP_STATUS=1:2:3 report usage lost; LOCKSTEP_STATUS=x report "
                                   "usage lost; echo still here"));
@@ -171,7 +171,7 @@ TEST(StopTest, AStopDoesNotWaitForAReader) {
   EXPECT_EQ(job.leftovers(), "");
 }
 
-TEST(StopTest, WithoutAReaderTheJobEndsAsAProgramWould) {
+TEST(StopTest, ClosedStdoutEndsTheJob) {
   const std::string directory = make_test_directory();
   const std::string unread =
       fmt::format("mkfifo {0}/pipe; exec 9<>{0}/pipe 8>{0}/pipe 9<&-; exec \"$0\" \"$@\" >&8 8>&-", directory);

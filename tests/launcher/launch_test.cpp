@@ -64,8 +64,8 @@ TEST(LaunchTest, OneHostsPortsAreLoopbacks) {
   EXPECT_EQ(job.wait(), 143);
 }
 
-TEST(LaunchTest, WhatIsLoadedIntoMpirunIsNotInRanks) {
-  JobSetup setup;
+TEST(LaunchTest, PreloadsOfMpirunAreNotInRanks) {
+  TestJobSetup setup;
   setup.environment.emplace_back("LD_PRELOAD", "");
   Job job(sh("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\""), setup);
   EXPECT_EQ(job.wait(), 0) << job.err();

@@ -154,7 +154,7 @@ TEST(MpirunCommandTest, TheUsersInterfacesWinBetweenHosts) {
               Contains(Pair("OMPI_MCA_btl_tcp_if_exclude", "127.0.0.1/8,172.17.0.0/16")));
 }
 
-TEST(MpirunCommandTest, WhatGoesAlongToOtherHosts) {
+TEST(MpirunCommandTest, VariablesForOtherHosts) {
   for (const char* name : {"LOCKSTEP_LR", "NCCL_DEBUG", "OMP_NUM_THREADS"}) EXPECT_TRUE(goes_along(name)) << name;
   for (const char* name : {"LOCKSTEP_JOB", "LOCKSTEP_LAUNCHER", "LOCKSTEP_HOST_NAME", "LOCKSTEP_SHM",
                            "LOCKSTEP_JOB_SECRET", "PATH", "HOME", "CUDA_VISIBLE_DEVICES"})

@@ -67,7 +67,7 @@ TEST(OwnRanksTest, OtherProgramsStayWhatTheyAre) {
   EXPECT_THAT(own_rank(options, facts, {}).argv, ElementsAre("/opt/lockstep", "_rank", "--", "/bin/sh", "-c", "true"));
 }
 
-TEST(OwnRanksTest, EachKnowsWhoItIs) {
+TEST(OwnRanksTest, RankVariablesAreSet) {
   LaunchOptions options;
   options.program = {"lockstep", "train", ":"};
   HostFacts facts;
@@ -97,7 +97,7 @@ TEST(OwnRanksTest, EachKnowsWhoItIs) {
   for (const auto& argument : request.argv) EXPECT_EQ(argument.find("xyz"), std::string::npos) << "the secret";
 }
 
-TEST(OwnRanksTest, OnSeveralHostsEachKnowsItsHostToo) {
+TEST(OwnRanksTest, RankVariablesAreSetOnSeveralHosts) {
   LaunchOptions options;
   options.program = {"lockstep", "train"};
   HostFacts facts;

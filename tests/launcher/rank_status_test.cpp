@@ -20,7 +20,7 @@ TEST(RankStatusTest, RanksAreListedShortly) {
   EXPECT_EQ(ranks_text({0, 2, 4, 6, 8, 10, 12, 14, 16, 18}), "ranks 0, 2, 4, 6, 8, 10, 12 and 3 more");
 }
 
-TEST(RankStatusTest, WhoSavesHasLonger) {
+TEST(RankStatusTest, SavingRanksGetALongerGrace) {
   RankStatus status(3, {});
   EXPECT_EQ(seconds(status.grace(true)), 1);
   EXPECT_EQ(status.waited_for(true), "");
@@ -44,14 +44,14 @@ TEST(RankStatusTest, WhoSavesHasLonger) {
   EXPECT_EQ(seconds(status.grace(true)), 1);
 }
 
-TEST(RankStatusTest, TheUsersGraceIsForAll) {
+TEST(RankStatusTest, UsersGraceAppliesToAll) {
   RankStatus status(1, 5.0);
   EXPECT_EQ(seconds(status.grace(false)), 5);
   status.add(0, {.kind = Kind::kDefersStops, .seconds = 100});
   EXPECT_EQ(seconds(status.grace(true)), 5);
 }
 
-TEST(RankStatusTest, WhoWasWaitedForWhileItWasStoppedWasStopped) {
+TEST(RankStatusTest, AwaitedStoppedRankIsReportedAsStopped) {
   RankStatus status(3, {});
   status.add(1, {.kind = Kind::kStopped, .number = SIGSTOP});
   status.add(1, {.kind = Kind::kContinued});
@@ -62,7 +62,7 @@ TEST(RankStatusTest, WhoWasWaitedForWhileItWasStoppedWasStopped) {
   EXPECT_EQ(status.stopped_by(1), SIGSTOP);
 }
 
-TEST(RankStatusTest, OnlyOtherRanksOfTheJobAreMissed) {
+TEST(RankStatusTest, OnlyOtherRanksOfTheJobAreReportedMissing) {
   RankStatus status(3, {});
   status.add(1, {.kind = Kind::kMissingRanks, .ranks = {-1, 0, 1, 3, 2}});
   EXPECT_EQ(status.missing(1), (std::vector<int>{0, 2}));

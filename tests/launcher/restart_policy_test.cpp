@@ -17,7 +17,7 @@ AttemptEnd killed(std::optional<std::int64_t> step, std::optional<std::int64_t> 
   return {.exit_code = kKilled, .progress = {.step = step, .checkpoint = checkpoint}};
 }
 
-TEST(RestartPolicyTest, AfterAFailureItGoesOnFromTheNewestCheckpoint) {
+TEST(RestartPolicyTest, FailureResumesFromTheNewestCheckpoint) {
   RestartPolicy policy(3, 4, 4);
   const auto decision = policy.plan_after(killed(127, 120));
   EXPECT_TRUE(decision.restart);
@@ -28,7 +28,7 @@ TEST(RestartPolicyTest, AfterAFailureItGoesOnFromTheNewestCheckpoint) {
   EXPECT_EQ(policy.attempt(), 1);
 }
 
-TEST(RestartPolicyTest, WhatWouldComeAgainOrWasWantedIsNotRestarted) {
+TEST(RestartPolicyTest, RepeatableOrRequestedEndsAreNotRestarted) {
   for (const int code :
        {2, 3, 6, 7, 126, 127, 128 + SIGHUP, 128 + SIGINT, 128 + SIGQUIT, 128 + SIGTERM, 128 + SIGUSR1}) {
     RestartPolicy policy(3, 2, 1);

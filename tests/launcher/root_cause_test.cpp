@@ -50,7 +50,7 @@ TEST(RootCauseTest, AllWell) {
   EXPECT_EQ(root_cause.line, "");
 }
 
-TEST(RootCauseTest, WhoeverKilledIt) {
+TEST(RootCauseTest, KilledByUserOrKernel) {
   RankReport killed = rank_that(1, {How::kSignalled, SIGKILL}, 200);
   const auto line_of = [&] { return find_root_cause_of_ranks({rank_that(0, {}, 300, true), killed}).line; };
   EXPECT_THAT(line_of(),
@@ -80,7 +80,7 @@ TEST(RootCauseTest, TheEarliestFailureIsTheFirst) {
   EXPECT_FALSE(root_cause.show_mpirun);
 }
 
-TEST(RootCauseTest, ARankThatWasToldToEndIsNoCause) {
+TEST(RootCauseTest, SignalledRankIsNotRootCause) {
   const auto root_cause = find_root_cause_of_ranks(
       {rank_that(0, {How::kSignalled, SIGTERM}, 100, true), rank_that(1, {How::kSignalled, SIGSEGV}, 150)});
   EXPECT_EQ(root_cause.rank, 1);
@@ -88,7 +88,7 @@ TEST(RootCauseTest, ARankThatWasToldToEndIsNoCause) {
   EXPECT_THAT(root_cause.line, HasSubstr("SIGSEGV"));
 }
 
-TEST(RootCauseTest, IfAllWereToldTheEarliestIsNamedAndMpirunSpeaks) {
+TEST(RootCauseTest, IfAllWereSignalledTheEarliestIsNamedWithMpirunsOutput) {
   const auto root_cause = find_root_cause_of_ranks(
       {rank_that(0, {How::kExited, 1}, 200, true), rank_that(1, {How::kSignalled, SIGTERM}, 100, true)});
   EXPECT_EQ(root_cause.rank, 1);
@@ -134,7 +134,7 @@ RankReport that_waited(RankReport report, std::vector<int> missing) {
   return report;
 }
 
-TEST(RootCauseTest, TheRankThatTheOthersNameIsTheCause) {
+TEST(RootCauseTest, RankNamedByOthersIsTheCause) {
   const ExitStatus timed_out = {How::kExited, 5}, killed = {How::kSignalled, SIGKILL};
   RankReport hung = rank_that(1, killed, 400, true);
   std::vector<RankReport> ranks = {that_waited(rank_that(0, timed_out, 300), {1}), hung, rank_that(2, timed_out, 250)};
@@ -166,7 +166,7 @@ TEST(RootCauseTest, TheRankThatTheOthersNameIsTheCause) {
 }
 
 // A connection is closed before the process ends: who sees that may be the first to have ended.
-TEST(RootCauseTest, ARankThatOthersSawEndFailedFirst) {
+TEST(RootCauseTest, RankSeenEndingByOthersFailedFirst) {
   for (const int code : {3, 4}) {
     const auto root_cause = find_root_cause_of_ranks(
         {that_waited(rank_that(0, {How::kExited, 4}, 300), {1}), rank_that(1, {How::kExited, code}, 350)});
@@ -176,7 +176,7 @@ TEST(RootCauseTest, ARankThatOthersSawEndFailedFirst) {
   }
 }
 
-TEST(RootCauseTest, ChainsOfWaitingRanksEndAtTheOneThatWaitsForNobody) {
+TEST(RootCauseTest, ChainsOfWaitingRanksEndAtTheRankThatDoesNotWait) {
   const ExitStatus timed_out = {How::kExited, 5}, killed = {How::kSignalled, SIGKILL};
   const auto chain =
       find_root_cause_of_ranks({that_waited(rank_that(0, timed_out, 300), {1, 2}),
@@ -199,7 +199,7 @@ TEST(RootCauseTest, ChainsOfWaitingRanksEndAtTheOneThatWaitsForNobody) {
             0);
 }
 
-TEST(RootCauseTest, AUsageErrorThatHasBeenShownIsNotSaidAgain) {
+TEST(RootCauseTest, ShownUsageErrorIsNotRepeated) {
   std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 2}, 30), rank_that(1, {How::kExited, 2}, 20)};
   EXPECT_NE(find_root_cause_of_ranks(ranks).line, "");
   ranks[0].had_usage_error = true;
@@ -296,7 +296,7 @@ TEST(RootCauseTest, ALostHostIsTheCauseOfWhatFailsAfterwards) {
   EXPECT_THAT(root_cause.line, HasSubstr("→"));
 }
 
-TEST(RootCauseTest, WhatFailedBeforeAHostWasLostIsTheCause) {
+TEST(RootCauseTest, FailureBeforeAHostLossIsTheCause) {
   const std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 3}, 2000), lost_rank(1, 2500, true)};
   JobReport job = job_of(ranks);
   job.lost_hosts = {lost_host("b", 2500, {1})};

@@ -56,7 +56,7 @@ TEST_F(AllocatorTest, ReusesWhatWasGivenBack) {
   EXPECT_EQ(allocator.stats().system_allocations, 2u);
 }
 
-TEST_F(AllocatorTest, TrimmedMemoryIsHeldNoMore) {
+TEST_F(AllocatorTest, TrimReleasesIdleMemory) {
   const Tensor kept = Tensor::empty(allocator, {100});
   kept.f32()[99] = 3.0f;
   { const Tensor idle = Tensor::empty(allocator, {100000}); }
@@ -157,22 +157,22 @@ TEST_F(AllocatorTest, FourThreadsGetDistinctMemory) {
   EXPECT_LE(allocator.stats().system_allocations, 1u + 4u * 6u);
 }
 
-TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
-  const void* recorded = nullptr;
+TEST_F(AllocatorTest, GraphsHaveAPoolOfTheirOwn) {
+  const void* captured = nullptr;
   {
-    const RecordedMemory memory(allocator);
-    recorded = Tensor::empty(allocator, {1000}).raw();
+    const GraphMemory memory(allocator);
+    captured = Tensor::empty(allocator, {1000}).raw();
   }
   const Tensor ordinary = Tensor::empty(allocator, {1000});
-  EXPECT_NE(ordinary.raw(), recorded);
+  EXPECT_NE(ordinary.raw(), captured);
   Tensor kept;
   {
-    const RecordedMemory memory(allocator);
+    const GraphMemory memory(allocator);
     kept = Tensor::empty(allocator, {1000});
-    EXPECT_EQ(kept.raw(), recorded);  // and it is used again there
+    EXPECT_EQ(kept.raw(), captured);  // and it is used again there
   }
   kept = Tensor();  // given back outside of the scope: still not for others
-  EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), recorded);
+  EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), captured);
   EXPECT_EQ(allocator.stats().system_allocations, 3u);
 }
 
@@ -243,19 +243,19 @@ TEST(FullMemory, IdleBlocksAreGivenBackFirst) {
   EXPECT_EQ(held.f32()[0], 5.0f);
 }
 
-TEST(FullMemory, WhatRecordingsUseIsKept) {
+TEST(FullMemory, MemoryOfGraphsIsKept) {
   int asked = 0;
   CachingAllocator allocator(std::make_unique<SmallMemory>(1024, asked));
   { const Tensor ordinary = Tensor::empty(allocator, {128}); }
-  const void* recorded = nullptr;
+  const void* captured = nullptr;
   {
-    const RecordedMemory memory(allocator);
-    recorded = Tensor::empty(allocator, {192}).raw();
+    const GraphMemory memory(allocator);
+    captured = Tensor::empty(allocator, {192}).raw();
   }
   EXPECT_EQ(allocator.stats().bytes_held, 768u) << "ordinary blocks were freed for it";
   EXPECT_THROW(Tensor::empty(allocator, {128}), OutOfMemoryError);
-  const RecordedMemory memory(allocator);
-  EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), recorded);
+  const GraphMemory memory(allocator);
+  EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), captured);
 }
 
 TEST(ShapeTest, CountsAndCompares) {

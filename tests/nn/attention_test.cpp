@@ -28,7 +28,7 @@ Tensor dropout_state(Backend& backend, std::array<std::int64_t, 3> numbers) {
 }
 
 // Over blocks of queries and whole fours of keys. Samples that are whole, cut and empty.
-TEST_P(AttentionTest, IsThatOfPlainLoops) {
+TEST_P(AttentionTest, MatchesPlainLoops) {
   constexpr std::int64_t kBatch = 3, kHeads = 2, kWidth = 3, kModel = kHeads * kWidth, kLayer = 7;
   for (const std::int64_t tokens : {1, 6, 67, 130})
     for (const bool causal : {true, false})
@@ -101,7 +101,7 @@ TEST_P(AttentionTest, IsThatOfPlainLoops) {
 }
 
 // A sample's weights are dropped alike whichever rank has it.
-TEST_P(AttentionTest, WhatIsDroppedHangsOnTheSample) {
+TEST_P(AttentionTest, DropoutDependsOnTheSample) {
   constexpr std::int64_t kTokens = 70, kHeads = 3, kModel = 12;
   const Tensor qkv = random({3, kTokens, 3 * kModel}, 1);
   const auto result = [&](const Tensor& x, std::int64_t first, std::int64_t step) {

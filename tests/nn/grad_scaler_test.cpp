@@ -91,7 +91,7 @@ class GradScalers : public ::testing::Test {
   std::unique_ptr<Backend> backend = make_cpu_backend(2);
 };
 
-TEST_F(GradScalers, TheScaleMovesAsTorchs) {
+TEST_F(GradScalers, ScaleMatchesPyTorch) {
   for (const std::int64_t interval : {1, 2, 5}) {
     GradScaler scaler(*backend, {.initial_scale = 1024, .growth_interval = interval});
     Reference reference{.scale = 1024, .growth = 2, .backoff = 0.5, .interval = interval};
@@ -383,7 +383,7 @@ TEST_F(GradScalers, MovingAveragesMaySkipTheSameSteps) {
   }
 }
 
-TEST_F(GradScalers, RefuseWhatIsNoScale) {
+TEST_F(GradScalers, InvalidScalesAreRefused) {
   for (const double scale : {0.0, -1.0, 1e39, static_cast<double>(kNan), 1e-40})
     EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.initial_scale = scale}); }), HasSubstr("losses scaled by"));
   EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.growth_factor = 1.0}); }), HasSubstr("grows by 1"));

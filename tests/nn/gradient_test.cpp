@@ -541,12 +541,12 @@ TEST_F(Gradient, SwapFirstAxes) {
   }
 }
 
-TEST_F(Gradient, TakeRows) {
-  const std::array<std::int32_t, 4> numbers = {5, 0, 3, 5};
-  const Tensor rows = backend->empty({4}, DType::kI32);
-  backend->upload(std::as_bytes(std::span(numbers)), rows);
+TEST_F(Gradient, IndexSelect) {
+  const std::array<std::int32_t, 4> values = {5, 0, 3, 5};
+  const Tensor indices = backend->empty({4}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(values)), indices);
   expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return take_rows(tape, x[0], rows); });
+                   [&](Tape& tape, std::span<const Var> x) { return index_select(tape, x[0], indices); });
 }
 
 TEST_F(Gradient, TakePositions) {

@@ -44,7 +44,7 @@ TEST_F(Inference, SeveralTextsAtOnce) {
   expect_near({last.begin() + 11, last.end()}, {all.begin() + 77, all.end()});
 }
 
-TEST_F(Inference, ThereIsOnlySoMuchRoom) {
+TEST_F(Inference, CapacityOfTheCacheIsEnforced) {
   const auto module = gpt(6);
   EXPECT_EQ(language(module).positions(), 6);
   EXPECT_EQ(language(module).vocabulary(), 11);
@@ -81,7 +81,7 @@ TEST_F(Inference, SequentialsAreFusedToo) {
 }
 
 // Dropout is training's alone.
-TEST_F(Inference, NothingIsDropped) {
+TEST_F(Inference, DropoutIsOff) {
   const auto dropped =
       model({.name = "gpt",
              .sample_shape = {4},
@@ -94,7 +94,7 @@ TEST_F(Inference, NothingIsDropped) {
   EXPECT_THROW(forward(*backend, *dropped, tokens), UsageError);
 }
 
-TEST_F(Inference, SiblingsComputeTheSameAtTheSameTime) {
+TEST_F(Inference, StreamsComputeTheSameConcurrently) {
   const auto module = gpt();
   const auto expected = forward(*backend, *module, tokens_of(*backend, {1, 4}, {1, 2, 3, 4}));
   constexpr std::size_t kThreads = 3;

@@ -54,7 +54,7 @@ TEST_F(Losses, SettingsReachTheKernel) {
   EXPECT_NE(made, values_of_loss(make_loss()));
 }
 
-TEST_F(Losses, RefusesWhatItDoesNotKnow) {
+TEST_F(Losses, UnknownLossesAreRefused) {
   EXPECT_THROW(loss_family("cross-entropy"), UsageError);
   EXPECT_THROW(make_loss(usual_loss(), {{"gamma", 2.0}}), UsageError);
   for (const double smoothing : {-0.1, 1.0, std::nan("")})
@@ -129,7 +129,7 @@ class OutputsLeftToTheLoss : public ::testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(Each, OutputsLeftToTheLoss, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& each) { return std::string(name_of(each.param)); });
 
-TEST_P(OutputsLeftToTheLoss, ItsGradientTakesTheirMemory) {
+TEST_P(OutputsLeftToTheLoss, GradientReusesTheirMemory) {
   const Found kept = plain(Does::kReturn), taken = pass(make_loss());
   EXPECT_GE(kept.loss_bytes, gradient_bytes());
   EXPECT_LT(taken.loss_bytes, gradient_bytes() / 10);
@@ -141,7 +141,7 @@ TEST_P(OutputsLeftToTheLoss, ItsGradientTakesTheirMemory) {
   EXPECT_EQ(pass(smoothed).values, pass(same).values);
 }
 
-TEST_P(OutputsLeftToTheLoss, NotThoseThatSomebodyReads) {
+TEST_P(OutputsLeftToTheLoss, OutputsInUseAreKept) {
   for (const Does does : {Does::kKeepHandle, Does::kReadAgain, Does::kActivate}) {
     const Found found = pass(make_loss(), does, [](Head& head) { EXPECT_TRUE(head.var.value().defined()); });
     EXPECT_GE(found.loss_bytes, gradient_bytes());
@@ -149,7 +149,7 @@ TEST_P(OutputsLeftToTheLoss, NotThoseThatSomebodyReads) {
   }
 }
 
-TEST_P(OutputsLeftToTheLoss, WhoReadsThemLaterIsRefused) {
+TEST_P(OutputsLeftToTheLoss, LaterReadIsRefused) {
   const auto look = [&](Head& head) {
     EXPECT_EQ(head.var.shape(), Shape({kRows, kClasses}));
     EXPECT_THAT(refusal_of([&] { head.var.value(); }), HasSubstr("its loss has overwritten with its gradient"));

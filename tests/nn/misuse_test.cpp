@@ -130,7 +130,7 @@ TEST_F(Misuse, BackwardTwiceFromAnyValue) {
   EXPECT_THAT(refusal_of(walk), HasSubstr("walked already"));
 }
 
-TEST_F(Misuse, BackwardFromWhatIsNoLoss) {
+TEST_F(Misuse, BackwardFromNonScalar) {
   const Var y = layer->forward(tape, tape.input(x));
   EXPECT_THAT(refusal_of([&] { tape.backward(y); }),
               AllOf(HasSubstr("backward from [5, 3], which is no loss"), HasSubstr("cross_entropy")));
@@ -358,7 +358,7 @@ TEST_F(Misuse, ErrorsNameTheLayersPath) {
   EXPECT_EQ(kept->named_modules().back().second->path(), "1.1");
 }
 
-TEST_F(Misuse, WhatLossesAreGiven) {
+TEST_F(Misuse, ArgumentsOfLosses) {
   const auto logits = [&] { return layer->forward(tape, tape.input(x)); };
   const Tensor labels = of_type({5}, DType::kI32);
   std::ranges::fill(labels.span<std::int32_t>(), 0);
@@ -383,7 +383,7 @@ TEST_F(Misuse, WhatLossesAreGiven) {
   EXPECT_THAT(refusal_of([&] { squared_error(tape, logits(), x, 1.0f); }), HasSubstr("both have one shape"));
 }
 
-TEST_F(Misuse, PartsAndTypesThatATensorHasNot) {
+TEST_F(Misuse, InvalidSlicesAndTypesOfTensors) {
   EXPECT_THAT(refusal_of([&] { x.data<std::int32_t>(); }), HasSubstr("f32 [5, 4] read as i32"));
   EXPECT_THAT(refusal_of([&] { x.reshaped({3, 7}); }), HasSubstr("[3, 7]"));
   EXPECT_THAT(refusal_of([&] { x.slice(2, 6); }), HasSubstr("rows 2 to 6 of [5, 4]"));
@@ -426,7 +426,7 @@ TEST_F(Misuse, TensorsOutliveTheirBackend) {
   EXPECT_EQ(kept.device()->kind, DeviceKind::kCpu);
 }
 
-TEST_F(Misuse, TensorsThatHoldNothing) {
+TEST_F(Misuse, UndefinedTensors) {
   const Tensor nothing, scalar = backend->zeros({});
   std::vector<std::byte> bytes(4);
   const auto refused = HasSubstr("that holds nothing");

@@ -94,7 +94,7 @@ class Around final : public Module {
   Module& inside_;
 };
 
-TEST_F(ModuleTest, IsBuiltAgainByItsRecipe) {
+TEST_F(ModuleTest, FactoryBuildsItAgain) {
   auto first = build<Linear>(context, 5, 2, false);
   EXPECT_EQ(std::make_unique<Linear>(context, 5, 2)->factory(), nullptr);
   const auto other_backend = make_cpu_backend(1);
@@ -133,7 +133,7 @@ TEST_F(ModuleTest, TakesTheModesOfAnother) {
   EXPECT_TRUE(copy->fused() && !copy->training());
 }
 
-TEST_F(ModuleTest, MayHaveAChildThatIsTheCallers) {
+TEST_F(ModuleTest, MayBorrowAChild) {
   Linear inside(context, 3, 2);
   {
     Around around(inside);
@@ -198,7 +198,7 @@ class LateOnes final : public ValueSource {
 };
 
 // Whatever reads the value, in whatever form.
-TEST_F(ModuleTest, AValueThatIsOnItsWayIsWaitedFor) {
+TEST_F(ModuleTest, PendingValueIsAwaited) {
   using Reader = std::function<float(Parameter&)>;
   Parameter other(*backend, {2, 16});
   const Tensor elsewhere = backend->empty({2, 16});

@@ -58,7 +58,7 @@ TEST_F(MovingAverages, FollowTheFormula) {
   }
 }
 
-TEST_F(MovingAverages, AreInThePlaceOfParametersForAWhile) {
+TEST_F(MovingAverages, ReplaceParametersTemporarily) {
   MovingAverage average(named_, 0.5);
   move(1);
   average.update();

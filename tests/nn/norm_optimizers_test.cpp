@@ -130,14 +130,14 @@ Trained::Make family(const std::string& name, const Settings& settings, double w
   };
 }
 
-TEST(Lamb, IsThePapers) {
+TEST(Lamb, MatchesThePaper) {
   expect_norms_follow(family("lamb", {}, 0.01), true, {});
   expect_norms_follow(family("lamb", {{"betas", {0.8, 0.95}}, {"eps", 1e-3}}, 0.3), true,
                       {.beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.3});
   expect_norms_follow(family("lamb", {{"always-adapt", true}}, 0.0), true, {.weight_decay = 0.0});
 }
 
-TEST(Lars, IsThePapers) {
+TEST(Lars, MatchesThePaper) {
   expect_norms_follow(family("lars", {{"momentum", 0.0}}, 1e-4), false, {.eps = 1e-8, .weight_decay = 1e-4});
   expect_norms_follow(family("lars", {{"trust-coefficient", 0.02}, {"eps", 1e-3}}, 0.1), false,
                       {.eps = 1e-3, .trust = 0.02, .momentum = 0.9, .weight_decay = 0.1});
@@ -158,7 +158,7 @@ TEST(NormOptimizers, ParametersWithoutDecayAreNotAdapted) {
   }
 }
 
-TEST(NormOptimizers, DefaultsAreTheEcosystems) {
+TEST(NormOptimizers, DefaultsMatchOtherLibraries) {
   EXPECT_EQ(optimizer_family("lamb").weight_decay, 0.01);
   EXPECT_EQ(optimizer_family("lamb").lr, 1e-3);
   EXPECT_EQ(optimizer_family("lars").weight_decay, 1e-4);
@@ -195,7 +195,7 @@ TEST(NormOptimizers, ALossThatIsNotFiniteMovesNothing) {
 }
 
 // As where a device refuses to record a step that has been taken down half: zero_grad() begins it anew.
-TEST(NormOptimizers, AStepBeginsAgain) {
+TEST(NormOptimizers, StateRestarts) {
   const std::array<std::size_t, 6> all = {0, 1, 2, 3, 4, 5};
   Trained once(1, family("lamb", {}, 0.01)), twice(1, family("lamb", {}, 0.01));
   twice.give_gradients(7);

@@ -146,7 +146,7 @@ TEST(AdamW, NoDecayAndNoMoments) {
   expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamWReference{options}, 3e-7);
 }
 
-TEST(Adam, IsTorchs) {
+TEST(Adam, MatchesPyTorch) {
   for (const double weight_decay : {0.0, 0.2})
     for (const auto& [beta1, beta2] : {std::pair(0.9, 0.999), {0.8, 0.95}})
       expect_follows(

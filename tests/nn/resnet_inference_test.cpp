@@ -41,7 +41,7 @@ TEST_F(Inference, EvaluationChangesNothing) {
     }
 }
 
-TEST_F(Inference, SiblingsShareTheWeightsOfConvolutions) {
+TEST_F(Inference, StreamsShareTheWeightsOfConvolutions) {
   const auto module = model({.name = "resnet18-cifar", .sample_shape = {32, 32, 3}, .classes = 10});
   module->fuse();
   const auto expected = forward(*backend, *module, random_tensor(*backend, {1, 32, 32, 3}, 1));

@@ -157,7 +157,7 @@ TEST_F(RnnLayers, LayersFollowEachOther) {
   }
 }
 
-TEST_F(RnnLayers, StatesGoOn) {
+TEST_F(RnnLayers, StatesCarryOver) {
   nn::Lstm layers(context, 3, 5, {.num_layers = 2});
   layers.train(false);
   const Tensor x = random_tensor(*backend, {1, 6, 3}, 1);
@@ -176,7 +176,7 @@ TEST_F(RnnLayers, StatesGoOn) {
   EXPECT_EQ(values_of(states[1].h), std::vector<float>(parts.end() - 5, parts.end()));
 }
 
-TEST_F(RnnLayers, RefusesWhatDoesNotFit) {
+TEST_F(RnnLayers, MismatchedShapesAreRefused) {
   nn::Lstm layer(context, 3, 5);
   Tape tape(*backend);
   EXPECT_THROW(layer.forward(tape, tape.input(backend->empty({2, 3}))), UsageError);
@@ -266,7 +266,7 @@ TEST_F(RnnModels, OfTextHaveTheNamesOfPyTorchsExample) {
 }
 
 // A text in pieces, each from where the one before has ended, as when it is generated.
-TEST_F(RnnModels, OfTextGoOn) {
+TEST_F(RnnModels, TextModelsContinueTheirState) {
   for (const char* name : {"rnn", "lstm", "gru"}) {
     SCOPED_TRACE(name);
     ModelSpec of_text = spec({9});
@@ -394,7 +394,7 @@ TEST_F(RnnModels, ReadRowsBothWaysButTextsOneWay) {
   }
 }
 
-TEST_F(RnnModels, OfPlainLayersAreOfTanhUnlessToldOtherwise) {
+TEST_F(RnnModels, PlainRnnDefaultsToTanh) {
   std::vector<std::vector<float>> outputs;
   for (const char* nonlinearity : {"", "tanh", "relu"}) {
     ModelSpec plain = spec({9});

@@ -302,7 +302,7 @@ void RnnKernels::check(const LayerCase& layer) {
 
 constexpr RnnCell kCells[] = {RnnCell::kTanh, RnnCell::kRelu, RnnCell::kLstm, RnnCell::kGru};
 
-TEST_P(RnnKernels, AreThoseOfAPlainLoop) {
+TEST_P(RnnKernels, MatchAPlainLoop) {
   for (const RnnCell cell : kCells)
     for (const Sizes& s : kLayerSizes)
       for (const bool begins : {false, true}) check({.sizes = s, .cell = cell, .begins = begins});
@@ -364,7 +364,7 @@ TEST_P(RnnKernels, ComputeTheGradientsThatAreWanted) {
 }
 
 // A sequence in pieces, each from the state that the one before has left.
-TEST_P(RnnKernels, GoOnFromTheirState) {
+TEST_P(RnnKernels, ContinueFromTheirState) {
   for (const RnnCell cell : kCells)
     for (const Sizes& s : {Sizes{2, 7, 5, 19}, {1, 4, 3, 64}}) {
       const RnnWeights weights = weights_for({.sizes = s, .cell = cell});

@@ -72,7 +72,7 @@ TEST_F(StateDicts, UsualKeys) {
         << key;
 }
 
-TEST_F(StateDicts, AnyKeyIfThereIsOneAlone) {
+TEST_F(StateDicts, AnyKeyIfItIsTheOnlyOne) {
   EXPECT_THAT(read(dict({{"mine", state()}, {"epoch", number()}})), ElementsAre("weight", "bias"));
   EXPECT_THAT(read(dict({{"a", dict({{"b", dict({{"c", state()}})}})}})), ElementsAre("weight", "bias"));
 }
@@ -141,7 +141,7 @@ TEST_F(StateDicts, AKeyThatIsNotThere) {
   EXPECT_THAT(refusal(alike, "a.b"), HasSubstr("two dictionaries"));
 }
 
-TEST_F(StateDicts, WhatThereIsInsteadIsNamed) {
+TEST_F(StateDicts, AvailableKeysAreNamed) {
   // Of several entries the one that should be the model's.
   EXPECT_THAT(refusal(dict({{"epoch", number()}, {"model", object()}})),
               HasSubstr("'model' is no tensor but an object of 'models Net'"));

@@ -94,7 +94,7 @@ TEST_F(StateNames, APrefixIsNeverWritten) {
   EXPECT_THAT(names_of(state_of(other)), ElementsAre("modules.weight", "modules.bias"));
 }
 
-TEST_F(StateNames, OnlyALeadingOneIsTakenOff) {
+TEST_F(StateNames, OnlyALeadingPrefixIsStripped) {
   Wrapper nested(wrapped(1), "sub");  // sub.module.weight
   EXPECT_THAT(names_of(state_of(nested)), ElementsAre("sub.module.weight", "sub.module.bias"));
   const auto state = renamed(state_of(*plain(2)), "sub.module.");
@@ -107,7 +107,7 @@ TEST_F(StateNames, OnlyALeadingOneIsTakenOff) {
               HasSubstr("unexpected \"module.weight\", \"module.bias\""));
 }
 
-TEST_F(StateNames, OneThatNotAllHaveIsAName) {
+TEST_F(StateNames, PrefixOfSomeNamesIsKept) {
   auto state = state_of(*plain(2));
   state[0].name = "module.weight";
   EXPECT_THAT(refusal(*plain(1), state), HasSubstr("missing \"weight\"; unexpected \"module.weight\""));
@@ -127,7 +127,7 @@ TEST_F(StateNames, KeptPrefixesAreListedAsPyTorchDoes) {
   EXPECT_EQ(bytes_of(*target), bytes_of(*plain(2)));
 }
 
-TEST_F(StateNames, NonStrictTellsWhatIsLeft) {
+TEST_F(StateNames, NonStrictListsTheRest) {
   auto state = state_of(*plain(2));
   state[1].name = "other";
   const auto target = plain(1);
@@ -358,7 +358,7 @@ TEST_F(BertNames, WithoutAHead) {
     }
 }
 
-TEST_F(BertNames, AHeadStartsAnewForAnotherTask) {
+TEST_F(BertNames, HeadIsReinitializedForAnotherTask) {
   const auto state = state_of(*masked(2));  // it has no pooler
   EXPECT_THAT(refusal(*classes(1), state, {.without = {"classifier.", "cls."}}), HasSubstr("bert.pooler.dense.weight"));
   const LoadReport report =

@@ -43,7 +43,7 @@ class EveryLayer final : public Module {
     x = add(tape, x, conv2_.forward(tape, x, Epilogue::kRelu));
     for (int i = 0; i < 200; ++i) x = relu(tape, x);
     const Var steps = rnn_norm_.forward(tape, plain_.forward(tape, both_ways_.forward(tape, rnn_.forward(tape, x))));
-    const Var last = rnn_fc_.forward(tape, take_rows(tape, steps, last_steps_));
+    const Var last = rnn_fc_.forward(tape, index_select(tape, steps, last_steps_));
     x = pool2d(tape, PoolKind::kMax, x, {{2, 2}, {2, 2}, {0, 0}});
     x = pool2d(tape, PoolKind::kAverage, x, {{3, 3}, {2, 2}, {1, 1}});
     return add(tape, last, fc_.forward(tape, flatten(tape, x)));

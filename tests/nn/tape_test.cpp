@@ -69,7 +69,7 @@ TEST_F(TapeTest, SharedWeightsGetTheSumOfTheirGradients) {
   });
 }
 
-TEST_F(TapeTest, GradientsAddUpUntilForgotten) {
+TEST_F(TapeTest, GradientsAccumulateUntilCleared) {
   const auto w = parameter({4, 4}, 3), b = parameter({4}, 4);
   const auto pass = [&] {
     tape.backward(loss_of(linear(tape, tape.input(x), *w, b.get())).value);
@@ -215,7 +215,7 @@ TEST_F(TapeTest, AnExceptionInBackwardLeavesAUsableTape) {
   EXPECT_EQ(backend->allocator().stats().bytes_in_use, in_use_before + 3 * 256);
 }
 
-TEST_F(TapeTest, AResetWithoutBackwardForgetsTheUses) {
+TEST_F(TapeTest, ResetWithoutBackwardClearsUses) {
   const auto w = parameter({4, 4}, 3);
   int ready = 0;
   count_ready(*w, ready);

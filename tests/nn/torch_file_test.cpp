@@ -99,7 +99,7 @@ TEST(TorchFile, TypesThatAreNotReadAreNamed) {
   EXPECT_THAT(refusal(kGolden + "namespace.pt"), HasSubstr("an object of 'argparse Namespace'"));
 }
 
-TEST(TorchFile, AWholeModelIsRefusedByTheNameThatItWouldCall) {
+TEST(TorchFile, PickledModelIsRefusedWithTheNameThatItWouldCall) {
   EXPECT_THAT(refusal(kGolden + "whole_model.pt"), HasSubstr("torch.nn.modules.container Sequential"));
 }
 
@@ -116,7 +116,7 @@ TEST(TorchFile, FilesCutAtAnyByteAreRefused) {
   }
 }
 
-TEST(TorchFile, FlippedBytesNeverDoWorseThanAnError) {
+TEST(TorchFile, FlippedBytesAreErrorsAtWorst) {
   const TemporaryDirectory directory;
   const std::string path = directory.path("flipped.pt");
   std::uint32_t random = 1;
@@ -143,7 +143,7 @@ class HandMade : public ::testing::Test {
   TemporaryDirectory directory_;
 };
 
-TEST_F(HandMade, AWholeOneIsRead) {
+TEST_F(HandMade, ValidFileIsRead) {
   write_file(directory_.path("x.pt"), legacy(dictionary(Pickle().tensor(4, 1, {3}, {1}))));
   const auto tensors = read_torch_file(directory_.path("x.pt")).tensors;
   ASSERT_EQ(tensors.size(), 1u);
@@ -222,12 +222,12 @@ std::string number(std::uint64_t value, int bytes) {
 // An archive of stored entries, without checksums. With `within`, each lies within the one before it.
 std::string archive_of(const std::vector<std::pair<std::string, std::string>>& entries, bool within = false) {
   std::string file, directory;
-  std::size_t behind = 0;  // bytes of the entries that come after
+  std::size_t size_after = 0;  // bytes of the entries that come after
   if (within)
-    for (const auto& [name, content] : entries) behind += 30 + name.size() + content.size();
+    for (const auto& [name, content] : entries) size_after += 30 + name.size() + content.size();
   for (const auto& [name, content] : entries) {
-    if (within) behind -= 30 + name.size() + content.size();
-    const std::size_t size = content.size() + behind;
+    if (within) size_after -= 30 + name.size() + content.size();
+    const std::size_t size = content.size() + size_after;
     const std::string common = number(10, 2) + number(0, 2) + number(0, 2) + number(0, 4) + number(0, 4) +
                                number(size, 4) + number(size, 4) + number(name.size(), 2) + number(0, 2);
     directory += "PK\1\2" + number(10, 2) + common + number(0, 10) + number(file.size(), 4) + name;
@@ -405,7 +405,7 @@ TEST_F(UnpicklerTest, ValuesOfAllKinds) {
   EXPECT_EQ(std::get<std::string>(items[7]->is), "é");
 }
 
-TEST_F(UnpicklerTest, MalformedOnesNameTheByte) {
+TEST_F(UnpicklerTest, MalformedPicklesNameTheByte) {
   EXPECT_THAT(outcome(""), HasSubstr("at byte 0 of its pickle: it is cut"));
   EXPECT_THAT(outcome("N"), HasSubstr("at byte 1 of its pickle: it is cut"));
   EXPECT_THAT(outcome("X\xff\xff\xff\xffzz"), HasSubstr("it is cut"));
@@ -433,7 +433,7 @@ TEST_F(UnpicklerTest, ValuesMayContainThemselvesAndNestWithoutEnd) {
   EXPECT_EQ(outcome(std::string(100000, ']') + std::string(99999, 'a') + "."), "read");
 }
 
-TEST_F(UnpicklerTest, WhatIsOfNoUseIsReadPast) {
+TEST_F(UnpicklerTest, UnusedValuesAreSkipped) {
   EXPECT_EQ(outcome(std::string("\x8a\x09", 2) + std::string(9, '\1') + "."), "read");
   EXPECT_EQ(outcome(std::string("\x8b\x09\0\0\0", 5) + std::string(9, '\1') + "."), "read");
   EXPECT_EQ(outcome(std::string("\x80\x04\x95\x03\0\0\0\0\0\0\0C\1x\x94.", 16)), "read");

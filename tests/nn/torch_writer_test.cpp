@@ -106,7 +106,7 @@ TEST_F(TorchWriter, ManyTensorsAreReadBack) {
   EXPECT_EQ(read.back().name, "69999");
 }
 
-TEST_F(TorchWriter, EndingsChooseTheFormat) {
+TEST_F(TorchWriter, FileExtensionsChooseTheFormat) {
   const std::map<std::string, std::string> card = {{"format", "pt"}, {"lockstep", "{}"}};
   for (const char* name : {"a.pt", "a.pth", "a.bin", "a.PT", ".pt"}) {
     write_weights(path(name), tensors(), card);

@@ -90,7 +90,7 @@ TEST_F(Winograd, IsTheConvolutionByAnyNumberOfThreads) {
   for (const int threads : {2, 3}) EXPECT_EQ(computed(threads, x, w, b, dy), alone) << threads << " threads";
 }
 
-TEST_F(Winograd, SaysWhatItSuits) {
+TEST_F(Winograd, ReportsSupportedConvolutions) {
   const Shape x = {2, 16, 16, 64}, w = {96, 3, 3, 64};
   EXPECT_TRUE(WinogradConv::suits(x, w, kThree));
   EXPECT_FALSE(WinogradConv::suits({1, 16, 16, 64}, w, kThree)) << "sixteen tiles";

@@ -62,7 +62,7 @@ class OptionSources : public ::testing::Test {
   bool takes_program_ = true;
 };
 
-TEST_F(OptionSources, DefaultsStayWhereNobodySpeaks) {
+TEST_F(OptionSources, UnsetOptionsKeepTheirDefaults) {
   parse({});
   EXPECT_EQ(example_.model, "m");
   EXPECT_EQ(example_.lr, 0.5);
@@ -115,7 +115,7 @@ TEST_F(OptionSources, NegativeNumbers) {
   EXPECT_EQ(example_.lr, -0.25);
 }
 
-TEST_F(OptionSources, OnlyWhatIsRepeatableAppends) {
+TEST_F(OptionSources, OnlyRepeatableOptionsAppend) {
   parse({"--export", "A,B", "--export=C", "--config", config("export = ['D']")});
   EXPECT_EQ(example_.exports, "A,B,C");
   parse({"--config", config("export = ['D', 'E']")});
@@ -134,7 +134,7 @@ TEST_F(OptionSources, AListInAFileIsForWhatTakesLists) {
   EXPECT_THAT(complaint({"--config", config("hidden = [[1]]")}), HasSubstr("neither text"));
 }
 
-TEST_F(OptionSources, WhatDoesNotApplyNamesItsSource) {
+TEST_F(OptionSources, InapplicableOptionsNameTheirSource) {
   EXPECT_THAT(complaint({"-n", "3"}, {{"LOCKSTEP_OPTIMIZER", "sgd"}}),
               HasSubstr("--np 3 on the command line: it applies to others, and this is sgd → leave it out"));
   EXPECT_THAT(complaint({"--opt=sgd"}, {{"LOCKSTEP_NP", "3"}}),
@@ -196,7 +196,7 @@ TEST_F(OptionSources, UnknownVariablesNameTheNearest) {
   EXPECT_THAT(complaint({}, {{"LOCKSTEP_", "64"}}), HasSubstr("LOCKSTEP_ matches no flag"));
 }
 
-TEST_F(OptionSources, ReservedAndForeignVariablesAreNoMistakes) {
+TEST_F(OptionSources, ReservedAndUnrelatedVariablesAreAccepted) {
   parse({}, {{"LOCKSTEP_JOB", "/x"},
              {"LOCKSTEP_LAUNCHER", "1"},
              {"LOCKSTEP_MEETING", "4f"},

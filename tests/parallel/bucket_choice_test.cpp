@@ -123,7 +123,7 @@ TEST(BucketChoices, AnEarlierRunsChoiceIsTaken) {
   EXPECT_TRUE(resumed.ddp.bucket_choice()->trials.empty());
 }
 
-TEST(BucketChoices, WhatCannotBeIsRefused) {
+TEST(BucketChoices, InvalidOptionsAreRefused) {
   Trainee<Layers> mine(layers);
   const auto complaint_about = [&](const DistributedDataParallel::Options& options) -> std::string {
     try {

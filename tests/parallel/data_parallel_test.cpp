@@ -308,7 +308,7 @@ TEST(DataParallel, RunsSeveralTimesOnOneTapeAndAddsUp) {
   }
 }
 
-TEST(DataParallel, SaysOnceThatAParameterIsReadyWhenItHasTheSum) {
+TEST(DataParallel, ParameterIsReadyOnceAfterTheSum) {
   Devices devices = Devices::cpu(3);
   auto module = model_of(spec_of("mlp"), devices[0]);
   module->named_parameters()[2].parameter->set_requires_grad(false);
@@ -333,7 +333,7 @@ TEST(DataParallel, SaysOnceThatAParameterIsReadyWhenItHasTheSum) {
     }
 }
 
-TEST(DataParallel, SendsWhatHasChangedAndNothingElse) {
+TEST(DataParallel, SendsOnlyWhatHasChanged) {
   Devices devices = Devices::cpu(2);
   DataParallel model(model_of(spec_of("linear"), devices[0]), devices);
   nn::Tape tape(devices[0]);
@@ -414,7 +414,7 @@ TEST(DataParallel, DropsWhatOneProcessWouldDrop) {
   }
 }
 
-TEST(DataParallel, ComesToTheSameBitsAgain) {
+TEST(DataParallel, IsDeterministic) {
   const auto train = [] {
     Devices devices = Devices::cpu(4);
     DataParallel model(model_of(spec_of("cnn"), devices[0]), devices);
@@ -459,7 +459,7 @@ std::string complaint(Call&& call) {
   return "";
 }
 
-TEST(DataParallel, RefusesWhatCannotBe) {
+TEST(DataParallel, InvalidOptionsAreRefused) {
   Devices devices = Devices::cpu(3);
   const auto wrap = [&](const DeviceIds& ids, std::optional<int> output = {}, int on = 0) {
     return complaint([&] { DataParallel(model_of(spec_of("mlp"), devices[on]), devices, ids, output); });
@@ -508,7 +508,7 @@ TEST(DataParallel, RefusesWhatCannotBe) {
               HasSubstr("weight is on cpu:0 and not on cpu:1"));
 }
 
-TEST(DataParallel, SaysWhereAReplicaFailedAndGoesOn) {
+TEST(DataParallel, ReplicaFailureNamesTheDeviceAndIsRecoverable) {
   Seen::Log log;
   Devices devices = Devices::cpu(3);
   nn::Generator generator(1);

@@ -129,7 +129,7 @@ TEST_F(DistributedMisuse, TwoOfThemOnOneTape) {
   b.check();
 }
 
-TEST_F(DistributedMisuse, WhatIsTrainedChangesBehindItsBack) {
+TEST_F(DistributedMisuse, TrainedParametersChangeAfterWrapping) {
   net->named_parameters()[0].parameter->set_requires_grad(false);
   DistributedDataParallel ddp(*net, group());
   pass(ddp);

@@ -190,7 +190,7 @@ TEST_P(DistributedSteps, AStaticGraphOfARankThatComesLate) {
   }
 }
 
-TEST(DistributedStaticGraph, IsNoneWithWhatLooksForUnusedParameters) {
+TEST(DistributedStaticGraph, ExcludesFindUnusedParameters) {
   Branching mine(branches);
   EXPECT_THAT(refusal_of([&] {
                 DistributedDataParallel(*mine.module, group(), {.find_unused_parameters = true, .static_graph = true});

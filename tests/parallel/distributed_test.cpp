@@ -120,7 +120,7 @@ TEST_P(Distributed, WithoutTheOptionAllRanksNameWhatHadNoGradient) {
                     HasSubstr("find_unused_parameters")));
 }
 
-TEST_P(Distributed, AndWhereNoRankHadIt) {
+TEST_P(Distributed, GradientsMissingOnAllRanksAreNamed) {
   Branching mine(branches);
   DistributedDataParallel ddp(*mine.module, group(), options());
   mine.module->left = false;
@@ -169,7 +169,7 @@ TEST_P(Distributed, PartsOfABatchAddUp) {
   }
 }
 
-TEST_P(Distributed, GradientsThatAreNotForgottenAreAddedToOnce) {
+TEST_P(Distributed, WithoutZeroGradGradientsAccumulateOnce) {
   Branching mine(branches), alone(branches);
   DistributedDataParallel ddp(*mine.module, group(), options());
   for (std::uint64_t pass = 0; pass < 3; ++pass) {
@@ -268,7 +268,7 @@ TEST_P(Distributed, SyncBatchNormBesideUnusedParameters) {
 INSTANTIATE_TEST_SUITE_P(Buckets, Distributed, ::testing::Values(std::nullopt, kTinyMib),
                          [](const auto& test) { return test.param ? "tiny" : "of_default_size"; });
 
-TEST(DistributedBuffers, AreRankZeroesUnlessTheyStayEachRanksOwn) {
+TEST(DistributedBuffers, AreBroadcastFromRankZeroUnlessDisabled) {
   for (const bool broadcast : {true, false}) {
     Normed mine(normed_model);
     DistributedDataParallel ddp(*mine.module, group(), {.broadcast_buffers = broadcast});
@@ -307,7 +307,7 @@ TEST(DistributedModule, IsOneWithNamesAsPyTorchHasThem) {
   EXPECT_EQ(&ddp.module(), mine.module.get());
 }
 
-TEST(DistributedRefuses, WhatIsNoDeviceOfTheRank) {
+TEST(DistributedRefuses, InvalidDeviceIds) {
   Branching mine(branches);
   const auto refusal = [&](const Options& options) {
     return refusal_of([&] { DistributedDataParallel ddp(*mine.module, group(), options); });
@@ -324,7 +324,7 @@ TEST(DistributedRefuses, WhatIsNoDeviceOfTheRank) {
               HasSubstr("device_ids is 5"));
 }
 
-TEST(DistributedRefuses, AModuleThatIsNotInOnePlaceOrHasNothingToTrain) {
+TEST(DistributedRefuses, ModuleOnSeveralDevicesOrWithoutParameters) {
   Branching mine(branches);
   const auto other = testing::make_rank_backend();
   nn::Context elsewhere{*other, mine.generator};

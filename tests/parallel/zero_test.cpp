@@ -225,7 +225,7 @@ class ZeroLoop {
   bool ended = false;
 };
 
-TEST(Zero, WhoReadsAParameterWaitsForIt) {
+TEST(Zero, ReadersWaitForTheParameter) {
   if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
   for (const char* optimizer : {"adamw", "lamb"}) {
     ZeroLoop without(0, optimizer), with(1, optimizer);
@@ -291,7 +291,7 @@ bool parameters_stay(const ZeroTraining& training) {
 }
 
 // A loop may read its parameters until it comes to the update, however far the other ranks are.
-TEST(Zero, NobodyWritesWhereARankStillReads) {
+TEST(Zero, NoWriteWhileARankReads) {
   for (int late = 0; late < group().size(); ++late) {
     ZeroTraining training("adamw", {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1});
     for (std::uint64_t step = 1; step <= 2; ++step) {
@@ -311,7 +311,7 @@ TEST(Zero, NobodyWritesWhereARankStillReads) {
 }
 
 // A layer's gradients are on their way before it has multiplied by its weights.
-TEST(Zero, NobodyWritesWhereALayerIsNotThrough) {
+TEST(Zero, NoWriteBeforeALayersBackwardEnds) {
   for (int late = 0; late < group().size(); ++late) {
     ZeroLoop loop(1);
     loop.step(1);
@@ -331,7 +331,7 @@ TEST(Zero, NobodyWritesWhereALayerIsNotThrough) {
   }
 }
 
-TEST(Zero, ItEndsWhileParametersAreOnTheirWay) {
+TEST(Zero, DestroyedWhileParametersAreInFlight) {
   if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
   ZeroLoop without(0), with(1);
   without.step(1);

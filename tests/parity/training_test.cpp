@@ -112,7 +112,7 @@ class Optimizers : public ::testing::Test {
 // f32 rounds each of 20 steps by up to 6e-8 of the largest value, a few times.
 constexpr double kOptimizerTolerance = 2e-6;
 
-TEST_F(Optimizers, AreTorchsOverTwentySteps) {
+TEST_F(Optimizers, MatchPyTorchOverTwentySteps) {
   for (const auto& [name, make] : kOptimizers) {
     const double error = error_of(name, make, false);
     EXPECT_LE(error, kOptimizerTolerance) << name;
@@ -120,13 +120,13 @@ TEST_F(Optimizers, AreTorchsOverTwentySteps) {
   }
 }
 
-TEST_F(Optimizers, AreTorchsWithGradientsClippedByTheirNorm) {
+TEST_F(Optimizers, MatchPyTorchWithClippedGradients) {
   for (const auto& [name, make] : kOptimizers)
     EXPECT_LE(error_of(name + "-clipped", make, true), kOptimizerTolerance) << name;
 }
 
 // The golden files distinguish them.
-TEST_F(Optimizers, AreNotEachOthers) {
+TEST_F(Optimizers, DifferFromEachOther) {
   for (const auto& [name, make] : kOptimizers)
     for (const auto& [other, unused] : kOptimizers)
       if (name != other) {
@@ -135,7 +135,7 @@ TEST_F(Optimizers, AreNotEachOthers) {
   EXPECT_GT(error_of("sgd-clipped", kOptimizers.at("sgd"), false), 1e-3);
 }
 
-TEST(Schedules, AreTorchsOverTwentySteps) {
+TEST(Schedules, MatchPyTorchOverTwentySteps) {
   struct Case {
     const char* name;
     const char* schedule;
@@ -210,7 +210,7 @@ Torchs torchs(const Golden& golden, std::uint64_t length, int world, bool drop_l
   return {static_cast<std::uint64_t>(elements<std::int64_t>(golden.extra("sizes"))[at]), {seen.begin(), seen.end()}};
 }
 
-TEST(Sampler, PadsAsTorchsDoes) {
+TEST(Sampler, PadsAsPyTorchDoes) {
   const Golden golden("sampler");
   for (std::uint64_t length = 1; length <= kMostSamples; ++length)
     for (int world = 1; world <= kMostRanks; ++world) {
@@ -226,7 +226,7 @@ TEST(Sampler, PadsAsTorchsDoes) {
 }
 
 // `drop` leaves whole global batches: with one sample per rank and step, those are what drop_last leaves.
-TEST(Sampler, DropsAsTorchsDoes) {
+TEST(Sampler, DropsAsPyTorchDoes) {
   const Golden golden("sampler");
   for (std::uint64_t length = 1; length <= kMostSamples; ++length)
     for (int world = 1; world <= kMostRanks; ++world) {

@@ -132,7 +132,7 @@ class Written : public WeightFiles {
   }
 };
 
-TEST_F(Written, IsWhatPyTorchHasLoaded) {
+TEST_F(Written, MatchesWhatPyTorchLoaded) {
   const lockstep::testing::TemporaryDirectory directory;
   write(directory.path("w"));
   EXPECT_TRUE(lockstep::testing::read_file(directory.path("w")) == lockstep::testing::read_file(kFiles + kWritten))

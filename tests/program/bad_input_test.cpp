@@ -353,7 +353,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "16,\\$((OMPI_COMM_WORLD_RANK+8))\"",
                  5, "parameter 2=fc2.weight f32 [9, 16]"}));
 
-TEST(DeviceTest, WhatOneRankAsksForInVainEndsAll) {
+TEST(DeviceTest, UnavailableDeviceOnOneRankEndsAll) {
   const TemporaryDirectory directory;
   const auto outcome =
       run("ONEDNN_MAX_CPU_ISA=AVX2 lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --precision "
@@ -364,7 +364,7 @@ TEST(DeviceTest, WhatOneRankAsksForInVainEndsAll) {
 }
 
 // What keeps this program from using a GPU, on machines that are known to have none for it.
-TEST(DeviceTest, WhyThereIsNone) {
+TEST(DeviceTest, ExplainsWhyThereIsNoGpu) {
   const TemporaryDirectory directory;
   const auto outcome = run("lockstep train cnn --data digits --device cuda", directory.path());
   const bool built = run("lockstep version", directory.path()).out.find("nccl") != std::string::npos;
@@ -404,7 +404,7 @@ TEST(DataTest, ATokenFileThatIsCutInUseIsOneLine) {
 }
 
 // How many ranks there are is not the command's to know: it runs, and says what stays unused.
-TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
+TEST(DeviceTest, MoreDevicesThanRanksIsAWarning) {
   const TemporaryDirectory directory;
   const std::string line = "lockstep train linear --data digits --steps 1 --quiet --device cpu:0,1";
   const auto alone = run(line, directory.path());
@@ -424,7 +424,7 @@ TEST(LaunchTest, ExportedValuesAreSetOnThisHostToo) {
   EXPECT_EQ(outcome.out, "1\n2\n");
 }
 
-TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
+TEST(OutputTest, LostOutputOfALaunchIsAnError) {
   const TemporaryDirectory directory;
   const auto outcome = run("lockstep launch -n 1 -- echo hello >/dev/full", directory.path());
   EXPECT_EQ(outcome.code, 3);

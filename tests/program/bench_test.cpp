@@ -53,7 +53,7 @@ TEST(BenchAllReduce, PrintsATableOnceAndCsv) {
   EXPECT_EQ(std::ranges::count(lines[0], ','), std::ranges::count(lines[1], ','));
 }
 
-TEST(BenchStep, MeasuresWhatTheDeviceReachesWhereThatIsAskedFor) {
+TEST(BenchStep, MeasuresPeaksOfTheDeviceOnRequest) {
   const TemporaryDirectory directory;
   const std::string step = "step linear --batch 8 --steps 3 --warmup-steps 2 --threads 1 --json --peak-tflops ";
   for (const int ranks : {1, 2}) {
@@ -69,7 +69,7 @@ TEST(BenchStep, MeasuresWhatTheDeviceReachesWhereThatIsAskedFor) {
   EXPECT_FALSE(json::parse(stated.out).contains("measured"));
 }
 
-TEST(BenchStep, TellsTheStepApart) {
+TEST(BenchStep, ReportsThePartsOfAStep) {
   const TemporaryDirectory directory;
   for (const int ranks : {1, 2, 3}) {
     for (const char* model : {"linear", "mlp --hidden 32", "cnn --data digits"}) {
@@ -93,7 +93,7 @@ TEST(BenchStep, TellsTheStepApart) {
   }
 }
 
-TEST(BenchDpVsDdp, TellsAllWaysApart) {
+TEST(BenchDpVsDdp, ReportsAllModes) {
   const TemporaryDirectory directory;
   for (const char* devices : {"cpu:0,1", "cpu:2,0,1"}) {
     const auto outcome = run(std::string("lockstep bench dp-vs-ddp mlp --hidden 64,64 --batch 12 --steps 4 "
@@ -141,7 +141,7 @@ TEST(BenchDpVsDdp, TellsAllWaysApart) {
   EXPECT_NE(table.out.find("largest / smallest"), std::string::npos) << table.out;
 }
 
-TEST(BenchDpVsDdp, LeavesNoProcessBehind) {
+TEST(BenchDpVsDdp, CleansUpItsProcesses) {
   const TemporaryDirectory directory;
   const auto outcome = run(
       "timeout --preserve-status -s INT 2 lockstep bench dp-vs-ddp mlp --steps 1000000 --threads 1; "

@@ -89,7 +89,7 @@ class Bert : public ::testing::Test {
 };
 
 // The same classes on any number of ranks, and on devices of one process.
-TEST_F(Bert, TellsTextsApart) {
+TEST_F(Bert, ClassifiesTexts) {
   const std::string train =
       std::string("lockstep train bert --data csv:kind.csv --global-batch 24 --lr 5e-4 --epochs 3 ") + kSmall;
   std::vector<double> alone;  // the losses of one rank
@@ -136,7 +136,7 @@ TEST_F(Bert, TellsTextsApart) {
   EXPECT_EQ(answer["classes"][0]["name"], "prose");
 }
 
-TEST_F(Bert, PredictsWhatIsMaskedAndIsFineTuned) {
+TEST_F(Bert, PredictsMaskedTokensAndIsFineTuned) {
   std::string text;
   for (int i = 0; i < 400; ++i) text += "the quick brown fox jumps over a lazy dog. ";
   directory_->write("fox.txt", text);
@@ -194,7 +194,7 @@ TEST_F(Bert, ResumesToTheSameBits) {
   EXPECT_EQ(outcome.code, 6) << outcome.err;
 }
 
-TEST_F(Bert, WhatCannotBeIsRefused) {
+TEST_F(Bert, InvalidOptionsAreRefused) {
   expect_refusal("train bert --data digits", 2, "takes tokens");
   expect_refusal("train gpt --data csv:kind.csv --steps 1", 2, "has a class for each text");
   expect_refusal("train cnn --data csv:kind.csv --steps 1", 2, "csv");

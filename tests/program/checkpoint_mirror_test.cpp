@@ -133,7 +133,7 @@ TEST_F(CheckpointMirror, OnOneHostTakesAnotherFileSystem) {
   EXPECT_EQ(run("diff <(ls ck) <(ls " + mirror + " | tail -n 2)", path()).code, 0);
 }
 
-TEST_F(CheckpointMirror, WhatCannotHelpIsRefused) {
+TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
   for (const auto& [mirror, says] : std::vector<std::pair<std::string, std::string>>{
            {"a:mirror", "is on rank 0's host, and on the same file system there as --checkpoint-dir ck"},
            {"z:mirror", "no rank runs on host z → name one of a, b, or give the directory alone"},
@@ -178,7 +178,7 @@ TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
 }
 
 // The launcher starts a job again on the hosts that are left.
-TEST_F(CheckpointMirror, ThatHasLostItsPlaceDoesNotEndARestartedJob) {
+TEST_F(CheckpointMirror, LostMirrorDoesNotEndARestartedJob) {
   const std::string arguments = kCnnOnHosts + kKeptInCk + "--checkpoint-mirror b:mirror --steps ";
   ASSERT_EQ(train_on({"a", "b", "c"}, arguments + "10", path()).code, 0);
   fs::remove_all(path() / "ck");
@@ -209,7 +209,7 @@ TEST_F(CheckpointMirror, OfAnotherRunIsRefused) {
   EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000010"));
 }
 
-TEST_F(CheckpointMirror, ThatCannotBeUsedIsSaidAndTrainingGoesOn) {
+TEST_F(CheckpointMirror, UnusableMirrorIsAWarning) {
   const std::string mirrored = kKeptInCk + "--checkpoint-mirror mirror ";
   ASSERT_EQ(train_on({"a", "b"}, kCnnOnHosts + "--steps 10 " + mirrored, path()).code, 0);
   fs::remove_all(path() / "mirror");

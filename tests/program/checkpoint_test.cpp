@@ -60,7 +60,7 @@ struct Case {
 class Resumed : public ::testing::TestWithParam<Case> {};
 
 // From every checkpoint that a run leaves, another comes to the same bits.
-TEST_P(Resumed, EndsLikeARunThatNeverStopped) {
+TEST_P(Resumed, MatchesAnUninterruptedRun) {
   const TemporaryDirectory directory;
   {
     std::ofstream text(directory.path() / "text.txt");
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& one) { return std::string(one.param.what); });
 
 // What a model carries from row to row is in the checkpoint, of all ranks; other numbers of ranks resume it.
-TEST(Checkpoints, CarriedStateGoesOnOnOtherRanks) {
+TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
   const TemporaryDirectory directory;
   {
     std::ofstream text(directory.path() / "text.txt");
@@ -178,7 +178,7 @@ TEST(Checkpoints, BuffersComeBackToo) {
   EXPECT_EQ(run("lockstep eval " + data + "--weights " + weights, directory.path()).code, 0);
 }
 
-TEST(Checkpoints, AnotherNumberOfRanksGoesOnWithTheSamplesThatAreLeft) {
+TEST(Checkpoints, AnotherNumberOfRanksContinuesWithTheRemainingSamples) {
   const TemporaryDirectory directory;
   const std::string line = std::string(kCnn) + "--checkpoint-every 5 --keep 0 ";
   ASSERT_EQ(run(on_ranks(2) + line, directory.path()).code, 0);
@@ -449,7 +449,7 @@ TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
   }
 }
 
-TEST(Checkpoints, AStopThatCannotBeSavedIsNone) {
+TEST(Checkpoints, StopThatCannotBeSavedExitsWithTheSignal) {
   const TemporaryDirectory directory;
   std::string line = endless(kCnn);
   line.replace(line.find("--checkpoint-dir c"), 18, "--checkpoint-dir /sys/lockstep-checkpoints");

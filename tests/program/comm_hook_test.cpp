@@ -102,7 +102,7 @@ TEST(CommHook, ResumesOnOtherRanks) {
 }
 
 // No matrix is large enough, or ranks together send more than all.
-TEST(CommHook, ThatSavesNothingIsSaid) {
+TEST(CommHook, HookWithoutSavingsIsAWarning) {
   const TemporaryDirectory directory;
   for (const std::string hook : {"powersgd:1000", "topk:50"}) {
     std::string output;

@@ -171,7 +171,7 @@ TEST(AGpu, TrainsInShards) {
   EXPECT_EQ(hashes[0], hashes[1]);
 }
 
-TEST(Inference, TellsTheDeviceThatItComputedOn) {
+TEST(Inference, ReportsItsDevice) {
   const TemporaryDirectory directory;
   const auto synthetic = run_soft(
       with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
@@ -254,7 +254,7 @@ TEST(Inference, TakesImageNetsModelsToTheFourthOfFour) {
   }
 }
 
-TEST(Inference, GoesOnWithATextAsTheCpuDoes) {
+TEST(Inference, ContinuesATextAsTheCpuDoes) {
   const TemporaryDirectory directory;
   std::string text;
   for (int i = 0; i < 60; ++i) text += "a quick dog. ";

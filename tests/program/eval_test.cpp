@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kClasses = 8, kTrained = 30, kJudged = 15;  // of patches; images of a class
+constexpr int kClasses = 8, kTrained = 30, kEvaluated = 15;  // of patches; images of a class
 
 // 8 × 8 pixels of RGB.
 std::string png(const std::string& pixels) {
@@ -78,12 +78,12 @@ class Eval : public ::testing::Test {
     return metrics().back();
   }
 
-  struct RootCause {
+  struct EvalResult {
     std::string printed;
     double loss = 0, accuracy = 0, top5 = 0;
     std::int64_t samples = 0;
   };
-  RootCause eval(int ranks, const std::string& line) const {
+  EvalResult eval(int ranks, const std::string& line) const {
     const auto outcome = call(on_ranks(ranks) + "lockstep eval " + line + " --device cpu --metrics m.jsonl");
     const auto all = metrics();
     EXPECT_EQ(all.size(), 2u) << "only rank 0 writes, and two lines";
@@ -98,22 +98,22 @@ class Eval : public ::testing::Test {
   const TemporaryDirectory directory_;
 };
 
-TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
+TEST_F(Eval, MatchesTrainingAtAnyNumberOfRanks) {
   const auto trained = train("cnn --data digits --epochs 2 --save digits.safetensors");
   const double loss = trained["loss"], accuracy = trained["accuracy"];
   double top5 = -1;
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const RootCause root_cause = eval(ranks, "cnn --data digits --weights digits.safetensors");
+    const EvalResult result = eval(ranks, "cnn --data digits --weights digits.safetensors");
     // Every sample once: each of its 360 is one in the counts, whatever the number of ranks.
-    EXPECT_EQ(root_cause.samples, 360);
-    EXPECT_NEAR(root_cause.loss, loss, 1e-6 * loss);
-    EXPECT_EQ(root_cause.accuracy, accuracy);
-    if (ranks == 1) top5 = root_cause.top5;
-    EXPECT_EQ(root_cause.top5, top5);
-    EXPECT_EQ(root_cause.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  360 of "
-                                              "1797 samples\n",
-                                              root_cause.loss, 100 * accuracy, 100 * top5));
+    EXPECT_EQ(result.samples, 360);
+    EXPECT_NEAR(result.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(result.accuracy, accuracy);
+    if (ranks == 1) top5 = result.top5;
+    EXPECT_EQ(result.top5, top5);
+    EXPECT_EQ(result.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  360 of "
+                                          "1797 samples\n",
+                                          result.loss, 100 * accuracy, 100 * top5));
   }
   EXPECT_GT(accuracy, 0.5);
   EXPECT_LT(accuracy, top5);
@@ -134,17 +134,17 @@ TEST_F(Eval, SmoothedLabelsAreForTrainingAlone) {
 }
 
 // Loss, accuracy and top five once more, from the probabilities that inference gives each file of the test part.
-TEST_F(Eval, CountsWhatInferenceTells) {
+TEST_F(Eval, CountsAgreeWithInference) {
   draw_patches(directory_.path() / "patches/train", kTrained);
-  draw_patches(directory_.path() / "patches/val", kJudged);
+  draw_patches(directory_.path() / "patches/val", kEvaluated);
   const auto trained =
       train("cnn --data images:patches --image-size 8 --augment no --epochs 2 --save patches.safetensors");
 
   const auto told = events_of(call("lockstep infer cnn --weights patches.safetensors --input patches/val "
                                    "--top 8 --json --device cpu")
                                   .out);
-  ASSERT_EQ(told.size(), kClasses * kJudged + 1u);
-  constexpr double kSamples = kClasses * kJudged;
+  ASSERT_EQ(told.size(), kClasses * kEvaluated + 1u);
+  constexpr double kSamples = kClasses * kEvaluated;
   double loss = 0;
   int first = 0, among_five = 0;
   for (const auto& image : told) {
@@ -165,14 +165,14 @@ TEST_F(Eval, CountsWhatInferenceTells) {
   ASSERT_LT(among_five, kSamples);
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const RootCause root_cause = eval(ranks, "cnn --data images:patches --image-size 8 --weights patches.safetensors");
-    EXPECT_EQ(root_cause.samples, kClasses * kJudged);
-    EXPECT_NEAR(root_cause.loss, loss, 1e-5 * loss);
-    EXPECT_NEAR(root_cause.loss, trained["loss"].get<double>(), 1e-6 * loss);
-    EXPECT_NEAR(root_cause.accuracy * kSamples, first, 1e-9);
-    EXPECT_NEAR(root_cause.top5 * kSamples, among_five, 1e-9);
-    EXPECT_THAT(root_cause.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  120 of 360 samples",
-                                                          100 * first / kSamples, 100 * among_five / kSamples)));
+    const EvalResult result = eval(ranks, "cnn --data images:patches --image-size 8 --weights patches.safetensors");
+    EXPECT_EQ(result.samples, kClasses * kEvaluated);
+    EXPECT_NEAR(result.loss, loss, 1e-5 * loss);
+    EXPECT_NEAR(result.loss, trained["loss"].get<double>(), 1e-6 * loss);
+    EXPECT_NEAR(result.accuracy * kSamples, first, 1e-9);
+    EXPECT_NEAR(result.top5 * kSamples, among_five, 1e-9);
+    EXPECT_THAT(result.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  120 of 360 samples",
+                                                      100 * first / kSamples, 100 * among_five / kSamples)));
   }
 }
 
@@ -288,19 +288,19 @@ TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
 // What is named is measured: a folder and a table without parts are not divided, as training would.
 TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   draw_patches(directory_.path() / "patches/train", kTrained);
-  draw_patches(directory_.path() / "patches/val", kJudged);
+  draw_patches(directory_.path() / "patches/val", kEvaluated);
   train("cnn --data images:patches --image-size 8 --epochs 2 --save patches.safetensors");
   const std::string weights = " --weights patches.safetensors";
-  const RootCause divided = eval(1, "cnn --data images:patches" + weights);
-  const RootCause folder = eval(2, "cnn --data images:patches/val" + weights);
-  EXPECT_EQ(folder.samples, kClasses * kJudged);
+  const EvalResult divided = eval(1, "cnn --data images:patches" + weights);
+  const EvalResult folder = eval(2, "cnn --data images:patches/val" + weights);
+  EXPECT_EQ(folder.samples, kClasses * kEvaluated);
   EXPECT_EQ(folder.accuracy, divided.accuracy);
   EXPECT_NEAR(folder.loss, divided.loss, 1e-6 * divided.loss);
   EXPECT_THAT(folder.printed, AllOf(HasSubstr("images patches/val: loss"), HasSubstr("  120 of 120 samples")));
-  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split val" + weights).samples, kClasses * kJudged / 10);
-  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split train" + weights).samples, kClasses * kJudged * 9 / 10);
+  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split val" + weights).samples, kClasses * kEvaluated / 10);
+  EXPECT_EQ(eval(1, "cnn --data images:patches/val --split train" + weights).samples, kClasses * kEvaluated * 9 / 10);
   EXPECT_EQ(eval(1, "cnn --data images:patches --split train" + weights).samples, kClasses * kTrained);
-  EXPECT_EQ(eval(1, "cnn --data images:patches --split all" + weights).samples, kClasses * (kTrained + kJudged));
+  EXPECT_EQ(eval(1, "cnn --data images:patches --split all" + weights).samples, kClasses * (kTrained + kEvaluated));
 
   const std::string test = "lockstep eval cnn --data images:patches --split test --device cpu" + weights;
   const auto none = run(test, directory_.path());
@@ -309,13 +309,13 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   fs::create_directories(directory_.path() / "patches/test");
   fs::copy(directory_.path() / "patches/val/class3", directory_.path() / "patches/test/class3",
            fs::copy_options::recursive);
-  EXPECT_EQ(eval(1, "cnn --data images:patches --split test" + weights).samples, kJudged);
-  EXPECT_EQ(eval(1, "cnn --data images:patches/test" + weights).samples, kJudged) << "of one class of the weights'";
+  EXPECT_EQ(eval(1, "cnn --data images:patches --split test" + weights).samples, kEvaluated);
+  EXPECT_EQ(eval(1, "cnn --data images:patches/test" + weights).samples, kEvaluated) << "of one class of the weights'";
   EXPECT_THAT(call("lockstep train cnn --data images:patches --image-size 8 --steps 1 --device cpu").err,
               HasSubstr("patches/test is left untouched"));
 }
 
-TEST_F(Eval, WeightsAndFilesThatAreNoGood) {
+TEST_F(Eval, InvalidWeightsAndFiles) {
   train("mlp --data digits --steps 2 --save digits.safetensors");
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
   const auto full = run(line + " --metrics /dev/full", directory_.path());
@@ -356,19 +356,19 @@ TEST_F(Eval, PerplexityIsThatOfTheLoss) {
   const auto trained = train(
       "gpt --data text:sums.txt --layers 1 --heads 2 --width 16 --context 16 --steps 40 --batch 8 --lr 0.01 "
       "--save sums.safetensors");
-  RootCause alone;
+  EvalResult alone;
   for (const int ranks : {1, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const RootCause root_cause = eval(ranks, "gpt --data text:sums.txt --split val --weights sums.safetensors");
-    if (ranks == 1) alone = root_cause;
-    EXPECT_GT(root_cause.samples, 3);
-    EXPECT_EQ(root_cause.samples, alone.samples);
+    const EvalResult result = eval(ranks, "gpt --data text:sums.txt --split val --weights sums.safetensors");
+    if (ranks == 1) alone = result;
+    EXPECT_GT(result.samples, 3);
+    EXPECT_EQ(result.samples, alone.samples);
     const double loss = trained["loss"];
-    EXPECT_NEAR(root_cause.loss, loss, 1e-6 * loss);
-    EXPECT_EQ(root_cause.accuracy, trained["accuracy"]);
-    EXPECT_THAT(root_cause.printed,
-                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", root_cause.loss, std::exp(root_cause.loss))));
-    EXPECT_EQ(root_cause.printed, alone.printed);
+    EXPECT_NEAR(result.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(result.accuracy, trained["accuracy"]);
+    EXPECT_THAT(result.printed,
+                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", result.loss, std::exp(result.loss))));
+    EXPECT_EQ(result.printed, alone.printed);
   }
 }
 

@@ -104,7 +104,7 @@ TEST_F(FineTuning, WhatIsFrozenOfAResNetStays) {
 }
 
 // At a rate of 0 nothing moves: what differs from the file has started anew, as in a model without one.
-TEST_F(FineTuning, TheHeadAloneStartsAnew) {
+TEST_F(FineTuning, OnlyTheHeadIsReinitialized) {
   const std::string train = "lockstep train cnn --data digits --device cpu --quiet ";
   expect_done(train + "--steps 20 --save base.safetensors");
   const std::string still = train + "--steps 1 --lr 0 --seed 7 ";

@@ -38,7 +38,7 @@ class Images : public ::testing::Test {
   }
   // The losses of all steps.
   std::vector<double> losses() const { return read_metrics(directory_.path() / "m.jsonl").losses; }
-  void damage(const std::string& file) const {
+  void corrupt(const std::string& file) const {
     const fs::path folder = directory_.path() / "pictures" / "coloured";
     std::ofstream(folder / file) << "\xff\xd8\xff and no more";
   }
@@ -57,9 +57,9 @@ TEST_F(Images, AResNetTrainsOnThem) {
   EXPECT_NE(losses(), first);
 }
 
-TEST_F(Images, DamagedOnesAreNamedAndCounted) {
-  damage("0rgb420.jpg");
-  damage("2rgb420.jpg");
+TEST_F(Images, CorruptImagesAreNamedAndCounted) {
+  corrupt("0rgb420.jpg");
+  corrupt("2rgb420.jpg");
   const auto outcome = train("--epochs 1", 2);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));

@@ -94,7 +94,7 @@ class Infer : public ::testing::Test {
     EXPECT_THAT(lines.back(), AllOf(HasSubstr("error: "), HasSubstr(says), HasSubstr("→"))) << line;
   }
   // The file with its last number, which is a bias of the last layer or normalisation, made NaN.
-  static void damage(const std::string& from, const std::string& to) {
+  static void corrupt(const std::string& from, const std::string& to) {
     std::string bytes = read_file(directory_->path() / from);
     const float nan = std::nanf("");
     std::memcpy(bytes.data() + bytes.size() - sizeof nan, &nan, sizeof nan);
@@ -105,7 +105,7 @@ class Infer : public ::testing::Test {
 };
 TemporaryDirectory* Infer::directory_ = nullptr;
 
-TEST_F(Infer, GoesOnWithAPrompt) {
+TEST_F(Infer, ContinuesAPrompt) {
   const std::string made = text("--prompt \"the quick b\" --tokens 80 --temperature 0");
   // It has learnt its text by heart, and continues beyond its 16 positions.
   EXPECT_EQ(made, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
@@ -114,7 +114,7 @@ TEST_F(Infer, GoesOnWithAPrompt) {
 }
 
 // What it has learnt by heart it knows with weights of 16 and 8 bits, too.
-TEST_F(Infer, GoesOnWithAPromptInBf16AndInt8) {
+TEST_F(Infer, ContinuesAPromptInBf16AndInt8) {
   const std::string flags = "--prompt \"the quick b\" --tokens 80 --temperature 0 --precision ";
   EXPECT_EQ(text(flags + "int8w"), text(flags + "f32"));
   EXPECT_EQ(text(flags + "int8w --device cpu:0,1 --threads 2"), text(flags + "f32"));
@@ -129,7 +129,7 @@ TEST_F(Infer, GoesOnWithAPromptInBf16AndInt8) {
 }
 
 // A state continues as far as one likes, and is the same for any number of streams.
-TEST_F(Infer, RecurrentModelsGoOnWithAPrompt) {
+TEST_F(Infer, RecurrentModelsContinueAPrompt) {
   for (const std::string name : {"rnn", "lstm", "gru"}) {
     const std::string flags = name + " --weights " + name + ".safetensors --quiet --prompt \"the quick b\" ";
     const auto made = infer(flags + "--tokens 80 --temperature 0");
@@ -217,7 +217,7 @@ TEST_F(Infer, TokensByNumberAndByVocabulary) {
   expect_refusal(numbers + "--prompt abc --vocab vocab.json", 2, "--merges");
 }
 
-TEST_F(Infer, WhatIsWrongWithAText) {
+TEST_F(Infer, InvalidTexts) {
   const std::string gpt = "gpt --weights text.safetensors ";
   write(directory_->path() / "empty.txt", "");
   write(directory_->path() / "latin1.txt", "a lazy \xe9t\xe9");
@@ -243,7 +243,7 @@ TEST_F(Infer, WhatIsWrongWithAText) {
   expect_refusal("gpt2 --weights text.safetensors --prompt t", 2, "holds a gpt, not a gpt2");
   expect_refusal("cnn --weights text.safetensors --input pictures", 2, "holds a gpt, not a cnn");
   expect_refusal("gtp --weights text.safetensors --prompt t", 2, "gpt");
-  damage("text.safetensors", "nan.safetensors");
+  corrupt("text.safetensors", "nan.safetensors");
   expect_refusal("gpt --weights nan.safetensors --prompt to", 7, "NaN");
   expect_refusal("gpt --weights nan.safetensors --input random:1x4", 7, "NaN");
 }
@@ -325,7 +325,7 @@ TEST_F(Infer, GreyModelsTakeColouredFiles) {
   expect_refusal("cnn --weights digits.safetensors --input pictures --image-size 16", 2, "--image-size");
 }
 
-TEST_F(Infer, DamagedImagesAreNamedAndTheOthersDone) {
+TEST_F(Infer, CorruptImagesAreNamedAndSkipped) {
   write(directory_->path() / "some/1.jpg", "\xff\xd8\xff and no more");
   fs::copy_file(directory_->path() / "pictures/rgb.png", directory_->path() / "some/2.png",
                 fs::copy_options::overwrite_existing);
@@ -377,7 +377,7 @@ TEST_F(Infer, BatchesOfImages) {
   }
 }
 
-TEST_F(Infer, DamagedImagesOfABatch) {
+TEST_F(Infer, CorruptImagesInABatch) {
   write(directory_->path() / "mixed/1.jpg", "\xff\xd8\xff and no more");
   write(directory_->path() / "mixed/4.png", "");
   for (const char* name : {"mixed/2.png", "mixed/3.png", "mixed/5.png"})
@@ -397,7 +397,7 @@ TEST_F(Infer, DamagedImagesOfABatch) {
     EXPECT_EQ(all[5]["results"], 3);
     EXPECT_EQ(all[5]["corrupt"], 2);
   }
-  damage("digits.safetensors", "nan_digits.safetensors");
+  corrupt("digits.safetensors", "nan_digits.safetensors");
   expect_refusal("cnn --weights nan_digits.safetensors --input pictures --batch 2", 7, "NaN");
 }
 
@@ -448,7 +448,7 @@ TEST_F(Infer, SeveralDevicesOnTheCpu) {
                  "--precision int8w for resnet18: weights of int8 are for gpt, gpt2 and BERTs");
 }
 
-TEST_F(Infer, WhatIsWrongWithImages) {
+TEST_F(Infer, InvalidImages) {
   const std::string resnet = "resnet18 --weights animals.safetensors ";
   fs::create_directories(directory_->path() / "nothing");
   expect_refusal(resnet + "--input nothing", 3, "nothing: it has no images");
@@ -463,7 +463,7 @@ TEST_F(Infer, WhatIsWrongWithImages) {
   expect_refusal("resnet18 --weights cut.safetensors --input pictures", 3, "cut.safetensors");
 }
 
-TEST_F(Infer, MadeUpInputsTellTheResultsSizeAndDevice) {
+TEST_F(Infer, SyntheticInputsReportSizeAndDevice) {
   EXPECT_EQ(infer("resnet18 --input random:1x3x224x224 --quiet").out, "[1, 1000], cpu\n");
   EXPECT_EQ(infer("resnet18 --weights animals.safetensors --input random:3x3x40x32,2 --quiet").out,
             "[3, 2], cpu\n[3, 2], cpu\n");
@@ -476,7 +476,7 @@ TEST_F(Infer, MadeUpInputsTellTheResultsSizeAndDevice) {
 }
 
 // Files of others say nothing of their model: its sizes are those of their tensors.
-TEST_F(Infer, ForeignFilesNeedNoMoreThanTheirTensors) {
+TEST_F(Infer, FilesWithoutMetadataNeedOnlyTheirTensors) {
   std::string bytes = read_file(directory_->path() / "animals.safetensors");
   const std::size_t at = bytes.find("\"lockstep\"");
   ASSERT_NE(at, std::string::npos);
@@ -494,7 +494,7 @@ TEST_F(Infer, ForeignFilesNeedNoMoreThanTheirTensors) {
   expect_refusal("cnn --weights foreign.safetensors --input pictures", 2, "missing ");
 }
 
-TEST_F(Infer, WhatACardSaysIsHeldAgainstTheData) {
+TEST_F(Infer, MetadataIsCheckedAgainstTheData) {
   write(directory_->path() / "other.txt", [] {
     std::string text;
     for (int i = 0; i < 60; ++i) text += "a quick dog! ";
@@ -535,7 +535,7 @@ TEST_F(Infer, WhatACardSaysIsHeldAgainstTheData) {
   EXPECT_THAT(infer("resnet18 --weights birds.safetensors --input pictures").out, HasSubstr("emu"));
 }
 
-TEST_F(Infer, StopsWhenNobodyReads) {
+TEST_F(Infer, StopsWhenStdoutIsClosed) {
   const auto start = std::chrono::steady_clock::now();
   const auto outcome =
       run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 1000000000 --threads 2 --samples 4 | "
@@ -547,7 +547,7 @@ TEST_F(Infer, StopsWhenNobodyReads) {
   EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
 }
 
-TEST_F(Infer, StopsWhenItIsAskedTo) {
+TEST_F(Infer, StopsOnRequest) {
   for (const char* more : {"", "--json"}) {
     const auto outcome = run(std::string("timeout --preserve-status -s INT 2 lockstep infer gpt --weights "
                                          "text.safetensors --prompt to --tokens 1000000000 --threads 2 --samples 3 ") +
@@ -561,7 +561,7 @@ TEST_F(Infer, StopsWhenItIsAskedTo) {
   }
 }
 
-TEST_F(Infer, IsNoRank) {
+TEST_F(Infer, RefusesToRunAsARank) {
   const auto outcome =
       run("lockstep launch -n 2 -- lockstep infer gpt --weights text.safetensors --prompt to --device cpu");
   EXPECT_EQ(outcome.code, 2);

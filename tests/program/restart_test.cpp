@@ -83,7 +83,7 @@ TEST(Restarted, InShardsFewerRanksChangeNoBit) {
   EXPECT_EQ(hash_in(killed.path()), hash_in(whole.path()));
 }
 
-TEST(Restarted, WhatWouldComeAgainIsNot) {
+TEST(Restarted, RepeatableFailureIsNotRestarted) {
   const TemporaryDirectory directory;
   const std::string launch = "lockstep launch -n 2 --max-restarts 5 -- ";
   for (const auto& [line, code] : {std::pair<std::string, int>{kTrain + kResumes + "--lr 1e30", 7},
@@ -125,7 +125,7 @@ TEST(Restarted, HostsWithoutSlotsNeedAGlobalBatchToo) {
 }
 
 // As on a host that does not see the disk on which the job has taken its checkpoints so far.
-TEST(Restarted, AJobThatHasACheckpointDoesNotStartAnew) {
+TEST(Restarted, JobWithACheckpointResumes) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train cnn --data digits --quiet --steps 30 " + kResumes;
   auto outcome = run("LOCKSTEP_CHECKPOINT_STEP=20 " + train, directory.path());

@@ -121,7 +121,7 @@ TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
   }
 }
 
-TEST(Trace, OfARunThatBrokeHoldsRankZero) {
+TEST(Trace, FailedRunStillHasRankZero) {
   const TemporaryDirectory directory;
   const auto outcome = run("lockstep launch -n 2 -- lockstep train mlp --data digits --lr 1e30 --quiet --trace t.json",
                            directory.path());

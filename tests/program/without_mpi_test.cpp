@@ -178,7 +178,7 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
   }
 }
 
-TEST_F(WithoutMpi, MemoryHasNoName) {
+TEST_F(WithoutMpi, SharedMemoryIsAnonymous) {
   for (int rank = 0; rank < 2; ++rank) start(rank, 2, for_ever_);
   wait_for_training();
   for (std::size_t i = 0; i < 2; ++i) {
@@ -216,7 +216,7 @@ TEST_P(ARankIsKilled, InTraining) {
 }
 
 // Rank 3 has yet to come.
-TEST_P(ARankIsKilled, WhileTheyMeet) {
+TEST_P(ARankIsKilled, DuringTheRendezvous) {
   for (int rank = 0; rank < 3; ++rank) start(rank, 4, for_ever_);
   std::this_thread::sleep_for(500ms);
   kill_and_look(3);

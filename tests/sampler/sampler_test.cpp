@@ -145,7 +145,7 @@ TEST(Sampler, ResumesAtAnotherWorldSizeWithoutRepeatOrSkip) {
 }
 
 // What torch.utils.data.DistributedSampler(drop_last=False) hands to each rank: every N-th of the padded order.
-TEST(Sampler, PadIsPyTorchs) {
+TEST(Sampler, PadMatchesPyTorch) {
   for (const std::uint64_t length : {1u, 2u, 5u, 10u, 11u, 12u, 13u, 31u}) {
     for (int world = 1; world <= 7; ++world) {
       for (const std::uint64_t per_rank : {1u, 2u, 3u, 8u}) {
@@ -332,7 +332,7 @@ TEST(Sampler, IndicesOfAnotherEpochsPlan) {
   EXPECT_THROW(sampler.indices(plan, wrong), UsageError);
 }
 
-TEST(Sampler, WorldsThatCannotBe) {
+TEST(Sampler, InvalidWorlds) {
   const SamplerConfig config = config_of(10, 4);
   for (const auto& [rank, world] : {std::pair(0, 0), std::pair(0, -1), std::pair(2, 2), std::pair(-1, 2)}) {
     EXPECT_THROW(DistributedSampler(config, rank, world), UsageError);
@@ -376,7 +376,7 @@ E caught(const SamplerConfig& config, int rank, int world) {
   return E("none");
 }
 
-TEST(Sampler, SaysWhatCannotBe) {
+TEST(Sampler, InvalidSettingsAreRefused) {
   EXPECT_EQ(caught<IoError>(config_of(0, 4), 0, 1).line(),
             "empty data set: it has 0 samples → give data with at least one sample");
   EXPECT_EQ(caught<UsageError>(config_of(5, 8, Tail::kDrop), 0, 1).line(),

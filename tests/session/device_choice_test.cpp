@@ -14,20 +14,21 @@ using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::sight_of;
+using testing::visible_to;
 
-GpuSight without_gpus(const std::string& problem) {
-  GpuSight sight;
-  sight.problem = problem;
-  sight.remedy = "install one";
-  return sight;
+VisibleGpus without_gpus(const std::string& problem) {
+  VisibleGpus visible;
+  visible.problem = problem;
+  visible.remedy = "install one";
+  return visible;
 }
 
 /// `count` ranks on one host that all ask for the same and see the same.
-std::vector<RankView> ranks(int count, const std::string& device, const GpuSight& sight, bool share = false) {
+std::vector<RankView> ranks(int count, const std::string& device, const VisibleGpus& visible, bool share = false) {
   std::vector<RankView> made;
   for (int r = 0; r < count; ++r)
-    made.push_back({.machine = "m", .host = "a", .local_rank = r, .device = device, .share = share, .sight = sight});
+    made.push_back(
+        {.machine = "m", .host = "a", .local_rank = r, .device = device, .share = share, .visible = visible});
   return made;
 }
 
@@ -36,7 +37,8 @@ std::vector<int> indices(const std::vector<RankView>& views) {
   for (int r = 0; r < static_cast<int>(views.size()); ++r) {
     const auto choice = choose_device(views, r);
     EXPECT_EQ(choice.device.kind, DeviceKind::kCuda);
-    EXPECT_EQ(choice.gpu, views[static_cast<std::size_t>(r)].sight.gpus[static_cast<std::size_t>(choice.device.index)]);
+    EXPECT_EQ(choice.gpu,
+              views[static_cast<std::size_t>(r)].visible.gpus[static_cast<std::size_t>(choice.device.index)]);
     chosen.push_back(choice.device.index);
   }
   return chosen;
@@ -62,7 +64,7 @@ std::string refusal_of_all(const std::vector<RankView>& views) {
 }
 
 TEST(ChooseDevice, TheCpu) {
-  const auto views = ranks(3, "cpu", sight_of(recorded_gpus("eight_gpus")));
+  const auto views = ranks(3, "cpu", visible_to(recorded_gpus("eight_gpus")));
   for (int r = 0; r < 3; ++r) {
     const auto choice = choose_device(views, r);
     EXPECT_EQ(choice.device, Device{});
@@ -78,19 +80,19 @@ TEST(ChooseDevice, AListOfCpuDevices) {
 }
 
 TEST(ChooseDevice, ALocalRankTakesTheGpuOfItsNumber) {
-  const auto all = sight_of(recorded_gpus("eight_gpus"));
+  const auto all = visible_to(recorded_gpus("eight_gpus"));
   EXPECT_THAT(indices(ranks(8, "cuda", all)), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
   EXPECT_THAT(indices(ranks(2, "cuda", all)), ElementsAre(0, 1));
   EXPECT_EQ(choose_device(ranks(2, "cuda", all), 1).gpu.bus_id, "0000:2b:00.0");
   // CUDA_VISIBLE_DEVICES renumbers them.
-  const auto some = sight_of(recorded_gpus("eight_gpus"), "6,2");
+  const auto some = visible_to(recorded_gpus("eight_gpus"), "6,2");
   EXPECT_THAT(indices(ranks(2, "cuda", some)), ElementsAre(0, 1));
   EXPECT_EQ(choose_device(ranks(2, "cuda", some), 0).gpu.bus_id, "0000:7b:00.0");
 }
 
 TEST(ChooseDevice, LocalRanksCountNotRanks) {
   const auto gpus = recorded_gpus("eight_gpus");
-  auto views = ranks(4, "cuda", sight_of(gpus));
+  auto views = ranks(4, "cuda", visible_to(gpus));
   for (int r = 0; r < 4; ++r) views[static_cast<std::size_t>(r)].local_rank = 3 - r;
   EXPECT_THAT(indices(views), ElementsAre(3, 2, 1, 0));
   // Two hosts with two ranks each, dealt round robin. Their GPUs are not the same ones.
@@ -98,18 +100,18 @@ TEST(ChooseDevice, LocalRanksCountNotRanks) {
   for (auto& gpu : other.list) gpu.uuid = "GPU-b" + gpu.uuid->substr(5);
   for (const std::size_t r : {1u, 3u}) {
     views[r].host = views[r].machine = "b";
-    views[r].sight = sight_of(other, std::nullopt, "b");
+    views[r].visible = visible_to(other, std::nullopt, "b");
   }
   for (std::size_t r = 0; r < 4; ++r) views[r].local_rank = static_cast<int>(r / 2);
   EXPECT_THAT(indices(views), ElementsAre(0, 0, 1, 1));
 }
 
 TEST(ChooseDevice, AList) {
-  const auto all = sight_of(recorded_gpus("eight_gpus"));
+  const auto all = visible_to(recorded_gpus("eight_gpus"));
   EXPECT_THAT(indices(ranks(2, "cuda:0,3", all)), ElementsAre(0, 3));
   EXPECT_THAT(indices(ranks(3, "cuda:7,5,6", all)), ElementsAre(7, 5, 6));
   EXPECT_THAT(indices(ranks(1, "cuda:0,3", all)), ElementsAre(0));
-  EXPECT_THAT(indices(ranks(1, "cuda:1", sight_of(recorded_gpus("eight_gpus"), "6,2"))), ElementsAre(1));
+  EXPECT_THAT(indices(ranks(1, "cuda:1", visible_to(recorded_gpus("eight_gpus"), "6,2"))), ElementsAre(1));
   // One device each, named to each alone.
   auto views = ranks(2, "cuda:4", all);
   views[1].device = "cuda:1";
@@ -118,35 +120,35 @@ TEST(ChooseDevice, AList) {
 
 TEST(ChooseDevice, ThoseWithMostFreeMemory) {
   const auto gpus = recorded_gpus("eight_gpus");  // each metadata uses more than the one before
-  EXPECT_THAT(indices(ranks(2, "cuda:free", sight_of(gpus, "6,2,4"))), ElementsAre(1, 2));
+  EXPECT_THAT(indices(ranks(2, "cuda:free", visible_to(gpus, "6,2,4"))), ElementsAre(1, 2));
   // Rank 0's reading decides, whatever the others have read meanwhile.
-  auto views = ranks(3, "cuda:free", sight_of(gpus));
-  views[1].sight.gpus[0].free_bytes = 0;
-  views[2].sight.gpus[7].free_bytes = std::int64_t{1} << 50;
+  auto views = ranks(3, "cuda:free", visible_to(gpus));
+  views[1].visible.gpus[0].free_bytes = 0;
+  views[2].visible.gpus[7].free_bytes = std::int64_t{1} << 50;
   EXPECT_THAT(indices(views), ElementsAre(0, 1, 2));
   // Those that take nobody are no choice.
   auto closed = gpus;
   closed.list[0].compute_mode = devices::ComputeMode::kProhibited;
-  EXPECT_THAT(indices(ranks(2, "cuda:free", sight_of(closed))), ElementsAre(1, 2));
+  EXPECT_THAT(indices(ranks(2, "cuda:free", visible_to(closed))), ElementsAre(1, 2));
 }
 
 /// All devices of one process that computes on several.
-std::vector<int> devices_of_one(const std::string& device, const GpuSight& sight) {
-  auto views = ranks(1, device, sight);
+std::vector<int> devices_of_one(const std::string& device, const VisibleGpus& visible) {
+  auto views = ranks(1, device, visible);
   views[0].all = true;
   const auto choice = choose_device(views, 0);
   if (choice.device.kind == DeviceKind::kCuda) {
     EXPECT_EQ(choice.device.index, choice.devices.front());
-    EXPECT_EQ(choice.gpu, sight.gpus[static_cast<std::size_t>(choice.device.index)]);
+    EXPECT_EQ(choice.gpu, visible.gpus[static_cast<std::size_t>(choice.device.index)]);
   }
   return choice.devices;
 }
 
 TEST(ChooseDevice, OneProcessOnSeveral) {
   const auto gpus = recorded_gpus("eight_gpus");
-  const auto all = sight_of(gpus);
+  const auto all = visible_to(gpus);
   EXPECT_THAT(devices_of_one("cuda", all), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(devices_of_one("auto", sight_of(gpus, "5,6")), ElementsAre(0, 1));
+  EXPECT_THAT(devices_of_one("auto", visible_to(gpus, "5,6")), ElementsAre(0, 1));
   EXPECT_THAT(devices_of_one("cuda:6,2", all), ElementsAre(6, 2));
   EXPECT_THAT(devices_of_one("cpu:1,0", {}), ElementsAre(1, 0));
   EXPECT_THAT(devices_of_one("cpu", {}), ElementsAre(0));
@@ -165,11 +167,11 @@ TEST(ChooseDevice, OneProcessOnTheEmptiest) {
   set_free(5, 0.98);
   set_free(2, 0.97);
   set_free(3, 0.80);
-  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus)), ElementsAre(5, 2));
-  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus, "3,2,0")), ElementsAre(1));
+  EXPECT_THAT(devices_of_one("cuda:free", visible_to(gpus)), ElementsAre(5, 2));
+  EXPECT_THAT(devices_of_one("cuda:free", visible_to(gpus, "3,2,0")), ElementsAre(1));
   gpus.list[5].compute_mode = devices::ComputeMode::kProhibited;
-  EXPECT_THAT(devices_of_one("cuda:free", sight_of(gpus)), ElementsAre(2));
-  auto views = ranks(1, "cuda:0,5", sight_of(gpus));
+  EXPECT_THAT(devices_of_one("cuda:free", visible_to(gpus)), ElementsAre(2));
+  auto views = ranks(1, "cuda:0,5", visible_to(gpus));
   views[0].all = true;
   EXPECT_THAT(refusal(views, 0), HasSubstr("GPU 5 (NVIDIA H100 80GB HBM3, 0000:6b:00.0) is 'prohibited'"));
 }
@@ -178,13 +180,13 @@ TEST(ChooseDevice, FreeMemoryThatIsNotKnown) {
   devices::Gpus none;
   none.problem = devices::Problem{"libnvidia-ml.so.1 is not there", ""};
   const auto cuda = testing::cuda_of(recorded_gpus("eight_gpus"));
-  const auto sight = see_gpus(cuda, none, testing::visible_devices(std::nullopt), "m");
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:free", sight)),
+  const auto visible = list_visible_gpus(cuda, none, testing::visible_devices(std::nullopt), "m");
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:free", visible)),
               AllOf(HasSubstr("free memory of the GPUs is not known: libnvidia-ml.so.1 is not there"),
                     HasSubstr("→ name the GPUs: --device cuda:0,1")));
   // All else goes without NVML.
-  EXPECT_THAT(indices(ranks(2, "cuda", sight)), ElementsAre(0, 1));
-  EXPECT_THAT(indices(ranks(2, "cuda:5,3", sight)), ElementsAre(5, 3));
+  EXPECT_THAT(indices(ranks(2, "cuda", visible)), ElementsAre(0, 1));
+  EXPECT_THAT(indices(ranks(2, "cuda:5,3", visible)), ElementsAre(5, 3));
 }
 
 // Slurm's --gpus-per-task, for one: each rank sees a GPU of its own, which is its number 0.
@@ -192,30 +194,30 @@ TEST(ChooseDevice, ALauncherGivesEachRankAGpu) {
   const auto gpus = recorded_gpus("eight_gpus");
   for (const char* device : {"cuda", "auto", "cuda:0", "cuda:free"}) {
     auto views = ranks(4, device, {});
-    for (int r = 0; r < 4; ++r) views[static_cast<std::size_t>(r)].sight = sight_of(gpus, std::to_string(r));
+    for (int r = 0; r < 4; ++r) views[static_cast<std::size_t>(r)].visible = visible_to(gpus, std::to_string(r));
     EXPECT_THAT(indices(views), ElementsAre(0, 0, 0, 0)) << device;
   }
   // Two GPUs for each pair of ranks.
   auto views = ranks(4, "cuda", {});
-  for (int r = 0; r < 4; ++r) views[static_cast<std::size_t>(r)].sight = sight_of(gpus, r < 2 ? "0,1" : "2,3");
+  for (int r = 0; r < 4; ++r) views[static_cast<std::size_t>(r)].visible = visible_to(gpus, r < 2 ? "0,1" : "2,3");
   EXPECT_THAT(indices(views), ElementsAre(0, 1, 0, 1));
   // MIG devices of one card are devices.
   const auto mig = recorded_gpus("mig");
   views = ranks(2, "cuda", {});
-  views[0].sight = sight_of(mig, "MIG-0");
-  views[1].sight = sight_of(mig, "MIG-1");
+  views[0].visible = visible_to(mig, "MIG-0");
+  views[1].visible = visible_to(mig, "MIG-1");
   EXPECT_THAT(indices(views), ElementsAre(0, 0));
 }
 
 TEST(ChooseDevice, MoreRanksThanGpus) {
-  const auto two = sight_of(recorded_gpus("eight_gpus"), "0,1");
+  const auto two = visible_to(recorded_gpus("eight_gpus"), "0,1");
   EXPECT_THAT(refusal_of_all(ranks(3, "cuda", two)),
               AllOf(HasSubstr("--device cuda: 3 ranks on host a, and 2 GPUs for them"),
                     HasSubstr("start at most 2 ranks there, or add --share-devices")));
   EXPECT_THAT(refusal_of_all(ranks(3, "cuda:free", two)), HasSubstr("3 ranks on host a, and 2 GPUs"));
-  EXPECT_THAT(refusal_of_all(ranks(3, "cuda:0,1", sight_of(recorded_gpus("eight_gpus")))),
+  EXPECT_THAT(refusal_of_all(ranks(3, "cuda:0,1", visible_to(recorded_gpus("eight_gpus")))),
               AllOf(HasSubstr("3 ranks on host a, and 2 GPUs in this list"), HasSubstr("name more GPUs")));
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda", sight_of(recorded_gpus("mig")))),
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda", visible_to(recorded_gpus("mig")))),
               HasSubstr("2 ranks on host a, and 1 GPU for them"));
   EXPECT_THAT(indices(ranks(5, "cuda", two, true)), ElementsAre(0, 1, 0, 1, 0));
   EXPECT_THAT(indices(ranks(3, "cuda:1", two, true)), ElementsAre(1, 1, 1));
@@ -229,7 +231,7 @@ TEST(ChooseDevice, MoreRanksThanGpus) {
 
 TEST(ChooseDevice, TwoRanksOnOneGpu) {
   const auto gpus = recorded_gpus("eight_gpus");
-  auto views = ranks(3, "cuda:2", sight_of(gpus));
+  auto views = ranks(3, "cuda:2", visible_to(gpus));
   views[0].device = "cuda:1";
   views[2].device = "cuda:2,5";
   EXPECT_EQ(refusal(views, 0), "");
@@ -242,13 +244,13 @@ TEST(ChooseDevice, TwoRanksOnOneGpu) {
   EXPECT_THAT(indices(views), ElementsAre(1, 2, 2));
   // Lists of their own that share one GPU, under different numbers.
   views = ranks(2, "cuda", {});
-  views[0].sight = sight_of(gpus, "3");
-  views[1].sight = sight_of(gpus, "3,4");
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:0", sight_of(gpus, "3"))), HasSubstr("2 ranks on host a, and 1 GPU"));
+  views[0].visible = visible_to(gpus, "3");
+  views[1].visible = visible_to(gpus, "3,4");
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:0", visible_to(gpus, "3"))), HasSubstr("2 ranks on host a, and 1 GPU"));
   EXPECT_THAT(refusal(views, 0), HasSubstr("rank 0 and rank 1 would both compute on GPU 0"));
   EXPECT_THAT(refusal(views, 1), HasSubstr("rank 0 and rank 1 would both compute on GPU 0"));
   // In containers that call themselves other hosts, each taking itself for the only one.
-  views = ranks(2, "cuda:0", sight_of(gpus));
+  views = ranks(2, "cuda:0", visible_to(gpus));
   views[0].machine = views[1].machine = "kernel";
   views[1].host = "b";
   views[1].local_rank = 0;
@@ -261,23 +263,23 @@ TEST(ChooseDevice, WithoutNvmlTheBusTellsGpusApart) {
   devices::Gpus none;
   none.problem = devices::Problem{"not there", ""};
   const auto see = [&](const char* variable, const std::string& machine) {
-    return see_gpus(testing::cuda_of(recorded_gpus("eight_gpus"), variable), none, testing::visible_devices(variable),
-                    machine);
+    return list_visible_gpus(testing::cuda_of(recorded_gpus("eight_gpus"), variable), none,
+                             testing::visible_devices(variable), machine);
   };
   auto views = ranks(2, "cuda", {});
-  views[0].sight = see("3", "m");
-  views[1].sight = see("3,4", "m");
+  views[0].visible = see("3", "m");
+  views[1].visible = see("3,4", "m");
   EXPECT_THAT(refusal(views, 0), HasSubstr("rank 0 and rank 1 would both compute on GPU 0 (0000:4b:00.0)"));
   views[1].machine = views[1].host = "n";
-  views[1].sight = see("3,4", "n");
+  views[1].visible = see("3,4", "n");
   EXPECT_THAT(indices(views), ElementsAre(0, 0));
 }
 
 TEST(ChooseDevice, AnIndexThatDoesNotExist) {
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:0,9", sight_of(recorded_gpus("eight_gpus")))),
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:0,9", visible_to(recorded_gpus("eight_gpus")))),
               AllOf(HasSubstr("--device cuda:0,9: there is no GPU 9"), HasSubstr("8 GPUs, cuda:0 to cuda:7")));
   EXPECT_THAT(
-      refusal_of_all(ranks(1, "cuda:1", sight_of(recorded_gpus("eight_gpus"), "5"))),
+      refusal_of_all(ranks(1, "cuda:1", visible_to(recorded_gpus("eight_gpus"), "5"))),
       AllOf(HasSubstr("there is no GPU 1"), HasSubstr("1 GPU, which is cuda:0"), HasSubstr("CUDA_VISIBLE_DEVICES")));
 }
 
@@ -285,7 +287,7 @@ TEST(ChooseDevice, NoCuda) {
   for (const char* device : {"cuda", "cuda:9", "cuda:free"})
     EXPECT_EQ(refusal_of_all(ranks(2, device, without_gpus("no NVIDIA driver is loaded"))),
               fmt::format("--device {}: no NVIDIA driver is loaded → install one", device));
-  EXPECT_THAT(refusal_of_all(ranks(1, "cuda", sight_of(recorded_gpus("eight_gpus"), ""))),
+  EXPECT_THAT(refusal_of_all(ranks(1, "cuda", visible_to(recorded_gpus("eight_gpus"), ""))),
               HasSubstr("no GPU is visible"));
 }
 
@@ -293,22 +295,22 @@ TEST(ChooseDevice, ComputeModes) {
   auto gpus = recorded_gpus("eight_gpus");
   gpus.list[1].compute_mode = devices::ComputeMode::kProhibited;
   gpus.list[2].compute_mode = devices::ComputeMode::kExclusiveProcess;
-  const auto sight = sight_of(gpus);
-  EXPECT_EQ(refusal(ranks(2, "cuda", sight), 0), "");
-  EXPECT_THAT(refusal(ranks(2, "cuda", sight), 1),
+  const auto visible = visible_to(gpus);
+  EXPECT_EQ(refusal(ranks(2, "cuda", visible), 0), "");
+  EXPECT_THAT(refusal(ranks(2, "cuda", visible), 1),
               AllOf(HasSubstr("GPU 1 (NVIDIA H100 80GB HBM3, 0000:2b:00.0) is 'prohibited'"),
                     HasSubstr("nvidia-smi -i 0000:2b:00.0 -c DEFAULT")));
-  EXPECT_THAT(indices(ranks(2, "cuda:0,2", sight)), ElementsAre(0, 2));
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:2", sight, true)),
+  EXPECT_THAT(indices(ranks(2, "cuda:0,2", visible)), ElementsAre(0, 2));
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:2", visible, true)),
               AllOf(HasSubstr("rank 0 and rank 1"), HasSubstr("GPU 2"), HasSubstr("takes one process")));
   for (auto& gpu : gpus.list) gpu.compute_mode = devices::ComputeMode::kProhibited;
-  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:free", sight_of(gpus))), HasSubstr("every GPU is 'prohibited'"));
+  EXPECT_THAT(refusal_of_all(ranks(2, "cuda:free", visible_to(gpus))), HasSubstr("every GPU is 'prohibited'"));
 }
 
 TEST(ChooseDevice, AutoIsAGpuForEach) {
-  EXPECT_THAT(indices(ranks(8, "auto", sight_of(recorded_gpus("eight_gpus")))), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(indices(ranks(1, "auto", sight_of(recorded_gpus("one_gpu")))), ElementsAre(0));
-  EXPECT_THAT(indices(ranks(2, "auto", sight_of(recorded_gpus("one_gpu")), true)), ElementsAre(0, 0));
+  EXPECT_THAT(indices(ranks(8, "auto", visible_to(recorded_gpus("eight_gpus")))), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(indices(ranks(1, "auto", visible_to(recorded_gpus("one_gpu")))), ElementsAre(0));
+  EXPECT_THAT(indices(ranks(2, "auto", visible_to(recorded_gpus("one_gpu")), true)), ElementsAre(0, 0));
 }
 
 /// The reason why all ranks are on the CPU.
@@ -327,7 +329,7 @@ TEST(ChooseDevice, AutoIsTheCpuForAll) {
   EXPECT_EQ(on_the_cpu(ranks(2, "auto", without_gpus("no NVIDIA driver is loaded")), false),
             "no NVIDIA driver is loaded");
   // GPUs that are there and not used are worth a word.
-  const auto one = sight_of(recorded_gpus("one_gpu"));
+  const auto one = visible_to(recorded_gpus("one_gpu"));
   EXPECT_THAT(on_the_cpu(ranks(2, "auto", one), true), Eq("2 ranks on host a, and 1 GPU for them"));
   auto old = without_gpus("the NVIDIA driver runs CUDA up to 12.8, this program needs 13.0");
   old.machine_has_gpus = true;
@@ -335,17 +337,17 @@ TEST(ChooseDevice, AutoIsTheCpuForAll) {
   // One host of two has none.
   auto views = ranks(2, "auto", one);
   views[1].machine = views[1].host = "b";
-  views[1].sight = without_gpus("no NVIDIA driver is loaded");
+  views[1].visible = without_gpus("no NVIDIA driver is loaded");
   EXPECT_EQ(on_the_cpu(views, true), "host b: no NVIDIA driver is loaded");
   // One of the metadata takes nobody.
   auto gpus = recorded_gpus("eight_gpus");
   gpus.list[1].compute_mode = devices::ComputeMode::kProhibited;
-  EXPECT_THAT(on_the_cpu(ranks(4, "auto", sight_of(gpus)), true), HasSubstr("GPU 1"));
+  EXPECT_THAT(on_the_cpu(ranks(4, "auto", visible_to(gpus)), true), HasSubstr("GPU 1"));
 }
 
 TEST(ChooseDevice, AutoBesideCuda) {
   // They take GPUs one after the other as if all had said cuda.
-  auto views = ranks(2, "cuda", sight_of(recorded_gpus("eight_gpus")));
+  auto views = ranks(2, "cuda", visible_to(recorded_gpus("eight_gpus")));
   views[0].device = "auto";
   EXPECT_THAT(indices(views), ElementsAre(0, 1));
 }

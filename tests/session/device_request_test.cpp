@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Kind = DeviceRequest::Kind;
 
-TEST(ParseDevice, WhatThereIs) {
+TEST(ParseDevice, ValidRequests) {
   EXPECT_EQ(parse_device("auto").kind, Kind::kAuto);
   EXPECT_EQ(parse_device("cpu").kind, Kind::kCpu);
   EXPECT_THAT(parse_device("cpu").indices, IsEmpty());
@@ -42,7 +42,7 @@ std::string complaint(const std::string& text) {
   return "";
 }
 
-TEST(ParseDevice, WhatThereIsNot) {
+TEST(ParseDevice, InvalidRequests) {
   EXPECT_THAT(complaint("tpu"), HasSubstr("unknown device 'tpu'"));
   EXPECT_THAT(complaint("cud"), HasSubstr("did you mean 'cuda'?"));
   EXPECT_THAT(complaint("gpu"), HasSubstr("did you mean 'cuda'?"));

@@ -38,9 +38,9 @@ inline CudaProbe cuda_of(const devices::Gpus& gpus, const std::optional<std::str
   return cuda;
 }
 
-inline GpuSight sight_of(const devices::Gpus& gpus, const std::optional<std::string>& variable = std::nullopt,
-                         const std::string& machine = "m") {
-  return see_gpus(cuda_of(gpus, variable), gpus, visible_devices(variable), machine);
+inline VisibleGpus visible_to(const devices::Gpus& gpus, const std::optional<std::string>& variable = std::nullopt,
+                              const std::string& machine = "m") {
+  return list_visible_gpus(cuda_of(gpus, variable), gpus, visible_devices(variable), machine);
 }
 
 }  // namespace lockstep::session::testing

@@ -225,7 +225,7 @@ void wait_here() {
   }
 }
 
-std::string whereabouts(unsigned t) {
+std::string location_of(unsigned t) {
   const Thread& thread = running.thread[t];
   switch (thread.state) {
     case State::kAtBarrier:
@@ -246,7 +246,7 @@ void run_warp(unsigned first) {
     for (unsigned other = first; other < last; ++other)
       if ((waiting.mask >> (other - first) & 1u) != 0 && running.thread[other].state != State::kInWarp)
         fail(fmt::format("thread {} waits in {} ({}) for thread {}, which {}", text(place_of(t)), waiting.what,
-                         text(waiting.where), text(place_of(other)), whereabouts(other)));
+                         text(waiting.where), text(place_of(other)), location_of(other)));
     fail(fmt::format("thread {} waits in {} ({}) with mask {:08x} in vain: others of these lanes came with other masks",
                      text(place_of(t)), waiting.what, text(waiting.where), waiting.mask));
   }
@@ -267,7 +267,7 @@ bool release_barrier() {
       first_index = t;
     } else if (thread.where.line() != first->where.line() || thread.where.file_name() != first->where.file_name()) {
       fail(fmt::format("barriers diverge: thread {} {}, thread {} {}", text(place_of(first_index)),
-                       whereabouts(first_index), text(place_of(t)), whereabouts(t)));
+                       location_of(first_index), text(place_of(t)), location_of(t)));
     }
   }
   if (first == nullptr) return false;

@@ -143,17 +143,17 @@ cudaMemPool_t default_pool(int device) {
 }
 
 // What a copy is, or kInvalid where the pointers are not what `kind` says.
-enum class Way { kInvalid, kUpload, kDownload, kOnDevice, kOnHost };
+enum class CopyDirection { kInvalid, kUpload, kDownload, kOnDevice, kOnHost };
 
-Way way_of(const void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+CopyDirection direction_of(const void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   const bool to_device = is_device(to, bytes), from_device = is_device(from, bytes);
   const bool to_host = is_host(to, bytes), from_host = is_host(from, bytes);
   const bool any = kind == cudaMemcpyDefault;
-  if (to_device && from_host && (any || kind == cudaMemcpyHostToDevice)) return Way::kUpload;
-  if (to_host && from_device && (any || kind == cudaMemcpyDeviceToHost)) return Way::kDownload;
-  if (to_device && from_device && (any || kind == cudaMemcpyDeviceToDevice)) return Way::kOnDevice;
-  if (to_host && from_host && (any || kind == cudaMemcpyHostToHost)) return Way::kOnHost;
-  return Way::kInvalid;
+  if (to_device && from_host && (any || kind == cudaMemcpyHostToDevice)) return CopyDirection::kUpload;
+  if (to_host && from_device && (any || kind == cudaMemcpyDeviceToHost)) return CopyDirection::kDownload;
+  if (to_device && from_device && (any || kind == cudaMemcpyDeviceToDevice)) return CopyDirection::kOnDevice;
+  if (to_host && from_host && (any || kind == cudaMemcpyHostToHost)) return CopyDirection::kOnHost;
+  return CopyDirection::kInvalid;
 }
 
 // Checks again, because a lazy stream gets to it later.
@@ -170,22 +170,24 @@ void copy_now(void* to, const void* from, std::size_t bytes, bool to_pinned, boo
 cudaError_t copy_in(cudaStream_t stream, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return cudaSuccess;
   bool to_pinned = false, from_pinned = false;
-  Way way = Way::kInvalid;
+  CopyDirection direction = CopyDirection::kInvalid;
   {
     const Guard guard(machine_mutex());
-    way = way_of(to, from, bytes, kind);
+    direction = direction_of(to, from, bytes, kind);
     to_pinned = is_pinned(to);
     from_pinned = is_pinned(from);
   }
-  if (way == Way::kInvalid) return noted(cudaErrorInvalidValue);
+  if (direction == CopyDirection::kInvalid) return noted(cudaErrorInvalidValue);
   if (!to_pinned || !from_pinned)
     if (is_capturing(stream)) return noted(cudaErrorStreamCaptureUnsupported);
-  if (way == Way::kUpload && !from_pinned) {  // pageable memory is taken before the call returns
+  if (direction == CopyDirection::kUpload && !from_pinned) {  // pageable memory is taken before the call returns
     const auto kept = std::make_shared<std::vector<std::byte>>(bytes_of(from), bytes_of(from) + bytes);
     return submit_copy(stream, [=] { copy_now(to, kept->data(), bytes, true, false); });
   }
   const cudaError_t status = submit_copy(stream, [=] { copy_now(to, from, bytes, to_pinned, from_pinned); });
-  if (status == cudaSuccess && (way == Way::kDownload || way == Way::kOnHost) && !to_pinned) return finish(stream);
+  if (status == cudaSuccess && (direction == CopyDirection::kDownload || direction == CopyDirection::kOnHost) &&
+      !to_pinned)
+    return finish(stream);
   return status;
 }
 

@@ -84,7 +84,7 @@ __global__ void block_sums(const float* x, float* sums) {
   if (threadIdx.x == 0) sums[blockIdx.x] = part[0];
 }
 
-TEST(SoftKernels, BarriersMeetAllThreadsOfABlock) {
+TEST(SoftKernels, BarriersWaitForAllThreadsOfABlock) {
   const DeviceArray<float> x(768), sums(3);
   std::vector<float> values(768);
   std::iota(values.begin(), values.end(), 1.0f);

@@ -34,7 +34,7 @@ TEST_F(SoftMachine, NewMemoryIsNotANumber) {
   cudaFree(data);
 }
 
-TEST_F(SoftMachine, CopiesThatAreNotWhatTheySayFail) {
+TEST_F(SoftMachine, CopiesWithAWrongKindFail) {
   float* const data = allocate(4);
   float host[8] = {};
   EXPECT_EQ(cudaMemcpy(host, data, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
@@ -137,7 +137,7 @@ TEST_F(SoftMachine, PinnedMemoryIsReadWhenTheCopyRuns) {
   cudaFree(data);
 }
 
-TEST_F(SoftMachine, GraphsRunWhatWasCapturedAgain) {
+TEST_F(SoftMachine, GraphsReplayCapturedWork) {
   const CudaStream stream, side;
   CudaEvent fork, join;
   int runs = 0, side_runs = 0;
@@ -254,7 +254,7 @@ TEST_F(SoftMachine, CallsThatCannotBeCapturedBreakTheCapture) {
             std::vector(3, cudaSuccess));
 }
 
-TEST_F(SoftMachine, CaptureWithAStreamThatDoesNotComeBackFails) {
+TEST_F(SoftMachine, CaptureWithAnUnjoinedStreamFails) {
   const CudaStream stream, side;
   CudaEvent fork;
   cudaGraph_t graph = nullptr;

@@ -115,7 +115,7 @@ TEST_P(Carried, RowsBeginWhereTheRowsBeforeHaveEnded) {
 }
 
 // What is gathered after some steps continues in another module as if there had been no end.
-TEST_P(Carried, GoesOnFromWhatWasGathered) {
+TEST_P(Carried, ResumesFromGatheredState) {
   const auto module = model();
   CarriedState carried(*module, group(), kColumns, DType::kF32);
   const auto losses = run(*module, carried, {}, 3);
@@ -136,7 +136,7 @@ TEST_P(Carried, GoesOnFromWhatWasGathered) {
   EXPECT_NE(run(*other, resumed, {0, 3 * kColumns}, 2), further);
 }
 
-TEST_P(Carried, IsOfItsModelAndBatch) {
+TEST_P(Carried, IsRefusedForAnotherModelOrBatch) {
   const auto module = model();
   CarriedState carried(*module, group(), kColumns, DType::kF32);
   auto all = carried.gather();

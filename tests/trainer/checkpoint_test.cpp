@@ -124,7 +124,7 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
 }
 
 // Nobody leads a reader to files elsewhere, or into memory that there is not: the seeds of its fuzz target.
-TEST(CheckpointManifest, PartsThatAreNoneAreRefused) {
+TEST(CheckpointManifest, InvalidPartsAreRefused) {
   int refused = 0;
   for (const auto& entry : fs::directory_iterator(LOCKSTEP_SOURCE_DIR "/tests/fuzz/corpus/checkpoint")) {
     const std::string name = entry.path().filename();
@@ -155,7 +155,7 @@ TEST(CheckpointManifest, ReceiptsAreReadAsTheyWereWritten) {
     EXPECT_FALSE(checkpoint::decode_receipt(other)) << other;
 }
 
-TEST(CheckpointManifest, AnyCutAndAnyOtherByteIsFound) {
+TEST(CheckpointManifest, TruncationAndChangedBytesAreDetected) {
   for (const CheckpointManifest& given : {some_manifest(), manifest_of_parts()}) {
     const std::string text = encode(given);
     for (std::size_t length = 0; length + 2 < text.size(); ++length)
@@ -257,7 +257,7 @@ TEST_F(Folder, TheNewestWholeOneIsFound) {
   EXPECT_EQ(newest_whole(path()).found->manifest.step, 7);
 }
 
-TEST_F(Folder, OldOnesGoAndDamagedOnesDoNotCount) {
+TEST_F(Folder, OldCheckpointsAreRemovedAndCorruptOnesIgnored) {
   for (const int step : {1, 2, 3, 4, 5, 9}) write(step);
   const auto all = list_checkpoints(path());
   prune_checkpoints(path(), 5, 2, {{all[2].path, "step 4 is corrupt"}});
@@ -266,7 +266,7 @@ TEST_F(Folder, OldOnesGoAndDamagedOnesDoNotCount) {
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
 }
 
-TEST_F(Folder, WhatFailsLeavesNothing) {
+TEST_F(Folder, FailedWriteCleansUp) {
   write(1);
   EXPECT_THROW(write_checkpoint(path(), 2,
                                 [&](const std::string& at) -> CheckpointManifest {
@@ -323,7 +323,7 @@ TEST_F(Folder, BucketsFollowTheOrderOfTheRunThatStopped) {
   EXPECT_EQ(ddp->bucket_order(), std::vector<std::string>());
 }
 
-TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {
+TEST_F(Folder, NonFiniteStateIsNotWritten) {
   StateCopy copy(*module_, *optimizer_);
   copy.take();
   EXPECT_FALSE(copy.not_finite());
@@ -449,7 +449,7 @@ TEST_F(Parts, AreReadByAnyNumberOfRanks) {
   EXPECT_THROW(check(across), IoError);
 }
 
-TEST_F(Parts, ThatDoNotMakeUpTheMomentsAreRefused) {
+TEST_F(Parts, PartsThatDoNotCoverTheMomentsAreRefused) {
   Writer first(*this, 0), second(*this, 1);
   first.writer->start(plan());
   second.writer->start(plan());

@@ -179,7 +179,7 @@ TEST_F(CheckpointerTest, ResumesScaledLosses) {
 }
 
 // One that scaled no losses may be resumed by one that does; a file that is another's is refused.
-TEST_F(CheckpointerTest, ScaledLossesBeginAnewWhereThereWereNone) {
+TEST_F(CheckpointerTest, LossScaleRestartsWithoutSavedState) {
   {
     Loop loop(1);
     Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
@@ -193,7 +193,7 @@ TEST_F(CheckpointerTest, ScaledLossesBeginAnewWhereThereWereNone) {
 }
 
 // A checkpoint has all moments, whoever remembered them.
-TEST_F(CheckpointerTest, ShardedUpdatesResumeFromAnythingAndTheOtherWay) {
+TEST_F(CheckpointerTest, ShardedAndReplicatedUpdatesResumeFromEachOther) {
   std::string whole;
   for (const int zero : {0, 1, 0, 1}) {
     Loop loop(1, zero);
@@ -208,7 +208,7 @@ TEST_F(CheckpointerTest, ShardedUpdatesResumeFromAnythingAndTheOtherWay) {
   }
 }
 
-TEST_F(CheckpointerTest, CallsThatAreLeftOutOrDoneTwice) {
+TEST_F(CheckpointerTest, MissingOrRepeatedCalls) {
   Loop loop(1);
   Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
   EXPECT_THAT(error_of([&] { checkpoints.save(1, {}); }), HasSubstr("save() before load_latest()"));

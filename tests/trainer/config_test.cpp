@@ -134,7 +134,7 @@ bool inapplicable(TrainConfig config, const char* setting) {
   return options::inapplicable(*train_options(config).find(setting)).has_value();
 }
 
-TEST(TrainConfig, ModelsAreKnownBeforeDataAreMissed) {
+TEST(TrainConfig, UnknownModelIsReportedBeforeMissingData) {
   TrainConfig config;
   config.model.name = "nosuch";
   EXPECT_EQ(why_not(config), "unknown model 'nosuch'");
@@ -313,7 +313,7 @@ std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::st
   return "";
 }
 
-TEST(TrainConfig, WhatADeviceDoesNotDo) {
+TEST(TrainConfig, OptionsThatADeviceLacks) {
   for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal_of(good(), kind), "");
   auto config = good();
   config.backend = "nccl";

@@ -34,7 +34,7 @@ struct Setting {
   bool adam = true;
   double clip_norm = 0;
   DType activations = DType::kF32;
-  bool record = true;
+  bool capture = true;
   std::uint64_t global_batch = 48;
   sampler::Tail tail = sampler::Tail::kExact;
   double lr = 1e-2;
@@ -93,7 +93,7 @@ class Training {
                .seed = 5,
                .scaler = scaler_.get(),
                .carried = carried_.get()}) {
-    if (setting.record) step_.set_graphs(&graphs_);
+    if (setting.capture) step_.set_graphs(&graphs_);
   }
 
   std::vector<TrainingStep::Outcome> run(int steps) {
@@ -129,7 +129,7 @@ class Training {
     return all;
   }
   nn::Backend& backend() { return *backend_; }
-  const StepGraphs& recorded() const { return graphs_; }
+  const StepGraphs& graphs() const { return graphs_; }
   std::vector<nn::HostTensor> carried() const { return carried_->gather(); }
 
  private:
@@ -199,25 +199,25 @@ TEST_P(CudaStep, FollowsTheCpu) {
 }
 
 // 1,437 digits in steps of 96 leave 93 for the last one of an epoch.
-TEST_P(CudaStep, StepGraphsAreTheSteps) {
-  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .record = false, .global_batch = 96};
+TEST_P(CudaStep, StepGraphsMatchEagerSteps) {
+  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .capture = false, .global_batch = 96};
   Training eager(setting);
-  setting.record = true;
-  Training recorded(setting);
-  const auto wanted = eager.run(18), got = recorded.run(18);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GT(recorded.recorded().replayed(), 10);
-  EXPECT_EQ(eager.recorded().replayed(), 0);
+  setting.capture = true;
+  Training captured(setting);
+  const auto wanted = eager.run(18), got = captured.run(18);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GT(captured.graphs().replayed(), 10);
+  EXPECT_EQ(eager.graphs().replayed(), 0);
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
     ASSERT_EQ(got[i].grad_norm, wanted[i].grad_norm) << "step " << i + 1;
   }
-  EXPECT_EQ(recorded.hash(), eager.hash());
-  EXPECT_EQ(recorded.evaluate().loss, eager.evaluate().loss);
-  recorded.run(3);  // evaluation has left the recording's memory alone
+  EXPECT_EQ(captured.hash(), eager.hash());
+  EXPECT_EQ(captured.evaluate().loss, eager.evaluate().loss);
+  captured.run(3);  // evaluation has left the graphs' memory alone
   eager.run(3);
-  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_EQ(captured.hash(), eager.hash());
 }
 
 // bf16 has 8 bits of mantissa.
@@ -270,12 +270,12 @@ TEST_P(CudaStep, ScaledLossesKeepSmallGradientsOfF16) {
 // The first steps have gradients that are infinite in f16: they change nothing, step by step and from graphs, whose
 // replays count and scale as the device finds it.
 TEST_P(CudaStep, StepsThatOverflowAreSkippedAlsoFromGraphs) {
-  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .activations = DType::kF16, .record = false};
+  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .activations = DType::kF16, .capture = false};
   setting.scaling = nn::GradScaler::Options{.initial_scale = 0x1p30, .growth_interval = 2};
   setting.tail = sampler::Tail::kDrop;
   Training eager(setting);
-  setting.record = true;
-  Training recorded(setting);
+  setting.capture = true;
+  Training captured(setting);
   const int steps = GetParam() == "cnn" ? 12 : 30;
   const std::string before = eager.hash();
   auto wanted = eager.run(1);
@@ -286,9 +286,9 @@ TEST_P(CudaStep, StepsThatOverflowAreSkippedAlsoFromGraphs) {
   EXPECT_EQ(wanted[0].scaling->next_scale, 0x1p29);
   const auto rest = eager.run(steps - 1);
   wanted.insert(wanted.end(), rest.begin(), rest.end());
-  const auto got = recorded.run(steps);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GT(recorded.recorded().replayed(), 3);
+  const auto got = captured.run(steps);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GT(captured.graphs().replayed(), 3);
   std::int64_t skipped = 0;
   bool grew = false;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -304,34 +304,34 @@ TEST_P(CudaStep, StepsThatOverflowAreSkippedAlsoFromGraphs) {
   }
   EXPECT_GT(skipped, 3);
   EXPECT_TRUE(grew);
-  EXPECT_EQ(recorded.hash(), eager.hash());
-  EXPECT_EQ(recorded.scaler_state(), eager.scaler_state());
-  EXPECT_EQ(recorded.optimizer().steps(), steps - skipped);
-  EXPECT_NE(recorded.hash(), before);
+  EXPECT_EQ(captured.hash(), eager.hash());
+  EXPECT_EQ(captured.scaler_state(), eager.scaler_state());
+  EXPECT_EQ(captured.optimizer().steps(), steps - skipped);
+  EXPECT_NE(captured.hash(), before);
 }
 
-// Also where a recording reads bf16 copies of them; and copies that nothing of the recording reads are made again.
+// Also where a graph reads bf16 copies of them; and copies that nothing in the graph reads are made again.
 TEST_P(CudaStep, WeightsThatAreLoadedAreThoseOfTheNextStep) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (GetParam() == "cnn" && dtype != DType::kBF16) continue;  // slow in software
-    Setting setting = {.cuda = true, .model = GetParam(), .activations = dtype, .record = false};
+    Setting setting = {.cuda = true, .model = GetParam(), .activations = dtype, .capture = false};
     Training eager(setting);
-    setting.record = true;
-    Training recorded(setting);
+    setting.capture = true;
+    Training captured(setting);
     const auto first = eager.state();
     eager.run(8);
-    recorded.run(8);
-    ASSERT_GT(recorded.recorded().replayed(), 0);
+    captured.run(8);
+    ASSERT_GT(captured.graphs().replayed(), 0);
     nn::load_state(eager.module(), first, "the beginning");
-    nn::load_state(recorded.module(), first, "the beginning");
-    const auto wanted = eager.run(4), got = recorded.run(4);
+    nn::load_state(captured.module(), first, "the beginning");
+    const auto wanted = eager.run(4), got = captured.run(4);
     for (std::size_t i = 0; i < got.size(); ++i)
       ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << name_of(dtype) << ", step " << i + 1;
-    EXPECT_EQ(recorded.hash(), eager.hash());
-    EXPECT_EQ(recorded.copies(), eager.copies()) << name_of(dtype);
-    recorded.run(2);
+    EXPECT_EQ(captured.hash(), eager.hash());
+    EXPECT_EQ(captured.copies(), eager.copies()) << name_of(dtype);
+    captured.run(2);
     eager.run(2);
-    EXPECT_EQ(recorded.copies(), eager.copies()) << name_of(dtype);
+    EXPECT_EQ(captured.copies(), eager.copies()) << name_of(dtype);
   }
 }
 
@@ -348,11 +348,11 @@ TEST_P(CudaStep, ALossThatIsNotFiniteMovesNothing) {
 
 // All steps have one size.
 TEST_P(CudaStep, NothingIsAllocatedOrBuiltInTheSteadyState) {
-  for (const bool record : {false, true})
+  for (const bool capture : {false, true})
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      if (GetParam() == "cnn" && !(record && dtype == DType::kBF16)) continue;  // slow in software
+      if (GetParam() == "cnn" && !(capture && dtype == DType::kBF16)) continue;  // slow in software
       Setting setting = {
-          .cuda = true, .model = GetParam(), .activations = dtype, .record = record, .tail = sampler::Tail::kDrop};
+          .cuda = true, .model = GetParam(), .activations = dtype, .capture = capture, .tail = sampler::Tail::kDrop};
       if (dtype == DType::kF16) setting.scaling.emplace();
       Training training(setting);
       training.run(10);
@@ -423,23 +423,23 @@ TEST_P(CudaTextStep, FollowsTheCpu) {
   EXPECT_NEAR(cuda.evaluate().loss, cpu.evaluate().loss, 1e-3 * cpu.evaluate().loss);
 }
 
-// Steps that are recorded drop other elements each time, too.
-TEST_P(CudaTextStep, StepGraphsAreTheSteps) {
+// Steps that are captured drop other elements each time, too.
+TEST_P(CudaTextStep, StepGraphsMatchEagerSteps) {
   Setting eager_of = setting();
   eager_of.cuda = true;
-  eager_of.record = false;
-  Setting recorded_of = eager_of;
-  recorded_of.record = true;
-  Training eager(eager_of), recorded(recorded_of);
-  const auto wanted = eager.run(12), got = recorded.run(12);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GE(recorded.recorded().replayed(), 5);
+  eager_of.capture = false;
+  Setting captured_of = eager_of;
+  captured_of.capture = true;
+  Training eager(eager_of), captured(captured_of);
+  const auto wanted = eager.run(12), got = captured.run(12);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GE(captured.graphs().replayed(), 5);
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
-  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_EQ(captured.hash(), eager.hash());
 }
 
-// Each row begins with what the row before has left, on both, whether steps are recorded or not, and from zeros in the
+// Each row begins with what the row before has left, on both, whether steps are captured or not, and from zeros in the
 // second epoch.
 TEST_P(CudaTextStep, CarriesItsStateAsTheCpuDoes) {
   if (GetParam() == "gpt") GTEST_SKIP() << "it carries none";
@@ -447,28 +447,28 @@ TEST_P(CudaTextStep, CarriesItsStateAsTheCpuDoes) {
   cpu_of.stateful = true;
   Setting eager_of = cpu_of;
   eager_of.cuda = true;
-  eager_of.record = false;
-  Setting recorded_of = eager_of;
-  recorded_of.record = true;
-  Training cpu(cpu_of), eager(eager_of), recorded(recorded_of);
+  eager_of.capture = false;
+  Setting captured_of = eager_of;
+  captured_of.capture = true;
+  Training cpu(cpu_of), eager(eager_of), captured(captured_of);
   constexpr int kSteps = 26;  // of which an epoch has 22
-  const auto wanted = cpu.run(kSteps), got = eager.run(kSteps), replayed = recorded.run(kSteps);
+  const auto wanted = cpu.run(kSteps), got = eager.run(kSteps), replayed = captured.run(kSteps);
   EXPECT_EQ(wanted.back().plan.epoch, 1u);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GE(recorded.recorded().replayed(), 5);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GE(captured.graphs().replayed(), 5);
   ASSERT_EQ(replayed.size(), got.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(replayed[i].totals.loss, got[i].totals.loss) << "step " << i + 1;
     EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-3 * wanted[i].totals.loss) << "step " << i + 1;
   }
-  EXPECT_EQ(recorded.hash(), eager.hash());
-  const auto left = eager.carried(), right = recorded.carried(), host = cpu.carried();
+  EXPECT_EQ(captured.hash(), eager.hash());
+  const auto left = eager.carried(), right = captured.carried(), host = cpu.carried();
   ASSERT_EQ(left.size(), host.size());
   for (std::size_t i = 0; i < left.size(); ++i) {
     EXPECT_EQ(left[i].bytes, right[i].bytes) << left[i].name;
     EXPECT_LE(largest_difference(left[i], host[i]), 1e-2f) << left[i].name;
   }
-  Setting bf16_of = recorded_of;
+  Setting bf16_of = captured_of;
   bf16_of.activations = DType::kBF16;
   Training bf16(bf16_of);
   const auto rounded = bf16.run(8);

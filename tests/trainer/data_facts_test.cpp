@@ -83,7 +83,7 @@ TEST(DataFacts, AreTheSameForTheSameData) {
   EXPECT_NE(facts_of(*digits.train), facts_of(*digits.validation));
 }
 
-TEST(DataFacts, EachSampleCountsWhereTheyAreFew) {
+TEST(DataFacts, SmallSetsAreHashedWhole) {
   const Facts there = facts_of(Numbers(1000));
   for (const std::uint64_t changed : {0u, 1u, 500u, 998u, 999u})
     EXPECT_THAT(complaint(there, facts_of(Numbers(1000, {}, changed))),
@@ -132,7 +132,7 @@ TEST(DataFacts, AnAlphabetCannotBeAnother) {
   EXPECT_EQ(complaint(there, facts_of_text("zaqü"), /*accepted=*/true), "");
 }
 
-TEST(DataFacts, WhatOneDoesNotKnowIsNotCompared) {
+TEST(DataFacts, UnknownFactsAreNotCompared) {
   EXPECT_EQ(complaint({}, facts_of(Numbers(8))), "");
   EXPECT_EQ(complaint(facts_of(Numbers(8)), {}), "");
   EXPECT_EQ(complaint({{"class names", "["}, {"of a later version", "1"}}, {{"class names", "["}}), "");

@@ -96,7 +96,7 @@ TEST_F(HookStateTest, OnOtherRanksTheSumStays) {
   EXPECT_NEAR(hook.error[2], 30, 1e-4);
 }
 
-TEST_F(HookStateTest, OfAnotherHookNothingIsTaken) {
+TEST_F(HookStateTest, StateOfAnotherHookIsIgnored) {
   write({tensor("topk:1.error", {group().size(), 3},
                 std::vector<float>(static_cast<std::size_t>(group().size()) * 3, 5))},
         group().size());

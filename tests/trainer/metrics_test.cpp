@@ -37,7 +37,7 @@ class MetricsTest : public ::testing::Test {
   const std::filesystem::path path_ = directory_.path("m.jsonl");
 };
 
-TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
+TEST_F(MetricsTest, ResumedRunContinuesAtItsCheckpoint) {
   {
     Metrics metrics(path_);
     for (int step = 1; step <= 4; ++step) metrics.write(StepReport{.step = step});
@@ -164,7 +164,7 @@ TEST_F(MetricsTest, NumbersThatJsonLacksAreNull) {
   EXPECT_TRUE(lines()[0]["accuracy"].is_null());
 }
 
-TEST_F(MetricsTest, AFullDiskIsSaidOnceAndTrainingGoesOn) {
+TEST_F(MetricsTest, FullDiskIsOneWarning) {
   set_log_level(LogLevel::kError);
   Metrics metrics("/dev/full");
   EXPECT_NO_THROW(metrics.write(StepReport{}));

@@ -167,7 +167,7 @@ TEST(ModelMetadata, OtherFilesHaveNone) {
   EXPECT_EQ(find_model_metadata({{"format", "pt"}}, "it"), std::nullopt);
 }
 
-TEST(ModelMetadata, WhatCannotBeIsRefused) {
+TEST(ModelMetadata, InvalidMetadataIsRefused) {
   const auto refused = [](const nlohmann::json& json) {
     try {
       static_cast<void>(

@@ -21,7 +21,7 @@ void fail_in_capture(int calls) {
   const bool last = group().rank() + 1 == group().size();
   NcclTraining training({});
   training.run(6);  // the seventh is captured
-  ASSERT_EQ(training.recorded().replayed(), 0);
+  ASSERT_EQ(training.graphs().replayed(), 0);
   const auto before = comm::fake_nccl::calls().size();
   if (last) {
     comm::fake_nccl::script().call = ncclInternalError;

@@ -1,5 +1,5 @@
 // Training on several ranks over NCCL's group, on GPUs and an NCCL in software: against the same ranks on the CPU, and
-// from recordings against kernel by kernel.
+// from graphs against kernel by kernel.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
     NcclTraining cpu({.cuda = false, .clip_norm = clip});
     NcclTraining cuda({.clip_norm = clip});
     const auto wanted = cpu.run(12), got = cuda.run(12);
-    EXPECT_GT(cuda.recorded().replayed(), 3);
+    EXPECT_GT(cuda.graphs().replayed(), 3);
     ASSERT_EQ(got.size(), wanted.size());
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].totals.count, wanted[i].totals.count);
@@ -51,17 +51,17 @@ TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
 TEST_P(NcclStep, HooksRoundThere) {
   for (const char* hook : {"bf16", "fp16"}) {
     SCOPED_TRACE(hook);
-    NcclTraining cpu({.cuda = false, .hook = hook}), eager({.record = false, .hook = hook}), recorded({.hook = hook});
-    const auto wanted = cpu.run(12), got = eager.run(12), again = recorded.run(12);
-    EXPECT_EQ(recorded.recorded().refusal(), "");
-    EXPECT_GT(recorded.recorded().replayed(), 3);
+    NcclTraining cpu({.cuda = false, .hook = hook}), eager({.capture = false, .hook = hook}), captured({.hook = hook});
+    const auto wanted = cpu.run(12), got = eager.run(12), again = captured.run(12);
+    EXPECT_EQ(captured.graphs().refusal(), "");
+    EXPECT_GT(captured.graphs().replayed(), 3);
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-2 * wanted[i].totals.loss) << "step " << i + 1;
       ASSERT_EQ(again[i].totals.loss, got[i].totals.loss) << "step " << i + 1;
     }
-    EXPECT_EQ(recorded.hash(), eager.hash());
-    EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
-    EXPECT_NE(eager.hash(), NcclTraining({.record = false}).hash());
+    EXPECT_EQ(captured.hash(), eager.hash());
+    EXPECT_THAT(group().all_gather_text(captured.hash()), Each(eager.hash()));
+    EXPECT_NE(eager.hash(), NcclTraining({.capture = false}).hash());
   }
 }
 
@@ -78,39 +78,39 @@ TEST_P(NcclStep, HooksOfTheCpuAreRefused) {
 }
 
 // 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
-TEST_P(NcclStep, StepGraphsAreTheSteps) {
-  NcclTraining eager({.record = false, .clip_norm = 1.0});
-  NcclTraining recorded({.clip_norm = 1.0});
-  const auto wanted = eager.run(20), got = recorded.run(20);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GT(recorded.recorded().replayed(), 10);
-  EXPECT_EQ(eager.recorded().replayed(), 0);
+TEST_P(NcclStep, StepGraphsMatchEagerSteps) {
+  NcclTraining eager({.capture = false, .clip_norm = 1.0});
+  NcclTraining captured({.clip_norm = 1.0});
+  const auto wanted = eager.run(20), got = captured.run(20);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GT(captured.graphs().replayed(), 10);
+  EXPECT_EQ(eager.graphs().replayed(), 0);
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
     ASSERT_EQ(got[i].grad_norm, wanted[i].grad_norm) << "step " << i + 1;
   }
-  EXPECT_EQ(recorded.hash(), eager.hash());
-  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+  EXPECT_EQ(captured.hash(), eager.hash());
+  EXPECT_THAT(group().all_gather_text(captured.hash()), Each(eager.hash()));
 }
 
 // ZeRO: collectives of the update are in the graph, too; in bf16 the copies of what other ranks have updated are made
 // anew. An evaluation in between reads them.
-TEST_P(NcclStep, StepGraphsOfShardedUpdatesAreTheSteps) {
+TEST_P(NcclStep, StepGraphsOfShardedUpdatesMatchEagerSteps) {
   for (const DType activations : {DType::kF32, DType::kBF16})
     for (const double clip : {0.0, 1.0}) {
       const NcclSetting setting = {.clip_norm = clip, .hidden = {160, 24}, .zero = 1, .activations = activations};
       NcclSetting by_itself = setting;
-      by_itself.record = false;
-      NcclTraining eager(by_itself), recorded(setting);
+      by_itself.capture = false;
+      NcclTraining eager(by_itself), captured(setting);
       for (int round = 0; round < 2; ++round) {
-        const auto wanted = eager.run(9), got = recorded.run(9);
+        const auto wanted = eager.run(9), got = captured.run(9);
         for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << i + 1;
-        EXPECT_EQ(recorded.evaluate(), eager.evaluate());
+        EXPECT_EQ(captured.evaluate(), eager.evaluate());
       }
-      EXPECT_EQ(recorded.recorded().refusal(), "");
-      EXPECT_GT(recorded.recorded().replayed(), 5);
-      EXPECT_EQ(recorded.hash(), eager.hash());
+      EXPECT_EQ(captured.graphs().refusal(), "");
+      EXPECT_GT(captured.graphs().replayed(), 5);
+      EXPECT_EQ(captured.hash(), eager.hash());
     }
 }
 
@@ -127,11 +127,11 @@ TEST_P(NcclStep, RanksSkipTheSameStepsFromGraphsToo) {
   for (const NcclSetting& setting : settings) {
     SCOPED_TRACE(fmt::format("clip {} hook {} zero {}", setting.clip_norm, setting.hook, setting.zero));
     NcclSetting by_itself = setting;
-    by_itself.record = false;
-    NcclTraining eager(by_itself), recorded(setting);
-    const auto wanted = eager.run(24), got = recorded.run(24);
-    EXPECT_EQ(recorded.recorded().refusal(), "");
-    EXPECT_GT(recorded.recorded().replayed(), 10);
+    by_itself.capture = false;
+    NcclTraining eager(by_itself), captured(setting);
+    const auto wanted = eager.run(24), got = captured.run(24);
+    EXPECT_EQ(captured.graphs().refusal(), "");
+    EXPECT_GT(captured.graphs().replayed(), 10);
     std::int64_t skipped = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
@@ -140,34 +140,34 @@ TEST_P(NcclStep, RanksSkipTheSameStepsFromGraphsToo) {
     }
     EXPECT_GT(skipped, 3);
     EXPECT_LT(skipped, 23);
-    EXPECT_EQ(recorded.optimizer_steps(), 24 - skipped);
-    EXPECT_EQ(recorded.hash(), eager.hash());
-    EXPECT_THAT(group().all_gather_text(fmt::format("{} {}", recorded.hash(), skipped)),
+    EXPECT_EQ(captured.optimizer_steps(), 24 - skipped);
+    EXPECT_EQ(captured.hash(), eager.hash());
+    EXPECT_THAT(group().all_gather_text(fmt::format("{} {}", captured.hash(), skipped)),
                 Each(fmt::format("{} {}", eager.hash(), skipped)));
   }
 }
 
-// One sample: all ranks but the first record that they contribute nothing.
-TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
-  NcclTraining eager({.record = false, .global_batch = 1});
-  NcclTraining recorded({.global_batch = 1});
-  const auto wanted = eager.run(9), got = recorded.run(9);
-  EXPECT_EQ(recorded.recorded().refusal(), "");
-  EXPECT_GT(recorded.recorded().replayed(), 2);
+// One sample: all ranks but the first capture that they contribute nothing.
+TEST_P(NcclStep, RanksWithoutSamplesCaptureToo) {
+  NcclTraining eager({.capture = false, .global_batch = 1});
+  NcclTraining captured({.global_batch = 1});
+  const auto wanted = eager.run(9), got = captured.run(9);
+  EXPECT_EQ(captured.graphs().refusal(), "");
+  EXPECT_GT(captured.graphs().replayed(), 2);
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].totals.count, 1);
     ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
   }
-  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+  EXPECT_THAT(group().all_gather_text(captured.hash()), Each(eager.hash()));
 }
 
-// The device repeats what it has recorded, whatever step that is on the other ranks.
-TEST_P(NcclStep, AStepLeftOutIsFoundAmongRecordedOnes) {
+// The device repeats what it has captured, whatever step that is on the other ranks.
+TEST_P(NcclStep, SkippedStepIsFoundAmongCapturedOnes) {
   aborts_ = 1;
   NcclTraining training({});
   training.run(20);
-  EXPECT_GT(training.recorded().replayed(), 10);
+  EXPECT_GT(training.graphs().replayed(), 10);
   if (group().rank() == 1) training.leave_out_a_step();
   try {
     training.run(200);
@@ -182,11 +182,11 @@ constexpr std::size_t kRoom = 96 << 10;  // inputs, and less than a step or an e
 
 // The memory of graphs is kept for them. Where it is all that there is, the last step of an epoch and an evaluation
 // need it: on one rank here, and no rank runs another step from a graph.
-TEST_P(NcclStep, GraphsGiveUpTheirMemoryOnAllRanks) {
+TEST_P(NcclStep, GraphsReleaseTheirMemoryOnAllRanks) {
   for (const bool evaluates : {false, true}) {
     SCOPED_TRACE(evaluates);
     const int before = 7;  // 1,437 digits: the eighth step is the last of an epoch
-    NcclSetting setting = {.record = false, .hidden = {256, 256}};
+    NcclSetting setting = {.capture = false, .hidden = {256, 256}};
     std::vector<TrainingStep::Outcome> wanted;
     std::string hash;
     double loss = 0;
@@ -197,19 +197,19 @@ TEST_P(NcclStep, GraphsGiveUpTheirMemoryOnAllRanks) {
       wanted = eager.run(5);
       hash = eager.hash();
     }
-    setting.record = true;
-    NcclTraining recorded(setting);
-    recorded.run(before);
+    setting.capture = true;
+    NcclTraining captured(setting);
+    captured.run(before);
     const bool short_of_it = group().rank() + 1 == group().size();
-    if (short_of_it) recorded.leave_only(kRoom);
-    EXPECT_EQ(recorded.recorded().refusal(), "");
-    EXPECT_GT(recorded.recorded().replayed(), 0);
-    EXPECT_EQ(evaluates ? recorded.evaluate() : 0.0, loss);
-    const auto got = recorded.run(5);
-    EXPECT_THAT(recorded.recorded().refusal(), HasSubstr(short_of_it ? "was needed" : "another rank needed"));
+    if (short_of_it) captured.leave_only(kRoom);
+    EXPECT_EQ(captured.graphs().refusal(), "");
+    EXPECT_GT(captured.graphs().replayed(), 0);
+    EXPECT_EQ(evaluates ? captured.evaluate() : 0.0, loss);
+    const auto got = captured.run(5);
+    EXPECT_THAT(captured.graphs().refusal(), HasSubstr(short_of_it ? "was needed" : "another rank needed"));
     for (std::size_t i = 0; i < got.size(); ++i)
       EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
-    EXPECT_EQ(recorded.hash(), hash);
+    EXPECT_EQ(captured.hash(), hash);
     soft_cuda::set_memory_bytes(soft_cuda::Machine{}.memory_bytes);
   }
 }
@@ -224,7 +224,7 @@ TEST(NcclStepLoading, KernelsThatAreLoadedLateWaitForNoOtherRank) {
     NcclTraining cpu({.cuda = false, .clip_norm = 0.5});
     NcclTraining cuda({.clip_norm = 0.5});
     const auto wanted = cpu.run(9), got = cuda.run(9);
-    EXPECT_GT(cuda.recorded().replayed(), 0);
+    EXPECT_GT(cuda.graphs().replayed(), 0);
     ASSERT_EQ(got.size(), wanted.size());
     for (std::size_t i = 0; i < got.size(); ++i)
       EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-4 * wanted[i].totals.loss) << "step " << i + 1;

@@ -25,7 +25,7 @@ inline constexpr auto kPatience = std::chrono::seconds(60);
 
 struct NcclSetting {
   bool cuda = true;
-  bool record = true;
+  bool capture = true;
   double clip_norm = 0;
   std::uint64_t global_batch = 180;
   std::vector<std::int64_t> hidden = {32, 24};
@@ -77,9 +77,9 @@ class NcclTraining {
                                         .want_norm = true,
                                         .activations = setting.activations,
                                         .scaler = scaler_.get()});
-    if (setting.record) step_->set_graphs(&*graphs_);
+    if (setting.capture) step_->set_graphs(&*graphs_);
   }
-  // As a run ends: nothing that is recorded is left when the group is.
+  // As a run ends: nothing that is captured is left when the group is.
   ~NcclTraining() {
     step_.reset();
     graphs_.reset();
@@ -123,7 +123,7 @@ class NcclTraining {
 
   std::int64_t optimizer_steps() const { return step_->optimizer().steps(); }
   std::string hash() const { return nn::parameters_sha256(*module_); }
-  const StepGraphs& recorded() const { return *graphs_; }
+  const StepGraphs& graphs() const { return *graphs_; }
 
  private:
   std::unique_ptr<nn::Backend> backend_;

@@ -230,7 +230,7 @@ TEST(OwnTraining, AnEvaluationOnSamplesOfAnotherKind) {
                     HasSubstr("bare points has [6] f32, targets [] i32")));
 }
 
-TEST(OwnTraining, WhatIsMissingOrNamedTwice) {
+TEST(OwnTraining, MissingOrDuplicateNames) {
   EXPECT_THAT(error_of(quiet(), {.data = {.train = numbers()}}), HasSubstr("training without a model → "));
   EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(1)}), HasSubstr("training without data → "));
   TrainConfig named = quiet();
@@ -301,7 +301,7 @@ TEST(Registries, FamiliesOfAProgram) {
 }
 
 // Of an evaluation that ends by what the module, the data or the loss throws.
-TEST(OwnEvaluation, AModuleIsInTheModeItHadWhateverHappens) {
+TEST(OwnEvaluation, ModeOfAModuleIsRestored) {
   const auto group = comm::make_group();
   const auto backend = nn::make_cpu_backend(1);
   nn::Generator generator(1);

@@ -107,7 +107,7 @@ TEST(VerificationShares, EachFileIsOneRanks) {
     }
 }
 
-TEST_F(SharedVerification, DamageIsFoundWhereverItIs) {
+TEST_F(SharedVerification, CorruptionIsFoundInAnyFile) {
   for (const std::size_t parts : {0u, 1u, 3u, 4u}) {
     const std::string path = write_checkpoint_in(directory, 7, parts);
     ASSERT_EQ(trouble_with(path), "");
@@ -115,17 +115,17 @@ TEST_F(SharedVerification, DamageIsFoundWhereverItIs) {
     for (std::size_t part = 0; part < parts; ++part) files.push_back(checkpoint::part_file(part, parts));
     for (const std::string& file : files) {
       const fs::path place = fs::path(path) / file;
-      const auto damage = [&](const std::string& how, const std::function<void()>& act) {
+      const auto corrupt = [&](const std::string& how, const std::function<void()>& act) {
         if (group().rank() == 0) fs::copy_file(place, directory / "kept", fs::copy_options::overwrite_existing), act();
         group().barrier().wait_host();
         EXPECT_THAT(trouble_with(path), HasSubstr(file)) << how;
         if (group().rank() == 0) fs::copy_file(directory / "kept", place, fs::copy_options::overwrite_existing);
         group().barrier().wait_host();
       };
-      damage("cut", [&] { fs::resize_file(place, 10); });
-      damage("missing", [&] { fs::remove(place); });
-      damage("changed",
-             [&] { std::fstream(place, std::ios::in | std::ios::out | std::ios::binary).seekp(50).put('!'); });
+      corrupt("cut", [&] { fs::resize_file(place, 10); });
+      corrupt("missing", [&] { fs::remove(place); });
+      corrupt("changed",
+              [&] { std::fstream(place, std::ios::in | std::ios::out | std::ios::binary).seekp(50).put('!'); });
     }
     EXPECT_EQ(trouble_with(path), "");
     if (group().rank() == 0) fs::remove_all(path);

@@ -33,7 +33,7 @@ std::optional<Straggler> find(const std::vector<StepTimes>& ranks, std::vector<s
   return find_straggler(ranks, hosts);
 }
 
-TEST(FindStraggler, NobodyIsOneWhereAllTakeAsLong) {
+TEST(FindStraggler, NoneWhereAllTakeEquallyLong) {
   EXPECT_FALSE(find({times(0.1, 20, 0.5), times(0.2, 20.2, 0.3)}));
   EXPECT_FALSE(find({times(0, 20, 4), times(0, 24, 0)})) << "a sixth of a step";
   EXPECT_FALSE(find({times(0, 20, 5.9, 3), times(0, 22, 4, 3)})) << "all wait for processors alike";
@@ -89,7 +89,7 @@ TEST(FindStraggler, WaitsForItsData) {
 }
 
 // Its samples are more, not slower.
-TEST(FindStraggler, AnUnevenShareIsNoReason) {
+TEST(FindStraggler, UnevenSharesAreNotReported) {
   EXPECT_FALSE(find({times(0, 20, 10, 0, 2), times(0, 10, 20, 0, 1)}));
   EXPECT_TRUE(find({times(0, 40, 0, 0, 32), times(0, 20, 20, 0, 31)}));
 }
@@ -178,7 +178,7 @@ TEST(StragglerWatchTest, NamesTheRankOnceByStepTwenty) {
 }
 
 // A disturbance of one window, two reasons in turn, and a loss that is not worth a word.
-TEST(StragglerWatchTest, SaysNothingOfWhatPasses) {
+TEST(StragglerWatchTest, IgnoresTransientDelays) {
   comm::ProcessGroup& group = lockstep::testing::group();
   const bool last = group.rank() == group.size() - 1;
   using Times = std::pair<Clock::duration, Clock::duration>;

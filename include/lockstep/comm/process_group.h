@@ -242,11 +242,11 @@ class ProcessGroup {
   std::vector<std::string> all_gather_text(const std::string& mine);
   std::vector<std::int64_t> all_gather_numbers(std::int64_t mine);
 
-  /// Between these two calls operations are taken down by a device that records its work (Backend::record), not done;
+  /// Between these two calls operations are captured by a device (Backend::capture()), not done;
   /// end_capture() says how many. Only groups whose arenas are on such a device have use for them.
   virtual void begin_capture() {}
   virtual std::uint64_t end_capture() { return 0; }
-  /// A recording of `count` operations has been given to the device: they count as issued.
+  /// A graph of `count` operations has been given to the device: they count as issued.
   virtual void replayed(std::uint64_t count) { static_cast<void>(count); }
 
   /// Lets a backend without its own thread advance what is under way. Cheap; never blocks.

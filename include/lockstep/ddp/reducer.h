@@ -125,7 +125,7 @@ class Reducer {
 
   /// Starts step `step` (for messages). All slots become not ready.
   void begin_step(std::int64_t step);
-  /// Forgets a step whose collectives were taken down by a recording device and never done.
+  /// Forgets a step whose collectives were captured in a graph and never done.
   void abandon_step() {
     started_ = finished_ = 0;
     open_ = turn_open_ = false;

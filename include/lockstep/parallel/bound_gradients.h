@@ -67,7 +67,7 @@ class BoundGradients {
   void begin_reduction(std::int64_t step);
   bool reducing() const { return reducing_; }
   /// Before the last backward pass of a reduction: parameters that it does not reach delay no bucket.
-  void mark_unreached();
+  void mark_unused();
   /// Instead of that pass: this rank contributes only the gradients that its parameters hold, perhaps none.
   void contribute_held();
   /// For reductions in shards (ddp: Note [Sums along a tree]): another module with the same parameters, which is number

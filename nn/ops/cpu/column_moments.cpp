@@ -112,9 +112,10 @@ LOCKSTEP_SIMD_CLONES void normalise_rows_add_relu(const T* __restrict x, const T
 }
 
 template <class T>
-LOCKSTEP_SIMD_CLONES void spread_rows(const T* x, const T* dy, const float* __restrict mean,
-                                      const float* __restrict scale, const float* __restrict offset,
-                                      const float* __restrict slope, std::int64_t rows, std::int64_t columns, T* dx) {
+LOCKSTEP_SIMD_CLONES void grad_input_rows(const T* x, const T* dy, const float* __restrict mean,
+                                          const float* __restrict scale, const float* __restrict offset,
+                                          const float* __restrict slope, std::int64_t rows, std::int64_t columns,
+                                          T* dx) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const T *const from = x + r * columns, *const gradient = dy + r * columns;
     T* const to = dx + r * columns;
@@ -269,12 +270,12 @@ void normalise_columns(const T* x, const T* residual, const float* mean, const f
 }
 
 template <class T>
-void spread_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
-                    const float* slope, std::int64_t rows, std::int64_t columns, T* dx) {
+void grad_input_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
+                        const float* slope, std::int64_t rows, std::int64_t columns, T* dx) {
   parallel_for(rows, std::max<std::int64_t>(1, kChunk / std::max<std::int64_t>(1, columns)),
                [&](std::int64_t begin, std::int64_t end) {
                  const std::int64_t at = begin * columns;
-                 spread_rows(x + at, dy + at, mean, scale, offset, slope, end - begin, columns, dx + at);
+                 grad_input_rows(x + at, dy + at, mean, scale, offset, slope, end - begin, columns, dx + at);
                });
 }
 
@@ -285,8 +286,8 @@ void spread_columns(const T* x, const T* dy, const float* mean, const float* sca
   template void sum_rows(const T*, std::int64_t, std::int64_t, bool, float*);                                       \
   template void normalise_columns(const T*, const T*, const float*, const float*, const float*, bool, std::int64_t, \
                                   std::int64_t, T*);                                                                \
-  template void spread_columns(const T*, const T*, const float*, const float*, const float*, const float*,          \
-                               std::int64_t, std::int64_t, T*);
+  template void grad_input_columns(const T*, const T*, const float*, const float*, const float*, const float*,      \
+                                   std::int64_t, std::int64_t, T*);
 LOCKSTEP_COLUMNS_OF(float)
 LOCKSTEP_COLUMNS_OF(BFloat16)
 #undef LOCKSTEP_COLUMNS_OF

@@ -41,7 +41,7 @@ void normalise_columns(const T* x, const T* residual, const float* mean, const f
 
 /// dx = scale · (dy − offset − (x − mean) · slope). dx may be dy.
 template <class T>
-void spread_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
-                    const float* slope, std::int64_t rows, std::int64_t columns, T* dx);
+void grad_input_columns(const T* x, const T* dy, const float* mean, const float* scale, const float* offset,
+                        const float* slope, std::int64_t rows, std::int64_t columns, T* dx);
 
 }  // namespace lockstep::nn::cpu

@@ -76,7 +76,7 @@ class CpuElementwise final : public ElementwiseKernels {
     });
   }
 
-  void spread_rows(const Tensor& x, const Tensor& y) override {
+  void broadcast_rows(const Tensor& x, const Tensor& y) override {
     const std::int64_t columns = y.size(1);
     const float* const from = x.f32();
     float* const to = y.f32();

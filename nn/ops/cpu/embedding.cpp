@@ -26,14 +26,13 @@ LOCKSTEP_SIMD_CLONES void add_row(const T* x, const T* row, T* y, std::int64_t w
 
 class CpuEmbedding final : public EmbeddingKernels {
  public:
-  void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
-    const std::int64_t rows = table.size(0), width = table.size(1), n = numbers.count();
-    const auto* const number = numbers.data<std::int32_t>();
+  void forward(const Tensor& table, const Tensor& indices, const Tensor& y) override {
+    const std::int64_t rows = table.size(0), width = table.size(1), n = indices.count();
+    const auto* const index = indices.data<std::int32_t>();
     for (std::int64_t i = 0; i < n; ++i)
-      if (number[i] < 0 || number[i] >= rows)
-        throw UsageError(
-            fmt::format("token {} at place {} of a batch, where the table has {} rows", number[i], i, rows),
-            "give the model as many tokens as the data has");
+      if (index[i] < 0 || index[i] >= rows)
+        throw UsageError(fmt::format("token {} at place {} of a batch, where the table has {} rows", index[i], i, rows),
+                         "give the model as many tokens as the data has");
     with_type(table.dtype(), [&](auto type) {
       using T = decltype(type);
       const T* const from = table.data<T>();
@@ -41,20 +40,20 @@ class CpuEmbedding final : public EmbeddingKernels {
       parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i)
-                       std::copy_n(from + number[i] * width, width, to + i * width);
+                       std::copy_n(from + index[i] * width, width, to + i * width);
                    });
     });
   }
 
   // Threads share the columns, not the rows: each sum is taken in the order of the rows, whatever their number.
-  void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
-    const std::int64_t width = dtable.size(1), n = numbers.count();
+  void backward(const Tensor& indices, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
+    const std::int64_t width = dtable.size(1), n = indices.count();
     if (!accumulate) clear(dtable);
-    const auto* const number = numbers.data<std::int32_t>();
+    const auto* const index = indices.data<std::int32_t>();
     with_type(dy.dtype(), [&](auto type) {
       const auto* const from = dy.data<decltype(type)>();
       over_columns(width, n, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = 0; i < n; ++i) add_range(from + i * width, dtable.f32() + number[i] * width, begin, end);
+        for (std::int64_t i = 0; i < n; ++i) add_range(from + i * width, dtable.f32() + index[i] * width, begin, end);
       });
     });
   }
@@ -86,10 +85,10 @@ class CpuEmbedding final : public EmbeddingKernels {
     });
   }
 
-  void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& numbers) override {
-    auto* const to = numbers.data<std::int32_t>();
-    const std::int64_t each = numbers.size(0) > 0 ? numbers.count() / numbers.size(0) : 1;
-    for (std::int64_t i = 0; i < numbers.count(); ++i) {
+  void row_indices(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& indices) override {
+    auto* const to = indices.data<std::int32_t>();
+    const std::int64_t each = indices.size(0) > 0 ? indices.count() / indices.size(0) : 1;
+    for (std::int64_t i = 0; i < indices.count(); ++i) {
       const std::int64_t at = positions.defined() ? positions.data<std::int32_t>()[i] : position;
       to[i] = static_cast<std::int32_t>(at >= 0 && at < rows ? i / each * rows + at : -1);
     }

@@ -88,7 +88,7 @@ class CpuNorm final : public NormKernels {
                       const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
                       const Tensor& dx) override {
     if (x.count() == 0) return;
-    spread(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), 1.0f / rows.f32()[0], eps, dx);
+    grad_input(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), 1.0f / rows.f32()[0], eps, dx);
   }
 
  private:
@@ -142,7 +142,8 @@ class CpuNorm final : public NormKernels {
     for (std::int64_t c = 0; c < columns; ++c) dgamma.f32()[c] *= one_of_deviation(variance, c, eps);
     if (rows == 0) return;
     if (!given_statistics)
-      return spread(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), 1.0f / static_cast<float>(rows), eps, dx);
+      return grad_input(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), 1.0f / static_cast<float>(rows), eps,
+                        dx);
     float *const scale = room_for(2 * columns), *const zeros = scale + columns;
     for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
     std::fill_n(zeros, columns, 0.0f);
@@ -153,8 +154,8 @@ class CpuNorm final : public NormKernels {
   }
 
   // The first line of the above, of sums over all rows, of which these may be some.
-  void spread(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
-              const float* dgamma, const float* dbeta, float one_of_rows, double eps, const Tensor& dx) {
+  void grad_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
+                  const float* dgamma, const float* dbeta, float one_of_rows, double eps, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     float *const scale = room_for(3 * columns), *const offset = scale + columns, *const slope = offset + columns;
     for (std::int64_t c = 0; c < columns; ++c) {
@@ -165,8 +166,8 @@ class CpuNorm final : public NormKernels {
     }
     with_type(dx.dtype(), [&](auto type) {
       using T = decltype(type);
-      spread_columns<T>(x.data<T>(), dy.data<T>(), mean.f32(), scale, offset, slope, x.count() / columns, columns,
-                        dx.data<T>());
+      grad_input_columns<T>(x.data<T>(), dy.data<T>(), mean.f32(), scale, offset, slope, x.count() / columns, columns,
+                            dx.data<T>());
     });
   }
 

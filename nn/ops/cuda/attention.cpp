@@ -7,7 +7,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/fused_attention.h"
 #include "nn/ops/cuda/kernels.h"
-#include "nn/ops/cuda/work.h"
+#include "nn/ops/cuda/op_profile.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -20,8 +20,8 @@ class CudaAttention final : public AttentionKernels {
   // What cuDNN drops is not a function of the sample: with dropout the kernels are ours.
   void forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
                const Tensor& log_sums) override {
-    const Work work(context_, "attention", {&x.q, &x.k, &x.v, &y, &log_sums},
-                    2.0 * static_cast<double>(y.count() * y.size(1)));
+    const OpProfileScope scope(context_, "attention", {&x.q, &x.k, &x.v, &y, &log_sums},
+                               2.0 * static_cast<double>(y.count() * y.size(1)));
     check(heads, {&x.q, &x.k, &x.v, &y});
     if (y.count() == 0) return;
     if (options.dropout == 0 && fused_.forward(x, heads, options, y, log_sums)) {
@@ -34,8 +34,9 @@ class CudaAttention final : public AttentionKernels {
 
   void backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
                 const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) override {
-    const Work work(context_, "attention's backward", {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v},
-                    5.0 * static_cast<double>(y.count() * y.size(1)));
+    const OpProfileScope scope(context_, "attention's backward",
+                               {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v},
+                               5.0 * static_cast<double>(y.count() * y.size(1)));
     check(heads, {&x.q, &x.k, &x.v, &y, &dy, &dx.q, &dx.k, &dx.v});
     if (y.count() == 0) return;
     if (options.dropout == 0 && fused_.backward(x, heads, options, y, log_sums, dy, dx)) {
@@ -58,7 +59,7 @@ class CudaAttention final : public AttentionKernels {
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
-    const Work work(context_, "attention with a cache", {&qkv, &cache, &y});
+    const OpProfileScope scope(context_, "attention with a cache", {&qkv, &cache, &y});
     const AttentionInputs x(qkv);
     check(heads, {&x.q, &y});
     AttentionSizes sizes = sizes_of(x.q, heads, {});

@@ -10,7 +10,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/work.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/write.h"
 
 namespace lockstep::nn {
@@ -40,8 +40,8 @@ std::string describe_gpu(const CudaOptions& options) {
 
 /// Puts back what a pointer was.
 struct Restored {
-  WorkLog*& pointer;
-  WorkLog* const before = pointer;
+  OpProfile*& pointer;
+  OpProfile* const before = pointer;
   ~Restored() { pointer = before; }
 };
 
@@ -71,7 +71,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
                .gpu = name_of_gpu(options.device)},
       plan_file_(options.plan_file),
       description_(describe_gpu(options)),
-      feed_(context_),
+      stager_(context_),
       pointwise_(make_pointwise_kernels(context_)),
       linear_(make_linear_kernels(context_, *pointwise_)),
       conv_(make_conv_kernels(context_, *pointwise_, *linear_)),
@@ -112,16 +112,16 @@ Tensor CudaBackend::contiguous(const Tensor& x) {
 
 Tensor CudaBackend::stage(void* data, const Shape& shape, DType dtype, int input) {
   make_current(context_.device);
-  return feed_.take(data, shape, dtype, input);
+  return stager_.take(data, shape, dtype, input);
 }
 
 void CudaBackend::finish_inputs() {
   make_current(context_.device);
-  feed_.finish();
+  stager_.finish();
 }
 
 std::shared_ptr<MemorySource> CudaBackend::staging_memory() {
-  return std::make_shared<PinnedSource>(context_.device, feed_.all_read());
+  return std::make_shared<PinnedSource>(context_.device, stager_.all_read());
 }
 
 void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {
@@ -155,11 +155,11 @@ std::optional<std::size_t> CudaBackend::free_bytes() {
 
 std::vector<OperationCost> CudaBackend::profile(FunctionRef<void()> work) {
   make_current(context_.device);
-  WorkLog log;
-  const Restored restored{context_.log};
-  context_.log = &log;
+  OpProfile ops;
+  const Restored restored{context_.profile};
+  context_.profile = &ops;
   work();
-  return log.read();
+  return ops.read();
 }
 
 std::optional<double> CudaBackend::peak_bytes_per_s() const {
@@ -171,7 +171,7 @@ std::optional<double> CudaBackend::peak_bytes_per_s() const {
   return 2e3 * clock_khz * bus_bits / 8;  // two transfers a clock
 }
 
-std::unique_ptr<CapturedGraph> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
+std::unique_ptr<CapturedGraph> CudaBackend::capture(FunctionRef<void()> work, std::string& why_not) {
   make_current(context_.device);
   return capture_graph(context_.stream, work, why_not);
 }

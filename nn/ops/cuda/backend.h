@@ -7,7 +7,7 @@
 #include "base/cuda/runtime.h"
 #include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/ops/cuda/feed.h"
+#include "nn/ops/cuda/input_stager.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/memory.h"
 #include "nn/ops/cuda/plan_choices.h"
@@ -65,10 +65,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) override;
 
   std::optional<std::size_t> free_bytes() override;
-  bool records() const override { return true; }
+  bool can_capture() const override { return true; }
   std::vector<OperationCost> profile(FunctionRef<void()> work) override;
   std::optional<double> peak_bytes_per_s() const override;
-  std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) override;
+  std::unique_ptr<CapturedGraph> capture(FunctionRef<void()> work, std::string& why_not) override;
 
   DeviceMemory& memory() { return *memory_; }
 
@@ -85,7 +85,7 @@ class CudaBackend final : public Backend {
   CachingAllocator allocator_;
   Context context_;
   std::string plan_file_, description_;
-  Feed feed_;
+  InputStager stager_;
   std::unique_ptr<PointwiseKernels> pointwise_;
   std::unique_ptr<LinearKernels> linear_;
   std::unique_ptr<ConvKernels> conv_;

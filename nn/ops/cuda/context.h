@@ -28,7 +28,7 @@ class Engines {
 };
 
 class PlanChoices;
-class WorkLog;
+class OpProfile;
 
 /// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.
 struct Context {
@@ -43,7 +43,7 @@ struct Context {
   std::string gpu = {};                  // its name
   std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
   Engines engines = {};
-  WorkLog* log = nullptr;  // while somebody profiles: Work notes each operation
+  OpProfile* profile = nullptr;  // while somebody profiles: OpProfileScope notes each operation
 };
 
 }  // namespace lockstep::nn::cuda

@@ -14,8 +14,8 @@
 #include "nn/ops/cuda/few_channels.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/plan_choices.h"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -29,7 +29,7 @@ class CudaConv final : public ConvKernels {
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
-    const Work work(context_, "convolution", {&x, &w, &b, &y}, flops_of(y, w));
+    const OpProfileScope scope(context_, "convolution", {&x, &w, &b, &y}, flops_of(y, w));
     if (y.count() == 0) return;
     ConvProblem problem = problem_of(What::kForward, x, w, y, window);
     problem.relu = epilogue == Epilogue::kRelu;
@@ -49,7 +49,7 @@ class CudaConv final : public ConvKernels {
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t, const Window& window,
                       const Tensor& dx) override {
-    const Work work(context_, "convolution's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
+    const OpProfileScope scope(context_, "convolution's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
     const Tensor given_w = operands_.readable(w), given_dy = operands_.readable(dy);
@@ -64,7 +64,7 @@ class CudaConv final : public ConvKernels {
   // up, or copied, from there, and those of f32 where they are to be added to something, or misaligned.
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
                        bool accumulate_b, const Tensor& db) override {
-    const Work work(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
+    const OpProfileScope scope(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
     if (dy.count() == 0) {
       if (!accumulate_w) pointwise_.fill(dw, 0.0f);
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);

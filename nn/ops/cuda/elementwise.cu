@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 #include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cuda {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kBlock)
   for_own_elements(count, [&](std::int64_t i) { y[i] = scale * x[i] + shift; });
 }
 __global__ void __launch_bounds__(kBlock)
-    spread_each_row(std::int64_t count, std::int64_t columns, const float* x, float* y) {
+    broadcast_each_row(std::int64_t count, std::int64_t columns, const float* x, float* y) {
   for_own_elements(count, [&](std::int64_t i) { y[i] = x[i / columns]; });
 }
 
@@ -85,14 +85,14 @@ class CudaElementwise final : public ElementwiseKernels {
   explicit CudaElementwise(Context& context) : context_(context) {}
 
   void unary(UnaryOp op, const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "an elementwise function", {&x, &y});
+    const OpProfileScope scope(context_, "an elementwise function", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count());
     with_rule(
         op, [&](auto rule) { start("an elementwise function", map_one<decltype(rule)>, y.count(), x.f32(), y.f32()); });
   }
 
   void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    const Work work(context_, "an elementwise function's gradient", {&x, &y, &dy, &dx});
+    const OpProfileScope scope(context_, "an elementwise function's gradient", {&x, &y, &dy, &dx});
     LOCKSTEP_ASSERT(x.count() == dx.count() && y.count() == dx.count() && dy.count() == dx.count());
     with_rule(op, [&](auto rule) {
       start("an elementwise function's gradient", map_one_back<decltype(rule)>, dx.count(), x.f32(), y.f32(), dy.f32(),
@@ -101,7 +101,7 @@ class CudaElementwise final : public ElementwiseKernels {
   }
 
   void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) override {
-    const Work work(context_, "an elementwise operation", {&x, &y, &z});
+    const OpProfileScope scope(context_, "an elementwise operation", {&x, &y, &z});
     LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
     with_rule(op, [&](auto rule) {
       start("an elementwise operation", map_two<decltype(rule)>, z.count(), x.f32(), y.f32(), z.f32());
@@ -110,7 +110,7 @@ class CudaElementwise final : public ElementwiseKernels {
 
   void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
                        const Tensor& dy) override {
-    const Work work(context_, "an elementwise operation's gradient", {&x, &y, &dz, &dx, &dy});
+    const OpProfileScope scope(context_, "an elementwise operation's gradient", {&x, &y, &dz, &dx, &dy});
     LOCKSTEP_ASSERT(x.count() == dz.count() && y.count() == dz.count());
     with_rule(op, [&](auto rule) {
       start("an elementwise operation's gradient", map_two_back<decltype(rule)>, dz.count(), x.f32(), y.f32(), dz.f32(),
@@ -119,27 +119,27 @@ class CudaElementwise final : public ElementwiseKernels {
   }
 
   void affine(const Tensor& x, float scale, float shift, const Tensor& y) override {
-    const Work work(context_, "scaling", {&x, &y});
+    const OpProfileScope scope(context_, "scaling", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count());
     start("scaling", scale_and_shift, y.count(), x.f32(), scale, shift, y.f32());
   }
 
   void sum_rows(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "sums of rows", {&x, &y});
+    const OpProfileScope scope(context_, "sums of rows", {&x, &y});
     LOCKSTEP_ASSERT(x.size(0) == y.count() && y.count() <= kMostBlocks);
     if (y.count() == 0) return;
     launch("sums of rows", sum_each_row, dim3(static_cast<unsigned>(y.count())), dim3(kBlock), context_.stream,
            x.size(1), x.f32(), y.f32());
   }
 
-  void spread_rows(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "filling rows", {&x, &y});
+  void broadcast_rows(const Tensor& x, const Tensor& y) override {
+    const OpProfileScope scope(context_, "filling rows", {&x, &y});
     LOCKSTEP_ASSERT(y.size(0) == x.count());
-    start("filling rows", spread_each_row, y.count(), y.size(1), x.f32(), y.f32());
+    start("filling rows", broadcast_each_row, y.count(), y.size(1), x.f32(), y.f32());
   }
 
   void total(const Tensor& x, const Tensor& totals) override {
-    const Work work(context_, "a sum", {&x, &totals});
+    const OpProfileScope scope(context_, "a sum", {&x, &totals});
     const SumPlan plan = plan_sum(x.count(), kBlock * kElementsPerThread, kMostTotalParts);
     const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks}, DType::kF64);
     if (plan.chunks > 0)

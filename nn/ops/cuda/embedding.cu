@@ -6,9 +6,9 @@
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/token_order.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -27,22 +27,22 @@ constexpr int kPiece = 16;
 constexpr int kRowsAtOnce = 8;   // rows of a piece on their way, with those of the table that they are added to
 constexpr int kPartsAtOnce = 4;  // of a token
 
-// y (N, C) = table (V, C) [numbers]
+// y (N, C) = table (V, C) [indices]
 template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
-    take_rows(ColumnPlan plan, std::int64_t table_rows, const T* table, const std::int32_t* numbers, T* y) {
+    index_select(ColumnPlan plan, std::int64_t table_rows, const T* table, const std::int32_t* indices, T* y) {
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   for (std::int64_t row = at.row; row < at.end; row += kMoveRows * plan.lines) {
     Pack<T, kWidth> values[kMoveRows];
-    std::int64_t number[kMoveRows];
+    std::int64_t index[kMoveRows];
     for (int i = 0; i < kMoveRows; ++i) {
       const std::int64_t r = row + i * plan.lines;
-      number[i] = r < at.end ? numbers[r] : -1;
+      index[i] = r < at.end ? indices[r] : -1;
     }
     for (int i = 0; i < kMoveRows; ++i) {
-      if (number[i] >= 0 && number[i] < table_rows) {
-        values[i] = load_pack<kWidth>(table + (number[i] * plan.packs + at.pack) * kWidth);
+      if (index[i] >= 0 && index[i] < table_rows) {
+        values[i] = load_pack<kWidth>(table + (index[i] * plan.packs + at.pack) * kWidth);
         continue;
       }
       for (int k = 0; k < kWidth; ++k) values[i].of[k] = from_float<T>(std::numeric_limits<float>::quiet_NaN());
@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// numbers (N, each); no positions: `position`.
+// indices (N, each); no positions: `position`.
 __global__ void __launch_bounds__(kBlock)
-    number_rows_of(const std::int32_t* positions, std::int64_t position, std::int64_t rows, std::int64_t each,
-                   std::int64_t count, std::int32_t* numbers) {
+    row_indices_of(const std::int32_t* positions, std::int64_t position, std::int64_t rows, std::int64_t each,
+                   std::int64_t count, std::int32_t* indices) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (i >= count) return;
   const std::int64_t at = positions != nullptr ? positions[i] : position;
-  numbers[i] = static_cast<std::int32_t>(at >= 0 && at < rows ? i / each * rows + at : -1);
+  indices[i] = static_cast<std::int32_t>(at >= 0 && at < rows ? i / each * rows + at : -1);
 }
 
 // Where a thread of the sums is: a pack of columns, and one of the block's lines.
@@ -194,9 +194,9 @@ class CudaEmbedding final : public EmbeddingKernels {
  public:
   explicit CudaEmbedding(Context& context) : context_(context) {}
 
-  void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
-    const Work work(context_, "embedding", {&numbers, &y, &y});  // of the table as much as y has
-    const std::int64_t rows = table.size(0), columns = table.size(1), n = numbers.count();
+  void forward(const Tensor& table, const Tensor& indices, const Tensor& y) override {
+    const OpProfileScope scope(context_, "embedding", {&indices, &y, &y});  // of the table as much as y has
+    const std::int64_t rows = table.size(0), columns = table.size(1), n = indices.count();
     if (n == 0 || columns == 0) return;
     LOCKSTEP_ASSERT(y.count() == n * columns && y.dtype() == table.dtype());
     with_float_type(y.dtype(), [&]<class T>(T) {
@@ -205,19 +205,19 @@ class CudaEmbedding final : public EmbeddingKernels {
       with_width<kWide>(wide, [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(n, columns / kWidth, kMoveBlocks, kMoveRows);
-        launch("an embedding", take_rows<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream, plan, rows,
-               table.data<T>(), numbers.data<std::int32_t>(), y.data<T>());
+        launch("an embedding", index_select<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream, plan, rows,
+               table.data<T>(), indices.data<std::int32_t>(), y.data<T>());
       });
     });
   }
 
-  void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
-    const Work work(context_, "embedding's backward", {&numbers, &dy, &dtable});
-    const std::int64_t rows = dtable.size(0), columns = dtable.size(1), n = numbers.count();
+  void backward(const Tensor& indices, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
+    const OpProfileScope scope(context_, "embedding's backward", {&indices, &dy, &dtable});
+    const std::int64_t rows = dtable.size(0), columns = dtable.size(1), n = indices.count();
     if (!accumulate) clear(dtable);
     if (n == 0 || dtable.count() == 0) return;
-    LOCKSTEP_ASSERT(dy.count() == n * columns, "{} numbers and gradients {}", n, to_string(dy.shape()));
-    const Tensor order = sort_tokens(context_, numbers, rows);
+    LOCKSTEP_ASSERT(dy.count() == n * columns, "{} indices and gradients {}", n, to_string(dy.shape()));
+    const Tensor order = sort_tokens(context_, indices, rows);
     const auto* const places = reinterpret_cast<const TokenPlace*>(order.data<std::int32_t>());
     const std::int64_t pieces = ceil_div(n, kPiece);
     const Tensor parts = Tensor::empty(context_.allocator, {pieces, 2, columns});
@@ -240,7 +240,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
-    const Work work(context_, "adding positions", {&x, &table, &y});
+    const OpProfileScope scope(context_, "adding positions", {&x, &table, &y});
     const std::int64_t tokens = x.size(1), columns = x.size(2);
     if (x.count() == 0) return;
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= table.size(0) && table.size(1) == columns &&
@@ -261,7 +261,7 @@ class CudaEmbedding final : public EmbeddingKernels {
 
   // For each position and feature a column sum over the batch.
   void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
-    const Work work(context_, "positions' gradient", {&dy, &dtable});
+    const OpProfileScope scope(context_, "positions' gradient", {&dy, &dtable});
     const std::int64_t batch = dy.size(0), tokens = dy.size(1), columns = dy.size(2);
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= dtable.size(0) && dtable.size(1) == columns);
     if (!accumulate) {
@@ -273,14 +273,14 @@ class CudaEmbedding final : public EmbeddingKernels {
                 dtable.slice(first, first + tokens).reshaped({tokens * columns}));
   }
 
-  void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& numbers) override {
-    const Work work(context_, "row numbers", {&numbers});
-    const std::int64_t count = numbers.count(), blocks = ceil_div(count, kBlock);
+  void row_indices(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& indices) override {
+    const OpProfileScope scope(context_, "row indices", {&indices});
+    const std::int64_t count = indices.count(), blocks = ceil_div(count, kBlock);
     if (count == 0) return;
-    LOCKSTEP_ASSERT(blocks <= kMostBlocks, "{} row numbers", count);
-    launch("row numbers", number_rows_of, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), context_.stream,
-           positions.defined() ? positions.data<std::int32_t>() : nullptr, position, rows, count / numbers.size(0),
-           count, numbers.data<std::int32_t>());
+    LOCKSTEP_ASSERT(blocks <= kMostBlocks, "{} row indices", count);
+    launch("row indices", row_indices_of, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), context_.stream,
+           positions.defined() ? positions.data<std::int32_t>() : nullptr, position, rows, count / indices.size(0),
+           count, indices.data<std::int32_t>());
   }
 
  private:

@@ -40,7 +40,7 @@ std::int64_t kernels_of(cudaGraph_t graph) {
 class Capture {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording a step");
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
   }
   ~Capture() {
     if (stream_ == nullptr) return;
@@ -54,7 +54,7 @@ class Capture {
 
   cudaGraph_t end() {
     cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph), "recording a step");
+    check_cuda(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph), "capturing a step");
     return graph;
   }
 

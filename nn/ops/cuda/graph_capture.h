@@ -10,8 +10,8 @@
 
 namespace lockstep::nn::cuda {
 
-/// Backend::record(): captures what `work` gives to `stream`, and to streams that wait for it and come back to it, as a
-/// graph. The capture is this thread's alone: what others do meanwhile neither joins nor breaks it.
+/// Backend::capture(): captures what `work` gives to `stream`, and to streams that wait for it and come back to it, as
+/// a graph. The capture is this thread's alone: what others do meanwhile neither joins nor breaks it.
 std::unique_ptr<CapturedGraph> capture_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not);
 
 }  // namespace lockstep::nn::cuda

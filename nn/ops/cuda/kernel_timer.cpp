@@ -37,7 +37,7 @@ std::size_t choose_kernel(Context& context, const std::string& problem, const st
                           FunctionRef<double(std::size_t)> seconds_of_kernel) {
   if (names.size() == 1) return 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(native(context.stream), &status), "asking whether work is being recorded");
+  check_cuda(cudaStreamIsCapturing(native(context.stream), &status), "asking whether work is being captured");
   const std::string here = fmt::format("{}, {}", context.gpu, problem);
   if (status != cudaStreamCaptureStatusNone) return context.choices->noted(here, names);
   try {

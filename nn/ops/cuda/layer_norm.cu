@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kTeamBlock<kTeam>)
 // where `add`. Otherwise dx may be dy.
 template <int kTeam, int kHeld, int kWidth, class T>
 __global__ void __launch_bounds__(kTeamBlock<kTeam>)
-    spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
-                     const float* means, const float* inverses, bool add, T* dx) {
+    layer_norm_grad_input(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
+                          const float* means, const float* inverses, bool add, T* dx) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
   const bool inside = row < rows;
@@ -398,27 +398,28 @@ class CudaLayerNorm final : public LayerNormKernels {
 
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
-    const Work work(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
+    const OpProfileScope scope(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
     normalise<false>(x, Tensor(), gamma, beta, eps, Tensor(), y, mean, inverse);
   }
 
   void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, double eps,
                      const Tensor& sum, const Tensor& y, const Tensor& mean, const Tensor& inverse) override {
-    const Work work(context_, "adding and layer normalisation",
-                    {&x, &residual, &gamma, &beta, &sum, &y, &mean, &inverse});
+    const OpProfileScope scope(context_, "adding and layer normalisation",
+                               {&x, &residual, &gamma, &beta, &sum, &y, &mean, &inverse});
     normalise<true>(x, residual, gamma, beta, eps, sum, y, mean, inverse);
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
                       const Tensor& dx) override {
-    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx});
+    const OpProfileScope scope(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx});
     differentiate(x, dy, gamma, mean, inverse, false, dx);
   }
 
   bool adds_to_gradients() const override { return true; }
   void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                             const Tensor& inverse, const Tensor& dx) override {
-    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx, &dx});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &inverse, &dx, &dx});
     differentiate(x, dy, gamma, mean, inverse, true, dx);
   }
 
@@ -426,9 +427,9 @@ class CudaLayerNorm final : public LayerNormKernels {
                            bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
                            const Tensor& dbeta) override {
     const Tensor none;
-    const Work work(context_, "layer normalisation's backward",
-                    {&x, &dy, &mean, &inverse, &dgamma, accumulate_gamma ? &dgamma : &none, &dbeta,
-                     accumulate_beta ? &dbeta : &none});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &mean, &inverse, &dgamma, accumulate_gamma ? &dgamma : &none, &dbeta,
+                                accumulate_beta ? &dbeta : &none});
     if (!dgamma.defined() && !dbeta.defined()) return;
     const std::int64_t columns = dgamma.defined() ? dgamma.count() : dbeta.count();
     if (columns == 0) return;
@@ -457,9 +458,9 @@ class CudaLayerNorm final : public LayerNormKernels {
       return LayerNormKernels::backward(x, dy, gamma, mean, inverse, add, dx, accumulate_gamma, dgamma, accumulate_beta,
                                         dbeta);
     const Tensor none;
-    const Work work(context_, "layer normalisation's backward",
-                    {&x, &dy, &gamma, &mean, &inverse, &dx, add ? &dx : &none, &dgamma,
-                     accumulate_gamma ? &dgamma : &none, &dbeta, accumulate_beta ? &dbeta : &none});
+    const OpProfileScope scope(context_, "layer normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &inverse, &dx, add ? &dx : &none, &dgamma,
+                                accumulate_gamma ? &dgamma : &none, &dbeta, accumulate_beta ? &dbeta : &none});
     if (columns == 0) return;
     LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
     const std::int64_t rows = x.count() / columns;
@@ -528,7 +529,7 @@ class CudaLayerNorm final : public LayerNormKernels {
       with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
-          launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
+          launch("layer normalisation's backward", layer_norm_grad_input<kTeam, decltype(held)::value, kWidth, T>,
                  blocks_of(rows, kTeamBlock<kTeam> / kTeam), dim3(kTeamBlock<kTeam>), context_.stream, rows,
                  columns / kWidth, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add,
                  dx.data<T>());

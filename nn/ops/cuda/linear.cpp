@@ -14,10 +14,10 @@
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/odd_sizes.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/products.h"
 #include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/weight_gradients.h"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -34,7 +34,7 @@ class CudaLinear final : public LinearKernels {
         weight_gradients_(context, products_, pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
-    const Work work(context_, "product", {&x, &w, &b, &y}, flops_of(y, w));
+    const OpProfileScope scope(context_, "product", {&x, &w, &b, &y}, flops_of(y, w));
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
@@ -52,7 +52,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
-    const Work work(context_, "product's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
+    const OpProfileScope scope(context_, "product's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     if (copies_inputs(dx.size(0), dx.size(1), w.size(0))) {
@@ -72,7 +72,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
-    const Work work(context_, "product's backward to its weight", {&x, &dy, &dw}, flops_of(dy, dw));
+    const OpProfileScope scope(context_, "product's backward to its weight", {&x, &dy, &dw}, flops_of(dy, dw));
     if (dy.count() == 0) {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
@@ -96,7 +96,7 @@ class CudaLinear final : public LinearKernels {
 
   void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
                                    const Tensor& y, const Tensor& saved_preactivation) override {
-    const Work work(context_, "product", {&x, &w, &b, &y, &saved_preactivation}, flops_of(y, w));
+    const OpProfileScope scope(context_, "product", {&x, &w, &b, &y, &saved_preactivation}, flops_of(y, w));
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     if (copies_inputs(x.size(0), x.size(1), w.size(0)))
@@ -117,7 +117,8 @@ class CudaLinear final : public LinearKernels {
 
   void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& saved_preactivation,
                               const Tensor& dx) override {
-    const Work work(context_, "product's backward to its input", {&dy, &w, &saved_preactivation, &dx}, flops_of(dy, w));
+    const OpProfileScope scope(context_, "product's backward to its input", {&dy, &w, &saved_preactivation, &dx},
+                               flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     if (copies_inputs(dx.size(0), dx.size(1), w.size(0)))
@@ -137,7 +138,7 @@ class CudaLinear final : public LinearKernels {
   // [Autotuning]), so is the product without, with a kernel of ours beside it.
   void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
                                 bool accumulate_b, const Tensor& db) override {
-    const Work work(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
+    const OpProfileScope scope(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
     if (!accumulate_b && !accumulate_w && dy.count() > 0 && !weight_gradients_.splits(dy) &&
         !copies_inputs(x.size(0), x.size(1), dy.size(1))) {
       check_types({&x, &dy});
@@ -152,7 +153,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
-    const Work work(context_, "gradient of a bias", {&dy, &db});
+    const OpProfileScope scope(context_, "gradient of a bias", {&dy, &db});
     sum_columns(context_, dy, accumulate, db);
   }
 

@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -248,7 +248,7 @@ class CudaLoss final : public LossKernels {
 
   void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
                      const Tensor& totals, const Tensor& dlogits) override {
-    const Work work(context_, "cross entropy", {&logits, &labels, &totals, &dlogits});
+    const OpProfileScope scope(context_, "cross entropy", {&logits, &labels, &totals, &dlogits});
     const std::int64_t classes = logits.size(1);
     LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
     with_float_type(logits.dtype(), [&]<class T>(T) {
@@ -262,7 +262,7 @@ class CudaLoss final : public LossKernels {
   }
 
   void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
-    const Work work(context_, "counting correct ones", {&logits, &labels, &total});
+    const OpProfileScope scope(context_, "counting correct ones", {&logits, &labels, &total});
     with_float_type(logits.dtype(), [&]<class T>(T) {
       launch("counting what is among the largest", count_rows_in_top<T>, dim3(1), dim3(kBlock), context_.stream,
              logits.size(0), logits.size(1), logits.pitch(), logits.rows<T>(), labels.data<std::int32_t>(), k,
@@ -272,7 +272,7 @@ class CudaLoss final : public LossKernels {
 
   void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,
                      const Tensor& dx) override {
-    const Work work(context_, "squared error", {&x, &target, &totals, &dx});
+    const OpProfileScope scope(context_, "squared error", {&x, &target, &totals, &dx});
     const std::int64_t count = x.count();
     LOCKSTEP_ASSERT(target.count() == count && (!dx.defined() || dx.count() == count));
     const SumPlan plan = plan_sum(count, kBlock * kPacksPerThread * kVector<float>, kMostParts);

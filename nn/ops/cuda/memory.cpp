@@ -44,11 +44,11 @@ DeviceMemory::~DeviceMemory() { cudaMemPoolDestroy(pool_); }
 std::byte* DeviceMemory::allocate(std::size_t bytes) {
   make_current(device_);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream_, &capture), "asking whether work is being recorded");
-  if (capture != cudaStreamCaptureStatusNone)  // it would belong to the recording
-    throw CudaError(fmt::format("{} of new memory were asked for while work is being recorded",
+  check_cuda(cudaStreamIsCapturing(stream_, &capture), "asking whether work is being captured");
+  if (capture != cudaStreamCaptureStatusNone)  // it would belong to the graph
+    throw CudaError(fmt::format("{} of new memory were asked for while work is being captured",
                                 human_bytes(static_cast<double>(bytes))),
-                    "run the work once before it is recorded");
+                    "run the work once before it is captured");
   void* data = nullptr;
   cudaError_t status = take(data, bytes);
   if (status == cudaErrorMemoryAllocation) {

@@ -31,7 +31,7 @@ class DeviceMemory final : public MemorySource {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   /// Throws OutOfMemoryError with the GPU and what was asked, held and free there; CudaError while `stream`'s work is
-  /// recorded.
+  /// captured.
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
   /// From then on it is freed in the order of the default stream.

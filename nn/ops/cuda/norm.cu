@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -308,9 +308,9 @@ __global__ void __launch_bounds__(kJoinBlock)
 // where other ranks have some of them. With kMasked those dy whose y, computed again, is not above 0 count as 0.
 template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
-    spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta, const float* mean,
-                const float* variance, const float* dgamma, const float* dbeta, const float* all_rows, float eps,
-                bool given_statistics, T* dx) {
+    batch_norm_grad_input(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta,
+                          const float* mean, const float* variance, const float* dgamma, const float* dbeta,
+                          const float* all_rows, float eps, bool given_statistics, T* dx) {
   alignas(kVectorBytes) __shared__ float held[5][kBlock];
   hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
     float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
@@ -357,14 +357,15 @@ class CudaNorm final : public NormKernels {
 
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
-    const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &y, &mean, &variance});
+    const OpProfileScope scope(context_, "batch normalisation", {&x, &gamma, &beta, &y, &mean, &variance});
     take_moments(x, mean, variance, {});
     forward_infer(x, gamma, beta, mean, variance, eps, y);
   }
 
   void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
                           const Tensor& y, const Tensor& mean, const Tensor& variance) override {
-    const Work work(context_, "batch normalisation with ReLU", {&x, &gamma, &beta, &residual, &y, &mean, &variance});
+    const OpProfileScope scope(context_, "batch normalisation with ReLU",
+                               {&x, &gamma, &beta, &residual, &y, &mean, &variance});
     take_moments(x, mean, variance, {});
     apply(x, gamma, beta, mean, variance, eps, true, residual, y);
   }
@@ -373,8 +374,8 @@ class CudaNorm final : public NormKernels {
   void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
                             const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
                             const Tensor& variance) override {
-    const Work work(context_, relu ? "batch normalisation with ReLU" : "batch normalisation",
-                    {&x, &gamma, &beta, &residual, &y, &mean, &variance, &running.mean, &running.variance});
+    const OpProfileScope scope(context_, relu ? "batch normalisation with ReLU" : "batch normalisation",
+                               {&x, &gamma, &beta, &residual, &y, &mean, &variance, &running.mean, &running.variance});
     if (mean.count() == 0) return;
     take_moments(
         x, mean, variance,
@@ -384,23 +385,23 @@ class CudaNorm final : public NormKernels {
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &mean, &variance, &y});
+    const OpProfileScope scope(context_, "batch normalisation", {&x, &gamma, &beta, &mean, &variance, &y});
     apply(x, gamma, beta, mean, variance, eps, false, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    const Work work(context_, "batch normalisation's backward",
-                    {&x, &dy, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
+    const OpProfileScope scope(context_, "batch normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
     differentiate<MaskOf::kNone>(x, x, dy, dy, gamma, gamma, mean, variance, eps, given_statistics, dx, dgamma, dbeta);
   }
 
   void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
                      const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
                      const Tensor& dgamma, const Tensor& dbeta) override {
-    const Work work(context_, "batch normalisation's backward with ReLU",
-                    {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
+    const OpProfileScope scope(context_, "batch normalisation's backward with ReLU",
+                               {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
     if (residual)
       differentiate<MaskOf::kResult>(x, y, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta);
     else
@@ -411,14 +412,14 @@ class CudaNorm final : public NormKernels {
   void backward_relu_added(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
                            const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
                            const Tensor& dgamma, const Tensor& dbeta) override {
-    const Work work(context_, "batch normalisation's backward with ReLU",
-                    {&x, &y, &dy, &more, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
+    const OpProfileScope scope(context_, "batch normalisation's backward with ReLU",
+                               {&x, &y, &dy, &more, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
     differentiate<MaskOf::kResultOfSum>(x, y, dy, more, gamma, gamma, mean, variance, eps, false, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
-    const Work work(context_, "running statistics", {&mean, &variance, &running_mean, &running_variance});
+    const OpProfileScope scope(context_, "running statistics", {&mean, &variance, &running_mean, &running_variance});
     const std::int64_t columns = mean.count();
     launch("running statistics", move_running, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
            context_.stream, columns, mean.f32(), variance.f32(),
@@ -426,14 +427,15 @@ class CudaNorm final : public NormKernels {
   }
 
   void moments(const Tensor& x, const Tensor& part) override {
-    const Work work(context_, "batch statistics", {&x, &part});
+    const OpProfileScope scope(context_, "batch statistics", {&x, &part});
     const std::int64_t columns = part.count() / 2;
     find_moments(x, columns, 1.0f, part.f32(), part.f32() + columns, part.f32() + 2 * columns, {});
   }
 
   void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
                     const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
-    const Work work(context_, "batch statistics", {&parts, &mean, &variance, &rows, &running_mean, &running_variance});
+    const OpProfileScope scope(context_, "batch statistics",
+                               {&parts, &mean, &variance, &rows, &running_mean, &running_variance});
     const std::int64_t columns = mean.count();
     launch("batch statistics", join_ranks, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
            context_.stream, columns, static_cast<int>(parts.size(0)), parts.size(1), parts.f32(), 1.0 - momentum,
@@ -442,17 +444,18 @@ class CudaNorm final : public NormKernels {
 
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
-    const Work work(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
+    const OpProfileScope scope(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
     add_up<MaskOf::kNone>(x, x, dy, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                       const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
                       const Tensor& dx) override {
-    const Work work(context_, "batch normalisation's backward", {&x, &dy, &gamma, &mean, &variance, &rows, &sums, &dx});
+    const OpProfileScope scope(context_, "batch normalisation's backward",
+                               {&x, &dy, &gamma, &mean, &variance, &rows, &sums, &dx});
     if (x.count() == 0) return;
-    spread_back_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
-                          false, dx);
+    grad_input_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
+                         false, dx);
   }
 
  private:
@@ -518,8 +521,8 @@ class CudaNorm final : public NormKernels {
                      const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
     if (mean.count() == 0) return;
     add_up<kMask>(x, y, dy, more, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread_back_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
-                                              dbeta.f32(), nullptr, eps, given_statistics, dx);
+    grad_input_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
+                                             dbeta.f32(), nullptr, eps, given_statistics, dx);
   }
 
   template <MaskOf kMask>
@@ -542,15 +545,15 @@ class CudaNorm final : public NormKernels {
   }
 
   template <bool kMasked>
-  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-                      const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows,
-                      double eps, bool given_statistics, const Tensor& dx) {
+  void grad_input_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                     const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows, double eps,
+                     bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kNormBackBlocks, kNormRows);
-        launch("batch normalisation's backward", spread_back<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
+        launch("batch normalisation's backward", batch_norm_grad_input<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(),
                dgamma, dbeta, all_rows, eps, given_statistics, dx.data<T>());
       });

@@ -2,10 +2,10 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn::cuda {
@@ -231,12 +231,12 @@ class CudaOptim final : public OptimKernels {
   void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all, const Tensor& factors,
               std::span<const std::ptrdiff_t> replicas) override {
     LOCKSTEP_ASSERT(replicas.empty(), "{} further copies of parameters on a GPU", replicas.size());
-    const Work work(context_, "update", bytes_of(all));
+    const OpProfileScope scope(context_, "update", bytes_of(all));
     std::visit([&](const auto& by) { start(by, control, all, factors.defined() ? factors.f32() : nullptr); }, rule);
   }
 
   void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
-    const Work work(context_, "norms of an update", bytes_of(all));
+    const OpProfileScope scope(context_, "norms of an update", bytes_of(all));
     std::visit(
         [&]<class Rule>(const Rule& by) {
           if constexpr (RuleWithNorms<Rule>)
@@ -265,7 +265,7 @@ class CudaOptim final : public OptimKernels {
   void squares(std::span<const UpdateArrays> all) override {
     std::int64_t elements = 0;
     for (const UpdateArrays& arrays : all) elements += arrays.count;
-    const Work work(context_, "the gradients' norm", 4.0 * static_cast<double>(elements));
+    const OpProfileScope scope(context_, "the gradients' norm", 4.0 * static_cast<double>(elements));
     for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
       launch("the gradients' norm", squares_of_blocks, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk);
     });

@@ -3,8 +3,8 @@
 #include "base/error.h"
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -209,13 +209,13 @@ class CudaPointwise final : public PointwiseKernels {
   explicit CudaPointwise(Context& context) : context_(context) {}
 
   void fill(const Tensor& y, float value) override {
-    const Work work(context_, "filling", {&y});
+    const OpProfileScope scope(context_, "filling", {&y});
     with_float_type(y.dtype(),
                     [&]<class T>(T) { start<T, T, T>("fill", Fill{value}, y.count(), nullptr, nullptr, y.data<T>()); });
   }
 
   void copy(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "copying", {&x, &y});
+    const OpProfileScope scope(context_, "copying", {&x, &y});
     LOCKSTEP_ASSERT(x.bytes() == y.bytes());
     if (x.bytes() == 0) return;
     check_cuda(cudaMemcpyAsync(y.raw(), x.raw(), x.bytes(), cudaMemcpyDeviceToDevice, native(context_.stream)),
@@ -223,7 +223,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void copy_rows(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "copying", {&x, &y});
+    const OpProfileScope scope(context_, "copying", {&x, &y});
     LOCKSTEP_ASSERT(x.shape() == y.shape() && x.dtype() == y.dtype());
     if (x.count() == 0) return;
     const std::int64_t columns = x.size(x.shape().size() - 1);
@@ -232,7 +232,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void cast(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "changing types", {&x, &y});
+    const OpProfileScope scope(context_, "changing types", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count());
     if (x.dtype() == y.dtype()) return copy(x, y);
     with_float_type(x.dtype(), [&]<class From>(From) {
@@ -243,12 +243,12 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void increment(const Tensor& counter) override {
-    const Work work(context_, "counting", {&counter});
+    const OpProfileScope scope(context_, "counting", {&counter});
     launch("counting", add_one, dim3(1), dim3(1), context_.stream, counter.data<std::int64_t>());
   }
 
   void add_to(const Tensor& x, float alpha, const Tensor& y) override {
-    const Work work(context_, "adding", {&x, &y});
+    const OpProfileScope scope(context_, "adding", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count() && (x.dtype() == y.dtype() || y.dtype() == DType::kF32));
     with_float_type(x.dtype(), [&]<class X>(X) {
       with_float_type(y.dtype(), [&]<class Y>(Y) {
@@ -258,7 +258,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void add(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    const Work work(context_, "adding", {&x, &y, &z});
+    const OpProfileScope scope(context_, "adding", {&x, &y, &z});
     LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
     with_float_type(z.dtype(), [&]<class T>(T) {
       start<T, T, T>("an addition", Add{}, z.count(), x.data<T>(), y.data<T>(), z.data<T>());
@@ -266,14 +266,14 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void relu(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "ReLU", {&x, &y});
+    const OpProfileScope scope(context_, "ReLU", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count());
     with_float_type(y.dtype(),
                     [&]<class T>(T) { start<T, T, T>("ReLU", Relu{}, y.count(), x.data<T>(), nullptr, y.data<T>()); });
   }
 
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    const Work work(context_, "ReLU's backward", {&y, &dy, &dx});
+    const OpProfileScope scope(context_, "ReLU's backward", {&y, &dy, &dx});
     LOCKSTEP_ASSERT(y.count() == dx.count() && dy.count() == dx.count());
     with_float_type(dx.dtype(), [&]<class T>(T) {
       start<T, T, T>("ReLU's backward", Mask{}, dx.count(), y.data<T>(), dy.data<T>(), dx.data<T>());
@@ -281,7 +281,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void gelu(const Tensor& x, GeluKind kind, const Tensor& y) override {
-    const Work work(context_, "GELU", {&x, &y});
+    const OpProfileScope scope(context_, "GELU", {&x, &y});
     LOCKSTEP_ASSERT(x.count() == y.count());
     with_float_type(y.dtype(), [&]<class T>(T) {
       if (kind == GeluKind::kTanh)
@@ -292,7 +292,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) override {
-    const Work work(context_, "GELU's backward", {&x, &dy, &dx});
+    const OpProfileScope scope(context_, "GELU's backward", {&x, &dy, &dx});
     LOCKSTEP_ASSERT(x.count() == dx.count() && dy.count() == dx.count());
     with_float_type(dx.dtype(), [&]<class T>(T) {
       if (kind == GeluKind::kTanh)
@@ -303,7 +303,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) override {
-    const Work work(context_, "dropout", {&x, &state, &y});
+    const OpProfileScope scope(context_, "dropout", {&x, &state, &y});
     LOCKSTEP_ASSERT(x.count() == y.count() && p >= 0.0 && p < 1.0);
     if (x.count() == 0) return;
     const std::int64_t samples = x.size(0), width = x.count() / samples;
@@ -328,7 +328,7 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
   void swap_last_axes(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "exchanging two axes", {&x, &y});
+    const OpProfileScope scope(context_, "exchanging two axes", {&x, &y});
     LOCKSTEP_ASSERT(x.dtype() == y.dtype() && x.count() == y.count());
     if (x.count() == 0) return;
     if (x.size(1) == 1 || x.size(2) == 1) return copy(x, y);

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -251,7 +251,7 @@ class CudaPool final : public PoolKernels {
 
   void max_forward(const Tensor& x, const Window& window, Epilogue epilogue, const Tensor& y,
                    const Tensor& choices) override {
-    const Work work(context_, "max pooling", {&x, &y, &choices});
+    const OpProfileScope scope(context_, "max pooling", {&x, &y, &choices});
     const bool relu = epilogue == Epilogue::kRelu;
     with_types(y, window, [&]<class T, class Choice>(T, Choice) {
       const auto* const from = x.data<T>();
@@ -278,7 +278,7 @@ class CudaPool final : public PoolKernels {
   }
 
   void max_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx) override {
-    const Work work(context_, "max pooling's backward", {&dy, &choices, &dx});
+    const OpProfileScope scope(context_, "max pooling's backward", {&dy, &choices, &dx});
     with_types(dx, window, [&]<class T, class Choice>(T, Choice) {
       const auto* const from = dy.data<T>();
       const auto* const chosen = choices.data<Choice>();
@@ -297,7 +297,7 @@ class CudaPool final : public PoolKernels {
   }
 
   void average_forward(const Tensor& x, const Window& window, const Tensor& y) override {
-    const Work work(context_, "average pooling", {&x, &y});
+    const OpProfileScope scope(context_, "average pooling", {&x, &y});
     const bool shared = window.kernel[0] * window.kernel[1] >= kSharedWindow;
     with_float_type(y.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(x, y), [&](auto width) {
@@ -312,7 +312,7 @@ class CudaPool final : public PoolKernels {
   }
 
   void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) override {
-    const Work work(context_, "average pooling's backward", {&dy, &dx});
+    const OpProfileScope scope(context_, "average pooling's backward", {&dy, &dx});
     with_float_type(dx.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(dx, dy), [&](auto width) {
         constexpr auto kKernel = average_backward_kernel<decltype(width)::value, T>;
@@ -325,7 +325,7 @@ class CudaPool final : public PoolKernels {
   }
 
   void adaptive_average_forward(const Tensor& x, const Tensor& y) override {
-    const Work work(context_, "average pooling", {&x, &y});
+    const OpProfileScope scope(context_, "average pooling", {&x, &y});
     with_float_type(y.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(x, y), [&](auto width) {
         constexpr auto kKernel = adaptive_forward_kernel<decltype(width)::value, T>;
@@ -338,7 +338,7 @@ class CudaPool final : public PoolKernels {
   }
 
   void adaptive_average_backward(const Tensor& dy, const Tensor& dx) override {
-    const Work work(context_, "average pooling's backward", {&dy, &dx});
+    const OpProfileScope scope(context_, "average pooling's backward", {&dy, &dx});
     with_float_type(dx.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(dx, dy), [&](auto width) {
         constexpr auto kKernel = adaptive_backward_kernel<decltype(width)::value, T>;

@@ -16,8 +16,8 @@
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/rnn_steps.h"
-#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -26,7 +26,7 @@ namespace {
 // cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
 // back in such a piece. Parameters lie where optimizer and reducer have them, and gradients belong into the arena, so
 // they are copied: G · H · (I + H + 2) numbers once a step each way, where the layer multiplies each of them T times B
-// times. In training they are copied at every forward pass, also of a step that is recorded, whose parameters move
+// times. In training they are copied at every forward pass, also of a step that is captured, whose parameters move
 // between replays without anything on the host knowing; otherwise when their versions have changed. Where a layer has
 // no biases, theirs are zeros.
 struct WeightSpace {
@@ -132,7 +132,8 @@ class CudaRnn final : public RnnKernels {
     if (x.size(0) == 0) return keep ? bytes(0) : Tensor();
     const bool lstm = options.cell == RnnCell::kLstm, ragged = options.lengths.defined();
     LOCKSTEP_ASSERT(!to.c.defined() || !ragged, "cells of sequences of different lengths");
-    const Work work(context_, name_of(options.cell), {&x, &y, &from.h, &from.c, &to.h, &to.c}, flops_of(options, x, y));
+    const OpProfileScope scope(context_, name_of(options.cell), {&x, &y, &from.h, &from.c, &to.h, &to.c},
+                               flops_of(options, x, y));
     const Held& held = find(options.cell, x, y, keep);
     const DType dtype = held.dtype;
     const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
@@ -175,7 +176,8 @@ class CudaRnn final : public RnnKernels {
       clear(gradients);
       return gradients_done();
     }
-    const Work work(context_, "a recurrent layer's backward", {&x, &y, &dy, &dx}, 2.0 * flops_of(options, x, y));
+    const OpProfileScope scope(context_, "a recurrent layer's backward", {&x, &y, &dy, &dx},
+                               2.0 * flops_of(options, x, y));
     const Held& held = find(options.cell, x, y, true);
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;

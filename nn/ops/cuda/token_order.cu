@@ -24,11 +24,11 @@ __device__ int digit_of(std::int32_t token, int shift) { return token >> shift &
 
 // Numbers and places; what is no row of the table comes last.
 __global__ void __launch_bounds__(kBlock)
-    list_places(std::int64_t count, std::int64_t rows, const std::int32_t* numbers, TokenPlace* places) {
+    list_places(std::int64_t count, std::int64_t rows, const std::int32_t* indices, TokenPlace* places) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (i >= count) return;
-  const std::int32_t number = numbers[i];
-  places[i] = {number >= 0 && number < rows ? number : static_cast<std::int32_t>(rows), static_cast<std::int32_t>(i)};
+  const std::int32_t index = indices[i];
+  places[i] = {index >= 0 && index < rows ? index : static_cast<std::int32_t>(rows), static_cast<std::int32_t>(i)};
 }
 
 // counts (kDigits, chunks)
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kChunk) place_digits(std::int64_t count, int s
 
 }  // namespace
 
-Tensor sort_tokens(Context& context, const Tensor& numbers, std::int64_t rows) {
-  const std::int64_t n = numbers.count();
+Tensor sort_tokens(Context& context, const Tensor& indices, std::int64_t rows) {
+  const std::int64_t n = indices.count();
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   LOCKSTEP_ASSERT(n > 0 && n < kMost && rows < kMost, "sorting {} tokens of {}", n, rows);
   Tensor order = Tensor::empty(context.allocator, {n, 2}, DType::kI32);
@@ -103,11 +103,11 @@ Tensor sort_tokens(Context& context, const Tensor& numbers, std::int64_t rows) {
     return reinterpret_cast<TokenPlace*>(tensor.data<std::int32_t>());
   };
   launch("listing tokens", list_places, dim3(static_cast<unsigned>(ceil_div(n, kBlock))), dim3(kBlock), context.stream,
-         n, rows, numbers.data<std::int32_t>(), places_of(order));
+         n, rows, indices.data<std::int32_t>(), places_of(order));
   const std::int64_t chunks = ceil_div(n, kChunk);
   const Tensor counts = Tensor::empty(context.allocator, {kDigits, chunks}, DType::kI32);
   const dim3 grid(static_cast<unsigned>(chunks));
-  const int bits = std::bit_width(static_cast<std::uint64_t>(rows));  // the largest number is `rows`
+  const int bits = std::bit_width(static_cast<std::uint64_t>(rows));  // the largest index is `rows`
   for (int shift = 0; shift < bits; shift += kDigitBits) {
     launch("counting tokens", count_digits, grid, dim3(kChunk), context.stream, n, shift, places_of(order),
            counts.data<std::int32_t>());

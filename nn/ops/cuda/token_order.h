@@ -1,4 +1,4 @@
-// Tokens in the order of their numbers.
+// Tokens in the order of their indices.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct alignas(8) TokenPlace {
   std::int32_t place;  // in the text
 };
 
-/// N numbers, i32, at least one → (N, 2) i32, which are TokenPlaces: in the order of their tokens, equal ones in the
-/// order of their places. A number outside [0, rows) is given as `rows`.
-Tensor sort_tokens(Context& context, const Tensor& numbers, std::int64_t rows);
+/// N indices, i32, at least one → (N, 2) i32, which are TokenPlaces: in the order of their tokens, equal ones in the
+/// order of their places. An index outside [0, rows) is given as `rows`.
+Tensor sort_tokens(Context& context, const Tensor& indices, std::int64_t rows);
 
 }  // namespace lockstep::nn::cuda

@@ -62,7 +62,7 @@ TEST_F(NcclCalls, EqualSlicesAreOneCall) {
   EXPECT_THAT(calls_of(OpKind::kAllGather, 17, DType::kF64, 0, 1), ElementsAre("allgather 17 f64"));
 }
 
-TEST_F(NcclCalls, UnequalSlicesAreAGroupOfThem) {
+TEST_F(NcclCalls, UnequalSlicesAreGrouped) {
   EXPECT_THAT(calls_of(OpKind::kReduceScatter, 40, DType::kF32, 1, 3, ReduceOp::kMax),
               ElementsAre("group(", "reduce 16 f32 max to 0", "reduce 16 f32 max to 1", "reduce 8 f32 max to 2", ")"));
   // A multiple of the ranks, and yet not of what slices are cut in.
@@ -78,7 +78,7 @@ TEST_F(NcclCalls, NothingForNoElements) {
     EXPECT_THAT(calls_of(kind, 0, DType::kF32, 1, 3), IsEmpty());
 }
 
-TEST_F(NcclCalls, AGroupThatWasBegunIsEnded) {
+TEST_F(NcclCalls, StartedGroupIsEnded) {
   fake_nccl::script().call = ncclInvalidArgument;
   std::vector<std::byte> data(160);
   Op op;
@@ -90,7 +90,7 @@ TEST_F(NcclCalls, AGroupThatWasBegunIsEnded) {
   EXPECT_EQ(fake_nccl::calls().back(), ")");
 }
 
-TEST(NcclApi, TheMachinesOwnHasAllFunctions) {
+TEST(NcclApi, InstalledLibraryHasAllFunctions) {
   try {
     const NcclApi& api = load_nccl();
     EXPECT_THAT(nccl_version_text(api), ::testing::MatchesRegex("2\\.[0-9]+\\.[0-9]+"));

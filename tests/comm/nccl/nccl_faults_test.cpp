@@ -112,7 +112,7 @@ TEST_F(NcclFaults, ARankThatNeverComes) {
 }
 
 // One rank says who is missing, and nobody else is named; the operation then completes.
-TEST_F(NcclFaults, ALateRankIsMentioned) {
+TEST_F(NcclFaults, LateRankIsReported) {
   start(60s);
   set_stall_warning(500ms);
   ::testing::internal::CaptureStderr();
@@ -125,7 +125,7 @@ TEST_F(NcclFaults, ALateRankIsMentioned) {
   for (std::size_t other = 1; other < said.size(); ++other) EXPECT_THAT(said[other], Not(HasSubstr("has waited")));
 }
 
-TEST_F(NcclFaults, AStallOfNobodyIsMentioned) {
+TEST_F(NcclFaults, StallWithoutMissingRanksIsReported) {
   start(9s);
   set_stall_warning(500ms);
   ::testing::internal::CaptureStderr();

@@ -37,7 +37,7 @@ TEST_F(NcclGroupTest, EndsInOrder) {
   EXPECT_EQ(counts().allocations, 0);
 }
 
-TEST_F(NcclGroupTest, IsAbortedWhereItWasNotShutDown) {
+TEST_F(NcclGroupTest, AbortsWithoutShutdown) {
   make();
   all_reduce().wait_host();
   group_.reset();
@@ -45,7 +45,7 @@ TEST_F(NcclGroupTest, IsAbortedWhereItWasNotShutDown) {
   EXPECT_EQ(counts().finalizes + counts().destroys, 0);
 }
 
-TEST_F(NcclGroupTest, WaitsForWhatGoesOnInTheBackground) {
+TEST_F(NcclGroupTest, WaitsForBackgroundCalls) {
   script().looks_in_progress = 500;
   make();
   for (int i = 0; i < 3; ++i) all_reduce();
@@ -53,7 +53,7 @@ TEST_F(NcclGroupTest, WaitsForWhatGoesOnInTheBackground) {
   group_->shutdown();
 }
 
-TEST_F(NcclGroupTest, AnAbortThatTakesItsTimeIsWaitedFor) {
+TEST_F(NcclGroupTest, SlowAbortIsAwaited) {
   make();
   script().abort_hangs = true;
   auto end = std::async(std::launch::async, [&] { group_.reset(); });
@@ -86,7 +86,7 @@ TEST_F(NcclGroupTest, CannotBeMadeOnAGpuThatIsNotThere) {
   }
 }
 
-TEST_F(NcclGroupTest, SaysWhatTheCommunicatorFailedWith) {
+TEST_F(NcclGroupTest, ReportsTheCommunicatorsError) {
   script().last_error = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000\n";
   script().init_ends = ncclInvalidUsage;
   try {
@@ -101,7 +101,7 @@ TEST_F(NcclGroupTest, SaysWhatTheCommunicatorFailedWith) {
   EXPECT_EQ(counts().aborts, 1);
 }
 
-TEST_F(NcclGroupTest, AbortsNothingWhereThereIsNoCommunicator) {
+TEST_F(NcclGroupTest, AbortsNothingWithoutACommunicator) {
   script().init = ncclSystemError;
   EXPECT_THROW(make(), NcclError);
   script() = {};
@@ -110,7 +110,7 @@ TEST_F(NcclGroupTest, AbortsNothingWhereThereIsNoCommunicator) {
   EXPECT_EQ(counts().aborts, 0);
 }
 
-TEST_F(NcclGroupTest, DoesNotWaitForeverForTheOthersToJoin) {
+TEST_F(NcclGroupTest, JoinTimesOut) {
   script().init_hangs = true;
   try {
     make(1s);
@@ -133,7 +133,7 @@ TEST_F(NcclGroupTest, ACallThatFails) {
   EXPECT_THAT(remedy_, HasSubstr("NCCL_DEBUG=WARN"));
 }
 
-TEST_F(NcclGroupTest, ACallThatFailsInTheBackground) {
+TEST_F(NcclGroupTest, BackgroundCallFails) {
   make();
   script().looks_in_progress = 300;
   script().call_ends = ncclSystemError;
@@ -141,7 +141,7 @@ TEST_F(NcclGroupTest, ACallThatFailsInTheBackground) {
   EXPECT_THAT(what, StartsWith("broadcast #1 (16 f32 at byte 0, from rank 0) failed: unhandled system error"));
 }
 
-TEST_F(NcclGroupTest, AWaitFindsAnErrorThatComesByItself) {
+TEST_F(NcclGroupTest, WaitFindsAnAsynchronousError) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   script().stalls = true;
@@ -152,7 +152,7 @@ TEST_F(NcclGroupTest, AWaitFindsAnErrorThatComesByItself) {
   EXPECT_THAT(remedy_, HasSubstr("logs of the other ranks"));
 }
 
-TEST_F(NcclGroupTest, APollFindsIt) {
+TEST_F(NcclGroupTest, PollFindsAnAsynchronousError) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   script().stalls = true;
@@ -165,7 +165,7 @@ TEST_F(NcclGroupTest, APollFindsIt) {
 }
 
 // It is asked after each operator of backward: from one millisecond to the next it reads the word alone.
-TEST_F(NcclGroupTest, WhetherAnOperationIsDoneIsAskedOfNcclNowAndThen) {
+TEST_F(NcclGroupTest, PollsQueryNcclOnlyNowAndThen) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   script().stalls = true;
@@ -182,7 +182,7 @@ TEST_F(NcclGroupTest, WhetherAnOperationIsDoneIsAskedOfNcclNowAndThen) {
   });
 }
 
-TEST_F(NcclGroupTest, TheEndOfAnOperationIsSeenWithoutNccl) {
+TEST_F(NcclGroupTest, CompletionIsSeenWithoutNccl) {
   make();
   const Work work = all_reduce();
   const int before = counts().looks_for_errors;
@@ -190,7 +190,7 @@ TEST_F(NcclGroupTest, TheEndOfAnOperationIsSeenWithoutNccl) {
   EXPECT_EQ(counts().looks_for_errors, before);
 }
 
-TEST_F(NcclGroupTest, AnAbortLetsGoOfWhatIsUnderWay) {
+TEST_F(NcclGroupTest, AbortReleasesPendingOperations) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(1s);
   script().stalls = true;
@@ -242,7 +242,7 @@ TEST_F(NcclGroupTest, AnArenaThatIsDestroyedUnderWork) {
 }
 
 // Its memory is freed when the GPU has come to that.
-TEST_F(NcclGroupTest, AnArenaMayGoWhenTheProducersStreamComesAfterItsWork) {
+TEST_F(NcclGroupTest, ArenaMayBeFreedOnceTheProducerIsOrderedAfterItsWork) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   all_reduce().wait(producer_.view());
@@ -250,21 +250,21 @@ TEST_F(NcclGroupTest, AnArenaMayGoWhenTheProducersStreamComesAfterItsWork) {
   group_->barrier().wait_host();
 }
 
-TEST_F(NcclGroupTest, ACallThatStaysInTheBackgroundTimesOut) {
+TEST_F(NcclGroupTest, BackgroundCallTimesOut) {
   make(500ms);
   script().call_hangs = true;
   const std::string what = broken_by<TimeoutError>([&] { all_reduce(); });
   EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0) timed out after "));
 }
 
-TEST_F(NcclGroupTest, AnEndThatDoesNotComeTimesOut) {
+TEST_F(NcclGroupTest, FinalizeTimesOut) {
   make(500ms);
   script().finalize_hangs = true;
   broken_by<TimeoutError>([&] { group_->shutdown(); });
   EXPECT_THAT(remedy_, HasSubstr("CUDA graphs"));
 }
 
-TEST(ProgressExchange, NamesThoseWhoAreBehind) {
+TEST(ProgressExchange, NamesLaggingRanks) {
   ProgressExchange::Answers answers;
   answers.all = {{8, 7, 0, 0}, {5, 5, 0, 0}, {8, 7, 0, 0}, {7, 5, 0, 0}};
   EXPECT_EQ(waiting_text(answers, 8),

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 // ---- Streams ----
 
-TEST_F(NcclGroupTest, OperationsStandBetweenTheProducerAndWhoeverWaits) {
+TEST_F(NcclGroupTest, OperationsRunAfterTheProducerAndBeforeWaiters) {
   soft_cuda::set_streams(soft_cuda::Streams::kLazy);
   Log log;
   make();
@@ -39,7 +39,7 @@ TEST_F(NcclGroupTest, OperationsStandBetweenTheProducerAndWhoeverWaits) {
 }
 
 // NCCL's call returns before its kernel has been given to the stream.
-TEST_F(NcclGroupTest, WhoeverWaitsIsBehindWhatTheBackgroundStarts) {
+TEST_F(NcclGroupTest, WaitersRunAfterBackgroundLaunches) {
   soft_cuda::set_streams(soft_cuda::Streams::kLazy);
   script().looks_in_progress = 3;
   make();
@@ -55,7 +55,7 @@ TEST_F(NcclGroupTest, WhoeverWaitsIsBehindWhatTheBackgroundStarts) {
   EXPECT_TRUE(work.done());
 }
 
-TEST_F(NcclGroupTest, AnEarlyOperationIsWaitedForByALaterMark) {
+TEST_F(NcclGroupTest, LaterEventCoversEarlierOperations) {
   soft_cuda::set_streams(soft_cuda::Streams::kLazy);
   make();
   int ran = 0;
@@ -72,7 +72,7 @@ TEST_F(NcclGroupTest, AnEarlyOperationIsWaitedForByALaterMark) {
   EXPECT_EQ(ran, 202);
 }
 
-TEST_F(NcclGroupTest, TheHostWaitsBeforeTooManyAreUnderWay) {
+TEST_F(NcclGroupTest, HostWaitsWhenTheQueueIsFull) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   Work last;
@@ -166,7 +166,7 @@ TEST_F(NcclGroupTest, ArenasDoWithoutRegistration) {
   }
 }
 
-TEST_F(NcclGroupTest, TooLittleMemoryIsSaid) {
+TEST_F(NcclGroupTest, OutOfMemoryIsReported) {
   make();
   EXPECT_THROW(group_->allocate(~std::size_t{0}), std::bad_alloc);
   try {
@@ -179,7 +179,7 @@ TEST_F(NcclGroupTest, TooLittleMemoryIsSaid) {
   all_reduce().wait_host();
 }
 
-TEST_F(NcclGroupTest, WhatABrokenGroupMayStillBeAtIsNotFreed) {
+TEST_F(NcclGroupTest, BrokenGroupKeepsMemoryInUse) {
   make();
   script().call = ncclInternalError;
   EXPECT_THROW(all_reduce(), NcclError);
@@ -187,7 +187,7 @@ TEST_F(NcclGroupTest, WhatABrokenGroupMayStillBeAtIsNotFreed) {
   EXPECT_EQ(counts().allocations, 1);
 }
 
-TEST_F(NcclGroupTest, NotAnothersArena) {
+TEST_F(NcclGroupTest, ArenaOfAnotherGroupIsRefused) {
   make();
   const auto host = control_.allocate(64);
   EXPECT_THROW(group_->all_reduce({host.get(), 0, 1, DType::kF32}, ReduceOp::kSum), UsageError);
@@ -239,7 +239,7 @@ class NcclCapture : public NcclGroupTest {
   std::vector<Work> works_;
 };
 
-TEST_F(NcclCapture, EachLaunchIsAsIfTheOperationsWereIssued) {
+TEST_F(NcclCapture, LaunchEqualsIssuingTheOperations) {
   make();
   script().on_run = [&] { log_.add("operation"); };
   EXPECT_EQ(all_reduce().sequence(), 1u);
@@ -267,7 +267,7 @@ TEST_F(NcclCapture, EachLaunchIsAsIfTheOperationsWereIssued) {
   group_->shutdown();
 }
 
-TEST_F(NcclCapture, WorksOfACaptureAreThoseOfItsLaunch) {
+TEST_F(NcclCapture, WorkHandlesOfACaptureReferToItsLaunch) {
   soft_cuda::set_streams(soft_cuda::Streams::kLazy);
   make();
   script().on_run = [&] { log_.add("operation"); };
@@ -299,7 +299,7 @@ TEST_F(NcclCapture, AStallInALaunchIsNamed) {
 }
 
 // Something in a step that cannot be captured: the steps run without a graph.
-TEST_F(NcclCapture, OneThatBreaksLeavesTheGroupWhole) {
+TEST_F(NcclCapture, BrokenCaptureLeavesTheGroupUsable) {
   make();
   group_->begin_capture();
   check_cuda(cudaStreamBeginCapture(producer_.get(), cudaStreamCaptureModeThreadLocal), "beginning a capture");

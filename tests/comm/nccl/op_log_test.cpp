@@ -23,7 +23,7 @@ void launch(OpLog& op_log, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) op_log.launch(op(op_log.launched() + 1));
 }
 
-TEST(OpLog, KnowsTheFirstThatIsNotDone) {
+TEST(OpLog, FindsTheFirstIncompleteOperation) {
   OpLog op_log;
   EXPECT_FALSE(op_log.any_under_way());
   launch(op_log, 10);
@@ -35,14 +35,14 @@ TEST(OpLog, KnowsTheFirstThatIsNotDone) {
   EXPECT_THROW(op_log.launch(op(12)), InternalError);
 }
 
-TEST(OpLog, SaysWhatIsInTheWay) {
+TEST(OpLog, FindsTheOperationThatBlocksASlot) {
   OpLog op_log;
-  EXPECT_EQ(op_log.in_the_way_of(1024), 0u);
+  EXPECT_EQ(op_log.first_blocking(1024), 0u);
   launch(op_log, 1024);
-  EXPECT_EQ(op_log.in_the_way_of(1), 1u);
-  EXPECT_EQ(op_log.in_the_way_of(24), 24u);
+  EXPECT_EQ(op_log.first_blocking(1), 1u);
+  EXPECT_EQ(op_log.first_blocking(24), 24u);
   op_log.complete(24);
-  EXPECT_EQ(op_log.in_the_way_of(24), 0u);
+  EXPECT_EQ(op_log.first_blocking(24), 0u);
   launch(op_log, 24);
   EXPECT_EQ(op_log.first_under_way().sequence, 25u);
 }
@@ -80,7 +80,7 @@ TEST(OpLog, CapturedOperationsCountWithEachLaunch) {
   op_log.complete(3);
   // The log can hold one launch under way and one more.
   op_log.replay(900, 7);
-  EXPECT_EQ(op_log.in_the_way_of(900), 0u);
+  EXPECT_EQ(op_log.first_blocking(900), 0u);
   op_log.replay(900, 8);
   EXPECT_EQ(op_log.launched(), 1803u);
   op_log.complete(903);
@@ -102,7 +102,7 @@ TEST(OpLog, TheGpuMayBeAhead) {
   op_log.end_capture();
   op_log.complete(2);
   EXPECT_FALSE(op_log.any_under_way());
-  EXPECT_EQ(op_log.in_the_way_of(2), 0u);
+  EXPECT_EQ(op_log.first_blocking(2), 0u);
   op_log.replay(2, 0);
   EXPECT_FALSE(op_log.any_under_way());
   launch(op_log, 1);
@@ -110,7 +110,7 @@ TEST(OpLog, TheGpuMayBeAhead) {
 }
 
 // What a graph repeats is in the history as what is issued.
-TEST(OpLog, HistoriesTellStepsApart) {
+TEST(OpLog, HistoriesDistinguishSteps) {
   const auto replayed = [](std::int64_t second) {
     OpLog op_log;
     op_log.launch(op(1, 1));

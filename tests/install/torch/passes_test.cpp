@@ -184,7 +184,7 @@ TEST(Passes, BackwardInBackward) {
   }
 }
 
-TEST(Passes, GradientsThatAreAskedForBeginNothing) {
+TEST(Passes, RequestedGradientsStartNoStep) {
   const auto net = two_layers();
   DistributedDataParallel ddp(net, group());
   const auto before = ddp.reducer().timeline().begin;
@@ -410,7 +410,7 @@ TEST(Hooks, ThatOthersHaveWrappedEndQuietly) {
   expect_close(gradients_of(again.parameters()), wanted);
 }
 
-TEST(Buffers, FollowRankZeros) {
+TEST(Buffers, AreBroadcastFromRankZero) {
   for (const bool broadcast : {true, false}) {
     torch::manual_seed(1);
     torch::nn::Sequential net(torch::nn::Conv2d(1, 2, 3), torch::nn::BatchNorm2d(2),

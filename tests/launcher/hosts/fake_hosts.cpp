@@ -34,8 +34,8 @@ exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="$TMPDIR" LOCKSTEP_TEST_JOB="$LOCKS
 
 }  // namespace
 
-JobSetup fake_hosts() {
-  JobSetup setup;
+TestJobSetup fake_hosts() {
+  TestJobSetup setup;
   setup.directory = make_test_directory();
   const std::string path = setup.directory + "/agent";
   std::ofstream(path) << kAgent;

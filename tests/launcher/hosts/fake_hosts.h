@@ -13,7 +13,7 @@ namespace lockstep::launcher {
 
 /// A job whose hosts have any name; what a name stands for is in its first part: "refused-1" refuses. A rank finds the
 /// name of its host in FAKE_HOST, which the launcher's own does not have.
-JobSetup fake_hosts();
+TestJobSetup fake_hosts();
 
 /// Until this many ranks have written "ready".
 bool all_ready(const Job& job, int ranks);

@@ -50,7 +50,7 @@ TEST(Greeting, BuildsThatDiffer) {
   EXPECT_THAT(difference(theirs, ours), HasSubstr("it has lockstep 9.9.9"));
 }
 
-TEST(OwnNames, AreTheSystemsAndThoseOfItsAddresses) {
+TEST(LocalAddresses, IncludeHostNameAndInterfaces) {
   const std::vector<std::string> names = {"localhost", system_name(), "127.0.0.1", "no.such.host.invalid",
                                           "192.0.2.254"};
   const auto own = local_addresses(names, Deadline::after_seconds(20));
@@ -61,7 +61,7 @@ TEST(OwnNames, AreTheSystemsAndThoseOfItsAddresses) {
   EXPECT_FALSE(own[4]);
 }
 
-TEST(OwnNames, AnUnansweredQuestionIsAnotherHost) {
+TEST(LocalAddresses, UnresolvedNameIsAnotherHost) {
   const std::vector<std::string> names = {"no.such.host.invalid"};
   EXPECT_FALSE(local_addresses(names, Deadline::after(Millis(0)))[0]);
 }

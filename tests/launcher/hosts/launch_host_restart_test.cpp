@@ -32,7 +32,7 @@ const std::string kForEver = "\necho ready; while :; do sleep 0.02; done";
 class HostRestartTest : public ::testing::Test {
  protected:
   Job start(const std::string& flags, const std::string& script, bool own = true) {
-    JobSetup setup = fake_hosts();
+    TestJobSetup setup = fake_hosts();
     directory_ = setup.directory;
     return Job((own ? own_sh : sh)(flags + " --log-dir " + directory_ + "/logs", kWords + script), setup);
   }
@@ -196,7 +196,7 @@ TEST_F(HostRestartTest, AStopEndsTheWait) {
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
-TEST_F(HostRestartTest, AHostThatIsLostAgainAndAgainWithoutProgressIsNoLoop) {
+TEST_F(HostRestartTest, RepeatedLossWithoutProgressEndsTheJob) {
   Job job = start("--hosts a:1,b:1 --max-restarts 100",
                   "[ $FAKE_HOST = b ] && kill -KILL $(ps -o ppid= -p $PPID)" + kForEver);
   EXPECT_EQ(job.wait(), 4);
@@ -204,7 +204,7 @@ TEST_F(HostRestartTest, AHostThatIsLostAgainAndAgainWithoutProgressIsNoLoop) {
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
-TEST_F(HostRestartTest, AHostThatIsLostAgainAndAgainStaysOut) {
+TEST_F(HostRestartTest, RepeatedlyLostHostStaysOut) {
   Job job = start("--hosts a:1,b:1 --max-restarts 100 --min-ranks 1",
                   "[ $size = 1 ] && exit 0; [ $FAKE_HOST = b ] && kill -KILL $(ps -o ppid= -p $PPID)" + kForEver);
   EXPECT_EQ(job.wait(), 0) << job.err();

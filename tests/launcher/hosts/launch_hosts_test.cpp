@@ -56,8 +56,8 @@ TEST(LaunchHostsTest, ALoginShellMayGreet) {
   EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@noisy-1] hello", "[1@noisy-2] hello"));
 }
 
-TEST(LaunchHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
-  JobSetup setup = fake_hosts();
+TEST(LaunchHostsTest, RanksGetTheRendezvousAndTheUsersVariables) {
+  TestJobSetup setup = fake_hosts();
   for (const char* name : {"LOCKSTEP_TEST_A", "NCCL_A", "MINE_A", "THEIRS_A"})
     setup.environment.emplace_back(name, std::string(name) + " it's $HOME");
   Job job(sh("--hosts a:1,b:1 --no-prefix -x MINE_A -x OTHER=o",
@@ -75,7 +75,7 @@ TEST(LaunchHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
 
 // Each rank has the job's secret, on whichever host, and no process shows it to others.
 TEST(LaunchHostsTest, TheSecretIsInNoCommandLine) {
-  JobSetup setup = fake_hosts();
+  TestJobSetup setup = fake_hosts();
   setup.environment.emplace_back("LOCKSTEP_JOB_SECRET", "the user's, which is another");
   Job job(sh("--hosts a:1,localhost:1,b:1 --no-prefix",
              "count() { awk 'index($0, ENVIRON[\"LOCKSTEP_JOB_SECRET\"]) { n++ } END { print n + 0 }'; }; "
@@ -213,7 +213,7 @@ TEST(LaunchHostsFaultTest, AKilledHelperIsALostHost) {
   EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
-TEST(LaunchHostsFaultTest, AHelperThatTalksNonsenseIsALostHost) {
+TEST(LaunchHostsFaultTest, HelperThatSendsGarbageIsALostHost) {
   Job job(sh("--hosts mad-1:1,b:1", kWait), fake_hosts());
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr("host mad-1: "));

@@ -49,7 +49,7 @@ class TwoHosts {
   /// Acts like a power failure, as far as a kernel that still runs can.
   static void kill_all_in(const std::string& name) { run(fmt::format("ip netns pids {} | xargs -r kill -9", name)); }
 
-  JobSetup setup;
+  TestJobSetup setup;
 
  private:
   std::string make() {
@@ -127,7 +127,7 @@ class LaunchNetworksTest : public ::testing::Test {
 // Busy machines log in slowly, and clean up slowly.
 Deadline within_ten() { return Deadline::after_seconds(10); }
 
-TEST_F(LaunchNetworksTest, RanksOnBothHostsMeetWhereTheyCanReachEachOther) {
+TEST_F(LaunchNetworksTest, RendezvousIsReachableFromBothHosts) {
   Job job =
       start("echo rank $OMPI_COMM_WORLD_RANK joins at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.79.0..)");
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -143,7 +143,7 @@ TEST_F(LaunchNetworksTest, AMpiProgramRunsOverTheNetwork) {
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
-TEST_F(LaunchNetworksTest, ALinkThatDropsFor2SecondsCostsNothingElse) {
+TEST_F(LaunchNetworksTest, TwoSecondOutageOnlyDelaysTheJob) {
   Job job = start("echo ready; sleep 5; echo done");
   ASSERT_TRUE(ready(job)) << job.err();
   ASSERT_TRUE(hosts_.set_link("down"));

@@ -37,8 +37,8 @@ TEST(OwnHostsTest, WithTheFlagTheyRunUnderMpirun) {
   EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@a] 0", "[1@b] 1"));
 }
 
-TEST(OwnHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
-  JobSetup setup = fake_hosts();
+TEST(OwnHostsTest, RanksGetTheRendezvousAndTheUsersVariables) {
+  TestJobSetup setup = fake_hosts();
   for (const char* name : {"LOCKSTEP_TEST_A", "NCCL_A", "MINE_A", "THEIRS_A"})
     setup.environment.emplace_back(name, std::string(name) + " it's $HOME");
   Job job(own_sh("--hosts a:1,localhost:1,b:1 --no-prefix -x MINE_A -x OTHER=o",
@@ -57,7 +57,7 @@ TEST(OwnHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
 }
 
 TEST(OwnHostsTest, RanksStartInTheLaunchersDirectory) {
-  JobSetup setup = fake_hosts();
+  TestJobSetup setup = fake_hosts();
   setup.prefix = {"env", "-C", setup.directory};
   Job job(own_sh("--hosts a:1,localhost:1 --no-prefix", "pwd"), setup);
   EXPECT_EQ(job.wait(), 0) << job.err();

@@ -39,7 +39,7 @@ std::vector<std::vector<Interface>> hosts(std::initializer_list<const char*> tex
   return all;
 }
 
-TEST(Networks, ThoseThatAllHostsShareAndThoseThatOnlyLookSo) {
+TEST(Networks, SharedNetworksAndThoseThatOnlyLookShared) {
   const auto networks = compare_networks(hosts({"eth0/10.0.0.1/24,docker0/172.17.0.1/16,ib0/10.1.0.1/16",
                                                 "docker0/172.17.0.1/16,ib0/10.1.0.2/16,eth5/10.0.0.2/24",
                                                 "eth0/10.0.0.3/24,ib0/10.1.0.3/16,wan/80.1.2.3/24"}));
@@ -78,7 +78,7 @@ TEST(RendezvousAddress, FollowsTheUsersChoiceOfInterfaces) {
   EXPECT_EQ(several.networks, "10.1.0.0/16");
 }
 
-TEST(RendezvousAddress, IsWhatSshHasShownToWorkWhereThereIsNoSuchNetwork) {
+TEST(RendezvousAddress, FallsBackToTheAddressThatSshReached) {
   SeveralHosts several;
   const auto own = host_with("eth0/10.0.3.1/24");
   choose_networks({host_with("eth0/10.244.1.7/32", "10.244.1.7", "10.0.3.1"), host_with("eth0/10.244.2.9/32")}, own, "",

@@ -11,9 +11,9 @@ namespace {
 
 std::vector<HostMessage> one_of_each() {
   const std::string bytes("\0\xff\n", 3);
-  return {Order{3, 2.5, true, "b", "token", "secret", "./train", "/home/eve"},
+  return {JobSetup{3, 2.5, true, "b", "token", "secret", "./train", "/home/eve"},
           ToRank{7, bytes},
-          LetGo{7},
+          CloseConnection{7},
           Run{"orted -mca ess env"},
           Hold{},
           Ping{-5},
@@ -21,9 +21,9 @@ std::vector<HostMessage> one_of_each() {
           Finish{},
           Ready{20001, "/tmp/x", "/dev/shm/x", "warning"},
           Refused{"why"},
-          Came{1},
+          ConnectionOpened{1},
           FromRank{1u << 31, bytes},
-          Gone{2},
+          ConnectionClosed{2},
           RunOutput{bytes},
           RunEnded{{ExitStatus::How::kSignalled, 9}},
           Pong{1, 2},
@@ -33,8 +33,8 @@ std::vector<HostMessage> one_of_each() {
           RankEnded{5, {ExitStatus::How::kNotStarted, 2}},
           Conclude{},
           Concluded{},
-          Look{Look::What::kRemove, "ck/x"},
-          Looked{true}};
+          FileRequest{FileRequest::What::kRemove, "ck/x"},
+          FileReply{true}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {

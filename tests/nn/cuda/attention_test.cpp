@@ -157,7 +157,7 @@ TEST_P(CudaAttention, Extend) {
 }
 
 // Large scores, of which exp() alone would be infinite, and a token that sees nothing but NaN.
-TEST_P(CudaAttention, ScoresMayBeLargeAndNaNIsSeenByThoseBehindIt) {
+TEST_P(CudaAttention, LargeScoresStayFiniteAndNaNReachesLaterQueries) {
   const AttentionSizes s = {1, 70, 1, 8};
   const Tensor host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
   for (float& v : host.span<float>()) v *= 16.0f;  // an exact factor

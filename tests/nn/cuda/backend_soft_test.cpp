@@ -55,7 +55,7 @@ TEST_F(SoftBackend, KernelsWaitForTheirBatch) {
   EXPECT_EQ(got, 5.0f);
 }
 
-TEST_F(SoftBackend, FreshBuffersWaitForWhoHadTheirMemoryBefore) {
+TEST_F(SoftBackend, NewBuffersWaitForEarlierUsersOfTheirMemory) {
   const auto backend = make_cuda_backend({});
   float seen = 0;
   {
@@ -92,7 +92,7 @@ TEST_F(SoftBackend, NothingButFinishInputsWaits) {
 }
 
 // It is an answer, not an error that the next call would be blamed for.
-TEST_F(SoftBackend, WhatIsNotReadyLeavesNoError) {
+TEST_F(SoftBackend, NotReadyLeavesNoError) {
   const auto backend = make_cuda_backend({});
   const auto download = backend->make_async_download(4);
   const Tensor x = backend->zeros({1});
@@ -102,13 +102,13 @@ TEST_F(SoftBackend, WhatIsNotReadyLeavesNoError) {
 }
 
 // Collectives are in a stream of high priority, and stay so.
-TEST_F(SoftBackend, RecordingsKeepThePrioritiesOfStreams) {
+TEST_F(SoftBackend, GraphsKeepThePrioritiesOfStreams) {
   const auto backend = make_cuda_backend({});
   const Tensor x = backend->empty({1});
   const auto before = soft_cuda::counts().prioritised_graphs;
   std::string why_not;
-  const auto recording = backend->record([&] { backend->pointwise().fill(x, 1.0f); }, why_not);
-  ASSERT_NE(recording, nullptr) << why_not;
+  const auto graph = backend->capture([&] { backend->pointwise().fill(x, 1.0f); }, why_not);
+  ASSERT_NE(graph, nullptr) << why_not;
   EXPECT_EQ(soft_cuda::counts().prioritised_graphs, before + 1);
 }
 
@@ -159,7 +159,7 @@ TEST_F(SoftBackend, SmallGpuFillsUp) {
 }
 
 // What was freed, but is of another size, goes back to the GPU, though kernels that use it may still be under way.
-TEST_F(SoftBackend, IdleMemoryMakesRoom) {
+TEST_F(SoftBackend, IdleMemoryIsFreedWhenNeeded) {
   soft_cuda::set_memory_bytes(1'000'000);
   const auto backend = make_cuda_backend({});
   const Tensor held = backend->empty({50'000});
@@ -202,7 +202,7 @@ void leave_and_exit(bool while_unwinding) {
   std::_Exit(soft_cuda::counts().pinned == 2 ? 0 : 1);
 }
 
-TEST_F(SoftBackend, WhatIsStillReadOrWrittenOutlivesAnError) {
+TEST_F(SoftBackend, MemoryInUseOutlivesAnError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(leave_and_exit(true), ::testing::ExitedWithCode(0), "") << "waits for nothing";
   EXPECT_EXIT(leave_and_exit(false), ::testing::ExitedWithCode(0), "") << "waits for a while";

@@ -146,7 +146,7 @@ TEST_F(CudaBackendTest, WritesInTheOrderOfTheWorkAndTakesBytesAtOnce) {
   EXPECT_THAT(download<std::uint8_t>(small), ::testing::ElementsAre(1, 2, 3, 7));
 }
 
-TEST_F(CudaBackendTest, ReadbacksBringWhatWasThereThen) {
+TEST_F(CudaBackendTest, AsyncDownloadsReadValuesInStreamOrder) {
   const Tensor x = upload(std::vector<float>{1.0f, 2.0f});
   const auto first = backend_->make_async_download(8), second = backend_->make_async_download(64);
   for (float round = 0; round < 3; ++round) {

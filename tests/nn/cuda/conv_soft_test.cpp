@@ -57,7 +57,7 @@ class SoftConv : public DeviceTest {
   std::unique_ptr<ConvKernels> conv;
 };
 
-TEST_P(SoftConv, WithoutTimesOursComputesWhatItReadsOnce) {
+TEST_P(SoftConv, WithoutTimingOursTakesOneChannel) {
   restart(false);
   EXPECT_EQ(engine_of(1, false, true), "lockstep");
   restart(false);
@@ -66,7 +66,7 @@ TEST_P(SoftConv, WithoutTimesOursComputesWhatItReadsOnce) {
   EXPECT_EQ(engine_of(8, false, true), "");
 }
 
-TEST_P(SoftConv, WithTimesItIsWhatIsNoted) {
+TEST_P(SoftConv, TimedChoiceIsCachedAndUsed) {
   for (const std::int64_t channels : {1, 3})
     for (const bool accumulate : {false, true})
       for (const bool bias : {true, false}) {

@@ -98,7 +98,7 @@ TEST_F(CudnnPlans, ThereIsADeterministicOneForEveryConvolutionIn16Bits) {
     }
 }
 
-TEST_F(CudnnPlans, InF32TheyUseNoMatrixUnitsUnlessToldTo) {
+TEST_F(CudnnPlans, F32UsesMatrixUnitsOnlyWithTf32) {
   bool uses_matrix_units = false;
   for (ConvProblem problem : problems(DType::kF32)) {
     SCOPED_TRACE(problem.describe());
@@ -195,7 +195,7 @@ TEST_F(CudnnPlans, ThereIsADeterministicOneForAttention) {
     }
 }
 
-TEST_F(CudnnPlans, WhatIsNoConvolutionIsAnError) {
+TEST_F(CudnnPlans, InvalidConvolutionIsAnError) {
   ConvProblem problem = problem_of(What::kForward, kLayers[1], DType::kF32);
   problem.y[3] = 63;
   try {

@@ -13,7 +13,7 @@ TEST(CudnnRnn, HasAllFunctions) {
   EXPECT_NE(cudnn.backward_weights, nullptr);
 }
 
-TEST(CudnnRnn, TakesWhatLayersAreDescribedAs) {
+TEST(CudnnRnn, AcceptsLayerDescriptions) {
   const CudnnRnn& cudnn = cudnn_rnn();
   const bool knows_bf16 = cudnn.version() >= 91300;
   for (const cudnnDataType_t type : {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16})

@@ -81,14 +81,15 @@ TEST_P(CudaElementwise, Affine) {
 TEST_P(CudaElementwise, Rows) {
   for (const auto& [rows, columns] : {std::array<std::int64_t, 2>{0, 3}, {1, 1}, {5, 7}, {3, 1000}, {1500, 2}}) {
     const Tensor x_host = random_tensor(*cpu, {rows, columns}, 1), sums_host = cpu->empty({rows});
-    const Tensor spread_host = cpu->empty({rows, columns});
+    const Tensor broadcast_host = cpu->empty({rows, columns});
     cpu->elementwise().sum_rows(x_host, sums_host);
-    cpu->elementwise().spread_rows(sums_host, spread_host);
+    cpu->elementwise().broadcast_rows(sums_host, broadcast_host);
     const Tensor x = on_device(x_host, DType::kF32, GetParam().offset), sums = plain(sums_host);
     const auto got = results({{{rows}}}, [&](const auto& out) { elementwise->sum_rows(x, out[0]); });
     expect_close(sums_host, got[0], {DType::kF32, 1.0});
-    const auto spread = results({{{rows, columns}}}, [&](const auto& out) { elementwise->spread_rows(sums, out[0]); });
-    expect_same(spread_host, spread[0]);
+    const auto broadcast =
+        results({{{rows, columns}}}, [&](const auto& out) { elementwise->broadcast_rows(sums, out[0]); });
+    expect_same(broadcast_host, broadcast[0]);
   }
 }
 

@@ -54,7 +54,7 @@ TEST_P(CudaEmbedding, Forward) {
   }
 }
 
-TEST_P(CudaEmbedding, NumbersOutsideOfTheTableAreNaN) {
+TEST_P(CudaEmbedding, IndicesOutsideOfTheTableAreNaN) {
   const Tensor table_host = random({4, 24}, 1), table = activation(table_host);
   const Tensor numbers = plain(numbers_of({3, -1, 0, 4, 2147483647, -2147483647 - 1, 2}, {7}));
   const auto got =
@@ -147,7 +147,7 @@ TEST_P(CudaEmbedding, AddRowsBackward) {
     }
 }
 
-TEST_P(CudaEmbedding, NumberRows) {
+TEST_P(CudaEmbedding, RowIndices) {
   const auto numbers_of = [&](const Shape& shape, const std::vector<std::int32_t>& positions, std::int64_t position,
                               std::int64_t rows) {
     const auto numbers = [&](Backend* host) {
@@ -157,7 +157,7 @@ TEST_P(CudaEmbedding, NumberRows) {
         cpu->upload(std::as_bytes(std::span(positions)), on_cpu);
         given = host != nullptr ? on_cpu : plain(on_cpu);
       }
-      (host != nullptr ? host->embedding() : *embedding).number_rows(given, position, rows, made);
+      (host != nullptr ? host->embedding() : *embedding).row_indices(given, position, rows, made);
       std::vector<std::int32_t> all(static_cast<std::size_t>(shape.count()));
       std::memcpy(all.data(), (host != nullptr ? made.raw() : download(made).data()),
                   all.size() * sizeof(std::int32_t));

@@ -76,7 +76,7 @@ TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
   EXPECT_EQ(after.copies, before.copies + 5);      // that, and the same for its kernel
 }
 
-TEST_P(SoftLinear, MasksOfOursGoWithNan) {
+TEST_P(SoftLinear, OwnMasksPassNan) {
   soft_cuda::set_cublaslt({.reverses_masks = true});
   linear = cuda::make_linear_kernels(context, *pointwise);
   x_host.f32()[kIn] = kNaN;
@@ -90,7 +90,7 @@ TEST_P(SoftLinear, MasksOfOursGoWithNan) {
   expect_close(expected, y[0], tolerance());
 }
 
-TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
+TEST_P(SoftLinear, OwnReluWhereTheLibrarysLosesNanOrInfinity) {
   std::vector<CublasLtSettings> all = {{.relu_loses_nan = true}};
   // To 16 bits the largest number of f32 is infinite.
   if (type() == DType::kF32) all.push_back({.relu_loses_infinity = true});
@@ -105,7 +105,7 @@ TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
   }
 }
 
-TEST_P(SoftLinear, WhatIsNotFusedIsDoneBehindTheProduct) {
+TEST_P(SoftLinear, UnfusedEpiloguesRunAfterTheProduct) {
   for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
     for (const auto& [refused, used] : {std::pair{CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_BIAS},
                                         std::pair{CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT}})
@@ -120,7 +120,7 @@ TEST_P(SoftLinear, WhatIsNotFusedIsDoneBehindTheProduct) {
 
 // Masks that are packed otherwise, epilogues that there are no kernels for, a ReLU that loses NaN: with kernels of
 // ours.
-TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
+TEST_P(SoftLinear, OwnMasksWhereTheLibrarysDiffer) {
   const Tensor dy_host = random({kN, 3}, 4), v_host = random({3, kOut}, 5);
   const Tensor dy = activation(dy_host), v = activation(v_host);
   struct Case {
@@ -156,7 +156,7 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
 }
 
 // See Note [Probing GELU].
-TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
+TEST_P(SoftLinear, OwnGeluWhereTheLibrarysDiffers) {
   constexpr std::int64_t kWide = 16, kNext = 3;
   const bool half = is_half(type());
   const Tensor v = activation(random({kWide, kIn}, 2)), c = activation(random({kWide}, 3));
@@ -259,7 +259,7 @@ TEST_P(SoftLinear, BiasGradientsAreOursWhereTheLibraryHasNone) {
   }
 }
 
-TEST_P(SoftLinear, NoKernelAtAllIsAnErrorThatTellsTheSizes) {
+TEST_P(SoftLinear, MissingKernelNamesTheSizes) {
   soft_cuda::set_cublaslt({.refused_epilogues = ~0u});
   try {
     linear->forward(x, w, b, Epilogue::kNone, activation(cpu->empty({kN, kOut})));

@@ -205,7 +205,7 @@ TEST_P(CudaLoss, MinusInfinityIsNoProbability) {
   }
 }
 
-TEST_P(CudaLoss, WhatIsNoNumberSpoilsItsRow) {
+TEST_P(CudaLoss, NaNSpoilsItsRow) {
   for (const std::int64_t classes : {3, 500, 3000, 20000})
     for (const float odd : {kNaN, kInfinity})
       for (const std::int64_t place : {std::int64_t{0}, classes / 2, classes - 1}) {
@@ -220,7 +220,7 @@ TEST_P(CudaLoss, WhatIsNoNumberSpoilsItsRow) {
       }
 }
 
-TEST_P(CudaLoss, ALabelThatIsNoClassMakesNaN) {
+TEST_P(CudaLoss, InvalidLabelGivesNaN) {
   for (const std::int32_t label :
        {-1, 10, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()}) {
     const Tensor x = activation(logits({20, 10}, 1));

@@ -174,7 +174,7 @@ TEST_P(CudaOptim, EveryRule) {
     }
 }
 
-TEST_P(CudaOptim, NothingMovesWithoutGo) {
+TEST_P(CudaOptim, NoUpdateUnlessApplied) {
   const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2), v = positive(3);
   const Tensor gradient = plain(g), c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 0.0f));
   const Tensor factors = plain(cpu->zeros({std::ssize(many_counts())}));
@@ -240,7 +240,7 @@ TEST_P(CudaOptim, SumsOfSquaresDoNotDependOnAlignment) {
   for (const double sum : sums) EXPECT_EQ(sum, sums[0]);
 }
 
-TEST_P(CudaOptim, Decide) {
+TEST_P(CudaOptim, ComputeUpdateScale) {
   const Tensor before = control_of(0.1f, 0.2f, 0.3f, -1.0f, -1.0f);
   for (const float value : {1.5f, kNaN, kInfinity, -kInfinity})
     for (const double clip : {0.0, 1.0, 100.0})

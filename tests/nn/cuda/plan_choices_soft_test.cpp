@@ -63,7 +63,7 @@ TEST_F(Choices, TheFastestIsTakenAndNoted) {
   EXPECT_THAT(text(), HasSubstr("a product\tthird\nanother product\tfirst\n"));
 }
 
-TEST_F(Choices, TheLibrarysFavouriteStaysUnlessAnotherIsClearlyFaster) {
+TEST_F(Choices, LibrarysFirstChoiceStaysUnlessAnotherIsClearlyFaster) {
   EXPECT_EQ(choose({1.0, 0.98, 0.99}), 0u);
   EXPECT_EQ(choose({1.0, 0.98, 0.95}, "another"), 2u);
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -77,14 +77,14 @@ TEST_F(Choices, OneKernelIsNoChoiceAndLeavesNoFile) {
   EXPECT_FALSE(fs::exists(fs::path(file()).parent_path()));
 }
 
-TEST_F(Choices, WithoutTimingTheNotedOrTheFirst) {
+TEST_F(Choices, WithoutTimingTheCachedOrTheFirstIsTaken) {
   EXPECT_EQ(PlanChoices(file()).noted("a product", kNames), 0u);
   choose({3, 1, 2});
   EXPECT_EQ(PlanChoices(file()).noted("a product", kNames), 1u);
   EXPECT_EQ(PlanChoices(file()).noted("another", kNames), 0u);
 }
 
-TEST_F(Choices, ANameThatThereIsNotIsChosenAnew) {
+TEST_F(Choices, UnknownCachedKernelIsReplaced) {
   choose({3, 2, 1});
   PlanChoices choices(file());
   const auto seconds = [](std::size_t i) { return i == 1 ? 1.0 : 2.0; };
@@ -112,7 +112,7 @@ TEST_F(Choices, ABrokenFileIsIgnoredAndReplaced) {
   }
 }
 
-TEST_F(Choices, WithoutAPlaceForTheFileNothingIsTimed) {
+TEST_F(Choices, WithoutACacheFileNothingIsTimed) {
   std::ofstream(directory_.path() / "cache") << "a file where the directory should be";
   ::testing::internal::CaptureStderr();
   PlanChoices choices(file());

@@ -99,8 +99,8 @@ Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options =
 Var concat_last(Tape& tape, Var x, Var y);
 /// x (A, B, …) → (B, A, …), of at least three axes.
 Var swap_first_axes(Tape& tape, Var x);
-/// The rows of x (…, C) with these numbers (K, …) i32, counted over all axes but the last → (K, …, C).
-Var take_rows(Tape& tape, Var x, const Tensor& numbers);
+/// The rows of x (…, C) with these indices (K, …) i32, counted over all axes but the last → (K, …, C).
+Var index_select(Tape& tape, Var x, const Tensor& indices);
 /// x (N, T, C), positions (N, K) i32, each in [0, T) → (N, K, C): of each sample the rows at its positions.
 Var take_positions(Tape& tape, Var x, const Tensor& positions);
 /// x (N, T, C) → (N, C): of each sample the row at `position`, in [0, T).

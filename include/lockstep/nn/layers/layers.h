@@ -39,12 +39,12 @@ class Linear final : public Module {
   Parameter* bias_;
 };
 
-/// The rows of a table by their numbers. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
+/// The rows of a table by their indices. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
 /// given.
 class Embedding final : public Module {
  public:
   Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation = 1.0);
-  /// x (…): numbers, i32 → (…, dim).
+  /// x (…): indices, i32 → (…, dim).
   Var forward(Tape& tape, Var x) override {
     return name_in_errors([&] { return embedding(tape, x.value(), weight_); });
   }
@@ -261,7 +261,7 @@ class BatchNorm final : public Module {
   /// Whether a convolution computes all of it (Conv2d::absorb).
   bool absorbed() const { return absorbed_; }
   /// The activation of norm(conv(x)); `conv` computes all of it where it has absorbed this.
-  Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
+  Var forward_after(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.
   void start_at_zero();
   /// In training mode, statistics are from now on over the rows of all ranks of `exchange`; the ranks then run forward

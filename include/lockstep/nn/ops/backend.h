@@ -26,8 +26,8 @@
 
 namespace lockstep::nn {
 
-/// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
-/// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
+/// What Backend::capture() has captured: the kernels, their order and their addresses. What they read may change from
+/// run to run, what was decided on the host while capturing does not. The backend, and all memory that the work
 /// touches, must outlive it. The backend's thread uses it.
 class CapturedGraph {
  public:
@@ -181,15 +181,15 @@ class Backend {
   /// How much memory of its own the device has left; nothing where it has the host's, or does not say.
   virtual std::optional<std::size_t> free_bytes() { return std::nullopt; }
 
-  /// Whether record() may succeed.
-  virtual bool records() const { return false; }
-  /// Calls `work` and takes down what it gives to this device; nothing of it is done. Returns nullptr if the device
-  /// refuses, or if `work` cannot be recorded (it waits, allocates memory, or causes an error of CUDA): `why_not` then
+  /// Whether capture() may succeed.
+  virtual bool can_capture() const { return false; }
+  /// Calls `work` and captures what it gives to this device; nothing of it is done. Returns nullptr if the device
+  /// refuses, or if `work` cannot be captured (it waits, allocates memory, or causes an error of CUDA): `why_not` then
   /// has the reason, and nothing has changed on the device. Other errors pass through and end the capture. Only this
   /// thread's work is captured.
-  virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
+  virtual std::unique_ptr<CapturedGraph> capture(FunctionRef<void()> work, std::string& why_not) {
     static_cast<void>(work);
-    why_not = "this device records nothing";
+    why_not = "this device captures no graphs";
     return nullptr;
   }
 

@@ -39,7 +39,7 @@ class ElementwiseKernels {
   /// y (M): the sums of the rows of x (M, C).
   virtual void sum_rows(const Tensor& x, const Tensor& y) = 0;
   /// y (M, C): each row is filled with an element of x (M).
-  virtual void spread_rows(const Tensor& x, const Tensor& y) = 0;
+  virtual void broadcast_rows(const Tensor& x, const Tensor& y) = 0;
   /// totals (2) receives the sum of all elements of x, added up in f64, and NaN: nothing is counted.
   virtual void total(const Tensor& x, const Tensor& totals) = 0;
 };

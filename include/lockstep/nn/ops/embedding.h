@@ -1,29 +1,29 @@
-// Rows of a table by their numbers.
+// Rows of a table by their indices.
 #pragma once
 
 #include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn {
 
-/// N numbers, i32, each in [0, V): else UsageError, or, on a device that cannot throw, rows of NaN. The table is
+/// N indices, i32, each in [0, V): else UsageError, or, on a device that cannot throw, rows of NaN. The table is
 /// (V, C), f32 or bf16 as the activations are; its gradient is f32 always.
 class EmbeddingKernels {
  public:
   virtual ~EmbeddingKernels() = default;
-  /// y (N, C) = table[numbers]
-  virtual void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) = 0;
-  /// dtable (V, C): each row the sum of the rows of dy (N, C) that have its number, in their order, zero where there
+  /// y (N, C) = table[indices]
+  virtual void forward(const Tensor& table, const Tensor& indices, const Tensor& y) = 0;
+  /// dtable (V, C): each row the sum of the rows of dy (N, C) that have its index, in their order, zero where there
   /// are none; added to what is there when `accumulate`.
-  virtual void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) = 0;
+  virtual void backward(const Tensor& indices, const Tensor& dy, bool accumulate, const Tensor& dtable) = 0;
   /// y (B, T, C) = x (B, T, C) + rows [first, first + T) of table (P, C), first + T ≤ P; y may be x.
   virtual void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) = 0;
   /// dtable (P, C): row first + t the sum of dy (B, T, C) over the batch, the others zero; added to what is there when
   /// `accumulate`.
   virtual void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) = 0;
-  /// Where rows of samples are among those of a batch of (N, T, …): numbers[n][k] = n · rows + positions[n][k], both
+  /// Where rows of samples are among those of a batch of (N, T, …): indices[n][k] = n · rows + positions[n][k], both
   /// (N, K) i32, with T `rows`; -1 for a position that is not in [0, T). Positions undefined: all are `position`.
-  virtual void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows,
-                           const Tensor& numbers) = 0;
+  virtual void row_indices(const Tensor& positions, std::int64_t position, std::int64_t rows,
+                           const Tensor& indices) = 0;
 };
 
 }  // namespace lockstep::nn

@@ -37,7 +37,7 @@ void recycle(Block* block) noexcept;
 /// Whose memory it is.
 Device device_of(const Block& block);
 
-/// Keeps memory that it can do without: what a recording reads and writes. It is removed before it ends.
+/// Keeps memory that it can do without: what a captured graph reads and writes. It is removed before it ends.
 class MemoryHolder {
  public:
   /// Releases the memory, so that its blocks are idle, and never uses it again; false if it cannot now. Called within
@@ -63,12 +63,12 @@ class CachingAllocator {
   /// A block of at least `bytes` with one reference, the caller's; its content is unspecified. Throws what the source
   /// does, DeviceError for sizes that no memory has, and MemoryLimitReached.
   Block* acquire(std::size_t bytes);
-  /// Note [Recorded memory]
-  /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
-  /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
+  /// Note [Graph memory]
+  /// What a captured graph reads and writes must be nobody else's between two of its runs, though the host's handles
+  /// are gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Graphs
   /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
   /// source only if memory runs out and all holders have given up. One thread adds, asks and removes all holders.
-  enum class Pool { kOrdinary, kRecorded };
+  enum class Pool { kOrdinary, kGraph };
   void use(Pool pool);
   void add(MemoryHolder& holder);
   void remove(MemoryHolder& holder) noexcept;
@@ -109,16 +109,16 @@ class MemoryLimit {
   CachingAllocator& allocator_;
 };
 
-/// Acquires from the recordings' pool in its scope, whatever the thread. Not within another one. The allocator must
+/// Acquires from the pool of graphs in its scope, whatever the thread. Not within another one. The allocator must
 /// outlive it.
-class RecordedMemory {
+class GraphMemory {
  public:
-  explicit RecordedMemory(CachingAllocator& allocator) : allocator_(allocator) {
-    allocator_.use(CachingAllocator::Pool::kRecorded);
+  explicit GraphMemory(CachingAllocator& allocator) : allocator_(allocator) {
+    allocator_.use(CachingAllocator::Pool::kGraph);
   }
-  ~RecordedMemory() { allocator_.use(CachingAllocator::Pool::kOrdinary); }
-  RecordedMemory(const RecordedMemory&) = delete;
-  RecordedMemory& operator=(const RecordedMemory&) = delete;
+  ~GraphMemory() { allocator_.use(CachingAllocator::Pool::kOrdinary); }
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
 
  private:
   CachingAllocator& allocator_;

@@ -14,7 +14,7 @@
 namespace lockstep::nn::cuda {
 
 /// Operations with an event of CUDA's before and after each. While they are profiled they cannot be captured.
-class WorkLog {
+class OpProfile {
  public:
   void begin(const char* what, double bytes, double flops, cudaStream_t stream);
   /// Also while an exception leaves the operation. What goes wrong here, read() throws.
@@ -33,26 +33,26 @@ class WorkLog {
   std::exception_ptr error_;
 };
 
-/// An operation, for as long as this lives; costs a comparison where nobody profiles. `tensors` are those that it has
-/// to read or write, undefined ones left out; `what` must live on.
-class Work {
+/// Profiles an operation for as long as this lives; costs a comparison where nobody profiles. `tensors` are those that
+/// it has to read or write, undefined ones left out; `what` must live on.
+class OpProfileScope {
  public:
-  Work(Context& context, const char* what, std::initializer_list<const Tensor*> tensors, double flops = 0)
+  OpProfileScope(Context& context, const char* what, std::initializer_list<const Tensor*> tensors, double flops = 0)
       : context_(context) {
-    if (context_.log != nullptr) [[unlikely]]
+    if (context_.profile != nullptr) [[unlikely]]
       begin(what, tensors, flops);
   }
   /// The same, where not tensors say how many bytes.
-  Work(Context& context, const char* what, double bytes) : context_(context) {
-    if (context_.log != nullptr) [[unlikely]]
-      context_.log->begin(what, bytes, 0, native(context_.stream));
+  OpProfileScope(Context& context, const char* what, double bytes) : context_(context) {
+    if (context_.profile != nullptr) [[unlikely]]
+      context_.profile->begin(what, bytes, 0, native(context_.stream));
   }
-  ~Work() {
-    if (context_.log != nullptr) [[unlikely]]
-      context_.log->end(native(context_.stream));
+  ~OpProfileScope() {
+    if (context_.profile != nullptr) [[unlikely]]
+      context_.profile->end(native(context_.stream));
   }
-  Work(const Work&) = delete;
-  Work& operator=(const Work&) = delete;
+  OpProfileScope(const OpProfileScope&) = delete;
+  OpProfileScope& operator=(const OpProfileScope&) = delete;
 
  private:
   void begin(const char* what, std::initializer_list<const Tensor*> tensors, double flops);

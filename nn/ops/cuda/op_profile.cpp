@@ -1,17 +1,17 @@
-#include "nn/ops/cuda/work.h"
+#include "nn/ops/cuda/op_profile.h"
 
 #include <algorithm>
 #include <map>
 
 namespace lockstep::nn::cuda {
 
-void WorkLog::begin(const char* what, double bytes, double flops, cudaStream_t stream) {
+void OpProfile::begin(const char* what, double bytes, double flops, cudaStream_t stream) {
   if (depth_++ > 0) return;
   entries_.emplace_back(what, bytes, flops);
   entries_.back().from.record(stream);
 }
 
-void WorkLog::end(cudaStream_t stream) noexcept {
+void OpProfile::end(cudaStream_t stream) noexcept {
   try {
     if (--depth_ == 0) entries_.back().to.record(stream);
   } catch (...) {
@@ -19,7 +19,7 @@ void WorkLog::end(cudaStream_t stream) noexcept {
   }
 }
 
-std::vector<OperationCost> WorkLog::read() const {
+std::vector<OperationCost> OpProfile::read() const {
   if (error_) std::rethrow_exception(error_);
   std::map<std::string, OperationCost> by_name;
   for (const Entry& entry : entries_) {
@@ -37,12 +37,12 @@ std::vector<OperationCost> WorkLog::read() const {
   return costs;
 }
 
-void Work::begin(const char* what, std::initializer_list<const Tensor*> tensors, double flops) {
+void OpProfileScope::begin(const char* what, std::initializer_list<const Tensor*> tensors, double flops) {
   double bytes = 0;
   for (const Tensor* tensor : tensors)
     if (tensor->defined())
       bytes += static_cast<double>(tensor->count()) * static_cast<double>(size_of(tensor->dtype()));
-  context_.log->begin(what, bytes, flops, native(context_.stream));
+  context_.profile->begin(what, bytes, flops, native(context_.stream));
 }
 
 }  // namespace lockstep::nn::cuda

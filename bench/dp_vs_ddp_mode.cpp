@@ -1,4 +1,4 @@
-// One of the two ways, in the processes that compute so.
+// One of the modes (DataParallel, DistributedDataParallel), in the processes that train in it.
 #include <cmath>
 
 #include "base/json_value.h"
@@ -164,7 +164,7 @@ class Trainee {
 
 }  // namespace
 
-std::string measure_way(const DpVsDdpOptions& options) {
+std::string measure_mode(const DpVsDdpOptions& options) {
   session::Session session = trainer::open_session(options.train, std::nullopt);
   std::string text;
   {

@@ -1,8 +1,8 @@
-#include "nn/ops/cuda/feed.h"
+#include "nn/ops/cuda/input_stager.h"
 
 namespace lockstep::nn::cuda {
 
-Feed::Ring& Feed::ring_of(const Shape& shape, DType dtype, int input) {
+InputStager::Ring& InputStager::ring_of(const Shape& shape, DType dtype, int input) {
   for (Ring& ring : rings_)
     if (ring.input == input && ring.dtype == dtype && ring.shape == shape) return ring;
   Ring& made = rings_.emplace_back();
@@ -12,7 +12,7 @@ Feed::Ring& Feed::ring_of(const Shape& shape, DType dtype, int input) {
   return made;
 }
 
-Tensor Feed::take(const void* data, const Shape& shape, DType dtype, int input) {
+Tensor InputStager::take(const void* data, const Shape& shape, DType dtype, int input) {
   const cudaStream_t kernels = native(context_.stream);
   Ring& ring = ring_of(shape, dtype, input);
   Buffer& buffer = ring.buffers[ring.calls % kBuffers];
@@ -34,7 +34,7 @@ Tensor Feed::take(const void* data, const Shape& shape, DType dtype, int input) 
   return buffer.memory;
 }
 
-void Feed::finish() {
+void InputStager::finish() {
   if (!reading_) return;
   all_read_->synchronize();
   reading_ = false;

@@ -13,9 +13,9 @@
 namespace lockstep::nn::cuda {
 
 /// Copies batches on a stream of its own, beside the kernels of the batches before. `context` must outlive it.
-class Feed {
+class InputStager {
  public:
-  explicit Feed(Context& context) : context_(context) {}
+  explicit InputStager(Context& context) : context_(context) {}
 
   /// Backend::stage().
   Tensor take(const void* data, const Shape& shape, DType dtype, int input);

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class RecordingTest : public ::testing::Test {
+class GraphCaptureTest : public ::testing::Test {
  protected:
   cudaStream_t stream() { return native(backend_->stream()); }
   void copy(const Tensor& from, const Tensor& to, cudaStream_t stream) {
@@ -35,37 +35,37 @@ class RecordingTest : public ::testing::Test {
   std::string why_not_;
 };
 
-TEST_F(RecordingTest, RunsAgainWithWhatMemoryHoldsThen) {
-  ASSERT_TRUE(backend_->records());
+TEST_F(GraphCaptureTest, ReplaysReadCurrentMemory) {
+  ASSERT_TRUE(backend_->can_capture());
   const Tensor x = backend_->empty({2}), y = backend_->empty({2});
   set(x, 1.0f);
   set(y, 0.0f);
-  const auto recording = backend_->record([&] { copy(x, y, stream()); }, why_not_);
-  ASSERT_NE(recording, nullptr) << why_not_;
-  EXPECT_THAT(get(y), ElementsAre(0.0f, 0.0f)) << "nothing is done while it is recorded";
+  const auto graph = backend_->capture([&] { copy(x, y, stream()); }, why_not_);
+  ASSERT_NE(graph, nullptr) << why_not_;
+  EXPECT_THAT(get(y), ElementsAre(0.0f, 0.0f)) << "nothing is done while it is captured";
   for (const float value : {2.0f, 3.0f}) {
     set(x, value);
-    recording->run();
+    graph->run();
     EXPECT_THAT(get(y), ElementsAre(value, value));
   }
 }
 
-TEST_F(RecordingTest, KeepsTheValuesThatKernelsWereStartedWith) {
+TEST_F(GraphCaptureTest, KeepsKernelArguments) {
   const Tensor x = backend_->empty({2});
   std::array<float, 2> values = {4.0f, 5.0f};
-  const auto recording = backend_->record([&] { backend_->write(std::as_bytes(std::span(values)), x); }, why_not_);
-  ASSERT_NE(recording, nullptr) << why_not_;
+  const auto graph = backend_->capture([&] { backend_->write(std::as_bytes(std::span(values)), x); }, why_not_);
+  ASSERT_NE(graph, nullptr) << why_not_;
   values = {};
   set(x, 0.0f);
-  recording->run();
+  graph->run();
   EXPECT_THAT(get(x), ElementsAre(4.0f, 5.0f));
 }
 
-TEST_F(RecordingTest, TakesStreamsThatComeBack) {
+TEST_F(GraphCaptureTest, CapturesJoinedStreams) {
   const Tensor x = backend_->empty({2}), y = backend_->empty({2}), z = backend_->empty({2});
   const CudaStream side;
   CudaEvent fork, join;
-  const auto recording = backend_->record(
+  const auto graph = backend_->capture(
       [&] {
         fork.record(stream());
         fork.make_wait(side.get());
@@ -75,42 +75,42 @@ TEST_F(RecordingTest, TakesStreamsThatComeBack) {
         copy(y, z, stream());
       },
       why_not_);
-  ASSERT_NE(recording, nullptr) << why_not_;
+  ASSERT_NE(graph, nullptr) << why_not_;
   set(x, 6.0f);
-  recording->run();
+  graph->run();
   EXPECT_THAT(get(z), ElementsAre(6.0f, 6.0f));
 }
 
-// Each reason leaves a device that works on and records again.
-TEST_F(RecordingTest, SaysWhyNot) {
+// Each reason leaves a device that works on and captures again.
+TEST_F(GraphCaptureTest, ReportsWhyCaptureFailed) {
   const Tensor x = backend_->empty({2});
-  EXPECT_EQ(backend_->record([&] { get(x); }, why_not_), nullptr);
+  EXPECT_EQ(backend_->capture([&] { get(x); }, why_not_), nullptr);
   EXPECT_THAT(why_not_, HasSubstr("cudaErrorStreamCaptureUnsupported"));
 
-  EXPECT_EQ(backend_->record([&] { backend_->empty({54321}); }, why_not_), nullptr);
-  EXPECT_THAT(why_not_, HasSubstr("of new memory were asked for while work is being recorded"));
+  EXPECT_EQ(backend_->capture([&] { backend_->empty({54321}); }, why_not_), nullptr);
+  EXPECT_THAT(why_not_, HasSubstr("of new memory were asked for while work is being captured"));
 
-  EXPECT_THROW(backend_->record([] { throw UsageError("something else"); }, why_not_), UsageError);
+  EXPECT_THROW(backend_->capture([] { throw UsageError("something else"); }, why_not_), UsageError);
 
   set(x, 7.0f);
   EXPECT_THAT(get(x), ElementsAre(7.0f, 7.0f));
   const Tensor y = backend_->empty({2});
-  const auto recording = backend_->record([&] { copy(x, y, stream()); }, why_not_);
-  ASSERT_NE(recording, nullptr) << why_not_;
-  recording->run();
+  const auto graph = backend_->capture([&] { copy(x, y, stream()); }, why_not_);
+  ASSERT_NE(graph, nullptr) << why_not_;
+  graph->run();
   EXPECT_THAT(get(y), ElementsAre(7.0f, 7.0f));
 }
 
-TEST_F(RecordingTest, MemoryThatIsThereAlreadyIsNoObstacle) {
+TEST_F(GraphCaptureTest, CachedMemoryMayBeUsedInACapture) {
   { const Tensor warm = backend_->empty({54321}); }
   const Tensor x = backend_->empty({2}), y = backend_->empty({2});
-  const auto recording = backend_->record(
+  const auto graph = backend_->capture(
       [&] {
         const Tensor between = backend_->empty({54321});
         copy(x, y, stream());
       },
       why_not_);
-  EXPECT_NE(recording, nullptr) << why_not_;
+  EXPECT_NE(graph, nullptr) << why_not_;
 }
 
 }  // namespace

@@ -13,16 +13,16 @@
 
 namespace lockstep::bench {
 
-/// Passes everything on to `inner`, unless it is muted: operations issued then are complete at once and change nothing.
-/// All ranks mute it alike, and only while nothing is under way. What ranks write into each other's copies of an arena
-/// (comm: Note [Copies of other ranks]) is no operation: they write it all the same, in no order. `inner` must outlive
-/// it, and nobody else may issue operations on it between two of this group's. One thread uses it.
-class MutedGroup final : public comm::ProcessGroup {
+/// Passes everything on to `inner`, unless it is bypassed: operations issued then are complete at once and change
+/// nothing. All ranks bypass it alike, and only while nothing is under way. What ranks write into each other's copies
+/// of an arena (comm: Note [Copies of other ranks]) is no operation: they write it all the same, in no order. `inner`
+/// must outlive it, and nobody else may issue operations on it between two of this group's. One thread uses it.
+class BypassGroup final : public comm::ProcessGroup {
  public:
-  explicit MutedGroup(comm::ProcessGroup& inner);
+  explicit BypassGroup(comm::ProcessGroup& inner);
 
-  void mute(bool muted);
-  /// Called with every operation, muted or not, right before it is issued; none if empty.
+  void set_bypass(bool bypassed);
+  /// Called with every operation, bypassed or not, right before it is issued; none if empty.
   void set_observer(std::function<void(const comm::Op&)> observer) { observer_ = std::move(observer); }
 
   std::string name() const override { return inner_.name(); }
@@ -57,7 +57,7 @@ class MutedGroup final : public comm::ProcessGroup {
   comm::Work forward(const comm::Op& op);
 
   comm::ProcessGroup& inner_;
-  bool muted_ = false;
+  bool bypassed_ = false;
   std::function<void(const comm::Op&)> observer_;
   std::deque<std::pair<std::uint64_t, comm::Work>> under_way_;  // by this group's sequence numbers, in their order
 };

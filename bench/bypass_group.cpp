@@ -1,4 +1,4 @@
-#include "bench/muted_group.h"
+#include "bench/bypass_group.h"
 
 #include "base/error.h"
 
@@ -7,34 +7,34 @@ namespace lockstep::bench {
 using comm::Op;
 using comm::OpKind;
 
-MutedGroup::MutedGroup(comm::ProcessGroup& inner)
+BypassGroup::BypassGroup(comm::ProcessGroup& inner)
     : ProcessGroup(inner.rank(), inner.size(), inner.timeout()), inner_(inner) {}
 
-void MutedGroup::mute(bool muted) {
+void BypassGroup::set_bypass(bool bypassed) {
   is_done(last_issued());  // nobody may have asked for those that a device has done by itself
-  LOCKSTEP_ASSERT(under_way_.empty(), "muted while {} operations are under way", under_way_.size());
-  muted_ = muted;
+  LOCKSTEP_ASSERT(under_way_.empty(), "bypassed while {} operations are under way", under_way_.size());
+  bypassed_ = bypassed;
 }
 
-void MutedGroup::poll() {
-  if (!muted_) inner_.poll();
+void BypassGroup::poll() {
+  if (!bypassed_) inner_.poll();
 }
 
-std::vector<std::vector<std::byte>> MutedGroup::all_gather_objects(std::span<const std::byte> mine) {
+std::vector<std::vector<std::byte>> BypassGroup::all_gather_objects(std::span<const std::byte> mine) {
   return inner_.all_gather_objects(mine);
 }
 
-std::unique_ptr<comm::Arena> MutedGroup::map_arena(std::size_t bytes) {
-  LOCKSTEP_ASSERT(false, "a muted group maps an arena of {} bytes", bytes);
+std::unique_ptr<comm::Arena> BypassGroup::map_arena(std::size_t bytes) {
+  LOCKSTEP_ASSERT(false, "a bypassed group maps an arena of {} bytes", bytes);
   return nullptr;
 }
 
-std::vector<std::string> MutedGroup::exchange(const std::string& mine) {
-  LOCKSTEP_ASSERT(false, "a muted group sends '{}'", mine);
+std::vector<std::string> BypassGroup::exchange(const std::string& mine) {
+  LOCKSTEP_ASSERT(false, "a bypassed group sends '{}'", mine);
   return {};
 }
 
-comm::Work MutedGroup::forward(const Op& op) {
+comm::Work BypassGroup::forward(const Op& op) {
   inner_.set_step(op.step);
   const comm::Region region{op.arena, op.offset_bytes, op.count, op.dtype};
   switch (op.kind) {
@@ -48,12 +48,12 @@ comm::Work MutedGroup::forward(const Op& op) {
   return {};
 }
 
-void MutedGroup::start(const Op& op) {
+void BypassGroup::start(const Op& op) {
   if (observer_) observer_(op);
-  if (!muted_) under_way_.emplace_back(op.sequence, forward(op));
+  if (!bypassed_) under_way_.emplace_back(op.sequence, forward(op));
 }
 
-bool MutedGroup::is_done(std::uint64_t sequence) {
+bool BypassGroup::is_done(std::uint64_t sequence) {
   while (!under_way_.empty() && under_way_.front().first <= sequence) {
     if (!under_way_.front().second.done()) return false;
     under_way_.pop_front();
@@ -61,14 +61,14 @@ bool MutedGroup::is_done(std::uint64_t sequence) {
   return true;
 }
 
-void MutedGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+void BypassGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
   while (!under_way_.empty() && under_way_.front().first <= sequence) {
     under_way_.front().second.wait_host(deadline);
     under_way_.pop_front();
   }
 }
 
-void MutedGroup::make_wait(std::uint64_t sequence, StreamView stream) {
+void BypassGroup::make_wait(std::uint64_t sequence, StreamView stream) {
   // Whoever is ordered after an operation is so after those before it.
   const comm::Work* last = nullptr;
   for (const auto& [number, work] : under_way_)
