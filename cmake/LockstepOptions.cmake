@@ -19,7 +19,6 @@ if(PROJECT_IS_TOP_LEVEL AND BUILD_TESTING)
 endif()
 
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors (the presets turn it on)" OFF)
-option(LOCKSTEP_ALL_TEST_GROUPS "Run tests of ranks with every kind of group and number of ranks, not with a choice" OFF)
 set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers for every target: address,undefined or thread")
 
 # One binary that runs at the bin's root: README and benchmarks rely on build/lockstep.

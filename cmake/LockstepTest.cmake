@@ -2,8 +2,9 @@
 set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
-#               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
-#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA [LATE] | GPU | CUDA [LAZY]] [TIMEOUT s] [LABELS …])
+#               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [NIGHTLY_ALSO n:group …]
+#               [ALONE Suite.Test…] [OWN_GROUPS] [SERIAL] [SOFT_CUDA [LATE] | GPU | CUDA [LAZY]] [TIER quick|default|nightly]
+#               [TIMEOUT s] [LABELS …])
 #
 # One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
 # same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
@@ -18,6 +19,11 @@ set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 # one process, but for those labelled fault, which mostly wait: as one, or as two under MPI. SERIAL ones, which look at
 # clocks or at what the whole machine does, run beside no other.
 #
+# Tiers (scripts/test) are labels: `quick` entries are in all tiers, `nightly` ones in the largest alone, and those with
+# neither in two. Without TIER the entries of one process and those of two ranks in shared memory are quick, unless they
+# are labelled fault or program or take a GPU in software. Entries of NIGHTLY_ALSO are nightly: groups that run the code of
+# others with another rendezvous or another number of ranks. Tests that add_test() makes say lockstep_tier(TIER name…).
+#
 # SOFT_CUDA runs the modules' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
 # from files that are compiled once: neither kind of GPU is seen in them. LAZY adds an entry in software whose streams run
@@ -25,8 +31,8 @@ set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 # and frees meanwhile, can be wrong; not for kernels that one stream runs and whose results are compared with the CPU's.
 # With LATE the streams of ranks run some time later, by themselves. All are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;LATE;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
-                        "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
+  cmake_parse_arguments(T "SOFT_CUDA;LATE;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM;TIER"
+                        "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;NIGHTLY_ALSO;ALONE;LABELS" ${ARGN})
   if(T_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
   endif()
@@ -69,6 +75,27 @@ function(lockstep_test name)
   if(T_GPU OR T_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
+  if(NOT T_TIER AND T_LABELS STREQUAL "unit" AND NOT kind)
+    set(T_TIER quick)
+  endif()
+  lockstep_tier("${T_TIER}" ${name} TARGETS ${program})
+endfunction()
+
+# lockstep_tier(quick|default|nightly NAME… [TARGETS what they run…]): the label; the target quick_tests builds what quick
+# ones run.
+function(lockstep_tier tier)
+  cmake_parse_arguments(TIER "" "" "TARGETS" ${ARGN})
+  if(NOT tier OR tier STREQUAL "default")
+    return()
+  elseif(NOT tier MATCHES "^(quick|nightly)$")
+    message(FATAL_ERROR "${ARGN}: there is no tier ${tier}")
+  endif()
+  foreach(name IN LISTS TIER_UNPARSED_ARGUMENTS)
+    set_property(TEST ${name} APPEND PROPERTY LABELS ${tier})
+  endforeach()
+  if(tier STREQUAL "quick")
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_QUICK_TEST_TARGETS ${TIER_TARGETS})
+  endif()
 endfunction()
 
 # What follows is part of lockstep_test, and reads its variables.
@@ -109,8 +136,7 @@ function(lockstep_test_program result)
   else()
     target_link_libraries(${program} PRIVATE GTest::gtest_main)
   endif()
-  target_precompile_headers(${program} REUSE_FROM lockstep_test_headers)
-  target_compile_options(${program} PRIVATE ${LOCKSTEP_TEST_OPTIONS})
+  lockstep_test_options(${program})
   if(kind STREQUAL "soft")
     set_target_properties(${program} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
     target_include_directories(${program} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
@@ -173,10 +199,10 @@ function(lockstep_cuda_test_entries)
     # Neither library of CUDA's files is linked yet that would say where its headers are.
     target_include_directories(${objects} SYSTEM PRIVATE
                                $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
-    target_precompile_headers(${objects} REUSE_FROM lockstep_test_headers)
+    lockstep_test_options(${objects})
     # Position-independent as the programs are which they become part of, and the headers.
     set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
-    target_compile_options(${objects} PRIVATE -fPIE ${LOCKSTEP_TEST_OPTIONS})
+    target_compile_options(${objects} PRIVATE -fPIE)
   endif()
   lockstep_add_to_test_program(${objects})
   foreach(kind soft gpu)
@@ -227,7 +253,10 @@ function(lockstep_ranks_entries)
       list(APPEND runs ${n}:${kind})
     endforeach()
   endforeach()
-  foreach(run IN LISTS runs)
+  if(T_NIGHTLY_ALSO)
+    list(REMOVE_ITEM T_NIGHTLY_ALSO ${runs})
+  endif()
+  foreach(run IN LISTS runs T_NIGHTLY_ALSO)
     string(REGEX MATCH "^([0-9]+):(.*)$" matched ${run})
     set(n ${CMAKE_MATCH_1})
     foreach(kind IN ITEMS ${CMAKE_MATCH_2})
@@ -271,24 +300,42 @@ function(lockstep_ranks_entries)
         if(T_GPU OR T_SERIAL)
           set_tests_properties(${entry} PROPERTIES RUN_SERIAL TRUE)
         endif()
+        set(tier ${T_TIER})
+        if(run IN_LIST T_NIGHTLY_ALSO)
+          set(tier nightly)
+        elseif(NOT tier AND T_LABELS STREQUAL "ranks" AND NOT T_SOFT_CUDA AND run MATCHES "^(1:inline|2:shm)$")
+          set(tier quick)
+        endif()
+        lockstep_tier("${tier}" ${entry} TARGETS ${program})
       endforeach()
     endforeach()
   endforeach()
 endfunction()
 
-# lockstep_test_headers() makes what all tests share: headers that nearly all of them include, compiled before.
+# lockstep_test_headers() makes what all tests share: headers that nearly all of them include, compiled before. Without
+# optimization tests compile in two thirds of the time, and most compute little. A directory whose tests do sets
+# LOCKSTEP_TESTS_COMPUTE.
 function(lockstep_test_headers)
-  set(options ${LOCKSTEP_PRECOMPILED_OPTIONS})
-  # What a test computes itself is little, and it takes a third less time to compile.
-  if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
-    list(APPEND options $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
+  foreach(kind IN ITEMS "" computing_)
+    # A program, not a library: where those are position-independent in another way, so are their headers.
+    set(target lockstep_${kind}test_headers)
+    add_executable(${target} EXCLUDE_FROM_ALL support/headers.cpp)
+    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    target_link_libraries(${target} PRIVATE lockstep::base GTest::gtest GTest::gmock)
+    target_compile_options(${target} PRIVATE ${LOCKSTEP_PRECOMPILED_OPTIONS})
+    if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:$<IF:$<BOOL:${kind}>,-O1,-O0>>)
+    endif()
+    target_precompile_headers(${target} PRIVATE <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp> ${LOCKSTEP_COMMON_HEADERS})
+  endforeach()
+endfunction()
+
+# lockstep_test_options(TARGET): it reads those headers, and is compiled as they are.
+function(lockstep_test_options target)
+  set(headers lockstep_test_headers)
+  if(LOCKSTEP_TESTS_COMPUTE)
+    set(headers lockstep_computing_test_headers)
   endif()
-  set(LOCKSTEP_TEST_OPTIONS "${options}" PARENT_SCOPE)
-  # A program, not a library: where those are position-independent in another way, so are their headers.
-  add_executable(lockstep_test_headers EXCLUDE_FROM_ALL support/headers.cpp)
-  set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  target_link_libraries(lockstep_test_headers PRIVATE lockstep::base GTest::gtest GTest::gmock)
-  target_compile_options(lockstep_test_headers PRIVATE ${options})
-  target_precompile_headers(lockstep_test_headers PRIVATE
-    <gmock/gmock.h> <gtest/gtest.h> ${LOCKSTEP_COMMON_HEADERS})
+  target_precompile_headers(${target} REUSE_FROM ${headers})
+  target_compile_options(${target} PRIVATE $<TARGET_PROPERTY:${headers},COMPILE_OPTIONS>)
 endfunction()

@@ -9,12 +9,9 @@ if [[ -z ${CCACHE_DIR:-} ]] && ! { [[ -n ${HOME:-} ]] && mkdir -p "$HOME/.cache/
   export CCACHE_DIR=$root/.cache/ccache
 fi
 
-# configure [OPTION…]: a Release build in build/, or build/ anew as it was configured before. On continuous integration,
-# where no GPU runs it, device code is compiled for one kind of GPU only, for each takes as long as the first, and without
-# optimization, which takes two thirds of the time.
+# configure [OPTION…]: a Release build in build/, or build/ anew as it was configured before.
 configure() {
   local options=("$@" -DCMAKE_BUILD_TYPE=Release)
-  [[ ${CI:-false} == false ]] || options+=(-DCMAKE_CUDA_ARCHITECTURES=90 "-DCMAKE_CUDA_FLAGS=-Xcicc -O0 -Xptxas -O0")
   [[ ! -f $build/build.ninja ]] || options=("$@")
   mkdir -p "$build"
   cmake -S "$root" -B "$build" -G Ninja "${options[@]}" | tee "$build/configure.log"

@@ -14,14 +14,17 @@ has_nvcc() { command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; }
 cpu_only() { echo "warning: $1; this build computes on the CPU only" >&2; }
 
 # provide_cuda: configures a build with CUDA, and fetches what it lacks: cudnn-frontend; where there is a driver, too, the
-# toolkit, cuDNN and NCCL.
+# toolkit, cuDNN and NCCL. Without a driver, a build that has no CUDA yet compiles device code for one kind of GPU only, since
+# each takes as long as the first, and without optimization, which takes two thirds of the time: no GPU will run it.
 provide_cuda() {
-  local driver missing youngest
+  local driver missing youngest quickly=()
   "$root/scripts/get-cudnn-frontend" || {
     cpu_only "cudnn-frontend could not be fetched → scripts/get-cudnn-frontend FILE.whl takes it from a file"
     return 0
   }
-  configure
+  grep -qs '^CMAKE_CUDA_COMPILER:' "$build/CMakeCache.txt" || nvidia_driver >/dev/null ||
+    quickly=(-DCMAKE_CUDA_ARCHITECTURES=90 "-DCMAKE_CUDA_FLAGS=-Xcicc -O0 -Xptxas -O0")
+  configure "${quickly[@]}"
   missing=$(sed -n 's/.*  without CUDA: //p' "$build/configure.log")
   [[ -n $missing ]] && driver=$(nvidia_driver) || return 0
 

@@ -1,10 +1,11 @@
 """The code in README.md, docs/*.md and */README.md: commands are run, C++ must be in examples/, which compiles.
 
-  documents_test.py [--source DIR] [--build DIR] [unittest's arguments]
+  documents_test.py [--source DIR] [--build DIR] [--list] [unittest's arguments]
 
 Commands are the blocks marked `sh`, and the middle columns of docs/from-pytorch.md and docs/from-horovod.md. They run as they
 stand, the document's one after the other in one directory; those that need something else are in NOT_RUN, and their flags are
-compared with the program's. Blocks marked `sh installed` are for the package: tests/install runs them.
+compared with the program's. Blocks marked `sh installed` are for the package: tests/install runs them. --list prints the
+documents that have commands, as the tests of Commands name them.
 """
 import argparse
 import pathlib
@@ -17,6 +18,7 @@ sys.dont_write_bytecode = True
 parser = argparse.ArgumentParser()
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
 parser.add_argument("--build", type=pathlib.Path)
+parser.add_argument("--list", action="store_true")
 places, others = parser.parse_known_args()
 SOURCE, BUILD = places.source.absolute(), (places.build or places.source / "build").absolute()
 sys.path += [str(pathlib.Path(__file__).resolve().parent), str(SOURCE / "tests/docker")]
@@ -147,6 +149,10 @@ class Commands(unittest.TestCase):
                     done = shell.run(script, directory, BUILD)
                     self.assertEqual(done.returncode, 0, f"{script}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
 
+
+class Rules(unittest.TestCase):
+    """What is not run, and where commands stand."""
+
     def test_flags_of_what_is_not_run(self):
         for line in REASONS:
             with self.subTest(line):
@@ -198,10 +204,13 @@ class Code(unittest.TestCase):
         self.assertEqual(list(rows("| PyTorch | here | why |\n|---|---|---|\n| `a` | `b c` | d |\n| | `e` | |\n")), ["`b c`", "`e`"])
 
 
-for document in documents():
-    if document in TABLES or blocks(documents()[document], "sh"):
-        test_name = "test_" + re.sub(r"\W", "_", document.removesuffix(".md").lower())
-        setattr(Commands, test_name, lambda self, name=document: self.run_document(name))
+WITH_COMMANDS = {re.sub(r"\W", "_", name.removesuffix(".md").lower()): name for name, text in documents().items()
+                 if name in TABLES or blocks(text, "sh")}
+for test_name, document in WITH_COMMANDS.items():
+    setattr(Commands, f"test_{test_name}", lambda self, name=document: self.run_document(name))
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *others])
+    if places.list:
+        print("\n".join(WITH_COMMANDS))
+    else:
+        unittest.main(argv=[sys.argv[0], *others])

@@ -135,9 +135,9 @@ TEST_P(CudaLayerNorm, BackwardParameters) {
 TEST_P(CudaLayerNorm, Backward) {
   enum Wanted { kBoth, kGamma, kBeta };
   for (const std::int64_t columns : {1, 3, 7, 16, 256, 257, 768, 1024, 1025, 8192, 8200})
-    for (const std::int64_t rows : {0, 1, 3, 1000}) {
+    for (const std::int64_t rows : {0, 1, 3, 200, 1000}) {
       const Shape shape = {rows, columns};
-      if (shape.count() > 260000) continue;  // a GPU in software takes seconds for it
+      if (shape.count() > 60000) continue;  // a GPU in software takes seconds for it
       const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
       const Tensor dx_before = random(shape, 4), before = random_tensor(*cpu, {columns}, 5);
       const Forward forward = on_cpu(x_host, gamma, Tensor());
