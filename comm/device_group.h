@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,7 @@ class DeviceGroup : public ProcessGroup {
 struct DeviceGroupOptions {
   int device = 0;       // among the GPUs that this process may see; becomes the calling thread's
   StreamView producer;  // of the computation on it, which the group's operations come after; must outlive the group
-  Clock::duration timeout = std::chrono::seconds(300);
+  std::optional<Clock::duration> timeout = {};  // default: `control`'s; without one 300 s
 };
 
 /// Joins the GPUs of the ranks of `control`, the CPU's group, which must outlive it; collective. `backend` is a name as

@@ -201,7 +201,10 @@ std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions&
 std::unique_ptr<DeviceGroup> make_device_group(ProcessGroup& control, const DeviceGroupOptions& options,
                                                const std::string& backend) {
   const BackendFamily& family = device_backend(backend);
-  return control.size() > 1 ? family.make_on_device(control, options) : make_device_self_group(options);
+  if (control.size() > 1) return family.make_on_device(control, options);
+  DeviceGroupOptions alone = options;
+  alone.timeout = options.timeout.value_or(control.timeout());
+  return make_device_self_group(alone);
 }
 
 std::unique_ptr<ProcessGroup> make_group(const GroupOptions& options) {

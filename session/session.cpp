@@ -163,8 +163,7 @@ void open_device(const SessionOptions& options, const DeviceChoice& choice, Sess
   });
   if (!gpu) return;
   session.gradient_group = comm::make_device_group(
-      group, {.device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()},
-      options.backend);
+      group, {.device = choice.device.index, .producer = session.backend->stream()}, options.backend);
 }
 
 }  // namespace
@@ -214,10 +213,7 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
   set_log_level_named(options.log_level);
   // Before there are threads. NVML has this order too, so what people read in its tables holds here.
   set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
-  comm::GroupOptions group;
-  group.timeout_seconds = options.timeout_seconds;
-  group.stall_warning_seconds = options.stall_warning_seconds;
-  group.backend = options.backend;
+  comm::GroupOptions group = options;
   group.encrypt = may_encrypt(options);
   group.spare_core =
       options.threads > 0 && devices::expected_cores(comm::discover_world(env).local_size) > options.threads;

@@ -10,7 +10,9 @@ namespace {
 class DeviceSelfGroup final : public DeviceGroup {
  public:
   explicit DeviceSelfGroup(const DeviceGroupOptions& options)
-      : DeviceGroup(0, 1, options.timeout, options.device), producer_(options.producer), bytes_(options.producer) {}
+      : DeviceGroup(0, 1, options.timeout.value_or(std::chrono::seconds(300)), options.device),
+        producer_(options.producer),
+        bytes_(options.producer) {}
 
   StreamView producer_stream() const override { return producer_; }
   std::string name() const override { return "self"; }

@@ -133,7 +133,7 @@ class NcclGroup final : public DeviceGroup {
 };
 
 NcclGroup::NcclGroup(ProcessGroup& control, const DeviceGroupOptions& options, const NcclApi& api)
-    : DeviceGroup(control.rank(), control.size(), options.timeout, options.device),
+    : DeviceGroup(control.rank(), control.size(), options.timeout.value_or(control.timeout()), options.device),
       control_(control),
       producer_(options.producer),
       communicator_(std::make_shared<Communicator>(api, options.device, control.rank(), control.size())),

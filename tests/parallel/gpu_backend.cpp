@@ -13,8 +13,7 @@ int device() { return world().rank % probe_cuda().devices; }
 
 const GroupLayer layer([](comm::ProcessGroup& control) -> std::unique_ptr<comm::ProcessGroup> {
   nn::Backend& backend = rank_backend();
-  return comm::make_nccl_group(control,
-                               {.device = device(), .producer = backend.stream(), .timeout = control.timeout()});
+  return comm::make_nccl_group(control, {.device = device(), .producer = backend.stream()});
 });
 
 }  // namespace

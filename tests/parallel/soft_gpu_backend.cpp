@@ -8,8 +8,7 @@ namespace {
 
 const GroupLayer layer([](comm::ProcessGroup& control) -> std::unique_ptr<comm::ProcessGroup> {
   comm::fake_nccl::script().looks_in_progress = 1;  // as NCCL does it: no call has come to its end when it returns
-  return comm::make_nccl_group(control, {.producer = rank_backend().stream(), .timeout = control.timeout()},
-                               &comm::fake_nccl::api());
+  return comm::make_nccl_group(control, {.producer = rank_backend().stream()}, &comm::fake_nccl::api());
 });
 
 }  // namespace

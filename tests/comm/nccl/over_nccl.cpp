@@ -11,7 +11,7 @@ namespace {
 
 std::unique_ptr<ProcessGroup> make_over_nccl(ProcessGroup& control) {
   static const CudaStream producer;
-  return make_nccl_group(control, {.producer = producer.view(), .timeout = control.timeout()}, &fake_nccl::api());
+  return make_nccl_group(control, {.producer = producer.view()}, &fake_nccl::api());
 }
 
 const testing::GroupLayer layer(make_over_nccl);
