@@ -120,7 +120,7 @@ void several_ranks(const std::string& directory, const std::string& device) {
   parallel::DistributedDataParallel placed(other, process_group,
                                            {.device_ids = {place.index}, .output_device = place.index});
   accumulate(placed, *nn::make_sgd(placed.parameters(), {.momentum = 0.9}), *session.backend, world_size);
-  parallel::DistributedDataParallel small_buckets(third, process_group, {.bucket_cap_mb = 0.1});
+  parallel::DistributedDataParallel small_buckets(third, process_group, {.bucket_mb = 0.1});
   accumulate(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
   scaled_step(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
   parallel::DistributedDataParallel sharded(fourth, process_group, {.zero = 1});

@@ -51,7 +51,7 @@ nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup&
   if (!options.device_ids.empty()) check_id(options.device_ids.front(), "device_ids", backend.device());
   if (options.output_device) check_id(*options.output_device, "output_device", backend.device());
   const auto is_size = [](double mib) { return mib > 0 && mib <= kMostBucketMib; };
-  check_usage(is_size(options.first_bucket_mb) && is_size(options.bucket_cap_mb.value_or(1.0)),
+  check_usage(is_size(options.first_bucket_mb) && is_size(options.bucket_mb.value_or(1.0)),
               "a bucket of no size that memory can have", "give MiB above 0");
   return backend;
 }
@@ -59,9 +59,8 @@ nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup&
 ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
   const ddp::BucketLimits limits = {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
-                                    .bytes = options.bucket_cap_mb
-                                                 ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
-                                                 : group.preferred_bucket_bytes()};
+                                    .bytes = options.bucket_mb ? static_cast<std::size_t>(*options.bucket_mb * kMib)
+                                                               : group.preferred_bucket_bytes()};
   return options.zero > 0 ? ShardedParameters::limits(limits, group.size()) : limits;
 }
 
@@ -109,7 +108,7 @@ void compare_modules(comm::ProcessGroup& group, nn::Module& module, const Option
   const comm::Manifest how = {
       {"zero", fmt::to_string(options.zero)},
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
-      {"tune_bucket_cap", options.tune_bucket_cap ? "true" : "false"},
+      {"tune_bucket_mb", options.tune_bucket_mb ? "true" : "false"},
       {"gradient_as_bucket_view", options.gradient_as_bucket_view ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
   };
@@ -192,11 +191,11 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     backend_ = &checked_backend(module, group, options);
     if (tree_ != nullptr) check_in_shards(module, options);
     check_zero(module, options);
-    check_usage(!options.tune_bucket_cap || !options.bucket_cap_mb, "tune_bucket_cap beside a bucket_cap_mb",
+    check_usage(!options.tune_bucket_mb || !options.bucket_mb, "tune_bucket_mb beside a bucket_mb",
                 "give one of the two");
-    check_usage(!options.tune_bucket_cap || options.zero == 0,
-                "tune_bucket_cap with zero, where parameters lie in the buckets and cannot move",
-                "give bucket_cap_mb, or leave both out");
+    check_usage(!options.tune_bucket_mb || options.zero == 0,
+                "tune_bucket_mb with zero, where parameters lie in the buckets and cannot move",
+                "give bucket_mb, or leave both out");
   });
   nn::Module& named = named_module(module);
   compare_modules(group, named, options);
@@ -219,7 +218,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     sharded_ = std::make_shared<ShardedParameters>(group, *backend_, parameters(), reducer().plan());
     if (tree_ == nullptr) gradients_->reducer().register_comm_hook(std::make_shared<ddp::ReduceScatterHook>());
   }
-  if (options.tune_bucket_cap) gradients_->tune_bucket_bytes();
+  if (options.tune_bucket_mb) gradients_->tune_bucket_bytes();
   broadcast_state();
   if (options.broadcast_buffers) share_buffers();
   if (tree_ != nullptr) comm::run_collectively(group, [&] { make_shard_copies(options); });
@@ -332,8 +331,7 @@ void DistributedDataParallel::set_bucket_order(const std::vector<std::string>& n
 
 void DistributedDataParallel::set_bucket_choice(std::size_t bytes) {
   check_usage(bytes > 0 && gradients_->tunes_bucket_bytes(),
-              "a choice of the size of buckets where none is to be made, or of size 0",
-              "give Options::tune_bucket_cap");
+              "a choice of the size of buckets where none is to be made, or of size 0", "give Options::tune_bucket_mb");
   gradients_->set_bucket_bytes(bytes);
 }
 

@@ -415,7 +415,8 @@ TrainingStep::Options step_options(const TrainConfig& config) {
 }
 
 bool wants_graphs(const TrainConfig& config) {
-  return config.graphs.value_or(true) && !config.find_unused && config.shards == 0 && config.parallel != Parallel::kDp;
+  return config.graphs.value_or(true) && !config.find_unused_parameters && config.shards == 0 &&
+         config.parallel != Parallel::kDp;
 }
 
 void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp) {
@@ -440,14 +441,9 @@ std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer) {
 }
 
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config) {
-  return {.broadcast_buffers = !config.no_broadcast_buffers,
-          .find_unused_parameters = config.find_unused,
-          .static_graph = config.static_graph,
-          .bucket_cap_mb = config.bucket_mb,
-          .tune_bucket_cap = config.tune_bucket_mb,
-          .first_bucket_mb = config.first_bucket_mb,
-          .defer_unused_check = true,
-          .zero = config.zero};
+  parallel::DistributedDataParallel::Options options = config;
+  options.defer_unused_check = true;
+  return options;
 }
 
 }  // namespace lockstep::trainer

@@ -67,7 +67,7 @@ bool wants_graphs(const TrainConfig& config);
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
 
-/// Buckets and buffers as the flags want them. The step checks for unused parameters (TrainingStep).
+/// The step checks for unused parameters (TrainingStep).
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config);
 
 /// Collective: the hook that the flags name carries the gradients. One rank warns where that saves no bytes.

@@ -39,6 +39,18 @@ Binding bucket_bytes(TrainConfig& config) {
           [&config, mib] { return config.tune_bucket_mb || mib.asked(); }};
 }
 
+/// A flag that turns off what is on.
+Binding negated(bool& on) {
+  return {[&on, as_is = boolean(on)](const std::string& text) {
+            auto complaint = as_is.set(text);
+            if (!complaint) on = !on;
+            return complaint;
+          },
+          [&on] { return fmt::to_string(!on); },
+          {},
+          [&on] { return !on; }};
+}
+
 }  // namespace
 
 Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFamily& family), const char* kind) {
@@ -121,7 +133,7 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .synonyms = {"find-unused-parameters"},
              .kind = OptionKind::kFlag,
              .help = "allow parameters without a gradient in a step; those that no rank used stay unchanged",
-             .value = boolean(config.find_unused),
+             .value = boolean(config.find_unused_parameters),
              .agree = Agree::kValue,
              .may_change = true});
   table.add({.name = "static-graph",
@@ -131,7 +143,7 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
              .value = boolean(config.static_graph),
              .applies = {.to = "steps over ranks, without --find-unused and --shards",
                          .unless = [&config]() -> std::optional<std::string> {
-                           if (config.find_unused) return "this run has --find-unused";
+                           if (config.find_unused_parameters) return "this run has --find-unused";
                            return when(config.shards > 0, "this run has --shards");
                          }},
              .agree = Agree::kValue,
@@ -139,7 +151,7 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "no-broadcast-buffers",
              .kind = OptionKind::kFlag,
              .help = "each rank keeps its own running statistics instead of rank 0's",
-             .value = boolean(config.no_broadcast_buffers),
+             .value = negated(config.broadcast_buffers),
              .applies = to_batch_norm,
              .agree = Agree::kValue,
              .may_change = true});
@@ -161,7 +173,7 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
                            if (config.zero > 0) return "--zero sums the gradients of each step";
                            if (config.ema) return "--ema follows parameters that all ranks have";
                            if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks in each step";
-                           if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                           if (!config.broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
                            if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
                            if (apart(config.checkpoint_every.value_or(0)))
                              return fmt::format("--checkpoint-every {} falls between two averagings",

@@ -148,7 +148,7 @@ void add_shards_option(OptionTable& table, TrainConfig& config) {
                            if (config.accumulate > 1) return "--accumulate splits a rank's share too";
                            if (config.stateful) return "--stateful carries the state of each rank's rows";
                            if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks";
-                           if (config.no_broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                           if (!config.broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
                            if (config.graphs == true) return "--graphs yes runs a step as one graph";
                            return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
                          }},
@@ -290,7 +290,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config) {
              .applies = {.to = "GPUs, without --find-unused and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
                            if (session::is_on_cpu(config.device)) return session::device_text(config.device);
-                           if (config.find_unused) return "this run has --find-unused";
+                           if (config.find_unused_parameters) return "this run has --find-unused";
                            return when(config.parallel == Parallel::kDp, "this run has --parallel dp");
                          }},
              .agree = Agree::kValue,

@@ -275,8 +275,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.first_bucket_mb, 0.25);
   EXPECT_EQ(config.comm_hook, "powersgd:4");
   EXPECT_EQ(config.accumulate, 4);
-  EXPECT_TRUE(config.find_unused);
-  EXPECT_TRUE(config.no_broadcast_buffers);
+  EXPECT_TRUE(config.find_unused_parameters);
+  EXPECT_FALSE(config.broadcast_buffers);
   EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");

@@ -68,7 +68,7 @@ struct Steps {
   int steps = 0;
 };
 
-const DistributedDataParallel::Options kTuned = {.tune_bucket_cap = true, .first_bucket_mb = 0.001};
+const DistributedDataParallel::Options kTuned = {.tune_bucket_mb = true, .first_bucket_mb = 0.001};
 
 void choose(const DistributedDataParallel::Options& options) {
   Steps steps(options);
@@ -134,11 +134,11 @@ TEST(BucketChoices, InvalidOptionsAreRefused) {
     return "nothing";
   };
   auto options = kTuned;
-  options.bucket_cap_mb = 3;
-  EXPECT_THAT(complaint_about(options), ::testing::HasSubstr("tune_bucket_cap beside a bucket_cap_mb"));
+  options.bucket_mb = 3;
+  EXPECT_THAT(complaint_about(options), ::testing::HasSubstr("tune_bucket_mb beside a bucket_mb"));
   options = kTuned;
   options.zero = 1;
-  EXPECT_THAT(complaint_about(options), ::testing::HasSubstr("tune_bucket_cap with zero"));
+  EXPECT_THAT(complaint_about(options), ::testing::HasSubstr("tune_bucket_mb with zero"));
   DistributedDataParallel without(*mine.module, group());
   EXPECT_THROW(without.set_bucket_choice(kMib), UsageError);
 }

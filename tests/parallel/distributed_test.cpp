@@ -317,7 +317,7 @@ TEST(DistributedRefuses, InvalidDeviceIds) {
   EXPECT_THAT(refusal({.device_ids = {7}}), HasSubstr("device_ids is 7, and the module is on " + place));
   EXPECT_THAT(refusal({.device_ids = {-1}}), HasSubstr("device_ids is -1"));
   EXPECT_THAT(refusal({.output_device = 2}), HasSubstr("output_device is 2, and the module is on " + place));
-  EXPECT_THAT(refusal({.bucket_cap_mb = -1.0}), HasSubstr("a bucket of no size"));
+  EXPECT_THAT(refusal({.bucket_mb = -1.0}), HasSubstr("a bucket of no size"));
   EXPECT_EQ(refusal({.device_ids = {0}, .output_device = 0}), "");
   // And on one rank alone: all end, the others with its text.
   EXPECT_THAT(refusal({.device_ids = is_last() ? std::vector<int>{5} : std::vector<int>{}}),
@@ -405,7 +405,7 @@ TEST(DistributedRefuses, RanksThatDiffer) {
        {"parameter 0=0.weight f32 [4], parameter 2=1.weight f32 [4, 4], state 0=0.running_mean"}},
       {"number", shorter, {}, {"number of parameters=2", "number of parameters=4", "number of buffers=0"}},
       {"frozen", frozen, {}, {"parameter 1=0.bias f32 [4], not trained"}},
-      {"bucket", two_linear, {.bucket_cap_mb = 2.0}, {"bytes of a bucket=2097152"}},
+      {"bucket", two_linear, {.bucket_mb = 2.0}, {"bytes of a bucket=2097152"}},
       {"first bucket", two_linear, {.first_bucket_mb = 0.5}, {"bytes of the first bucket=524288"}},
       {"buffers", two_linear, {.broadcast_buffers = false}, {"broadcast_buffers=false", "broadcast_buffers=true"}},
       {"unused", two_linear, {.find_unused_parameters = true}, {"find_unused_parameters=true"}},

@@ -77,7 +77,7 @@ TEST_P(GradientsTest, TrainsAsOneProcessOnTheGlobalBatchWould) {
   GradientsTrainee mine(GetParam().model, static_cast<std::uint64_t>(group().rank()) + 1);
   GradientsTrainee alone(GetParam().model, 1);
   const double mib = static_cast<double>(GetParam().bucket_bytes) / 1048576.0;
-  DistributedDataParallel ddp(*mine.module, group(), {.bucket_cap_mb = mib, .first_bucket_mb = mib});
+  DistributedDataParallel ddp(*mine.module, group(), {.bucket_mb = mib, .first_bucket_mb = mib});
   if (auto hook = ddp::make_comm_hook(GetParam().hook)) ddp.register_comm_hook(std::move(hook));
   const auto reference = alone.module->named_parameters();
   const auto optimizer = nn::make_sgd(ddp.parameters(), {.momentum = 0.9});

@@ -51,8 +51,7 @@ TEST(Overlap, TheFirstBucketEndsBeforeTheLastGradientIsReady) {
   nn::Generator generator(1);
   nn::Context context{*backend, generator};
   SlowFirstLayer module(context);
-  DistributedDataParallel ddp(module, group(),
-                              {.bucket_cap_mb = 4096 / 1048576.0, .first_bucket_mb = 2048 / 1048576.0});
+  DistributedDataParallel ddp(module, group(), {.bucket_mb = 4096 / 1048576.0, .first_bucket_mb = 2048 / 1048576.0});
   const auto optimizer = nn::make_sgd(ddp.parameters(), {});
   nn::Tape tape(*backend);
   std::vector<float> x(8 * 64, 0.5f);

@@ -140,7 +140,7 @@ TEST(Shards, HaveTheBitsOfOneProcess) {
       for (const int at_once : {1, 2, 3}) {
         if (at_once > 1 && rank_backend().device().kind != DeviceKind::kCpu) continue;
         SCOPED_TRACE(fmt::format("{} shards, {} at once, buckets of {} MiB", shards, at_once, mib));
-        Training training(group(), shards, {.bucket_cap_mb = mib, .first_bucket_mb = mib, .shards_at_once = at_once});
+        Training training(group(), shards, {.bucket_mb = mib, .first_bucket_mb = mib, .shards_at_once = at_once});
         for (std::size_t i = 0; i < kStepSamples.size(); ++i) training.step(i + 1, kStepSamples[i]);
         ASSERT_TRUE(training.state() == expected);
         EXPECT_EQ(training.ranks_that_were_counted(), static_cast<float>(group().size()));

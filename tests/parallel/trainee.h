@@ -132,7 +132,7 @@ inline void expect_same_parameters(const nn::Module& got, const nn::Module& want
 class BucketSizes : public ::testing::TestWithParam<std::optional<double>> {
  protected:
   static DistributedDataParallel::Options options(DistributedDataParallel::Options base = {}) {
-    base.bucket_cap_mb = GetParam();
+    base.bucket_mb = GetParam();
     base.first_bucket_mb = GetParam().value_or(1.0);
     return base;
   }

@@ -38,7 +38,7 @@ class DoomedLayers final : public nn::Module {
 class DoomedLoop {
  public:
   DoomedLoop(comm::ProcessGroup& group, std::function<void()> moved)
-      : ddp(model, group, {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1}),
+      : ddp(model, group, {.bucket_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1}),
         optimizer(nn::make_adamw(ddp.parameters(), {}, {}, ddp.share())) {
     ddp.set_bucket_callback([this, moved = std::move(moved)](std::span<const std::size_t> slots) {
       optimizer->update(slots);

@@ -129,9 +129,9 @@ TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
     int parts = 1;
   };
   Case cases[5];
-  cases[1] = {.options = {.bucket_cap_mb = 0.001, .first_bucket_mb = 0.001}};
-  cases[2] = {.options = {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001}, .clip_norm = 0.3};
-  cases[3] = {.options = {.find_unused_parameters = true, .bucket_cap_mb = 0.001, .first_bucket_mb = 0.001},
+  cases[1] = {.options = {.bucket_mb = 0.001, .first_bucket_mb = 0.001}};
+  cases[2] = {.options = {.bucket_mb = 0.03, .first_bucket_mb = 0.001}, .clip_norm = 0.3};
+  cases[3] = {.options = {.find_unused_parameters = true, .bucket_mb = 0.001, .first_bucket_mb = 0.001},
               .clip_norm = 0.3};
   cases[4] = {.options = {.first_bucket_mb = 0.03}, .parts = 3};
   for (const char* name : kOptimizers)
@@ -179,7 +179,7 @@ TEST(Zero, EachRankRemembersItsShare) {
 
 TEST(Zero, MomentsAreGatheredAndScattered) {
   if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
-  ZeroTraining without("adamw", {}), with("adamw", {.bucket_cap_mb = 0.03, .first_bucket_mb = 0.001, .zero = 1});
+  ZeroTraining without("adamw", {}), with("adamw", {.bucket_mb = 0.03, .first_bucket_mb = 0.001, .zero = 1});
   for (std::uint64_t step = 1; step <= 3; ++step) {
     without.step(step);
     with.step(step);
@@ -204,7 +204,7 @@ TEST(Zero, MomentsAreGatheredAndScattered) {
 class ZeroLoop {
  public:
   explicit ZeroLoop(int zero, const std::string& optimizer = "adamw")
-      : training(optimizer, {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = zero}) {
+      : training(optimizer, {.bucket_mb = 0.01, .first_bucket_mb = 0.001, .zero = zero}) {
     training.ddp().set_bucket_callback(
         [this](std::span<const std::size_t> slots) { training.optimizer().update(slots); });
   }
@@ -293,7 +293,7 @@ bool parameters_stay(const ZeroTraining& training) {
 // A loop may read its parameters until it comes to the update, however far the other ranks are.
 TEST(Zero, NoWriteWhileARankReads) {
   for (int late = 0; late < group().size(); ++late) {
-    ZeroTraining training("adamw", {.bucket_cap_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1});
+    ZeroTraining training("adamw", {.bucket_mb = 0.01, .first_bucket_mb = 0.001, .zero = 1});
     for (std::uint64_t step = 1; step <= 2; ++step) {
       training.optimizer().zero_grad();
       training.pass(step);

@@ -75,8 +75,7 @@ class Training {
                      .order = setting.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled},
                     0, 1),
                 {.workers = 1, .memory = backend_->staging_memory()}),
-        ddp_(*module_, *group_,
-             {.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true}),
+        ddp_(*module_, *group_, {.bucket_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true}),
         carried_(setting.stateful
                      ? std::make_unique<CarriedState>(*module_, control_, setting.global_batch, setting.activations)
                      : nullptr),

@@ -64,11 +64,10 @@ class NcclTraining {
         scaler_(setting.scaling ? std::make_unique<nn::GradScaler>(*backend_, *setting.scaling) : nullptr) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : testing::group();
     using Options = parallel::DistributedDataParallel::Options;
-    ddp_.emplace(*module_, gradients,
-                 Options{.bucket_cap_mb = 1.0 / 128,
-                         .first_bucket_mb = 1.0 / 1024,
-                         .defer_unused_check = true,
-                         .zero = setting.zero});
+    ddp_.emplace(
+        *module_, gradients,
+        Options{
+            .bucket_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true, .zero = setting.zero});
     if (auto hook = ddp::make_comm_hook(setting.hook)) ddp_->register_comm_hook(std::move(hook));
     graphs_.emplace(*backend_, *ddp_, setting.activations);
     step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}, {}, ddp_->share()),

@@ -58,7 +58,7 @@ class Training {
         loader_(splits_.train, sampler_, {.workers = 2}),
         tree_(shards > 0 ? &group().define_tree(shards) : nullptr),
         ddp_(*module_, group(),
-             {.bucket_cap_mb = 1.0 / 16,
+             {.bucket_mb = 1.0 / 16,
               .first_bucket_mb = 1.0 / 1024,
               .tree = tree_,
               .zero = zero_optimizer.empty() ? 0 : 1,

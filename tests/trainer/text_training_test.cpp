@@ -55,7 +55,7 @@ TEST_P(TextTraining, IsLearnt) {
   const sampler::DistributedSampler sampler({.length = splits.train->size(), .seed = 1, .global_batch = 13},
                                             group().rank(), group().size());
   data::Loader loader(splits.train, sampler, {.workers = 1});
-  parallel::DistributedDataParallel ddp(*module, group(), {.bucket_cap_mb = 1.0 / 64, .first_bucket_mb = 1.0 / 1024});
+  parallel::DistributedDataParallel ddp(*module, group(), {.bucket_mb = 1.0 / 64, .first_bucket_mb = 1.0 / 1024});
   TrainingStep step(*backend, ddp, nn::make_adamw(ddp.parameters(), {}), format_of(*splits.train),
                     {.want_norm = true, .dropout = true, .seed = 3});
   double loss = 0.0;

@@ -112,10 +112,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// two copies per step. Not with a tree.
     bool gradient_as_bucket_view = true;
     /// MiB; default: ProcessGroup::preferred_bucket_bytes().
-    std::optional<double> bucket_cap_mb = std::nullopt;
-    /// Instead of bucket_cap_mb: the first steps, some 30 to 90, try several sizes and keep the fastest (ddp: Note
+    std::optional<double> bucket_mb = std::nullopt;
+    /// Instead of bucket_mb: the first steps, some 30 to 90, try several sizes and keep the fastest (ddp: Note
     /// [Bucket tuning], bucket_choice()). Not with zero, whose parameters lie in the buckets.
-    bool tune_bucket_cap = false;
+    bool tune_bucket_mb = false;
     double first_bucket_mb = 1.0;
     /// On a device, backward returns before the host knows whether a parameter was unused: the caller reads
     /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
@@ -289,10 +289,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// and with zero.
   void set_bucket_order(const std::vector<std::string>& names);
 
-  /// With Options::tune_bucket_cap, once it is chosen.
+  /// With Options::tune_bucket_mb, once it is chosen.
   const std::optional<ddp::BucketChoice>& bucket_choice() const { return gradients_->bucket_choice(); }
   bool choosing_buckets() const { return gradients_->tunes_bucket_bytes(); }
-  /// Before the first step, with tune_bucket_cap (else UsageError): an earlier run's choice, BucketChoice::bytes, above
+  /// Before the first step, with tune_bucket_mb (else UsageError): an earlier run's choice, BucketChoice::bytes, above
   /// 0. Nothing is tried then.
   void set_bucket_choice(std::size_t bytes);
 

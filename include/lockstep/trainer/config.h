@@ -11,6 +11,7 @@
 #include "lockstep/base/settings.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/sampler/sampler.h"
 #include "lockstep/session/session.h"
 
@@ -30,7 +31,9 @@ inline constexpr const char* kAllBlocks = "blocks";  // of a model: TrainConfig:
 
 inline constexpr const char *kSplitTrain = "train", *kSplitValidation = "val", *kSplitTest = "test", *kSplitAll = "all";
 
-struct TrainConfig : session::SessionOptions {
+/// The options of a session and of DistributedDataParallel are a part of it. train() decides by itself on those without
+/// a flag: all_devices, default_threads, spare_core, defer_unused_check, tree, shards_at_once, shard_backend.
+struct TrainConfig : session::SessionOptions, parallel::DistributedDataParallel::Options {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
@@ -77,20 +80,13 @@ struct TrainConfig : session::SessionOptions {
 
   // Processes and devices.
   Parallel parallel = Parallel::kDdp;
-  std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
-  std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
-  bool tune_bucket_mb = false;        // it is chosen in the first steps, as the one with the shortest steps
-  double first_bucket_mb = 1;         // MiB in the bucket that is ready first
-  std::string comm_hook = "none";     // what carries gradients (ddp::make_comm_hook()): "bf16", "powersgd:4", …
-  int zero = 0;                       // 1: updates and what the optimizer remembers are sharded over the ranks
-  bool find_unused = false;           // parameters may have no gradient in a step
-  bool static_graph = false;          // and those are the same ones in each step
-  bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
-  std::string recompute;              // kAllBlocks or a number of blocks to recompute in backward; empty: none
-  std::int64_t local_sgd = 0;         // steps that ranks take alone before they average; 0: gradients are summed
-  bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
-  std::int64_t check_replicas =
-      0;  // every so many steps, beside checkpoints and the end, compare all ranks' parameters
+  std::optional<bool> graphs;      // steps that repeat are recorded and run as a whole; default: where a device can
+  std::string comm_hook = "none";  // what carries gradients (ddp::make_comm_hook()): "bf16", "powersgd:4", …
+  std::string recompute;           // kAllBlocks or a number of blocks to recompute in backward; empty: none
+  std::int64_t local_sgd = 0;      // steps that ranks take alone before they average; 0: gradients are summed
+  bool sync_batchnorm = false;     // batch statistics are those of all ranks' samples
+  /// Every so many steps, beside checkpoints and the end, all ranks' parameters are compared.
+  std::int64_t check_replicas = 0;
 
   // Before it takes any, a run finds out what memory it needs: model and loss are run on shapes alone.
   bool estimate_memory = true;
