@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "comm/agree.h"
 #include "lockstep/ddp/replicate.h"
