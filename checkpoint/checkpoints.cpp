@@ -22,8 +22,6 @@ DirectoryLock lock_directory(const std::string& directory) {
 
 }  // namespace
 
-Checkpoints::Checkpoints(Options options) : options_(std::move(options)) {}
-
 void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, const nn::MovingAverage* average,
                        CheckpointManifest plan, const std::map<std::string, std::string>& metadata,
                        const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part) {
@@ -32,24 +30,24 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
   if (wanted() && writes_part_alone()) {
     copy_ = std::make_unique<StateCopy>(optimizer, *part_);
-    places_.push_back({.directory = options_.directory});
+    places_.push_back({.directory = options_.checkpoint_dir});
     places_.front().writer = std::make_unique<CheckpointWriter>(
         *copy_, CheckpointWriter::Options{
-                    .directory = options_.directory, .keep = 0, .corrupt = {}, .metadata = {}, .part = part_});
+                    .directory = options_.checkpoint_dir, .keep = 0, .corrupt = {}, .metadata = {}, .part = part_});
     return;
   }
-  if (!wanted() || options_.writes.empty()) return;
-  LOCKSTEP_ASSERT(!part_ || options_.writes.size() == 1, "parts in {} directories", options_.writes.size());
+  if (!wanted() || writes_.empty()) return;
+  LOCKSTEP_ASSERT(!part_ || writes_.size() == 1, "parts in {} directories", writes_.size());
   std::vector<DirectoryLock> locks;
   std::vector<std::int64_t> older;
-  for (const std::string& directory : options_.writes) {
+  for (const std::string& directory : writes_) {
     locks.push_back(lock_directory(directory));
     older.push_back(refuse_others(directory, resumed));
   }
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
   if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
   copy_ = std::make_unique<StateCopy>(module, optimizer, average, part_ ? &*part_ : nullptr);
-  for (const std::string& directory : options_.writes) {
+  for (const std::string& directory : writes_) {
     const std::size_t at = places_.size();
     Place& place =
         places_.emplace_back(Place{.directory = directory, .lock = std::move(locks[at]), .older = older[at]});
@@ -61,7 +59,7 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
     }
     place.writer = std::make_unique<CheckpointWriter>(
         *copy_, CheckpointWriter::Options{.directory = directory,
-                                          .keep = options_.keep,
+                                          .keep = options_.keep.value_or(kDefaultKeep),
                                           .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
                                           .metadata = metadata,
                                           .part = part_});
@@ -74,7 +72,8 @@ std::int64_t Checkpoints::refuse_others(const std::string& directory, const std:
   try {
     there = list_checkpoints(directory);
   } catch (const IoError& error) {
-    if (options_.mirrored) return 0;  // the other copy is there; preparing it says why this one is not
+    if (!options_.checkpoint_mirror.empty())
+      return 0;  // the other copy is there; preparing it says why this one is not
     throw CheckpointError(error.what(), error.remedy());
   }
   const bool same = resumed && resumed->from_own_directories;
@@ -96,7 +95,8 @@ std::int64_t Checkpoints::refuse_others(const std::string& directory, const std:
 
 bool Checkpoints::due(std::int64_t step, bool last_of_epoch, bool last) const {
   if (!wanted()) return false;
-  return last || (options_.every ? *options_.every > 0 && step % *options_.every == 0 : last_of_epoch);
+  const auto& every = options_.checkpoint_every;
+  return last || (every ? *every > 0 && step % *every == 0 : last_of_epoch);
 }
 
 bool Checkpoints::lacks_copy() const {

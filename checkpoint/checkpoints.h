@@ -7,32 +7,26 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/directory_lock.h"
 #include "checkpoint/writer.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/optimizer.h"
 
 namespace lockstep::checkpoint {
-
-inline constexpr std::int64_t kDefaultKeep = 3;
 
 /// Every rank has one and asks it when; rank 0's writes, and that of the rank that has the mirror, if there is one. In
 /// parts each rank's does.
 /// What goes wrong on a disk is said once and once more at the end, and training continues.
 class Checkpoints {
  public:
-  struct Options {
-    std::string directory;              // the run's; empty: none are written
-    std::optional<std::int64_t> every;  // steps; 0: only at the end; default: at the end of each epoch
-    std::int64_t keep = kDefaultKeep;   // the newest ones; 0: all
-    bool mirrored = false;              // another directory has a second copy
-    std::vector<std::string> writes;    // directories that this rank writes to: the run's first, if it does
-  };
-  /// None are taken before open().
-  explicit Checkpoints(Options options);
+  /// None are taken before open(). `writes`: directories that this rank writes to, the run's first, if it does.
+  Checkpoints(CheckpointOptions options, std::vector<std::string> writes)
+      : options_(std::move(options)), writes_(std::move(writes)) {}
 
   /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: the common part of this
   /// run's manifests; `metadata`: of the weights; `resumed`: the checkpoint to resume from, if any; `part`: each rank
@@ -53,8 +47,9 @@ class Checkpoints {
   /// Writes it there, from the state that has been restored, with what else it had.
   void write_missing_copies(const CheckpointManifest& resumed, ExtraState extra);
 
-  /// Whether the configuration asks for any; the same on all ranks, as is what follows.
-  bool wanted() const { return !options_.directory.empty(); }
+  const CheckpointOptions& options() const { return options_; }
+  /// Whether they ask for any; the same on all ranks, as is what follows.
+  bool wanted() const { return !options_.checkpoint_dir.empty(); }
   bool due(std::int64_t step, bool last_of_epoch, bool last) const;
 
   /// Before moments are gathered for take(): waits for the last one, and frees what was copied of its moments, so that
@@ -106,10 +101,11 @@ class Checkpoints {
   void collect_written();
   bool writes_part_alone() const { return part_ && part_->index > 0; }
   bool writes_the_runs() const {
-    return !places_.empty() && places_.front().directory == options_.directory && !writes_part_alone();
+    return !places_.empty() && places_.front().directory == options_.checkpoint_dir && !writes_part_alone();
   }
 
-  Options options_;
+  CheckpointOptions options_;
+  std::vector<std::string> writes_;
   CheckpointManifest plan_;
   std::optional<OwnPart> part_;
   std::int64_t older_ = 0, taken_ = 0, collected_ = 0;  // steps

@@ -36,16 +36,22 @@ struct Checkpointer::State {
 
 Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
                            Options options) {
-  check_usage(!options.directory.empty(), "checkpoints without a directory", "give Checkpointer::Options::directory");
+  check_usage(!options.checkpoint_dir.empty(), "checkpoints without a directory",
+              "give Checkpointer::Options::checkpoint_dir");
   check_usage(options.keep >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
-  checkpoint::Checkpoints::Options written = {
-      .directory = options.directory, .every = std::nullopt, .keep = options.keep, .writes = {}};
-  if (session.group->rank() == 0) written.writes.push_back(options.directory);
+  const checkpoint::CheckpointOptions wanted = {.checkpoint_dir = options.checkpoint_dir,
+                                                .checkpoint_every = {},
+                                                .keep = options.keep,
+                                                .checkpoint_mirror = {},
+                                                .resume = "auto",
+                                                .resume_data_changed = options.resume_data_changed};
+  std::vector<std::string> writes;
+  if (session.group->rank() == 0) writes.push_back(options.checkpoint_dir);
   state_.reset(new State{.session = session,
                          .ddp = ddp,
                          .optimizer = optimizer,
                          .options = std::move(options),
-                         .checkpoints = checkpoint::Checkpoints(written)});
+                         .checkpoints = checkpoint::Checkpoints(wanted, std::move(writes))});
 }
 
 Checkpointer::~Checkpointer() = default;
@@ -56,9 +62,8 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   comm::ProcessGroup& group = *state.session.group;
   checkpoint::CheckpointManifest plan = state.plan();
   if (state.options.data != nullptr) plan.data = data_facts_of(*state.options.data, group);
-  const auto resumed = resume_module(
-      {.resume = "auto", .directory = state.options.directory, .data_changed = state.options.data_changed}, group,
-      state.session.gradients(), plan, state.ddp.module());
+  const auto resumed =
+      resume_module(state.checkpoints.options(), nullptr, group, state.session.gradients(), plan, state.ddp.module());
   if (resumed) {
     state.ddp.broadcast_state();  // rank 0 has read it
     resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
@@ -69,7 +74,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   }
   std::optional<checkpoint::OwnPart> part;
   if (state.optimizer.is_sliced() && group.size() > 1)
-    part = place_part(look_at_directory(state.options.directory, group), group, state.ddp, state.optimizer, plan);
+    part = place_part(look_at_directory(state.options.checkpoint_dir, group), group, state.ddp, state.optimizer, plan);
   comm::run_collectively(group, [&] {
     state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed, part);
   });
@@ -101,7 +106,7 @@ void Checkpointer::finish() {
   state.checkpoints.tell_failures();
   comm::run_collectively(*state.session.group, [&] {
     if (!written)
-      throw IoError(fmt::format("the checkpoint of step {} is not in {}", state.step, state.options.directory),
+      throw IoError(fmt::format("the checkpoint of step {} is not in {}", state.step, state.options.checkpoint_dir),
                     "the warnings above say why; free some space or choose another directory");
   });
 }

@@ -144,8 +144,8 @@ SearchResult search_directories(const std::vector<std::string>& directories, che
 }
 
 // Rank 0's, for a checkpoint that --resume PATH names.
-Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
-  const std::string& path = from.resume;
+Resumed find_named(const checkpoint::CheckpointOptions& options, checkpoint::Verify verify) {
+  const std::string& path = options.resume;
   std::error_code none;
   if (fs::exists(fmt::format("{}/{}", path, kManifestFile), none)) {
     Resumed resumed;
@@ -156,7 +156,8 @@ Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
       rethrow_unusable(path, error);
     }
     std::error_code ignored;
-    resumed.from_own_directories = fs::equivalent(fs::path(path + "/..").lexically_normal(), from.directory, ignored);
+    resumed.from_own_directories =
+        fs::equivalent(fs::path(path + "/..").lexically_normal(), options.checkpoint_dir, ignored);
     return resumed;
   }
   SearchResult result = search_directories({path}, verify);
@@ -169,20 +170,19 @@ Resumed find_named(const ResumeFrom& from, checkpoint::Verify verify) {
   return {.path = std::move(result.found->path),
           .manifest = std::move(result.found->manifest),
           .corrupt = std::move(result.corrupt),
-          .from_own_directories = fs::equivalent(path, from.directory, ignored)};
+          .from_own_directories = fs::equivalent(path, options.checkpoint_dir, ignored)};
 }
 
 // Collective: the newest one of all ranks that look; nothing where nobody has found any. On the rank that reads it,
 // what it has found; elsewhere the manifest is still to come.
-std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& group) {
+std::optional<Resumed> find_newest(const std::string& checkpoint_dir, const Mirror* mirror, comm::ProcessGroup& group) {
   SearchResult result;
-  std::vector<std::string> directories = {from.directory};
-  if (from.mirror != nullptr) directories.push_back(from.mirror->directory);
-  const bool looks = from.mirror == nullptr
-                         ? group.rank() == 0
-                         : std::ranges::find(from.mirror->on_a_host, group.rank()) != from.mirror->on_a_host.end();
+  std::vector<std::string> directories = {checkpoint_dir};
+  if (mirror != nullptr) directories.push_back(mirror->directory);
+  const bool looks = mirror == nullptr ? group.rank() == 0
+                                       : std::ranges::find(mirror->on_a_host, group.rank()) != mirror->on_a_host.end();
   comm::run_collectively(group, [&] {
-    if (from.mirror == nullptr)
+    if (mirror == nullptr)
       verify_together(group, [&](checkpoint::Verify verify) { result = search_directories(directories, verify); });
     else if (looks)
       result =
@@ -191,7 +191,7 @@ std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& g
   const auto steps = group.all_gather_numbers(result.step());
   const auto newest = std::ranges::max_element(steps);
   comm::run_collectively(group, [&] {
-    if (looks && result.corrupt.empty()) check_reported(*newest, from.directory);
+    if (looks && result.corrupt.empty()) check_reported(*newest, checkpoint_dir);
   });
   if (*newest == 0) {
     comm::run_collectively(group, [&] {
@@ -205,7 +205,7 @@ std::optional<Resumed> find_newest(const ResumeFrom& from, comm::ProcessGroup& g
   resumed.from_own_directories = true;
   for (const auto& one : resumed.corrupt)
     log_warn("{}; {}", one.why,
-             from.mirror == nullptr ? "the one before it is taken" : "the newest whole one of all copies is taken");
+             mirror == nullptr ? "the one before it is taken" : "the newest whole one of all copies is taken");
   if (group.rank() == resumed.reader) {
     resumed.path = std::move(result.found->path);
     resumed.manifest = std::move(result.found->manifest);
@@ -331,11 +331,12 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   return manifest;
 }
 
-std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+std::optional<Resumed> resume_module(const checkpoint::CheckpointOptions& options, const Mirror* mirror,
+                                     comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                                      const CheckpointManifest& plan, nn::Module& module) {
-  if (from.resume.empty()) return std::nullopt;
+  if (options.resume.empty()) return std::nullopt;
   std::optional<Resumed> resumed;
-  const bool automatic = from.resume == "auto";
+  const bool automatic = options.resume == "auto";
   // A file that cannot be read is a checkpoint that cannot be used.
   const auto collectively = [&](const std::function<void()>& work) {
     comm::run_collectively(group, [&] {
@@ -344,22 +345,23 @@ std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup&
       } catch (const CheckpointError&) {
         throw;
       } catch (const Error& error) {
-        rethrow_unusable(resumed && !resumed->path.empty() ? resumed->path : from.resume, error);
+        rethrow_unusable(resumed && !resumed->path.empty() ? resumed->path : options.resume, error);
       }
     });
   };
   if (automatic) {
-    resumed = find_newest(from, group);
+    resumed = find_newest(options.checkpoint_dir, mirror, group);
     if (!resumed) return std::nullopt;
   } else {
     resumed.emplace();
-    comm::run_collectively(
-        group, [&] { verify_together(group, [&](checkpoint::Verify verify) { resumed = find_named(from, verify); }); });
+    comm::run_collectively(group, [&] {
+      verify_together(group, [&](checkpoint::Verify verify) { resumed = find_named(options, verify); });
+    });
     resumed->from_own_directories = group.all_gather_numbers(resumed->from_own_directories ? 1 : 0).front() != 0;
   }
   const bool reads = group.rank() == resumed->reader;
   collectively([&] {
-    if (reads) load_module(*resumed, plan, from.data_changed, module);
+    if (reads) load_module(*resumed, plan, options.resume_data_changed, module);
   });
   const auto reader = static_cast<std::size_t>(resumed->reader);
   const std::string manifest = group.all_gather_text(reads ? encode(resumed->manifest) : std::string())[reader];

@@ -23,22 +23,14 @@ namespace lockstep::trainer {
 checkpoint::CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
                                        std::int64_t total_steps);
 
-/// As --resume and --checkpoint-dir have it.
-struct ResumeFrom {
-  std::string resume;              // auto, or the path of a checkpoint; empty: nothing
-  std::string directory;           // where auto looks
-  const Mirror* mirror = nullptr;  // and where else; nullptr: nowhere
-  bool data_changed = false;       // other data than the checkpoint's are no error
-};
-
-/// Collective. Rank 0 finds what `from` names, with the others' help (Note [Shared verification]), and puts its
-/// parameters and buffers into `module`; every rank gets to know the manifest. With a mirror, the lowest rank of each
-/// host looks into both directories for `auto`, the newest whole checkpoint of all is taken, and where another rank
-/// than 0 has read it, rank 0 has its state too then. Nothing: there is none to resume from, which `auto` allows, or it
-/// was not asked for. Throws CheckpointError if a required one is missing, if none is whole, or if it is of another run
-/// than `plan`. `group` joins the ranks' processes, `gradients` their devices.
-std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group,
-                                                 comm::ProcessGroup& gradients,
+/// Collective. Rank 0 finds what `options` name, with the others' help (Note [Shared verification]), and puts its
+/// parameters and buffers into `module`; every rank gets to know the manifest. With a mirror (else nullptr), the lowest
+/// rank of each host looks into both directories for `auto`, the newest whole checkpoint of all is taken, and where
+/// another rank than 0 has read it, rank 0 has its state too then. Nothing: there is none to resume from, which `auto`
+/// allows, or it was not asked for. Throws CheckpointError if a required one is missing, if none is whole, or if it is
+/// of another run than `plan`. `group` joins the ranks' processes, `gradients` their devices.
+std::optional<checkpoint::Resumed> resume_module(const checkpoint::CheckpointOptions& options, const Mirror* mirror,
+                                                 comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
 /// For a checkpoint's manifest.

@@ -50,11 +50,7 @@ class Run {
         group_(*session.group),
         backend_(*session.backend),
         mirror_(place_mirror(config, *session.group)),
-        checkpoints_({.directory = config.checkpoint_dir,
-                      .every = config.checkpoint_every,
-                      .keep = config.keep.value_or(checkpoint::kDefaultKeep),
-                      .mirrored = mirror_.has_value(),
-                      .writes = checkpoint_directories()}) {
+        checkpoints_(config, checkpoint_directories()) {
     RunWeights weights;
     session::MemoryNeeds needs;
     if (config_.shards > 0) tree_ = &session.gradients().define_tree(static_cast<std::size_t>(config_.shards));
@@ -93,9 +89,7 @@ class Run {
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     if (!config_.checkpoint_dir.empty() || !config_.resume.empty()) plan.data = data_facts_of(*splits_.train, group_);
-    const ResumeFrom from{config_.resume, config_.checkpoint_dir, mirror_ ? &*mirror_ : nullptr,
-                          config_.resume_data_changed};
-    resumed_ = resume_module(from, group_, session.gradients(), plan, *model_);
+    resumed_ = resume_module(config_, mirror_ ? &*mirror_ : nullptr, group_, session.gradients(), plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;

@@ -119,7 +119,7 @@ TEST_F(CheckpointerTest, ResumesToTheSameBits) {
   std::string whole;
   {
     Loop loop(1);
-    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_, .keep = 0});
     whole = train(loop, checkpoints, 0, 3);
   }
   if (session().group->rank() == 0) {
@@ -129,7 +129,7 @@ TEST_F(CheckpointerTest, ResumesToTheSameBits) {
   }
   session().group->barrier().wait_host();
   Loop loop(2);  // other parameters, until the checkpoint is there
-  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_, .keep = 0});
   EXPECT_EQ(train(loop, checkpoints, 3, 100), whole);
 }
 
@@ -142,14 +142,14 @@ TEST_F(CheckpointerTest, ResumesCommunicationHooks) {
     {
       Loop loop(1);
       loop.ddp.register_comm_hook(ddp::make_comm_hook(hook));
-      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = kept, .keep = 0});
       whole = train(loop, checkpoints, 0, 4);
     }
     if (session().group->rank() == 0) fs::remove_all(kept + "/step-0000000008");
     session().group->barrier().wait_host();
     Loop loop(2);
     loop.ddp.register_comm_hook(ddp::make_comm_hook(hook));
-    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = kept, .keep = 0});
     EXPECT_EQ(train(loop, checkpoints, 4, 100), whole);
   }
 }
@@ -163,7 +163,7 @@ TEST_F(CheckpointerTest, ResumesScaledLosses) {
     std::int64_t steps = 0;
     {
       Loop loop(1, zero, true);
-      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+      Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = kept, .keep = 0});
       whole = train(loop, checkpoints, 0, 5);
       end = loop.scaler->state();
       steps = loop.optimizer->steps();
@@ -171,7 +171,7 @@ TEST_F(CheckpointerTest, ResumesScaledLosses) {
       EXPECT_EQ(steps, kSteps - end.skipped_steps);
     }
     Loop loop(2, zero, true);
-    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = kept, .keep = 0});
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = kept, .keep = 0});
     EXPECT_EQ(train(loop, checkpoints, 5, 100), whole);
     EXPECT_EQ(loop.scaler->state(), end);
     EXPECT_EQ(loop.optimizer->steps(), steps);
@@ -182,11 +182,11 @@ TEST_F(CheckpointerTest, ResumesScaledLosses) {
 TEST_F(CheckpointerTest, LossScaleRestartsWithoutSavedState) {
   {
     Loop loop(1);
-    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_});
     train(loop, checkpoints, 0, 5);
   }
   Loop loop(1, 0, true);
-  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_});
   EXPECT_EQ(checkpoints.load_latest(loop.sampler), 5);
   EXPECT_EQ(loop.scaler->state(), nn::GradScaler::State{.scale = 0x1p127f});
   EXPECT_EQ(loop.optimizer->steps(), 5);
@@ -197,7 +197,7 @@ TEST_F(CheckpointerTest, ShardedAndReplicatedUpdatesResumeFromEachOther) {
   std::string whole;
   for (const int zero : {0, 1, 0, 1}) {
     Loop loop(1, zero);
-    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_, .keep = 0});
     const std::string hash = train(loop, checkpoints, whole.empty() ? 0 : 3, 3);
     if (whole.empty()) whole = hash;
     EXPECT_EQ(hash, whole) << "zero " << zero;
@@ -210,7 +210,7 @@ TEST_F(CheckpointerTest, ShardedAndReplicatedUpdatesResumeFromEachOther) {
 
 TEST_F(CheckpointerTest, MissingOrRepeatedCalls) {
   Loop loop(1);
-  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_});
   EXPECT_THAT(error_of([&] { checkpoints.save(1, {}); }), HasSubstr("save() before load_latest()"));
   EXPECT_EQ(checkpoints.load_latest(loop.sampler), std::nullopt);
   EXPECT_THAT(error_of([&] { checkpoints.load_latest(loop.sampler); }), HasSubstr("load_latest() a second time"));
@@ -218,7 +218,7 @@ TEST_F(CheckpointerTest, MissingOrRepeatedCalls) {
   EXPECT_THAT(error_of([&] { checkpoints.save(4, loop.sampler.state()); }),
               HasSubstr("a checkpoint of step 4 after that of step 4"));
   checkpoints.finish();
-  Checkpointer other(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .name = "another"});
+  Checkpointer other(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_, .name = "another"});
   EXPECT_THAT(error_of([&] { other.load_latest(loop.sampler); }), HasSubstr("another"));
   EXPECT_THAT(error_of([&] { Checkpointer(session(), loop.ddp, *loop.optimizer, {}); }),
               HasSubstr("checkpoints without a directory"));

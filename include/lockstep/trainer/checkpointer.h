@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
@@ -18,7 +19,7 @@ namespace lockstep::trainer {
 /// communication hook, the position in the data and the order of buckets. A hook is registered, and a scaler set,
 /// before load_latest(). A loop over it:
 ///
-///   Checkpointer checkpoints(session, ddp, *optimizer, {.directory = "kept"});
+///   Checkpointer checkpoints(session, ddp, *optimizer, {.checkpoint_dir = "kept"});
 ///   std::int64_t step = checkpoints.load_latest(sampler).value_or(0);
 ///   data::Loader loader(dataset, sampler, {});  // from where the sampler is now
 ///   while (step < kSteps) {
@@ -28,22 +29,22 @@ namespace lockstep::trainer {
 ///   }
 ///   checkpoints.finish();
 ///
-/// A checkpoint is a directory below `directory` that is whole or not there (docs/checkpoints.md): an end at any time
-/// leaves the one before. Any number of ranks may resume. Rank 0 writes, on a thread of its own while training
-/// continues; with sharded updates each rank writes what it remembers, if all can write to `directory`. A directory is
+/// A checkpoint is a directory below `checkpoint_dir` that is whole or not there (docs/checkpoints.md): an end at any
+/// time leaves the one before. Any number of ranks may resume. Rank 0 writes, on a thread of its own while training
+/// continues; with sharded updates each rank writes what it remembers, if all can write there. A directory is
 /// one run's at a time. Session, ddp (and its module) and optimizer (and its scaler) must outlive it; all calls are
 /// collective, by the thread that uses ddp. The destructor is not: it waits for what this rank still writes, and only
 /// finish() says whether that is on the disk.
 class Checkpointer {
  public:
   struct Options {
-    std::string directory;
-    std::int64_t keep = 3;       // the newest ones; 0: all
-    std::string name = "model";  // of what is trained: checkpoints of another name are refused
+    std::string checkpoint_dir;
+    std::int64_t keep = checkpoint::kDefaultKeep;  // the newest ones; 0: all
+    std::string name = "model";                    // of what is trained: checkpoints of another name are refused
     /// What it is trained on: load_latest() reads some of it, and refuses checkpoints of other data unless
-    /// `data_changed`. nullptr: they are not compared. Rank 0's is what counts.
+    /// `resume_data_changed`. nullptr: they are not compared. Rank 0's is what counts.
     std::shared_ptr<const data::Dataset> data = nullptr;
-    bool data_changed = false;
+    bool resume_data_changed = false;
   };
   /// Throws UsageError without a directory, and for a negative `keep`. Reads and writes nothing.
   Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/settings.h"
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
@@ -31,9 +32,12 @@ inline constexpr const char* kAllBlocks = "blocks";  // of a model: TrainConfig:
 
 inline constexpr const char *kSplitTrain = "train", *kSplitValidation = "val", *kSplitTest = "test", *kSplitAll = "all";
 
-/// The options of a session and of DistributedDataParallel are a part of it. train() decides by itself on those without
-/// a flag: all_devices, default_threads, spare_core, defer_unused_check, tree, shards_at_once, shard_backend.
-struct TrainConfig : session::SessionOptions, parallel::DistributedDataParallel::Options {
+/// The options of a session, of DistributedDataParallel and of checkpoints are a part of it. train() decides by itself
+/// on those without a flag: all_devices, default_threads, spare_core, defer_unused_check, tree, shards_at_once,
+/// shard_backend.
+struct TrainConfig : session::SessionOptions,
+                     parallel::DistributedDataParallel::Options,
+                     checkpoint::CheckpointOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
@@ -92,24 +96,17 @@ struct TrainConfig : session::SessionOptions, parallel::DistributedDataParallel:
   bool estimate_memory = true;
 
   // Files and reports.
-  std::string weights;       // to start from: safetensors, or what torch.save() has written
-  std::string weights_key;   // of its dictionaries the one that is meant (nn::ReadOptions)
-  bool non_strict = false;   // weights that are missing or unexpected are left alone
-  bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
-  bool reset_head = false;   // reinitialize the last layer: the file's is ignored
-  std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
-  std::string save;          // weights to write at the end (nn::write_weights), also onto `weights`
-  std::string config_file;   // where settings come from: nothing may be written there
-  // Checkpoints of training (checkpoint/), to resume from.
-  std::string checkpoint_dir;                    // empty: none are written
-  std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
-  std::optional<std::int64_t> keep;              // the newest ones; 0: all; default: kDefaultKeep
-  std::string checkpoint_mirror;                 // a second copy on another host: HOST:DIR or DIR; empty: none
-  std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
-  bool resume_data_changed = false;              // though the data are others than the checkpoint's
-  std::string metrics;                           // JSON lines
-  std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
-  std::int64_t log_every = 50;                   // steps between plain progress lines
+  std::string weights;          // to start from: safetensors, or what torch.save() has written
+  std::string weights_key;      // of its dictionaries the one that is meant (nn::ReadOptions)
+  bool non_strict = false;      // weights that are missing or unexpected are left alone
+  bool keep_prefix = false;     // names in weight files are taken as they are (nn::LoadOptions)
+  bool reset_head = false;      // reinitialize the last layer: the file's is ignored
+  std::string freeze;           // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
+  std::string save;             // weights to write at the end (nn::write_weights), also onto `weights`
+  std::string config_file;      // where settings come from: nothing may be written there
+  std::string metrics;          // JSON lines
+  std::string trace;            // what all ranks did when, for Chrome's and Perfetto's trace viewers
+  std::int64_t log_every = 50;  // steps between plain progress lines
 };
 
 /// "ddp" or "dp".
