@@ -179,7 +179,7 @@ class StepBenchmark {
     result.threads = session_.threads;
     result.hook = trainer::hook_report_of(ddp_->reducer());
     result.buckets = ddp_->reducer().plan().buckets.size();
-    result.bucket_bytes = ddp_->reducer().limits().bytes;
+    result.bucket_bytes = ddp_->reducer().limits().bucket_bytes;
     result.bucket_choice = ddp_->bucket_choice();
   }
 

@@ -127,7 +127,8 @@ JsonObject json_of(const StepResult& r) {
   if (r.bucket_choice) {
     std::vector<JsonText> trials;
     for (const auto& trial : r.bucket_choice->trials)
-      trials.emplace_back(JsonObject{{"bucket_bytes", trial.bytes}, {"step_ms", rounded(1e3 * trial.step_seconds)}});
+      trials.emplace_back(
+          JsonObject{{"bucket_bytes", trial.bucket_bytes}, {"step_ms", rounded(1e3 * trial.step_seconds)}});
     json.add("bucket_trials", trials).add("bucket_trial_steps", r.bucket_choice->steps);
   }
   if (r.timeline) json.add("timeline", json_of(*r.timeline));

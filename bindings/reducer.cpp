@@ -20,7 +20,7 @@ namespace {
 
 lockstep_reducer_options reducer_defaults() {
   const ddp::BucketLimits limits;
-  return {sizeof(lockstep_reducer_options), limits.first_bytes, limits.bytes, 0};
+  return {sizeof(lockstep_reducer_options), limits.first_bucket_bytes, limits.bucket_bytes, 0};
 }
 
 lockstep_reducer_options reducer_options_from(const lockstep_reducer_options* given) {

@@ -109,7 +109,7 @@ class ManifestReader {
         .settings = facts_from(json.at("settings")),
         .data = json.contains("data") ? facts_from(json.at("data")) : Facts(),
         .buckets = {.order = json.at("bucket_order").get<std::vector<std::string>>(),
-                    .bytes =
+                    .bucket_bytes =
                         json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
         .files = {},
         .parts = {},
@@ -149,7 +149,7 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"bucket_order", manifest.buckets.order},
                       {"files", OrderedJson::object()}};
   if (!manifest.data.empty()) json["data"] = json_of(manifest.data);
-  if (manifest.buckets.bytes > 0) json["bucket_bytes"] = manifest.buckets.bytes;
+  if (manifest.buckets.bucket_bytes > 0) json["bucket_bytes"] = manifest.buckets.bucket_bytes;
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
     OrderedJson& slices = json[kMoments][part_file(part, manifest.parts.size())] = OrderedJson::object();

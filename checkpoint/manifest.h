@@ -21,7 +21,7 @@ const std::string* find_fact(const Facts& facts, std::string_view name);
 /// What DistributedDataParallel has come to.
 struct BucketLayout {
   std::vector<std::string> order;  // parameters, as their gradients became ready; may be empty
-  std::uint64_t bytes = 0;         // that were chosen for so many ranks; 0: none were
+  std::uint64_t bucket_bytes = 0;  // that were chosen for so many ranks; 0: none were
 
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };

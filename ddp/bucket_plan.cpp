@@ -33,7 +33,7 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
       throw UsageError(fmt::format("an order in which slot {} of {} is unknown or stands twice", slot, slots.size()),
                        kOnce);
     const std::size_t bytes = comm::align_up(slots[slot].count * size_of(slots[slot].dtype), limits.slot_alignment);
-    const std::size_t limit = plan.buckets.size() <= 1 ? limits.first_bytes : limits.bytes;
+    const std::size_t limit = plan.buckets.size() <= 1 ? limits.first_bucket_bytes : limits.bucket_bytes;
     if (plan.buckets.empty() || plan.buckets.back().dtype != slots[slot].dtype ||
         plan.buckets.back().bytes + bytes > limit) {
       if (!plan.buckets.empty()) close(plan, limits);

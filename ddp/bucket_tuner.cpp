@@ -21,7 +21,7 @@ constexpr double kWorthwhile = 0.99;
 BucketTuner::BucketTuner(const std::vector<std::size_t>& sizes, std::size_t preferred)
     : preferred_(preferred), measured_(sizes.size()), left_(sizes.size()) {
   LOCKSTEP_ASSERT(!sizes.empty(), "no sizes to choose from");
-  for (const std::size_t bytes : sizes) trials_.push_back({.bytes = bytes, .step_seconds = 0});
+  for (const std::size_t bytes : sizes) trials_.push_back({.bucket_bytes = bytes, .step_seconds = 0});
   std::iota(left_.begin(), left_.end(), std::size_t{0});
 }
 
@@ -50,7 +50,7 @@ void BucketTuner::settle(std::span<const double> slowest) {
   if (last && ++last_rounds_ < kLastRounds) return;
   const std::size_t kept = (left_.size() + 1) / 2;
   const auto preferred =
-      std::ranges::find(left_, preferred_, [this](std::size_t trial) { return trials_[trial].bytes; });
+      std::ranges::find(left_, preferred_, [this](std::size_t trial) { return trials_[trial].bucket_bytes; });
   if (preferred != left_.end()) {  // it stays to the end, and wins unless another is worthwhile
     const bool wins = trials_[left_.front()].step_seconds > kWorthwhile * trials_[*preferred].step_seconds;
     const auto last_kept = left_.begin() + static_cast<std::ptrdiff_t>(kept) - 1;
@@ -61,16 +61,16 @@ void BucketTuner::settle(std::span<const double> slowest) {
 
 std::string describe(const BucketChoice& choice) {
   const auto size_text = [](std::size_t bytes) { return human_bytes(static_cast<double>(bytes)); };
-  std::string text = fmt::format("buckets of {}", size_text(choice.bytes));
+  std::string text = fmt::format("buckets of {}", size_text(choice.bucket_bytes));
   if (choice.trials.empty()) return text + ", as the run that is resumed has chosen";
   if (choice.trials.size() == 1) return text + ": no other size gives other buckets here";
   std::string others;
   for (const auto& trial : choice.trials) {
-    if (trial.bytes == choice.bytes)
+    if (trial.bucket_bytes == choice.bucket_bytes)
       text += fmt::format(", with which a step takes {:.3g} ms", 1e3 * trial.step_seconds);
     else
-      others +=
-          fmt::format("{}{}: {:.3g}", others.empty() ? "" : ", ", size_text(trial.bytes), 1e3 * trial.step_seconds);
+      others += fmt::format("{}{}: {:.3g}", others.empty() ? "" : ", ", size_text(trial.bucket_bytes),
+                            1e3 * trial.step_seconds);
   }
   return fmt::format("{} ({}), chosen in {} steps", text, others, choice.steps);
 }
@@ -79,11 +79,11 @@ std::vector<std::size_t> sizes_to_try(std::span<const SlotSpec> slots, std::span
                                       const BucketLimits& limits) {
   const auto plan_with = [&](std::size_t bytes) {
     BucketLimits tried = limits;
-    tried.bytes = bytes;
+    tried.bucket_bytes = bytes;
     return plan_buckets(slots, order, tried);
   };
-  const std::size_t all = std::max(plan_with(limits.bytes).bytes, std::size_t{1} << 20);
-  std::vector<std::size_t> wanted = {limits.bytes, all};
+  const std::size_t all = std::max(plan_with(limits.bucket_bytes).bytes, std::size_t{1} << 20);
+  std::vector<std::size_t> wanted = {limits.bucket_bytes, all};
   for (std::size_t bytes = std::size_t{1} << 20; bytes < all; bytes *= 2) wanted.push_back(bytes);
   std::ranges::sort(wanted);
   // Of sizes with the same buckets, the preferred one stays, or else the smallest.
@@ -95,7 +95,7 @@ std::vector<std::size_t> sizes_to_try(std::span<const SlotSpec> slots, std::span
     if (same == seen.end()) {
       seen.push_back(std::move(buckets));
       sizes.push_back(bytes);
-    } else if (bytes == limits.bytes) {
+    } else if (bytes == limits.bucket_bytes) {
       sizes[static_cast<std::size_t>(same - seen.begin())] = bytes;
     }
   }

@@ -27,7 +27,7 @@ class BucketTuner {
 
   bool done() const { return left_.size() == 1; }
   /// Of the next step; when it is done, the choice.
-  std::size_t bytes() const { return trials_[left_[at_]].bytes; }
+  std::size_t bytes() const { return trials_[left_[at_]].bucket_bytes; }
   /// A step with bytes() took so long. True: a round has ended, and settle() is due before the next step.
   bool add_step(double seconds);
   /// This rank's medians of the sizes that the round had, in seconds.
@@ -36,7 +36,7 @@ class BucketTuner {
   void settle(std::span<const double> slowest);
 
   /// When it is done. The time of a size is that of the last round that it was in.
-  BucketChoice choice() const { return {.bytes = bytes(), .trials = trials_, .steps = steps_}; }
+  BucketChoice choice() const { return {.bucket_bytes = bytes(), .trials = trials_, .steps = steps_}; }
 
  private:
   std::vector<BucketChoice::Trial> trials_;
@@ -48,8 +48,8 @@ class BucketTuner {
   std::size_t last_rounds_ = 0;  // that the last two have had
 };
 
-/// Powers of two from 1 MiB on, `limits.bytes` and one size that is enough for all: those of them that give different
-/// buckets, in ascending order.
+/// Powers of two from 1 MiB on, `limits.bucket_bytes` and one size that is enough for all: those of them that give
+/// different buckets, in ascending order.
 std::vector<std::size_t> sizes_to_try(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
                                       const BucketLimits& limits);
 

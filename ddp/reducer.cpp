@@ -27,8 +27,8 @@ constexpr std::size_t kPlaceAlignment = 4096, kStaggerBytes = 256;
 comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimits& limits,
                            const Reducer::Options& options) {
   comm::Manifest manifest = {{"gradients", fmt::to_string(slots.size())},
-                             {"bytes of a bucket", fmt::to_string(limits.bytes)},
-                             {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
+                             {"bytes of a bucket", fmt::to_string(limits.bucket_bytes)},
+                             {"bytes of the first bucket", fmt::to_string(limits.first_bucket_bytes)},
                              {"bytes that a bucket is a multiple of", fmt::to_string(limits.bucket_multiple)},
                              {"bytes that a gradient begins at a multiple of", fmt::to_string(limits.slot_alignment)},
                              {"find_unused_parameters", options.find_unused ? "true" : "false"},
@@ -501,9 +501,9 @@ std::vector<std::size_t> Reducer::observed_order() {
 bool Reducer::rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes) {
   check_group("other buckets");
   check_usage(!open_, "other buckets within a step", "call it between finish() and begin_step()");
-  if (order == order_ && bytes == limits_.bytes) return false;
+  if (order == order_ && bytes == limits_.bucket_bytes) return false;
   BucketLimits limits = limits_;
-  limits.bytes = bytes;
+  limits.bucket_bytes = bytes;
   lay_out(std::move(order), limits);
   if (hook_ != nullptr) hook_->lay_out(slots_, plan_, group_);
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.

@@ -99,7 +99,7 @@ void BoundGradients::refuse_stray(std::size_t slot) const {
 void BoundGradients::apply_layout() {
   const bool reorders = agreed_ && !settled_;
   if (!reorders && !next_bytes_) return;
-  const std::size_t bytes = std::exchange(next_bytes_, std::nullopt).value_or(reducer_.limits().bytes);
+  const std::size_t bytes = std::exchange(next_bytes_, std::nullopt).value_or(reducer_.limits().bucket_bytes);
   auto order = reorders ? std::exchange(next_order_, {}) : reducer_.order();
   settled_ = true;
   if (!own_.empty()) {
@@ -124,7 +124,7 @@ void BoundGradients::apply_layout() {
 
 void BoundGradients::set_bucket_bytes(std::size_t bytes) {
   tuning_ = false;
-  choice_ = {.bytes = bytes, .trials = {}, .steps = 0};
+  choice_ = {.bucket_bytes = bytes, .trials = {}, .steps = 0};
   if (reducer_.rebuild_buckets(reducer_.order(), bytes) && own_.empty()) bind();
 }
 
@@ -133,9 +133,9 @@ void BoundGradients::tune() {
   if (tuner_ == nullptr) {
     const ddp::BucketLimits& limits = reducer_.limits();
     tuner_ = std::make_unique<ddp::BucketTuner>(group_.size() == 1
-                                                    ? std::vector<std::size_t>{limits.bytes}
+                                                    ? std::vector<std::size_t>{limits.bucket_bytes}
                                                     : ddp::sizes_to_try(reducer_.specs(), reducer_.order(), limits),
-                                                limits.bytes);
+                                                limits.bucket_bytes);
   }
   if (group_.device().kind != DeviceKind::kCpu) {  // a step ends when the device has done it
     std::vector<std::byte> count(reducer_.unused_count().size());
@@ -145,7 +145,7 @@ void BoundGradients::tune() {
   if (step_end_ && !tuner_->done() && tuner_->add_step(seconds_between(*step_end_, now))) {
     tuner_->settle(comm::largest_of_ranks(group_, tuner_->medians()));
   }
-  if (tuner_->bytes() != reducer_.limits().bytes) next_bytes_ = tuner_->bytes();
+  if (tuner_->bytes() != reducer_.limits().bucket_bytes) next_bytes_ = tuner_->bytes();
   if (tuner_->done()) {
     choice_ = tuner_->choice();
     tuning_ = false;

@@ -59,9 +59,10 @@ nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup&
 
 ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
-  const ddp::BucketLimits limits = {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
-                                    .bytes = options.bucket_mb ? static_cast<std::size_t>(*options.bucket_mb * kMib)
-                                                               : group.preferred_bucket_bytes()};
+  const ddp::BucketLimits limits = {.first_bucket_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
+                                    .bucket_bytes = options.bucket_mb
+                                                        ? static_cast<std::size_t>(*options.bucket_mb * kMib)
+                                                        : group.preferred_bucket_bytes()};
   return options.zero > 0 ? ShardedParameters::limits(limits, group.size()) : limits;
 }
 

@@ -385,7 +385,7 @@ std::optional<Resumed> resume_module(const checkpoint::CheckpointOptions& option
 
 checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp) {
   const auto& choice = ddp.bucket_choice();
-  return {.order = ddp.bucket_order(), .bytes = choice ? choice->bytes : 0};
+  return {.order = ddp.bucket_order(), .bucket_bytes = choice ? choice->bucket_bytes : 0};
 }
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
@@ -397,8 +397,9 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
   }
   optimizer.set_steps(resumed.manifest.optimizer_steps);
   ddp.set_bucket_order(resumed.manifest.buckets.order);
-  if (ddp.choosing_buckets() && resumed.manifest.buckets.bytes > 0 && resumed.manifest.world_size == group.size())
-    ddp.set_bucket_choice(resumed.manifest.buckets.bytes);
+  if (ddp.choosing_buckets() && resumed.manifest.buckets.bucket_bytes > 0 &&
+      resumed.manifest.world_size == group.size())
+    ddp.set_bucket_choice(resumed.manifest.buckets.bucket_bytes);
   ddp.check();
   if (!optimizer.is_sliced()) ddp::check_replicas(gradients, pieces_of(optimizer.moments()));
 }

@@ -53,9 +53,9 @@ void check_arguments(const ::torch::nn::Module* module, const comm::ProcessGroup
 
 ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
-  return {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
-          .bytes = options.bucket_cap_mb ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
-                                         : group.preferred_bucket_bytes()};
+  return {.first_bucket_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
+          .bucket_bytes = options.bucket_cap_mb ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
+                                                : group.preferred_bucket_bytes()};
 }
 
 /// The nodes that the backward which runs is limited to, as by autograd::grad(); nothing: to none.

@@ -43,7 +43,7 @@ TEST(BucketPlan, FollowsTheOrderAndAlignsSlots) {
 
 TEST(BucketPlan, TheFirstBucketHasItsOwnLimit) {
   const auto slots = slots_of({16, 16, 16, 16, 16});  // 64 bytes each
-  const auto plan = plan_buckets(slots, in_order(5), {.first_bytes = 64, .bytes = 128});
+  const auto plan = plan_buckets(slots, in_order(5), {.first_bucket_bytes = 64, .bucket_bytes = 128});
   ASSERT_EQ(plan.buckets.size(), 3u);
   EXPECT_THAT(plan.buckets[0].slots, ElementsAre(0));
   EXPECT_THAT(plan.buckets[1].slots, ElementsAre(1, 2));
@@ -52,13 +52,13 @@ TEST(BucketPlan, TheFirstBucketHasItsOwnLimit) {
 
 TEST(BucketPlan, ASlotLargerThanTheLimitHasABucketOfItsOwn) {
   const auto slots = slots_of({1, 1000, 1});
-  const auto plan = plan_buckets(slots, in_order(3), {.first_bytes = 300, .bytes = 300});
+  const auto plan = plan_buckets(slots, in_order(3), {.first_bucket_bytes = 300, .bucket_bytes = 300});
   ASSERT_EQ(plan.buckets.size(), 3u);
   EXPECT_THAT(plan.buckets[1].slots, ElementsAre(1));
 }
 
 TEST(BucketPlan, OneElement) {
-  const auto plan = plan_buckets(slots_of({1}), in_order(1), {.first_bytes = 1, .bytes = 1});
+  const auto plan = plan_buckets(slots_of({1}), in_order(1), {.first_bucket_bytes = 1, .bucket_bytes = 1});
   ASSERT_EQ(plan.buckets.size(), 1u);
   EXPECT_EQ(plan.buckets[0].bytes, comm::kArenaAlignment);
 }
@@ -77,7 +77,7 @@ TEST(BucketPlan, BytesDoNotDependOnOrderOrLimits) {
   const std::size_t bytes = plan_buckets(slots, order, {}).bytes;
   do {
     for (const std::size_t limit : {std::size_t{1}, std::size_t{300}, std::size_t{1} << 20}) {
-      const auto plan = plan_buckets(slots, order, {.first_bytes = limit, .bytes = limit});
+      const auto plan = plan_buckets(slots, order, {.first_bucket_bytes = limit, .bucket_bytes = limit});
       ASSERT_EQ(plan.bytes, bytes);
       // Every slot lies in its bucket, and nothing overlaps.
       std::vector<std::pair<std::size_t, std::size_t>> ranges;

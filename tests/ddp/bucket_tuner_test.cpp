@@ -42,10 +42,10 @@ TEST(BucketTuner, ChoosesTheSizeWithTheShortestSteps) {
   const std::vector<std::size_t> sizes = {1, 2, 4, 8, 16, 25, 32, 64};
   for (const std::size_t best : sizes) {
     const auto choice = tune(sizes, 25, [&](std::size_t bytes, std::size_t) { return bytes == best ? 1.0 : 1.5; });
-    EXPECT_EQ(choice.bytes, best);
+    EXPECT_EQ(choice.bucket_bytes, best);
     EXPECT_EQ(choice.trials.size(), sizes.size());
     EXPECT_LE(choice.steps, 90u);
-    for (const auto& trial : choice.trials) EXPECT_EQ(trial.step_seconds, trial.bytes == best ? 1.0 : 1.5);
+    for (const auto& trial : choice.trials) EXPECT_EQ(trial.step_seconds, trial.bucket_bytes == best ? 1.0 : 1.5);
   }
 }
 
@@ -58,12 +58,12 @@ TEST(BucketTuner, FirstStepsAndOutliersDoNotCount) {
     if (since == 2 && bytes == 2) return 50.0;  // an evaluation
     return bytes == 2 ? 1.0 : 1.2;
   });
-  EXPECT_EQ(choice.bytes, 2u);
+  EXPECT_EQ(choice.bucket_bytes, 2u);
 }
 
 TEST(BucketTuner, SmallGainsChangeNothing) {
   const auto choose = [](double others) {
-    return tune({1, 2, 4}, 4, [=](std::size_t bytes, std::size_t) { return bytes == 4 ? 1.0 : others; }).bytes;
+    return tune({1, 2, 4}, 4, [=](std::size_t bytes, std::size_t) { return bytes == 4 ? 1.0 : others; }).bucket_bytes;
   };
   EXPECT_EQ(choose(0.995), 4u);
   EXPECT_NE(choose(0.98), 4u);
@@ -90,22 +90,23 @@ TEST(BucketTuner, OneSizeIsTheChoice) {
 }
 
 TEST(BucketTuner, SizesThatGiveTheSameBucketsAreTriedOnce) {
-  EXPECT_THAT(tried(slots_of({3, 3, 3, 3}), {.bytes = 25 * kMib}), ElementsAre(1, 8, 25));
-  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bytes = 25 * kMib}), ElementsAre(1, 2, 25));
-  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bytes = 2 * kMib}), ElementsAre(1, 2, 4));
-  EXPECT_THAT(tried(slots_of({40, 40, 40}), {.bytes = 25 * kMib}), ElementsAre(25, 120));
-  EXPECT_THAT(tried({}, {.bytes = 25 * kMib}), ElementsAre(25));
-  EXPECT_THAT(tried({{"p", 1, DType::kF32}}, {.bytes = 25 * kMib}), ElementsAre(25));
+  EXPECT_THAT(tried(slots_of({3, 3, 3, 3}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 8, 25));
+  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 2, 25));
+  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bucket_bytes = 2 * kMib}), ElementsAre(1, 2, 4));
+  EXPECT_THAT(tried(slots_of({40, 40, 40}), {.bucket_bytes = 25 * kMib}), ElementsAre(25, 120));
+  EXPECT_THAT(tried({}, {.bucket_bytes = 25 * kMib}), ElementsAre(25));
+  EXPECT_THAT(tried({{"p", 1, DType::kF32}}, {.bucket_bytes = 25 * kMib}), ElementsAre(25));
 }
 
 TEST(BucketTuner, TheChoiceIsALine) {
-  EXPECT_EQ(describe(BucketChoice{
-                .bytes = 2'000'000,
-                .trials = {{.bytes = 1'000'000, .step_seconds = 0.0405}, {.bytes = 2'000'000, .step_seconds = 0.038}},
-                .steps = 24}),
+  EXPECT_EQ(describe(BucketChoice{.bucket_bytes = 2'000'000,
+                                  .trials = {{.bucket_bytes = 1'000'000, .step_seconds = 0.0405},
+                                             {.bucket_bytes = 2'000'000, .step_seconds = 0.038}},
+                                  .steps = 24}),
             "buckets of 2.0 MB, with which a step takes 38 ms (1.0 MB: 40.5), chosen in 24 steps");
-  EXPECT_THAT(describe(BucketChoice{.bytes = 1'000'000, .trials = {}, .steps = 0}), ::testing::HasSubstr("resumed"));
-  EXPECT_THAT(describe(BucketChoice{.bytes = 1'000'000, .trials = {{.bytes = 1'000'000}}, .steps = 0}),
+  EXPECT_THAT(describe(BucketChoice{.bucket_bytes = 1'000'000, .trials = {}, .steps = 0}),
+              ::testing::HasSubstr("resumed"));
+  EXPECT_THAT(describe(BucketChoice{.bucket_bytes = 1'000'000, .trials = {{.bucket_bytes = 1'000'000}}, .steps = 0}),
               ::testing::HasSubstr("no other size"));
 }
 

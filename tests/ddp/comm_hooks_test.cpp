@@ -109,7 +109,9 @@ void PrintTo(const Case& one, std::ostream* out) { *out << one.spec << " in " <<
 
 class CommHooks : public ::testing::TestWithParam<Case> {
  protected:
-  BucketLimits limits() const { return {.first_bytes = GetParam().bucket_bytes, .bytes = GetParam().bucket_bytes}; }
+  BucketLimits limits() const {
+    return {.first_bucket_bytes = GetParam().bucket_bytes, .bucket_bytes = GetParam().bucket_bytes};
+  }
   double rounding() const { return 3 * (std::string_view(GetParam().spec) == "fp16" ? 0x1p-11 : 0x1p-8) / 2; }
   bool feeds_back() const {
     const std::string_view spec = GetParam().spec;

@@ -39,7 +39,7 @@ TEST(ReducerMisuse, InvalidBucketsOrWithinAStep) {
   for (int round = 0; round < 2; ++round)
     EXPECT_THAT(refusal_of([&] { reducer.rebuild_buckets({0, 7, 1}, 64); }), HasSubstr("unknown or stands twice"));
   EXPECT_EQ(reducer.order(), before);
-  EXPECT_NE(reducer.limits().bytes, 64u);
+  EXPECT_NE(reducer.limits().bucket_bytes, 64u);
   reducer.begin_step(1);
   reducer.gradient<float>(0)[2] = 5;
   EXPECT_THAT(refusal_of([&] { reducer.rebuild_buckets({0, 1, 2}); }), HasSubstr("other buckets within a step"));

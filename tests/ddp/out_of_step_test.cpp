@@ -22,7 +22,7 @@ class OutOfStep : public ::testing::Test {
     options.timeout_seconds = 30;
     group_ = comm::make_group(testing::world(), options);
     reducer_.emplace(*group_, std::vector<SlotSpec>{{"a", 3000}, {"b", 5000}, {"c", 7}},
-                     BucketLimits{.first_bytes = 1 << 10, .bytes = 1 << 10});
+                     BucketLimits{.first_bucket_bytes = 1 << 10, .bucket_bytes = 1 << 10});
   }
 
   // mpirun wants a word of farewell from every rank.

@@ -59,7 +59,7 @@ TEST(ReducerShards, SumsAlongTheTreeWhateverIsMissing) {
     for (const std::size_t at_once : {1u, 2u, 3u})
       for (const std::size_t bucket_bytes : {64u, 1u << 20}) {
         SCOPED_TRACE(fmt::format("{} shards, {} at once, {} bytes a bucket", shards, at_once, bucket_bytes));
-        Reducer reducer(group(), kSlots, {.first_bytes = bucket_bytes, .bytes = bucket_bytes},
+        Reducer reducer(group(), kSlots, {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes},
                         {.find_unused = true,
                          .tree = &group().define_tree(shards),
                          .shards_at_once = at_once,

@@ -58,7 +58,7 @@ class ReducerLimits : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
   const auto slots = some_slots();
-  Reducer reducer(group(), slots, {.first_bytes = GetParam(), .bytes = GetParam()});
+  Reducer reducer(group(), slots, {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()});
   std::mt19937 random(static_cast<unsigned>(7 + group().rank()));  // each rank its own order
   for (int step = 1; step <= 6; ++step) {
     reducer.begin_step(step);
@@ -88,7 +88,7 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
 }
 
 TEST_P(ReducerLimits, RanksWithoutSamplesContributeZeros) {
-  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()});
+  Reducer reducer(group(), some_slots(), {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()});
   for (int step = 1; step <= group().size(); ++step) {
     // In step s the ranks below s have samples.
     reducer.begin_step(step);
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Limits, ReducerLimits, ::testing::Values(1, 300, 4096, 
 // In step s rank r lacks slot (r + s) mod 5, and nobody has slot 3 in even steps.
 TEST_P(ReducerLimits, UnusedSlotsAreZeroAndSkippedWhereUnusedEverywhere) {
   for (const bool late : {false, true}) {
-    Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()},
+    Reducer reducer(group(), some_slots(), {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()},
                     {.find_unused = true, .start_late = late});
     const auto lacks = [](int rank, std::size_t slot, int step) {
       return static_cast<int>(slot) == (rank + step) % 5 || (slot == 3 && step % 2 == 0);
@@ -153,7 +153,7 @@ TEST_P(ReducerLimits, UnusedSlotsAreZeroAndSkippedWhereUnusedEverywhere) {
 }
 
 TEST_P(ReducerLimits, GradientMissingOnOneRankIsNamedByAllAndRecoverable) {
-  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()});
+  Reducer reducer(group(), some_slots(), {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()});
   reducer.begin_step(7);
   const int last = group().size() - 1;
   for (const std::size_t slot : {4u, 2u, 1u, 0u, 3u})
@@ -180,7 +180,8 @@ TEST_P(ReducerLimits, F64KeepsItsDigitsBesideF32) {
                                                                          {DType::kF32, DType::kF64, DType::kF32}}) {
     std::vector<SlotSpec> slots;
     for (const DType type : types) slots.push_back({fmt::format("w{}", slots.size()), 100, type});
-    Reducer reducer(group(), slots, {.first_bytes = GetParam(), .bytes = GetParam()}, {.find_unused = true});
+    Reducer reducer(group(), slots, {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()},
+                    {.find_unused = true});
     for (int step = 1; step <= 3; ++step) {
       reducer.begin_step(step);
       tail_of(reducer)[1] = static_cast<float>(group().rank() + 1);
@@ -211,7 +212,7 @@ TEST_P(ReducerLimits, F64KeepsItsDigitsBesideF32) {
 }
 
 TEST(Reducer, RebuildsBucketsAsTheFirstRankWithSamples) {
-  Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
+  Reducer reducer(group(), some_slots(), {.first_bucket_bytes = 1, .bucket_bytes = 1});
   const int first = group().size() - 1;  // the only rank with samples
   reducer.begin_step(1);
   if (group().rank() == first) {
@@ -278,7 +279,8 @@ class HalvingHook final : public CommHook {
 
 // Buckets go through the hook; the tail and the counts of unused slots do not.
 TEST_P(ReducerLimits, AHookCarriesTheBucketsAndNothingElse) {
-  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()}, {.find_unused = true});
+  Reducer reducer(group(), some_slots(), {.first_bucket_bytes = GetParam(), .bucket_bytes = GetParam()},
+                  {.find_unused = true});
   const auto hook = std::make_shared<HalvingHook>();
   reducer.register_comm_hook(hook);
   for (int step = 1; step <= 3; ++step) {
@@ -449,7 +451,7 @@ TEST(Reducer, NamesGradientsThatNeverCame) {
 }
 
 TEST(Reducer, KeepsTimesInOrder) {
-  Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
+  Reducer reducer(group(), some_slots(), {.first_bucket_bytes = 1, .bucket_bytes = 1});
   reducer.begin_step(1);
   for (const std::size_t slot : {4u, 3u, 2u, 1u, 0u}) {
     write(reducer, slot, 1);

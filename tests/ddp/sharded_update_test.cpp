@@ -23,8 +23,8 @@ TEST(ShardedUpdate, ShareOutWholeBlocks) {
     for (const int ranks : {1, 2, 3, 7})
       for (const std::size_t limit : {std::size_t{1}, std::size_t{9000}, std::size_t{1} << 30}) {
         const BucketPlan plan = plan_buckets(slots, order,
-                                             {.first_bytes = limit,
-                                              .bytes = limit,
+                                             {.first_bucket_bytes = limit,
+                                              .bucket_bytes = limit,
                                               .slot_alignment = kBlock * 4,
                                               .bucket_multiple = kBlock * 4 * static_cast<std::size_t>(ranks)});
         std::size_t bytes = 0;

@@ -72,31 +72,31 @@ const DistributedDataParallel::Options kTuned = {.tune_bucket_mb = true, .first_
 
 void choose(const DistributedDataParallel::Options& options) {
   Steps steps(options);
-  const std::size_t preferred = steps.ddp.reducer().limits().bytes;
+  const std::size_t preferred = steps.ddp.reducer().limits().bucket_bytes;
   std::vector<std::size_t> sizes;  // in the order in which they were tried
   while (steps.ddp.choosing_buckets()) {
     ASSERT_LT(steps.steps, 100);
     EXPECT_FALSE(steps.ddp.settled());
     steps.run(steps.steps % 3 == 1);
     if (::testing::Test::HasFailure()) return;
-    sizes.push_back(steps.ddp.reducer().limits().bytes);
+    sizes.push_back(steps.ddp.reducer().limits().bucket_bytes);
   }
   const auto& choice = steps.ddp.bucket_choice();
   ASSERT_TRUE(choice);
   for (int i = 0; i < 3; ++i) steps.run(i == 1);
   EXPECT_TRUE(steps.ddp.settled());
-  EXPECT_EQ(steps.ddp.reducer().limits().bytes, choice->bytes);
-  const auto all = group().all_gather_numbers(static_cast<std::int64_t>(choice->bytes));
+  EXPECT_EQ(steps.ddp.reducer().limits().bucket_bytes, choice->bucket_bytes);
+  const auto all = group().all_gather_numbers(static_cast<std::int64_t>(choice->bucket_bytes));
   EXPECT_THAT(all, ::testing::Each(all.front()));
   EXPECT_EQ(steps.ddp.bucket_order().size(), steps.ddp.parameters().size());
   if (ranks() == 1) {
-    EXPECT_EQ(choice->bytes, preferred);
+    EXPECT_EQ(choice->bucket_bytes, preferred);
     EXPECT_EQ(choice->steps, 0u);
     return;
   }
   for (const std::size_t bytes : {kMib, 2 * kMib, preferred})
     EXPECT_THAT(sizes, ::testing::Contains(bytes)) << "was not tried";
-  for (const auto& trial : choice->trials) EXPECT_GT(trial.step_seconds, 0) << trial.bytes;
+  for (const auto& trial : choice->trials) EXPECT_GT(trial.step_seconds, 0) << trial.bucket_bytes;
 }
 
 TEST(BucketChoices, GradientsStayRightWhileSizesAreTried) { choose(kTuned); }
@@ -117,7 +117,7 @@ TEST(BucketChoices, AnEarlierRunsChoiceIsTaken) {
   EXPECT_FALSE(resumed.ddp.choosing_buckets());
   for (int i = 0; i < 6; ++i) {
     resumed.run(i % 2 == 1);
-    EXPECT_EQ(resumed.ddp.reducer().limits().bytes, 2 * kMib);
+    EXPECT_EQ(resumed.ddp.reducer().limits().bucket_bytes, 2 * kMib);
     EXPECT_EQ(resumed.ddp.reducer().plan().buckets.size(), 3u);
   }
   EXPECT_TRUE(resumed.ddp.bucket_choice()->trials.empty());

@@ -184,7 +184,7 @@ TEST_F(DistributedMisuse, AGroupThatEndsBeforeWhatSumsOverIt) {
   std::unique_ptr<comm::ProcessGroup> alone = std::make_unique<comm::SelfGroup>(std::chrono::seconds(30));
   std::optional<DistributedDataParallel> ddp(std::in_place, *net, *alone);
   std::optional<ddp::Reducer> reducer(std::in_place, *alone, std::vector<ddp::SlotSpec>{{"w", 4, DType::kF32}},
-                                      ddp::BucketLimits{.first_bytes = 64, .bytes = 64});
+                                      ddp::BucketLimits{.first_bucket_bytes = 64, .bucket_bytes = 64});
   pass(*ddp);
   alone.reset();
   EXPECT_THAT(refusal_of([&] { (*ddp)(tape, input()); }), HasSubstr("over a group that is gone"));
@@ -222,7 +222,7 @@ TEST_F(DistributedMisuse, ACallFromAnotherThread) {
 TEST_F(DistributedMisuse, TwoReducersOnOneGroup) {
   const auto make = [&] {
     return std::make_unique<ddp::Reducer>(group(), std::vector<ddp::SlotSpec>{{"w", 4, DType::kF32}},
-                                          ddp::BucketLimits{.first_bytes = 64, .bytes = 64});
+                                          ddp::BucketLimits{.first_bucket_bytes = 64, .bucket_bytes = 64});
   };
   const auto first = make(), second = make();
   const auto set = [](ddp::Reducer& reducer, float value) {

@@ -20,8 +20,8 @@ struct SlotSpec {
 };
 
 struct BucketLimits {
-  std::size_t first_bytes = std::size_t{1} << 20;  // small, so that communication starts early
-  std::size_t bytes = std::size_t{25} << 20;
+  std::size_t first_bucket_bytes = std::size_t{1} << 20;  // small, so that communication starts early
+  std::size_t bucket_bytes = std::size_t{25} << 20;
   /// Slots begin at multiples of so many bytes of their bucket, and a bucket has a multiple of so many (both of 64):
   /// what has to be shared out evenly (Note [Sharded updates]). Neither is 0.
   std::size_t slot_alignment = 64, bucket_multiple = 64;
@@ -52,10 +52,10 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
 /// A size of buckets that was chosen because steps were shortest with it, and what was measured.
 struct BucketChoice {
   struct Trial {
-    std::size_t bytes = 0;    // BucketLimits::bytes
+    std::size_t bucket_bytes = 0;
     double step_seconds = 0;  // median of the slowest rank's
   };
-  std::size_t bytes = 0;      // BucketLimits::bytes
+  std::size_t bucket_bytes = 0;
   std::vector<Trial> trials;  // in ascending order; empty: it is an earlier run's choice
   std::size_t steps = 0;      // that were measured
 };

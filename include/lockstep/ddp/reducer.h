@@ -175,8 +175,10 @@ class Reducer {
   std::vector<std::size_t> observed_order();
   /// Between steps: buckets follow `order`, every slot once, the same on all ranks. True when storage has moved, with
   /// its content lost, and producers must ask for it again.
-  bool rebuild_buckets(std::vector<std::size_t> order) { return rebuild_buckets(std::move(order), limits_.bytes); }
-  /// The same with buckets of `bytes` (BucketLimits::bytes).
+  bool rebuild_buckets(std::vector<std::size_t> order) {
+    return rebuild_buckets(std::move(order), limits_.bucket_bytes);
+  }
+  /// The same with buckets of `bytes` (BucketLimits::bucket_bytes).
   bool rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes);
   /// The slots as buckets take them; rebuild_buckets() changes this, plan() and limits().
   const std::vector<std::size_t>& order() const { return order_; }

@@ -292,8 +292,8 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// With Options::tune_bucket_mb, once it is chosen.
   const std::optional<ddp::BucketChoice>& bucket_choice() const { return gradients_->bucket_choice(); }
   bool choosing_buckets() const { return gradients_->tunes_bucket_bytes(); }
-  /// Before the first step, with tune_bucket_mb (else UsageError): an earlier run's choice, BucketChoice::bytes, above
-  /// 0. Nothing is tried then.
+  /// Before the first step, with tune_bucket_mb (else UsageError): an earlier run's choice, BucketChoice::bucket_bytes,
+  /// above 0. Nothing is tried then.
   void set_bucket_choice(std::size_t bytes);
 
   /// Whether it is the caller who checks for unused parameters: Options::defer_unused_check, on a device.
