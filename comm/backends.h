@@ -27,8 +27,9 @@ struct JoinedRanks {
   const GroupOptions& options;
   std::unique_ptr<Store>& store;
   Peers& peers;
-  Clock::duration timeout;
   const Subgroup* subgroup = nullptr;  // they are a part of a group, which is being split
+
+  Clock::duration timeout() const { return duration_of(options.timeout_seconds); }
 };
 
 /// Why ranks cannot use a backend.

@@ -59,7 +59,7 @@ void agree_on_encryption(Store& store, const World& world, Deadline deadline) {
   if (ranks.options.backend != kAutoBackend)
     whats.push_back(fmt::format("--backend {} is asked for", ranks.options.backend));
   const std::string what = join(whats, ", and ");
-  ranks.store->leave(Deadline::after(ranks.timeout));
+  ranks.store->leave(Deadline::after(ranks.timeout()));
   if (ranks.world.rank > 0) throw PeerError(static_cast<int>(ExitCode::kUsage), what);
   throw UsageError(what, reasons.back().remedy);
 }
@@ -115,7 +115,7 @@ void check_encryption(const World& world, const GroupOptions& options, const Bac
 }
 
 std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options, const MpiRanks* over) {
-  const auto deadline = Deadline::after(duration_of(options.timeout_seconds));
+  const auto deadline = Deadline::after_seconds(options.timeout_seconds);
   auto store = world.over_tcp() ? make_tcp_store(world, deadline) : make_mpi_store(world, deadline, over);
   try {
     return make_joined_group(world, options, store);
@@ -161,12 +161,11 @@ std::unique_ptr<ProcessGroup> make_original(
 
 std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupOptions& options,
                                                 std::unique_ptr<Store>& store, const Subgroup* subgroup) {
-  const auto timeout = duration_of(options.timeout_seconds);
-  Peers peers(*store, Deadline::after(timeout), subgroup != nullptr && subgroup->oversubscribed);
+  Peers peers(*store, Deadline::after_seconds(options.timeout_seconds),
+              subgroup != nullptr && subgroup->oversubscribed);
   if (subgroup == nullptr && !world.over_tcp() && peers.hosts().size() > 1)
-    agree_on_encryption(*store, world, Deadline::after(timeout));
-  const JoinedRanks ranks{
-      .world = world, .options = options, .store = store, .peers = peers, .timeout = timeout, .subgroup = subgroup};
+    agree_on_encryption(*store, world, Deadline::after_seconds(options.timeout_seconds));
+  const JoinedRanks ranks{.world = world, .options = options, .store = store, .peers = peers, .subgroup = subgroup};
   return make_first_of(usable(candidates(backend_family(options.backend)), ranks), ranks);
 }
 

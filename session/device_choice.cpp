@@ -48,7 +48,7 @@ class Plan {
     if (request.kind == Kind::kCpu) {
       check_listed(rank);
       DeviceChoice choice;
-      if (view(rank).all && !request.indices.empty()) choice.devices = request.indices;
+      if (view(rank).all_devices && !request.indices.empty()) choice.devices = request.indices;
       return choice;
     }
     if (request.kind == Kind::kAuto)
@@ -60,7 +60,7 @@ class Plan {
     }
     return {.device = {DeviceKind::kCuda, place.gpu},
             .gpu = gpu_of(rank),
-            .devices = view(rank).all ? place.all : std::vector<int>{place.gpu},
+            .devices = view(rank).all_devices ? place.all : std::vector<int>{place.gpu},
             .why_cpu = {},
             .tell = false};
   }
@@ -69,12 +69,12 @@ class Plan {
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   const RankView& view(int rank) const { return ranks_[at(rank)]; }
   const VisibleGpu& gpu_of(int rank) const { return view(rank).visible.gpus[at(places_[at(rank)].gpu)]; }
-  bool is_alone(const Ranks& members) const { return members.size() == 1 && view(members.front()).all; }
+  bool is_alone(const Ranks& members) const { return members.size() == 1 && view(members.front()).all_devices; }
 
   /// CPU devices are as many as are named.
   void check_listed(int rank) const {
     const auto& listed = requests_[at(rank)].indices;
-    if (listed.empty() || at(view(rank).local_rank) < listed.size() || view(rank).share) return;
+    if (listed.empty() || at(view(rank).local_rank) < listed.size() || view(rank).share_devices) return;
     throw DeviceError(
         fmt::format("--device {}: local rank {} of host {}, and {} CPU device{} in this list", view(rank).device,
                     view(rank).local_rank, view(rank).host, listed.size(), listed.size() == 1 ? "" : "s"),
@@ -156,7 +156,7 @@ class Plan {
     }
     const auto offered = offered_to(members);
     if (offered.empty()) return;
-    const bool share = std::ranges::all_of(members, [&](int rank) { return view(rank).share; });
+    const bool share = std::ranges::all_of(members, [&](int rank) { return view(rank).share_devices; });
     if (members.size() > offered.size() && !share) {
       const bool named = !requests_[at(members.front())].indices.empty();
       refuse(members, {fmt::format("{} ranks on host {}, and {} {}", members.size(), first.host,
@@ -188,7 +188,7 @@ class Plan {
       const VisibleGpu& gpu = gpu_of(first);
       const std::string who = fmt::format("rank {} and rank {} would both compute on {} of host {}", first, second,
                                           to_string(gpu, places_[at(first)].gpu), view(first).host);
-      if (!std::ranges::all_of(together, [&](int rank) { return view(rank).share; }))
+      if (!std::ranges::all_of(together, [&](int rank) { return view(rank).share_devices; }))
         refuse(together, {.what = who,
                           .remedy = "give each rank a GPU of its own (--device, CUDA_VISIBLE_DEVICES), or all of them "
                                     "--share-devices",

@@ -28,8 +28,8 @@ struct DeviceChoice {
 /// it sees with most free memory. So where a launcher shows each rank a GPU of its own, each takes its index 0. `auto`
 /// is `cuda` if that gives every rank that asks for it a GPU, and else the CPU for all of them.
 ///
-/// A rank that computes on several devices (RankView::all; it is the only one) takes all that it asks for: of `cuda`
-/// all GPUs that it sees, of `cuda:free` the emptiest (devices::emptiest), the one with most free memory first.
+/// A rank that computes on several devices (RankView::all_devices; it is the only one) takes all that it asks for: of
+/// `cuda` all GPUs that it sees, of `cuda:free` the emptiest (devices::emptiest), the one with most free memory first.
 ///
 /// Throws DeviceError if there is no such device or it takes no (more) processes, if there are more ranks than devices,
 /// and if several ranks would compute on one GPU without `share`.

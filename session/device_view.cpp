@@ -103,8 +103,8 @@ std::string encode(const RankView& view) {
                      {"host", view.host},
                      {"local_rank", view.local_rank},
                      {"device", view.device},
-                     {"share", view.share},
-                     {"all", view.all},
+                     {"share", view.share_devices},
+                     {"all", view.all_devices},
                      {"gpus", std::move(gpus)},
                      {"problem", view.visible.problem},
                      {"remedy", view.visible.remedy},
@@ -120,8 +120,8 @@ RankView decode_view(const std::string& text) {
   view.host = json.at("host");
   view.local_rank = json.at("local_rank");
   view.device = json.at("device");
-  view.share = json.at("share");
-  view.all = json.at("all");
+  view.share_devices = json.at("share");
+  view.all_devices = json.at("all");
   for (const auto& gpu : json.at("gpus")) view.visible.gpus.push_back(gpu_of(gpu));
   view.visible.problem = json.at("problem");
   view.visible.remedy = json.at("remedy");

@@ -48,8 +48,8 @@ struct RankView {
   std::string host;     // for people
   int local_rank = 0;   // orders the ranks of a machine
   std::string device = "auto";
-  bool share = false;
-  bool all = false;  // it computes on all devices that it asks for
+  bool share_devices = false;
+  bool all_devices = false;  // it computes on all that it asks for
   VisibleGpus visible;
   friend bool operator==(const RankView&, const RankView&) = default;
 };

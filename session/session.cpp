@@ -57,8 +57,8 @@ RankView view_of(const SessionOptions& options, const Session& session) {
                 .host = host_name(),
                 .local_rank = session.world.local_rank,
                 .device = options.device,
-                .share = options.share_devices,
-                .all = options.all_devices,
+                .share_devices = options.share_devices,
+                .all_devices = options.all_devices,
                 .visible = {}};
   if (parse_device(options.device).kind != DeviceRequest::Kind::kCpu)
     view.visible = list_visible_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);

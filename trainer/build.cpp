@@ -21,6 +21,13 @@
 
 namespace lockstep::trainer {
 
+session::SessionOptions session_options_of(const TrainConfig& config) {
+  session::SessionOptions options = config;
+  options.all_devices = config.parallel == Parallel::kDp;
+  options.autotune = config.autotune.value_or(true);
+  return options;
+}
+
 session::Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
   const session::SessionChecks checks = {
       .before =
@@ -31,9 +38,7 @@ session::Session open_session(const TrainConfig& config, const std::optional<Usa
             if (comm::discover_world(env).rank == 0) check_output_files(config);
           },
       .device = [&](DeviceKind kind, const std::string& why) { check_gpu_options(config, kind, why); }};
-  session::SessionOptions options = config;
-  options.all_devices = config.parallel == Parallel::kDp;
-  options.autotune = config.autotune.value_or(true);
+  const session::SessionOptions options = session_options_of(config);
   session::Session session = session::open_session(options, checks);
   if (session.group->rank() == 0) session::warn_of_unused(options, session);
   return session;

@@ -19,6 +19,8 @@
 
 namespace lockstep::trainer {
 
+/// The part of `config` that is a session's. Kernels of GPUs are timed unless it says not to.
+session::SessionOptions session_options_of(const TrainConfig& config);
 /// Collective: session::open_session(), where `refusal` and `config` are what is checked. One rank warns of what has no
 /// effect.
 session::Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal);

@@ -6,22 +6,17 @@
 #include "base/text.h"
 #include "lockstep/base/env.h"
 #include "session/opening.h"
+#include "trainer/build.h"
 
 namespace lockstep::trainer {
 namespace {
-
-nn::CudaOptions gpu_options(const TrainConfig& config) {
-  session::SessionOptions options = config;
-  options.autotune = config.autotune.value_or(true);
-  return session::cuda_options(options, 0);
-}
 
 parallel::Devices devices_of(const TrainConfig& config, session::Session& session) {
   const std::vector<int>& ids = session.devices;
   const int threads = session.threads;
   auto devices = session.device.kind == DeviceKind::kCpu
                      ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
-                     : parallel::Devices::cuda(gpu_options(config));
+                     : parallel::Devices::cuda(session::cuda_options(session_options_of(config), 0));
   devices.adopt(ids.front(), *session.backend);
   return devices;
 }

@@ -240,7 +240,7 @@ const BackendFamily& hosts_backend() {
       .make = [](JoinedRanks ranks) -> std::unique_ptr<ProcessGroup> {
         Rendezvous rendezvous = ranks.world.rendezvous;
         if (!ranks.world.over_tcp()) rendezvous.host.clear();
-        return make_hosts_group(std::move(ranks.store), std::move(ranks.peers), rendezvous, ranks.timeout,
+        return make_hosts_group(std::move(ranks.store), std::move(ranks.peers), rendezvous, ranks.timeout(),
                                 ranks.options.wants_thread());
       },
   };

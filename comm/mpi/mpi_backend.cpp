@@ -25,11 +25,11 @@ const BackendFamily& mpi_backend() {
       },
       .make =
           [](JoinedRanks ranks) {
-            if (ranks.subgroup == nullptr) return make_mpi_group(std::move(ranks.store), ranks.timeout);
+            if (ranks.subgroup == nullptr) return make_mpi_group(std::move(ranks.store), ranks.timeout());
             const Subgroup& part = *ranks.subgroup;
             auto store = make_mpi_store(ranks.world, *part.parent_store, part.members, part.job_ranks,
-                                        part.oversubscribed, Deadline::after(ranks.timeout));
-            return make_mpi_group(std::move(store), ranks.timeout);
+                                        part.oversubscribed, Deadline::after(ranks.timeout()));
+            return make_mpi_group(std::move(store), ranks.timeout());
           },
       .start = [](const World& world, const GroupOptions& options,
                   const MpiRanks* over) { return make_mpi_group(world, options, over); },

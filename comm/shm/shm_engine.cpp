@@ -391,7 +391,7 @@ const BackendFamily& shm_backend() {
       },
       .make =
           [](JoinedRanks ranks) {
-            return make_shm_group(std::move(ranks.store), std::move(ranks.peers), ranks.timeout);
+            return make_shm_group(std::move(ranks.store), std::move(ranks.peers), ranks.timeout());
           },
   };
   return family;

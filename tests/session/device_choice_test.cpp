@@ -28,7 +28,7 @@ std::vector<RankView> ranks(int count, const std::string& device, const VisibleG
   std::vector<RankView> made;
   for (int r = 0; r < count; ++r)
     made.push_back(
-        {.machine = "m", .host = "a", .local_rank = r, .device = device, .share = share, .visible = visible});
+        {.machine = "m", .host = "a", .local_rank = r, .device = device, .share_devices = share, .visible = visible});
   return made;
 }
 
@@ -135,7 +135,7 @@ TEST(ChooseDevice, ThoseWithMostFreeMemory) {
 /// All devices of one process that computes on several.
 std::vector<int> devices_of_one(const std::string& device, const VisibleGpus& visible) {
   auto views = ranks(1, device, visible);
-  views[0].all = true;
+  views[0].all_devices = true;
   const auto choice = choose_device(views, 0);
   if (choice.device.kind == DeviceKind::kCuda) {
     EXPECT_EQ(choice.device.index, choice.devices.front());
@@ -172,7 +172,7 @@ TEST(ChooseDevice, OneProcessOnTheEmptiest) {
   gpus.list[5].compute_mode = devices::ComputeMode::kProhibited;
   EXPECT_THAT(devices_of_one("cuda:free", visible_to(gpus)), ElementsAre(2));
   auto views = ranks(1, "cuda:0,5", visible_to(gpus));
-  views[0].all = true;
+  views[0].all_devices = true;
   EXPECT_THAT(refusal(views, 0), HasSubstr("GPU 5 (NVIDIA H100 80GB HBM3, 0000:6b:00.0) is 'prohibited'"));
 }
 
@@ -225,7 +225,7 @@ TEST(ChooseDevice, MoreRanksThanGpus) {
   EXPECT_THAT(indices(ranks(3, "cuda:0,0,1", two, true)), ElementsAre(0, 0, 1));
   // All who share must have said so.
   auto views = ranks(3, "cuda", two, true);
-  views[2].share = false;
+  views[2].share_devices = false;
   EXPECT_THAT(refusal_of_all(views), HasSubstr("3 ranks on host a, and 2 GPUs"));
 }
 
@@ -240,7 +240,7 @@ TEST(ChooseDevice, TwoRanksOnOneGpu) {
                               "host a"),
                     HasSubstr("--share-devices")));
   EXPECT_THAT(refusal(views, 2), HasSubstr("rank 1 and rank 2"));
-  for (auto& view : views) view.share = true;
+  for (auto& view : views) view.share_devices = true;
   EXPECT_THAT(indices(views), ElementsAre(1, 2, 2));
   // Lists of their own that share one GPU, under different numbers.
   views = ranks(2, "cuda", {});

@@ -126,8 +126,13 @@ TEST(ListVisibleGpus, UnknownMemory) {
 }
 
 TEST(RankView, TravelsAsText) {
-  RankView view{
-      .machine = "2f1c", .host = "a", .local_rank = 3, .device = "cuda:0,3", .share = true, .all = true, .visible = {}};
+  RankView view{.machine = "2f1c",
+                .host = "a",
+                .local_rank = 3,
+                .device = "cuda:0,3",
+                .share_devices = true,
+                .all_devices = true,
+                .visible = {}};
   EXPECT_EQ(decode_view(encode(view)), view);
   auto gpus = recorded_gpus("eight_gpus");
   gpus.list[0].compute_mode = devices::ComputeMode::kProhibited;
