@@ -19,7 +19,7 @@ struct Checkpointer::State {
   session::Session& session;
   parallel::DistributedDataParallel& ddp;
   nn::Optimizer& optimizer;
-  Options options;
+  Subject subject;
   checkpoint::Checkpoints checkpoints;
   bool loaded = false;
   std::int64_t step = 0;  // of the last one
@@ -27,7 +27,7 @@ struct Checkpointer::State {
   checkpoint::CheckpointManifest plan() const {
     checkpoint::CheckpointManifest plan;
     plan.world_size = session.group->size();
-    plan.identity = {{"model", options.name}};
+    plan.identity = {{"model", subject.name}};
     plan.settings = {{"ranks", fmt::to_string(session.group->size())},
                      {"lockstep", fmt::format("{} {}", version(), git_revision())}};
     return plan;
@@ -35,23 +35,21 @@ struct Checkpointer::State {
 };
 
 Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
-                           Options options) {
+                           checkpoint::CheckpointOptions options, Subject subject) {
   check_usage(!options.checkpoint_dir.empty(), "checkpoints without a directory",
-              "give Checkpointer::Options::checkpoint_dir");
-  check_usage(options.keep >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
-  const checkpoint::CheckpointOptions wanted = {.checkpoint_dir = options.checkpoint_dir,
-                                                .checkpoint_every = {},
-                                                .keep = options.keep,
-                                                .checkpoint_mirror = {},
-                                                .resume = "auto",
-                                                .resume_data_changed = options.resume_data_changed};
+              "give CheckpointOptions::checkpoint_dir");
+  check_usage(options.keep.value_or(0) >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
+  check_usage(!options.checkpoint_every && options.checkpoint_mirror.empty() && options.resume.empty(),
+              "a Checkpointer with checkpoint_every, checkpoint_mirror or resume",
+              "leave them out: call save() when a checkpoint is due, and load_latest() to resume");
+  options.resume = "auto";
   std::vector<std::string> writes;
   if (session.group->rank() == 0) writes.push_back(options.checkpoint_dir);
   state_.reset(new State{.session = session,
                          .ddp = ddp,
                          .optimizer = optimizer,
-                         .options = std::move(options),
-                         .checkpoints = checkpoint::Checkpoints(wanted, std::move(writes))});
+                         .subject = std::move(subject),
+                         .checkpoints = checkpoint::Checkpoints(std::move(options), std::move(writes))});
 }
 
 Checkpointer::~Checkpointer() = default;
@@ -61,7 +59,7 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   check_usage(!state.loaded, "load_latest() a second time", "call it once, before the first step");
   comm::ProcessGroup& group = *state.session.group;
   checkpoint::CheckpointManifest plan = state.plan();
-  if (state.options.data != nullptr) plan.data = data_facts_of(*state.options.data, group);
+  if (state.subject.data != nullptr) plan.data = data_facts_of(*state.subject.data, group);
   const auto resumed =
       resume_module(state.checkpoints.options(), nullptr, group, state.session.gradients(), plan, state.ddp.module());
   if (resumed) {
@@ -74,7 +72,8 @@ std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSample
   }
   std::optional<checkpoint::OwnPart> part;
   if (state.optimizer.is_sliced() && group.size() > 1)
-    part = place_part(look_at_directory(state.options.checkpoint_dir, group), group, state.ddp, state.optimizer, plan);
+    part = place_part(look_at_directory(state.checkpoints.options().checkpoint_dir, group), group, state.ddp,
+                      state.optimizer, plan);
   comm::run_collectively(group, [&] {
     state.checkpoints.open(state.ddp.module(), state.optimizer, nullptr, plan, {{"format", "pt"}}, resumed, part);
   });
@@ -106,8 +105,9 @@ void Checkpointer::finish() {
   state.checkpoints.tell_failures();
   comm::run_collectively(*state.session.group, [&] {
     if (!written)
-      throw IoError(fmt::format("the checkpoint of step {} is not in {}", state.step, state.options.checkpoint_dir),
-                    "the warnings above say why; free some space or choose another directory");
+      throw IoError(
+          fmt::format("the checkpoint of step {} is not in {}", state.step, state.checkpoints.options().checkpoint_dir),
+          "the warnings above say why; free some space or choose another directory");
   });
 }
 

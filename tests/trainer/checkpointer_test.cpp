@@ -218,10 +218,17 @@ TEST_F(CheckpointerTest, MissingOrRepeatedCalls) {
   EXPECT_THAT(error_of([&] { checkpoints.save(4, loop.sampler.state()); }),
               HasSubstr("a checkpoint of step 4 after that of step 4"));
   checkpoints.finish();
-  Checkpointer other(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_, .name = "another"});
+  Checkpointer other(session(), loop.ddp, *loop.optimizer, {.checkpoint_dir = directory_}, {.name = "another"});
   EXPECT_THAT(error_of([&] { other.load_latest(loop.sampler); }), HasSubstr("another"));
   EXPECT_THAT(error_of([&] { Checkpointer(session(), loop.ddp, *loop.optimizer, {}); }),
               HasSubstr("checkpoints without a directory"));
+  for (const checkpoint::CheckpointOptions& options : std::vector<checkpoint::CheckpointOptions>{
+           {.checkpoint_every = 5}, {.checkpoint_mirror = "there"}, {.resume = "auto"}}) {
+    checkpoint::CheckpointOptions named = options;
+    named.checkpoint_dir = directory_;
+    EXPECT_THAT(error_of([&] { Checkpointer(session(), loop.ddp, *loop.optimizer, named); }),
+                HasSubstr("load_latest()"));
+  }
 }
 
 }  // namespace

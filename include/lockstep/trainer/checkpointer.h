@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/checkpoint/options.h"
 #include "lockstep/data/dataset.h"
@@ -37,18 +38,20 @@ namespace lockstep::trainer {
 /// finish() says whether that is on the disk.
 class Checkpointer {
  public:
-  struct Options {
-    std::string checkpoint_dir;
-    std::int64_t keep = checkpoint::kDefaultKeep;  // the newest ones; 0: all
-    std::string name = "model";                    // of what is trained: checkpoints of another name are refused
-    /// What it is trained on: load_latest() reads some of it, and refuses checkpoints of other data unless
-    /// `resume_data_changed`. nullptr: they are not compared. Rank 0's is what counts.
+  /// What is trained, and on what.
+  struct Subject {
+    std::string name = "model";  // checkpoints of another name are refused
+    /// load_latest() reads some of it, and refuses checkpoints of other data unless `resume_data_changed`. nullptr:
+    /// they are not compared. Rank 0's is what counts.
     std::shared_ptr<const data::Dataset> data = nullptr;
-    bool resume_data_changed = false;
   };
-  /// Throws UsageError without a directory, and for a negative `keep`. Reads and writes nothing.
+  /// Reads and writes nothing. Throws UsageError without a directory, for a negative `keep`, and for what the loop does
+  /// itself or not at all: `checkpoint_every`, `resume`, `checkpoint_mirror`.
   Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
-               Options options);
+               checkpoint::CheckpointOptions options, Subject subject);
+  Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
+               checkpoint::CheckpointOptions options)
+      : Checkpointer(session, ddp, optimizer, std::move(options), Subject()) {}
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
