@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/network.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {
@@ -21,11 +22,6 @@ constexpr int kMostComplaints = 5;
 // What epoll says of the others is the number of a connection.
 constexpr std::uint64_t kListener = 0;
 constexpr std::uint64_t kTimer = 1;
-
-bool has_bytes(const UniqueFd& socket) {
-  char byte = 0;
-  return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-}
 
 }  // namespace
 

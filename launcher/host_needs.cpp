@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/loopback.h"
+#include "base/network.h"
 
 namespace lockstep::launcher {
 

@@ -1,7 +1,5 @@
 #include "launcher/own_ranks.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,7 +7,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/loopback.h"
+#include "base/network.h"
 
 namespace lockstep::launcher {
 
@@ -36,27 +34,15 @@ bool starts_own_ranks(const LaunchOptions& options, const std::string& self, con
 }
 
 HeldPort::HeldPort() : address_(loopback_address()) {
-  const bool ipv6 = address_.find(':') != std::string::npos;
-  sockaddr_storage address = {};
-  socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  auto& own4 = reinterpret_cast<sockaddr_in&>(address);
-  auto& own6 = reinterpret_cast<sockaddr_in6&>(address);
-  if (ipv6) {
-    own6.sin6_family = AF_INET6;
-    own6.sin6_addr = in6addr_loopback;
-  } else {
-    own4.sin_family = AF_INET;
-    own4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  }
-  socket_.reset(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const SocketAddress address = parse_address(address_, 0).value();
+  socket_.reset(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   // The option comes after bind(): with it before, the system might choose a port that another one holds so.
-  if (!socket_ || ::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-      ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
+  if (!socket_ || ::bind(socket_.get(), address.get(), address.length) != 0 ||
+      ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0)
     throw DeviceError(fmt::format("launch: no port of {} is free: {}", address_, errno_text(errno)),
                       "end what holds them");
-  number_ = ntohs(ipv6 ? own6.sin6_port : own4.sin_port);
+  number_ = own_address(socket_).value().port();
 }
 
 namespace {

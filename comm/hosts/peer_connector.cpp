@@ -1,10 +1,6 @@
 #include "comm/hosts/peer_connector.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -12,9 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
-#include <memory>
 #include <optional>
 
 #include "base/error.h"
@@ -38,60 +32,21 @@ bool is_inner(const std::string& name) {
                      [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
-bool is_link_local(const sockaddr* address) {
-  if (address->sa_family != AF_INET6) return false;
-  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
-struct Found {
-  InterfaceAddress address;
-  bool loopback = false;
-};
-
-std::vector<Found> all_addresses() {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) throw DeviceError(fmt::format("listing network interfaces: {}", errno_text(errno)));
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  std::vector<Found> all;
-  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
-    const int family = at->ifa_addr->sa_family;
-    if ((family != AF_INET && family != AF_INET6) || is_link_local(at->ifa_addr)) continue;
-    Found& found = all.emplace_back();
-    found.address.interface = at->ifa_name;
-    found.address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::memcpy(&found.address.address, at->ifa_addr, found.address.length);
-    found.loopback = (at->ifa_flags & IFF_LOOPBACK) != 0;
-  }
+/// Not of one link only.
+std::vector<NetworkInterface> usable_interfaces() {
+  std::vector<NetworkInterface> all = list_interfaces();
+  std::erase_if(all, [](const NetworkInterface& one) {
+    const auto* ipv6 = reinterpret_cast<const sockaddr_in6*>(one.address.get());
+    return !one.is_up || (one.address.family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&ipv6->sin6_addr));
+  });
   return all;
 }
 
-bool same_address(const sockaddr_storage& a, const sockaddr_storage& b) {
-  if (a.ss_family != b.ss_family) return false;
-  if (a.ss_family == AF_INET)
-    return reinterpret_cast<const sockaddr_in&>(a).sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in&>(b).sin_addr.s_addr;
-  return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
-                     &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
-}
-
-/// The address that the kernel would send to `host` from; nothing is sent.
-std::optional<sockaddr_storage> source_towards(const std::string& host) {
+/// The address that the kernel would send to `host` from.
+std::optional<SocketAddress> source_towards_host(const std::string& host) {
   if (host.empty()) return std::nullopt;
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* list = nullptr;
-  if (::getaddrinfo(host.c_str(), "9", &hints, &list) != 0) return std::nullopt;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
-  for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
-    const UniqueFd socket(::socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage source{};
-    socklen_t length = sizeof source;
-    if (socket && ::connect(socket.get(), at->ai_addr, at->ai_addrlen) == 0 &&
-        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&source), &length) == 0)
-      return source;
-  }
+  for (const SocketAddress& target : resolve(host, 9).addresses)
+    if (const auto source = source_towards(target)) return source;
   return std::nullopt;
 }
 
@@ -115,15 +70,12 @@ constexpr auto kCallNap = std::chrono::milliseconds(50);
 // this rank computes.
 constexpr int kBufferBytes = 4 << 20;
 
-void set_option(const UniqueFd& socket, int level, int name, int value) {
-  ::setsockopt(socket.get(), level, name, &value, sizeof value);
-}
-
 /// Where the system allows sizes worth having: a socket whose size has been set grows no more by itself.
 void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) {
   int most = 0;
   if (::setsockopt(socket.get(), SOL_SOCKET, force, &kBufferBytes, sizeof kBufferBytes) == 0) return;
-  if (std::ifstream(limit) >> most && most >= kBufferBytes / 2) set_option(socket, SOL_SOCKET, name, kBufferBytes);
+  if (std::ifstream(limit) >> most && most >= kBufferBytes / 2)
+    ::setsockopt(socket.get(), SOL_SOCKET, name, &kBufferBytes, sizeof kBufferBytes);
 }
 
 /// What a rank says of itself when it calls.
@@ -135,38 +87,16 @@ std::string identity_text(int from, int to, PeerConnector::Purpose purpose) {
       .bytes();
 }
 
-std::string address_text(const ListenAddress& address) { return text_of(Rendezvous{address.host, address.port, {}}); }
-
 }  // namespace
 
-std::string InterfaceAddress::text() const {
-  std::array<char, NI_MAXHOST> host{};
-  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host.data(), host.size(), nullptr, 0,
-                    NI_NUMERICHOST) != 0)
-    return "?";
-  return host.data();
-}
-
-bool has_interface(std::string_view filter, std::string_view name) {
-  const bool excludes = filter.starts_with('^');
-  if (excludes) filter.remove_prefix(1);
-  const bool exact = filter.starts_with('=');
-  if (exact) filter.remove_prefix(1);
-  bool listed = false;
-  for (const std::string& item : split(std::string(filter), ','))
-    if (!item.empty() && (exact ? name == item : name.starts_with(item))) listed = true;
-  return listed != excludes;
-}
-
-std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& target) {
-  std::vector<Found> all = all_addresses();
-  std::vector<InterfaceAddress> chosen;
+std::vector<NetworkInterface> usable_addresses(const EnvLookup& lookup, const std::string& target) {
+  std::vector<NetworkInterface> all = usable_interfaces();
+  std::vector<NetworkInterface> chosen;
   if (const auto filter = lookup(kVariable); filter && !filter->empty()) {
     std::string names;
-    for (const Found& found : all) {
-      if (has_interface(*filter, found.address.interface)) chosen.push_back(found.address);
-      if (names.find(found.address.interface) == std::string::npos)
-        names += (names.empty() ? "" : ", ") + found.address.interface;
+    for (const NetworkInterface& one : all) {
+      if (has_interface(*filter, one.name)) chosen.push_back(one);
+      if (names.find(one.name) == std::string::npos) names += (names.empty() ? "" : ", ") + one.name;
     }
     if (chosen.empty())
       throw UsageError(
@@ -174,15 +104,15 @@ std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const st
           names.empty() ? "look at this host's network" : fmt::format("here are {}", names));
     return chosen;
   }
-  const auto source = source_towards(target);
-  const auto rank = [&](const Found& found) {
-    if (source && same_address(*source, found.address.address)) return 0;
-    if (found.loopback) return 3;
-    return is_inner(found.address.interface) ? 2 : 1;
+  const auto source = source_towards_host(target);
+  const auto rank = [&](const NetworkInterface& one) {
+    if (source && source->has_host_of(one.address)) return 0;
+    if (one.is_loopback) return 3;
+    return is_inner(one.name) ? 2 : 1;
   };
-  std::stable_sort(all.begin(), all.end(), [&](const Found& a, const Found& b) { return rank(a) < rank(b); });
-  for (const Found& found : all)
-    if (rank(found) < 3 || chosen.empty()) chosen.push_back(found.address);
+  std::ranges::stable_sort(all, {}, rank);
+  for (const NetworkInterface& one : all)
+    if (rank(one) < 3 || chosen.empty()) chosen.push_back(one);
   if (chosen.empty()) throw DeviceError("this host has no network address", "look at its network");
   return chosen;
 }
@@ -222,38 +152,29 @@ PeerConnector::PeerConnector(int rank, Clock::duration patience)
 PeerConnector::~PeerConnector() = default;
 
 void PeerConnector::set_up(const UniqueFd& socket) const {
-  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   // Six intervals make up the patience. What is on its way is looked after by HostEngine::check_connections().
   const int interval =
       std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(patience_).count() / 6));
-  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2 * interval);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set_up_connection(socket, 2 * interval, interval, 4);
   set_buffer(socket, SO_SNDBUFFORCE, SO_SNDBUF, "/proc/sys/net/core/wmem_max");
   set_buffer(socket, SO_RCVBUFFORCE, SO_RCVBUF, "/proc/sys/net/core/rmem_max");
 }
 
-std::vector<ListenAddress> PeerConnector::listen(const std::vector<InterfaceAddress>& addresses) {
+std::vector<ListenAddress> PeerConnector::listen(const std::vector<NetworkInterface>& interfaces) {
   constexpr std::size_t kMostAddresses = 8;
   std::vector<ListenAddress> where;
   std::string complaint = "it has none";
-  for (const InterfaceAddress& address : addresses) {
+  for (const NetworkInterface& one : interfaces) {
+    const SocketAddress& address = one.address;
     if (where.size() == kMostAddresses) break;
-    UniqueFd socket(::socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_storage bound{};
-    socklen_t length = sizeof bound;
+    UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (socket) set_up(socket);  // before connections come: the window that TCP offers is fixed then
-    if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) != 0 ||
-        ::listen(socket.get(), SOMAXCONN) != 0 ||
-        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
-      complaint = fmt::format("{}: {}", address.text(), errno_text(errno));
+    if (!socket || ::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
+      complaint = fmt::format("{}: {}", address.host_text(), errno_text(errno));
       continue;
     }
-    const auto port = bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(bound).sin_port
-                                                 : reinterpret_cast<sockaddr_in6&>(bound).sin6_port;
-    where.push_back({address.text(), ntohs(port)});
-    listens_at_ += (listens_at_.empty() ? "" : ", ") + address_text(where.back());
+    where.push_back({address.host_text(), own_address(socket).value_or(SocketAddress()).port()});
+    listens_at_ += (listens_at_.empty() ? "" : ", ") + host_port_text(where.back().host, where.back().port);
     listeners_.push_back(std::move(socket));
   }
   if (where.empty())
@@ -379,20 +300,14 @@ void PeerConnector::listen_to(std::vector<pollfd>& entries) const {
 
 void PeerConnector::start_connecting(Connection& connection) {
   const ListenAddress& address = connection.addresses[connection.next];
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found) != 0)
-    return disconnect(connection, "it is no address");
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-  connection.socket.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto target = parse_address(address.host, address.port);
+  if (!target) return disconnect(connection, "it is no address");
+  connection.socket.reset(::socket(target->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connection.socket) return disconnect(connection, errno_text(errno));
   set_up(connection.socket);
   connection.state = Connection::State::kConnecting;
   connection.until = Clock::now() + kOneAttempt;
-  if (::connect(connection.socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)
+  if (::connect(connection.socket.get(), target->get(), target->length) != 0 && errno != EINPROGRESS)
     disconnect(connection, errno_text(errno));
 }
 
@@ -420,7 +335,8 @@ void PeerConnector::continue_connecting(Connection& connection) {
 }
 
 void PeerConnector::disconnect(Connection& connection, const std::string& why) {
-  connection.complaint = fmt::format("{}: {}", address_text(connection.addresses[connection.next]), why);
+  const ListenAddress& address = connection.addresses[connection.next];
+  connection.complaint = fmt::format("{}: {}", host_port_text(address.host, address.port), why);
   connection.socket.reset();
   connection.next = (connection.next + 1) % connection.addresses.size();
   connection.state = Connection::State::kPausing;

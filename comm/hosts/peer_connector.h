@@ -2,15 +2,14 @@
 #pragma once
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/handshake.h"
+#include "base/network.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/link.h"
 #include "comm/shm/peers.h"
@@ -19,25 +18,11 @@
 
 namespace lockstep::comm {
 
-/// An address of one of this host's network interfaces, without a port.
-struct InterfaceAddress {
-  std::string interface;
-  sockaddr_storage address{};
-  socklen_t length = 0;
-
-  /// "10.0.0.1", "fd00::1".
-  std::string text() const;
-};
-
-/// Whether `filter`, a value of LOCKSTEP_SOCKET_IFNAME, has interface `name`: a list of beginnings ("eth,ib"), or with
-/// = of whole names ("=eth0,ib0"), or with ^ of those that are left out ("^docker,lo").
-bool has_interface(std::string_view filter, std::string_view name);
-
 /// The addresses to try, best first. With LOCKSTEP_SOCKET_IFNAME: those of the interfaces that it names; UsageError
 /// where there are none. Without: the one from which this host reaches `target` (a name or an address; empty: none),
 /// then those of all other interfaces that are up, bridges of containers last; loopback only if there is nothing else,
 /// or if `target` is there. Addresses that hold for one link only (fe80::) do not count.
-std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& target);
+std::vector<NetworkInterface> usable_addresses(const EnvLookup& lookup, const std::string& target);
 
 /// Where a rank listens.
 struct ListenAddress {
@@ -57,7 +42,7 @@ class PeerConnector {
   PeerConnector(PeerConnector&&) = delete;
 
   /// Listens at each of these addresses, at a free port; where, for the others. Throws DeviceError where none will do.
-  std::vector<ListenAddress> listen(const std::vector<InterfaceAddress>& addresses);
+  std::vector<ListenAddress> listen(const std::vector<NetworkInterface>& interfaces);
   /// There is to be a connection to `rank` of `peers`, which listens there. Lower ranks are called, higher ones call.
   void expect(const Peers& peers, int rank, std::vector<ListenAddress> addresses, Purpose purpose = Purpose::kChannel);
   /// Makes all those of the channel, with those who know `secret` and encrypt, or do not, as this rank does; in the

@@ -1,21 +1,14 @@
 #include "comm/tcp/socket.h"
 
-#include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstring>
-#include <memory>
 #include <optional>
 
 #include "base/error.h"
-#include "base/loopback.h"
+#include "base/network.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/wait.h"
@@ -35,31 +28,16 @@ constexpr auto kResolveWithin = std::chrono::seconds(10);
 constexpr const char* kMasterAddress = "MASTER_ADDR";
 constexpr const char* kListen = "LOCKSTEP_LISTEN";
 
-struct AddressesDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, AddressesDeleter>;
-
-/// nullptr and an error code of getaddrinfo's where there are none.
-std::pair<Addresses, int> look_up(const char* host, int port, int flags) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &list);
-  return {Addresses(code == 0 ? list : nullptr), code};
-}
+using Addresses = std::vector<SocketAddress>;
 
 /// Of `host`, which stands in `variable`. Where the resolver does not answer for now it is asked again until
 /// `deadline`.
 Addresses resolve(const char* variable, const std::string& host, int port, Deadline deadline) {
   for (;;) {
-    auto [addresses, code] = look_up(host.c_str(), port, 0);
-    if (addresses != nullptr) return std::move(addresses);
-    if (code != EAI_AGAIN || deadline.expired())
-      throw UsageError(fmt::format("{}=\"{}\" has no address: {}", variable, host,
-                                   code == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(code)),
+    Resolved found = lockstep::resolve(host, port);
+    if (!found.addresses.empty()) return std::move(found.addresses);
+    if (!found.answers_later || deadline.expired())
+      throw UsageError(fmt::format("{}=\"{}\" has no address: {}", variable, host, found.why_not),
                        std::string_view(variable) == kListen
                            ? "set LOCKSTEP_LISTEN to an address of rank 0's host, or to 0.0.0.0 for all of them"
                            : "set MASTER_ADDR to the name or address of rank 0's host, or unset it if all ranks are on "
@@ -69,45 +47,26 @@ Addresses resolve(const char* variable, const std::string& host, int port, Deadl
   }
 }
 
-std::string text_of(const sockaddr* address, socklen_t length) {
-  std::array<char, NI_MAXHOST> host{};
-  std::array<char, NI_MAXSERV> port{};
-  if (::getnameinfo(address, length, host.data(), host.size(), port.data(), port.size(),
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "?";
-  return address->sa_family == AF_INET6 ? fmt::format("[{}]:{}", host.data(), port.data())
-                                        : fmt::format("{}:{}", host.data(), port.data());
-}
-
-void set_option(const UniqueFd& socket, int level, int name, int value) {
-  ::setsockopt(socket.get(), level, name, &value, sizeof value);
-}
-
 /// What every connection gets: small messages leave at once, and a host that dies without a word is noticed.
-void set_up(const UniqueFd& socket) {
-  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 15);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
-}
+void set_up(const UniqueFd& socket) { set_up_connection(socket, 15, 5, 3); }
 
 /// Nothing, and errno, where `address` cannot be listened at.
-std::optional<UniqueFd> listen_at_one(const addrinfo& address) {
-  UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+std::optional<UniqueFd> listen_at_one(const SocketAddress& address) {
+  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return std::nullopt;
+  const int yes = 1;
   // The ports of connections that have just ended are no obstacle; somebody who listens is one all the same.
-  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (address.ai_family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0)
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (address.family() == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
+  if (::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0)
     return std::nullopt;
   return socket;
 }
 
-[[noreturn]] void fail_to_listen(const sockaddr* address, socklen_t length, int port, int error_number) {
-  const std::string where = text_of(address, length);
+[[noreturn]] void fail_to_listen(const SocketAddress& address, int error_number) {
+  const std::string where = address.text();
   if (error_number == EADDRINUSE)
-    throw UsageError(fmt::format("rank 0 cannot listen at {}: port {} is in use", where, port),
+    throw UsageError(fmt::format("rank 0 cannot listen at {}: port {} is in use", where, address.port()),
                      "set MASTER_PORT to a free port on all ranks, or end what uses this one (another job, or a second "
                      "process with RANK=0)");
   if (error_number == EACCES || error_number == EPERM)
@@ -118,51 +77,35 @@ std::optional<UniqueFd> listen_at_one(const addrinfo& address) {
 }
 
 /// Adds sockets for all addresses that this machine has.
-void listen_at_all(const Addresses& addresses, int port, std::vector<UniqueFd>& sockets) {
-  std::vector<std::string> seen;  // a name may stand for one address twice
-  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-    const std::string text = text_of(at->ai_addr, at->ai_addrlen);
-    if (std::find(seen.begin(), seen.end(), text) != seen.end()) continue;
-    seen.push_back(text);
+void listen_at_all(const Addresses& addresses, std::vector<UniqueFd>& sockets) {
+  for (auto at = addresses.begin(); at != addresses.end(); ++at) {
+    if (std::find(addresses.begin(), at, *at) != at) continue;  // a name may stand for one address twice
     if (auto socket = listen_at_one(*at)) {
       sockets.push_back(*std::move(socket));
     } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
-      fail_to_listen(at->ai_addr, at->ai_addrlen, port, errno);
+      fail_to_listen(*at, errno);
     }
   }
 }
 
 std::string list_of(const Addresses& addresses) {
-  std::string list;
-  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-    std::array<char, NI_MAXHOST> host{};
-    if (::getnameinfo(at->ai_addr, at->ai_addrlen, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    list += (list.empty() ? "" : ", ") + std::string(host.data());
-  }
-  return list;
+  std::vector<std::string> texts;
+  for (const SocketAddress& address : addresses) texts.push_back(address.host_text());
+  return join(texts, ", ");
 }
 
 /// Loopback, and meant: an address, or the name that says so.
 bool says_loopback(const std::string& host) {
   if (host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost") return true;
-  const auto address = look_up(host.c_str(), 0, AI_NUMERICHOST).first;
-  return address != nullptr && is_loopback(*address->ai_addr);
-}
-
-/// Without a listener, Linux connects a socket to itself if the socket happens to get the requested port.
-bool is_connected_to_itself(const UniqueFd& socket) {
-  sockaddr_storage own{}, peer{};
-  socklen_t own_length = sizeof own, peer_length = sizeof peer;
-  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
-         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 &&
-         own_length == peer_length && std::memcmp(&own, &peer, own_length) == 0;
+  const auto address = parse_address(host, 0);
+  return address && address->is_loopback();
 }
 
 /// Nothing, and errno, where nobody accepts before `deadline`.
-std::optional<UniqueFd> connect_to_one(const addrinfo& address, Deadline deadline) {
-  UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+std::optional<UniqueFd> connect_to_one(const SocketAddress& address, Deadline deadline) {
+  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return std::nullopt;
-  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+  if (::connect(socket.get(), address.get(), address.length) != 0) {
     if (errno != EINPROGRESS) return std::nullopt;
     pollfd look{socket.get(), POLLOUT, 0};
     while (::poll(&look, 1, std::chrono::duration_cast<Millis>(kConnectNap).count()) <= 0) {
@@ -180,7 +123,8 @@ std::optional<UniqueFd> connect_to_one(const addrinfo& address, Deadline deadlin
       return std::nullopt;
     }
   }
-  if (is_connected_to_itself(socket)) {
+  // Without a listener, Linux connects a socket to itself if the socket happens to get the requested port.
+  if (own_address(socket) == peer_address(socket)) {
     errno = ECONNREFUSED;
     return std::nullopt;
   }
@@ -199,10 +143,7 @@ void sleep_for(Clock::duration pause) {
 
 }  // namespace
 
-std::string text_of(const Rendezvous& rendezvous) {
-  return rendezvous.host.find(':') == std::string::npos ? fmt::format("{}:{}", rendezvous.host, rendezvous.port)
-                                                        : fmt::format("[{}]:{}", rendezvous.host, rendezvous.port);
-}
+std::string text_of(const Rendezvous& rendezvous) { return host_port_text(rendezvous.host, rendezvous.port); }
 
 std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts) {
   const auto deadline = Deadline::after(kResolveWithin);
@@ -213,7 +154,7 @@ std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts
     std::string all;
     for (const std::string& host : split(rendezvous.listen, ',')) {
       const Addresses own = resolve(kListen, std::string(trim(host)), rendezvous.port, deadline);
-      listen_at_all(own, rendezvous.port, sockets);
+      listen_at_all(own, sockets);
       all += (all.empty() ? "" : ", ") + list_of(own);
     }
     if (sockets.empty())
@@ -222,7 +163,7 @@ std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts
                        "set it to one that `ip address` shows there, or to 0.0.0.0 for all of them");
     return sockets;
   }
-  listen_at_all(addresses, rendezvous.port, sockets);
+  listen_at_all(addresses, sockets);
   if (sockets.empty())
     throw UsageError(
         fmt::format("MASTER_ADDR=\"{}\" ({}) is no address of this machine, where rank 0 runs", rendezvous.host,
@@ -239,10 +180,8 @@ std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts
 
 bool are_loopback(const std::vector<UniqueFd>& listeners) {
   return std::ranges::all_of(listeners, [](const UniqueFd& listener) {
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    return ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-           is_loopback(reinterpret_cast<const sockaddr&>(own));
+    const auto own = own_address(listener);
+    return own && own->is_loopback();
   });
 }
 
@@ -253,10 +192,10 @@ UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks
   StallNotice stall;
   for (;;) {
     std::string complaint;
-    for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+    for (const SocketAddress& address : addresses) {
       const auto attempt = std::min<Clock::duration>(kOneAttempt, deadline.remaining());
-      if (auto socket = connect_to_one(*at, Deadline::after(attempt))) return *std::move(socket);
-      complaint = fmt::format("{}: {}", text_of(at->ai_addr, at->ai_addrlen), errno_text(errno));
+      if (auto socket = connect_to_one(address, Deadline::after(attempt))) return *std::move(socket);
+      complaint = fmt::format("{}: {}", address.text(), errno_text(errno));
     }
     if (deadline.expired())
       throw TimeoutError(
@@ -283,16 +222,9 @@ UniqueFd accept_from(const UniqueFd& listener) {
   return socket;
 }
 
-bool has_bytes(const UniqueFd& socket) {
-  char byte = 0;
-  return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-}
-
 std::string peer_text(const UniqueFd& socket) {
-  sockaddr_storage peer{};
-  socklen_t length = sizeof peer;
-  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &length) != 0) return "?";
-  return text_of(reinterpret_cast<const sockaddr*>(&peer), length);
+  const auto peer = peer_address(socket);
+  return peer ? peer->text() : "?";
 }
 
 }  // namespace lockstep::comm

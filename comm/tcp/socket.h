@@ -31,9 +31,6 @@ UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks
 /// this process is out of descriptors or memory.
 UniqueFd accept_from(const UniqueFd& listener);
 
-/// Whether something has arrived that nobody has read yet.
-bool has_bytes(const UniqueFd& socket);
-
 /// "127.0.0.1:40112", the other end of a connection.
 std::string peer_text(const UniqueFd& socket);
 

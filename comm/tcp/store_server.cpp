@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/network.h"
 #include "base/signals.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"

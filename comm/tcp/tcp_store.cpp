@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/loopback.h"
+#include "base/network.h"
 #include "base/stop.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/loopback.h"
+#include "base/network.h"
 #include "base/text.h"
 #include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/networks.h"
@@ -64,7 +64,7 @@ std::string random_id() {
 std::vector<Interface> chosen(const Greeting& greeting, const std::string& choice) {
   std::vector<Interface> interfaces;
   std::ranges::copy_if(greeting.interfaces, std::back_inserter(interfaces),
-                       [&](const Interface& each) { return is_chosen(each.name, choice); });
+                       [&](const Interface& each) { return has_interface(choice, each.name); });
   return interfaces;
 }
 

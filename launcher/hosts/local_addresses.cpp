@@ -1,9 +1,6 @@
 #include "launcher/hosts/local_addresses.h"
 
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,46 +13,23 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstring>
-#include <memory>
 #include <random>
 #include <thread>
 
 #include "base/error.h"
-#include "base/loopback.h"
+#include "base/network.h"
 #include "base/unique_fd.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {
 namespace {
 
-bool same_address(const sockaddr& a, const sockaddr& b) {
-  if (a.sa_family != b.sa_family) return false;
-  if (a.sa_family == AF_INET)
-    return reinterpret_cast<const sockaddr_in&>(a).sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in&>(b).sin_addr.s_addr;
-  if (a.sa_family == AF_INET6)
-    return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
-                       &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
-  return false;
-}
-
-bool is_own_address(const sockaddr& address, const ifaddrs* interfaces) {
-  if (is_loopback(address)) return true;
-  for (const ifaddrs* each = interfaces; each != nullptr; each = each->ifa_next)
-    if (each->ifa_addr != nullptr && same_address(*each->ifa_addr, address)) return true;
-  return false;
-}
-
-bool resolves_to_this_host(const std::string& name, const ifaddrs* interfaces) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next)
-    if (is_own_address(*each->ai_addr, interfaces)) return true;
-  return false;
+bool resolves_to_this_host(const std::string& name, std::span<const NetworkInterface> interfaces) {
+  return std::ranges::any_of(resolve(name, 0).addresses, [&](const SocketAddress& address) {
+    return address.is_loopback() || std::ranges::any_of(interfaces, [&](const NetworkInterface& one) {
+             return one.address.has_host_of(address);
+           });
+  });
 }
 
 bool is_called(const std::string& name) {
@@ -69,9 +43,8 @@ struct Answer {
   std::int32_t own;
 };
 
-[[noreturn]] void look_up(std::span<const std::string> names, const std::vector<bool>& known, int output) {
-  ifaddrs* interfaces = nullptr;
-  if (::getifaddrs(&interfaces) != 0) interfaces = nullptr;
+[[noreturn]] void look_up(std::span<const std::string> names, const std::vector<bool>& known,
+                          std::span<const NetworkInterface> interfaces, int output) noexcept {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (known[i]) continue;
@@ -109,6 +82,7 @@ std::vector<bool> local_addresses(std::span<const std::string> names, Deadline d
   for (std::size_t i = 0; i < names.size(); ++i) own[i] = is_called(names[i]);
   if (std::ranges::all_of(own, [](bool known) { return known; })) return own;
 
+  const std::vector<NetworkInterface> interfaces = list_interfaces();
   int ends[2];
   check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
   UniqueFd input(ends[0]), output(ends[1]);
@@ -116,7 +90,7 @@ std::vector<bool> local_addresses(std::span<const std::string> names, Deadline d
   check_system(pid >= 0, "starting a process");
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    look_up(names, own, output.get());
+    look_up(names, own, interfaces, output.get());
   }
   output.reset();
   for (;;) {

@@ -2,16 +2,13 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
-#include <memory>
 #include <set>
 
+#include "base/network.h"
 #include "base/text.h"
 
 namespace lockstep::launcher {
@@ -25,10 +22,6 @@ std::string dotted(std::uint32_t address) {
   return fmt::format("{}.{}.{}.{}", address >> 24, address >> 16 & 0xff, address >> 8 & 0xff, address & 0xff);
 }
 
-std::uint32_t ipv4_of(const sockaddr* address) {
-  return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr);
-}
-
 }  // namespace
 
 std::uint32_t Interface::network() const { return address & mask_of(prefix_bits); }
@@ -36,16 +29,11 @@ std::string Interface::address_text() const { return dotted(address); }
 std::string Interface::network_text() const { return fmt::format("{}/{}", dotted(network()), prefix_bits); }
 
 std::vector<Interface> read_interfaces() {
-  ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) return {};
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(first, ::freeifaddrs);
   std::vector<Interface> interfaces;
-  for (const ifaddrs* each = first; each != nullptr; each = each->ifa_next) {
-    const bool usable = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!usable || each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET || each->ifa_netmask == nullptr)
-      continue;
-    interfaces.push_back({each->ifa_name, ipv4_of(each->ifa_addr), std::popcount(ipv4_of(each->ifa_netmask))});
-  }
+  for (const NetworkInterface& one : list_interfaces())
+    if (one.is_up && !one.is_loopback && one.address.family() == AF_INET && one.prefix_bits >= 0)
+      interfaces.push_back(
+          {one.name, ntohl(reinterpret_cast<const sockaddr_in*>(one.address.get())->sin_addr.s_addr), one.prefix_bits});
   return interfaces;
 }
 
@@ -67,18 +55,6 @@ std::vector<Interface> parse_interfaces(std::string_view text) {
     interfaces.push_back({parts[0], ntohl(address.s_addr), static_cast<int>(*bits)});
   }
   return interfaces;
-}
-
-bool is_chosen(const std::string& interface_name, std::string_view choice) {
-  if (choice.empty()) return true;
-  const bool all_but = choice.front() == '^';
-  const bool exactly = choice.front() == '=';
-  if (all_but || exactly) choice.remove_prefix(1);
-  const auto names = split(choice, ',');
-  const bool named = std::ranges::any_of(names, [&](const std::string& name) {
-    return !name.empty() && (exactly ? interface_name == name : interface_name.starts_with(name));
-  });
-  return named != all_but;
 }
 
 Networks compare_networks(std::span<const std::vector<Interface>> hosts) {

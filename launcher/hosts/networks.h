@@ -23,15 +23,12 @@ struct Interface {
   friend bool operator==(const Interface&, const Interface&) = default;
 };
 
-/// Those of this host, without loopback.
+/// Those of this host, without loopback. Throws DeviceError.
 std::vector<Interface> read_interfaces();
 
 /// "eth0/10.0.0.1/24,ib0/10.1.0.1/16", and back; what does not parse is left out.
 std::string interfaces_text(std::span<const Interface> interfaces);
 std::vector<Interface> parse_interfaces(std::string_view text);
-
-/// Whether LOCKSTEP_SOCKET_IFNAME ("eth", "eth,ib", "=eth0", "^docker,lo") lets data go over an interface.
-bool is_chosen(const std::string& interface_name, std::string_view choice);
 
 struct Networks {
   std::vector<std::string> common;     // "10.0.0.0/24": every host has an address of its own there

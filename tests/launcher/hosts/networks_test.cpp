@@ -22,17 +22,6 @@ TEST(Interfaces, TextAndBack) {
   EXPECT_EQ(interfaces_text(parse_interfaces(interfaces_text(read_interfaces()))), interfaces_text(read_interfaces()));
 }
 
-TEST(Interfaces, AreChosenAsNcclDoes) {
-  EXPECT_TRUE(is_chosen("eth0", ""));
-  EXPECT_TRUE(is_chosen("eth0", "eth"));
-  EXPECT_TRUE(is_chosen("ib0", "eth,ib"));
-  EXPECT_FALSE(is_chosen("docker0", "eth,ib"));
-  EXPECT_TRUE(is_chosen("eth0", "=eth0"));
-  EXPECT_FALSE(is_chosen("eth01", "=eth0"));
-  EXPECT_TRUE(is_chosen("eth0", "^docker,lo"));
-  EXPECT_FALSE(is_chosen("docker0", "^docker,lo"));
-}
-
 std::vector<std::vector<Interface>> hosts(std::initializer_list<const char*> texts) {
   std::vector<std::vector<Interface>> all;
   for (const char* text : texts) all.push_back(parse_interfaces(text));
