@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/packing.h"
+#include "base/codec.h"
 
 namespace lockstep {
 namespace {

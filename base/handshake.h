@@ -26,7 +26,7 @@ struct SessionCiphers {
 ///   listener  "lockstep", kChallenge:  text nonce
 ///   caller                kProve:      text identity, u32 1 where it encrypts, else 0, text proof
 ///   listener              kWelcome:    text answer, text proof        or kRefused: text, why
-/// in frames: u32 length of the rest, u8 kind, body (base/packing.h). Nonces are 32 random bytes of either side's, new
+/// in frames: u32 length of the rest, u8 kind, body (base/codec.h). Nonces are 32 random bytes of either side's, new
 /// for every connection, so what somebody has overheard proves nothing later. A proof is HMAC-SHA-256, with the job's
 /// secret, of everything that this side relies on: the port, the side, the version, whether this connection is to be
 /// encrypted, both nonces, and identity and answer, which mean something to the port only (job, rank, world size;

@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/packing.h"
 #include "base/stop.h"
 #include "comm/store.h"
 #include "comm/subgroup.h"
+#include "comm/tcp/wire.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/key_value_store.h"
@@ -36,15 +36,8 @@ struct Hello {
   std::string host;
   std::string nonce;  // of two processes with one rank each has another
 
-  std::string encode() const { return Packer().number(size).number(encrypts).text(host).text(nonce).bytes(); }
-  static Hello decode(const std::string& bytes) {
-    Unpacker in(bytes);
-    Hello hello;
-    hello.size = in.number();
-    hello.encrypts = in.number();
-    hello.host = in.text(Store::kMostKeyBytes);
-    hello.nonce = in.text(Store::kMostKeyBytes);
-    return hello;
+  void fields(auto& io) {
+    io(size, encrypts, bounded(host, Store::kMostKeyBytes), bounded(nonce, Store::kMostKeyBytes));
   }
 };
 
@@ -151,7 +144,7 @@ auto KeyValueStoreAdapter::guarded(Action&& action) {
 void KeyValueStoreAdapter::tell_the_others(const Error& error) noexcept {
   try {
     const std::string text = error.line().substr(0, kMostKeyBytes * 8);
-    put(kFailureKey, Packer().number(static_cast<std::uint32_t>(error.code())).text(text).bytes());
+    put(kFailureKey, pack(GivenUp{static_cast<std::uint32_t>(error.code()), text}));
   } catch (const std::exception&) {
     // The store may be what has failed: the others find out by themselves.
   }
@@ -178,7 +171,7 @@ void KeyValueStoreAdapter::join(Deadline deadline) {
   guarded([&] {
     const auto check_own = [&](bool must_be_there) {
       const Value there = look(key_of_rank(rank()));
-      if (must_be_there ? there == mine.encode() : !there) return;
+      if (must_be_there ? there == pack(mine) : !there) return;
       throw UsageError(
           fmt::format("rank {} has joined already: another process has the same rank, or the store has the "
                       "keys of an earlier job",
@@ -186,14 +179,14 @@ void KeyValueStoreAdapter::join(Deadline deadline) {
           "give every process a rank of its own, and each job a store or a prefix of its own");
     };
     check_own(false);
-    put(key_of_rank(rank()), mine.encode());
+    put(key_of_rank(rank()), pack(mine));
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
       const Value theirs = await(key_of_rank(r), deadline);
       if (!theirs)
         missing.push_back(r);
       else
-        check_hello(r, Hello::decode(*theirs));
+        check_hello(r, unpack<Hello>(*theirs));
     }
     check_own(true);
   });
@@ -236,9 +229,8 @@ KeyValueStoreAdapter::Value KeyValueStoreAdapter::await(const std::string& key, 
 void KeyValueStoreAdapter::throw_if_another_gave_up() {
   const Value failure = look(kFailureKey);
   if (!failure) return;
-  Unpacker in(*failure);
-  const std::uint32_t code = in.number();
-  throw PeerError(failure_code(code), in.text(kMostValueBytes));
+  const auto [code, why] = unpack<GivenUp>(*failure);
+  throw PeerError(failure_code(code), why);
 }
 
 std::vector<Store::Attendance> KeyValueStoreAdapter::attendance() {
@@ -246,7 +238,7 @@ std::vector<Store::Attendance> KeyValueStoreAdapter::attendance() {
     std::vector<Attendance> all(static_cast<std::size_t>(size()));
     for (int r = 0; r < size(); ++r) {
       const Value hello = look(key_of_rank(r));
-      if (hello) all[static_cast<std::size_t>(r)] = {true, false, Hello::decode(*hello).host};
+      if (hello) all[static_cast<std::size_t>(r)] = {true, false, unpack<Hello>(*hello).host};
     }
     return all;
   });

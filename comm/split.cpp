@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/codec.h"
 #include "base/error.h"
-#include "base/packing.h"
 #include "comm/agree.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/subgroup.h"
@@ -28,7 +28,7 @@ class Rounds {
 
   void set(const std::string& key, std::string_view value) {
     values_.insert_or_assign(key, value);
-    unsent_.text(key).text(value);
+    unsent_.emplace_back(key, value);
   }
   const std::string* find(const std::string& key) const {
     const auto found = values_.find(key);
@@ -44,29 +44,33 @@ class Rounds {
   }
 
  private:
+  /// What a rank sends in a round.
+  struct NewValues {
+    std::uint32_t finished = 0;
+    std::vector<std::pair<std::string, std::string>> values = {};
+
+    void fields(auto& io) { io(finished, rest(values)); }
+  };
+
   Round exchange(bool finished) {
-    const std::string mine = Packer().number(finished ? 1 : 0).bytes() + std::exchange(unsent_, {}).bytes();
-    const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
-    all_finished_ = true;
-    for (const auto& one : all)
-      all_finished_ &= Unpacker({reinterpret_cast<const char*>(one.data()), one.size()}).number() == 1;
+    const std::string mine = pack(NewValues{finished ? 1u : 0u, std::exchange(unsent_, {})});
+    std::vector<NewValues> all;
+    for (const auto& one : group_.all_gather_objects(std::as_bytes(std::span(mine))))
+      all.push_back(unpack<NewValues>({reinterpret_cast<const char*>(one.data()), one.size()}));
+    all_finished_ = std::ranges::all_of(all, [](const NewValues& one) { return one.finished == 1; });
     Round round = Round::kNothingNew;
-    for (const int member : members_) {
-      const auto& theirs = all[static_cast<std::size_t>(member)];
-      Unpacker body({reinterpret_cast<const char*>(theirs.data()), theirs.size()});
-      body.number();
-      for (; !body.at_end(); round = Round::kSomethingNew) {
-        std::string key = body.text(Store::kMostKeyBytes);
-        values_.insert_or_assign(std::move(key), body.text(Store::kMostValueBytes));
+    for (const int member : members_)
+      for (auto& [key, value] : all[static_cast<std::size_t>(member)].values) {
+        values_.insert_or_assign(std::move(key), std::move(value));
+        round = Round::kSomethingNew;
       }
-    }
     return round;
   }
 
   ProcessGroup& group_;
   const std::vector<int> members_;
   std::unordered_map<std::string, std::string> values_;  // of the members
-  Packer unsent_;
+  std::vector<std::pair<std::string, std::string>> unsent_;
   bool all_finished_ = false;
 };
 

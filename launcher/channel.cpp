@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/handshake.h"
-#include "launcher/frame.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -20,65 +19,6 @@ constexpr std::string_view kUnixScheme = "unix:";
 constexpr auto kAnswerWithin = std::chrono::seconds(300);
 constexpr auto kLookEvery = Millis(1000);
 constexpr int kMostAttempts = 20;
-
-std::string body_of(const Hello& m) { return Writer().put(m.rank).put(m.pid).put_text(m.host).take(); }
-std::string body_of(const Output& m) { return Writer().put(m.stream).put_text(m.bytes).take(); }
-std::string body_of(const StopNotice& m) { return Writer().put(m.signal_number).take(); }
-std::string body_of(const StartDaemon& m) { return Writer().put_sized(m.host).put_text(m.command).take(); }
-std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take(); }
-std::string body_of(const Status& m) { return encode_status(m.report); }
-std::string body_of(const Flight& m) { return Writer().put(m.at_ns).put_text(m.bytes).take(); }
-std::string body_of(const Ended& m) {
-  const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
-  return Writer()
-      .put(m.exit_status.how)
-      .put<std::int32_t>(m.exit_status.value)
-      .put(m.stop_requested)
-      .put(at_ns)
-      .put(m.memory_kills)
-      .take();
-}
-
-Message parse(std::size_t kind, std::string_view body) {
-  Reader reader(body);
-  switch (kind) {
-    case 0: {
-      const auto rank = reader.take<std::int32_t>();
-      const auto pid = reader.take<std::int32_t>();
-      return Hello{rank, pid, reader.rest()};
-    }
-    case 1: {
-      const auto stream = reader.take<std::uint8_t>();
-      return Output{stream, reader.rest()};
-    }
-    case 2: return StopNotice{reader.take<std::int32_t>()};
-    case 3: {
-      const auto how = reader.take<ExitStatus::How>();
-      const auto value = reader.take<std::int32_t>();
-      const auto stop_requested = reader.take<bool>();
-      const auto at_ns = reader.take<std::int64_t>();
-      return Ended{{how, value},
-                   stop_requested,
-                   Clock::time_point(std::chrono::nanoseconds(at_ns)),
-                   reader.take<std::int64_t>()};
-    }
-    case 4: return Signal{reader.take<std::int32_t>()};
-    case 5: {
-      auto host = reader.take_sized();
-      return StartDaemon{std::move(host), reader.rest()};
-    }
-    case 6: {
-      auto report = decode_status(body);
-      if (!report) throw MpiError("a rank's status that cannot be read");
-      return Status{std::move(*report)};
-    }
-    case 7: {
-      const auto at_ns = reader.take<std::int64_t>();
-      return Flight{at_ns, reader.rest()};
-    }
-    default: throw MpiError(fmt::format("message of unknown kind {} between the launcher and a rank", kind));
-  }
-}
 
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address = {};
@@ -97,16 +37,6 @@ UniqueFd new_socket() {
 }
 
 }  // namespace
-
-std::string encode(const Message& message) {
-  return frame(message.index(), std::visit([](const auto& m) { return body_of(m); }, message));
-}
-
-std::optional<Message> Decoder::next() {
-  const auto frame = frames_.next();
-  if (!frame) return std::nullopt;
-  return parse(frame->kind, frame->body);
-}
 
 Channel::Channel(UniqueFd socket) : socket_(std::move(socket)) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);

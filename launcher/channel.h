@@ -1,8 +1,7 @@
 // What a rank's wrapper and the launcher say to each other over a stream socket, as framed messages, once they have
 // shown each other that they are of the same job (Note [Handshake]).
 //
-// Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
-// binary). Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, perhaps Flight, then Ended.
+// Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, perhaps Flight, then Ended.
 // Launcher → wrapper: Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which
 // mpirun starts in the place of ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
@@ -27,15 +26,21 @@ struct Hello {
   std::int32_t rank = 0;
   std::int32_t pid = 0;
   std::string host;
+
+  void fields(auto& io) { io(rank, pid, rest(host)); }
 };
 /// Bytes that the program wrote, to stdout (1) or stderr (2).
 struct Output {
   std::uint8_t stream = 1;
   std::string bytes;
+
+  void fields(auto& io) { io(stream, rest(bytes)); }
 };
 /// Somebody other than the launcher is about to end this rank: mpirun (SIGCONT) or whoever sent that signal.
 struct StopNotice {
   std::int32_t signal_number = 0;
+
+  void fields(auto& io) { io(signal_number); }
 };
 /// The program ended. `stop_requested`: a signal had asked it to.
 struct Ended {
@@ -44,38 +49,48 @@ struct Ended {
   Clock::time_point at;  // the steady clock is the same in all processes of a host
   /// Processes of that host that the kernel has ended for lack of memory while the program ran; -1: it does not say.
   std::int64_t memory_kills = -1;
+
+  void fields(auto& io) { io(exit_status, stop_requested, at, memory_kills); }
 };
 /// Send this signal to the program.
 struct Signal {
   std::int32_t signal_number = 0;
+
+  void fields(auto& io) { io(signal_number); }
 };
 /// Run this shell command, which starts Open MPI's daemon, on `host`.
 struct StartDaemon {
   std::string host;
   std::string command;
+
+  void fields(auto& io) { io(host, rest(command)); }
 };
 /// What the program, or its wrapper, says of itself. In the order of Output: what was written after it comes after it.
 struct Status {
   StatusReport report;
+
+  template <class Io>
+  void fields(Io& io) {
+    std::string body = Io::kReads ? std::string() : encode_status(report);
+    io(rest(body));
+    if constexpr (Io::kReads) {
+      auto read = decode_status(body);
+      if (!read) throw Malformed("a status that cannot be read");
+      report = *std::move(read);
+    }
+  }
 };
 /// The flight record of a program before it failed, or before a stop request.
 struct Flight {
   std::int64_t at_ns = 0;  // on the clock of that host
   std::string bytes;
+
+  void fields(auto& io) { io(at_ns, rest(bytes)); }
 };
 using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status, Flight>;
 
-std::string encode(const Message& message);
-
-/// Turns a byte stream back into messages. Throws MpiError on bytes that no encode() made.
-class Decoder {
- public:
-  void feed(std::string_view bytes) { frames_.feed(bytes); }
-  std::optional<Message> next();
-
- private:
-  FrameCutter frames_;
-};
+inline std::string encode(const Message& message) { return encode_frame(message); }
+using Decoder = FrameDecoder<Message>;
 
 /// One end of a connection. Never blocks: what the socket does not take waits in memory. Not thread-safe.
 class Channel {

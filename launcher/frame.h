@@ -1,83 +1,26 @@
-// Frames of the launcher's own protocols: a length, a kind, and a body of fixed-size fields with a text at its end.
+// Frames of the launcher's own protocols: u32 length of the body, u8 kind, body (base/codec.h). A kind is the place of
+// its message in a variant.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <utility>
+#include <variant>
 
+#include "base/codec.h"
 #include "base/error.h"
 
 namespace lockstep::launcher {
 
 inline constexpr std::size_t kMaxFrameBytes = 1 << 20;
 
-/// Fields one after the other, in this host's byte order.
-class Writer {
- public:
-  Writer() { bytes_.reserve(32); }  // also because GCC 12 warns of small strings that grow past their end
-  template <class T>
-  Writer& put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-    return *this;
-  }
-  Writer& put_text(std::string_view text) {
-    bytes_.append(text);
-    return *this;
-  }
-  /// A text that others follow.
-  Writer& put_sized(std::string_view text) { return put(static_cast<std::uint32_t>(text.size())).put_text(text); }
-  std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-/// Throws MpiError where bytes are missing.
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-  template <class T>
-  T take() {
-    need(sizeof(T));
-    if constexpr (std::is_same_v<T, bool>) {
-      return take<std::uint8_t>() != 0;  // a bool of any other byte is nothing
-    } else {
-      T value;
-      std::memcpy(&value, bytes_.data(), sizeof value);
-      bytes_.remove_prefix(sizeof value);
-      return value;
-    }
-  }
-  std::string take_sized() {
-    const std::size_t size = take<std::uint32_t>();
-    need(size);
-    std::string text(bytes_.substr(0, size));
-    bytes_.remove_prefix(size);
-    return text;
-  }
-  std::string rest() { return std::string(bytes_); }
-  bool empty() const { return bytes_.empty(); }
-
- private:
-  void need(std::size_t size) const {
-    if (bytes_.size() < size) throw MpiError("a message between the launcher and a rank is cut short");
-  }
-  std::string_view bytes_;
-};
-
 inline std::string frame(std::size_t kind, std::string_view body) {
   LOCKSTEP_ASSERT(body.size() <= kMaxFrameBytes, "frame of {} bytes", body.size());
-  return Writer()
-      .put(static_cast<std::uint32_t>(body.size()))
-      .put(static_cast<std::uint8_t>(kind))
-      .put_text(body)
-      .take();
+  Packer out;
+  out(static_cast<std::uint32_t>(body.size()), static_cast<std::uint8_t>(kind), rest(body));
+  return std::move(out).bytes();
 }
 
 /// Cuts a byte stream into frames.
@@ -94,8 +37,7 @@ class FrameCutter {
     const std::string_view waiting = std::string_view(buffer_).substr(start_);
     std::size_t length = 0;
     if (waiting.size() >= kHeaderBytes) {
-      Reader header(waiting);
-      length = header.take<std::uint32_t>();
+      length = Unpacker(waiting).number();
       if (length > kMaxFrameBytes)
         throw MpiError(fmt::format("message of {} bytes between the launcher and a rank", length));
     }
@@ -111,6 +53,31 @@ class FrameCutter {
  private:
   std::string buffer_;
   std::size_t start_ = 0;  // of the first frame not yet handed out
+};
+
+template <class Message>
+std::string encode_frame(const Message& message) {
+  return frame(message.index(), std::visit([](const auto& one) { return pack(one); }, message));
+}
+
+/// Turns a byte stream back into messages. Throws MpiError on bytes that no encode_frame() made.
+template <class Message>
+class FrameDecoder {
+ public:
+  void feed(std::string_view bytes) { frames_.feed(bytes); }
+  std::optional<Message> next() {
+    const auto frame = frames_.next();
+    if (!frame) return std::nullopt;
+    try {
+      return unpack_alternative<Message>(frame->kind, frame->body);
+    } catch (const Malformed& error) {
+      throw MpiError(
+          fmt::format("message of kind {} between the launcher and a rank or host: {}", frame->kind, error.what()));
+    }
+  }
+
+ private:
+  FrameCutter frames_;
 };
 
 }  // namespace lockstep::launcher

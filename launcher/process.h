@@ -20,6 +20,7 @@ struct ExitStatus {
   How how = How::kExited;
   int value = 0;  // exit code, signal number, or the errno of the failed exec
 
+  void fields(auto& io) { io(how, value); }
   bool ok() const { return how == How::kExited && value == 0; }
   /// What a shell would return: the code, 128 + signal, 127 (no such program) or 126 (not executable).
   int exit_code() const;

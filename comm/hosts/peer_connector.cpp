@@ -11,9 +11,9 @@
 #include <fstream>
 #include <optional>
 
+#include "base/codec.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/packing.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -80,11 +80,7 @@ void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) 
 
 /// What a rank says of itself when it calls.
 std::string identity_text(int from, int to, PeerConnector::Purpose purpose) {
-  return Packer()
-      .number(static_cast<std::uint32_t>(from))
-      .number(static_cast<std::uint32_t>(to))
-      .number(static_cast<std::uint32_t>(purpose))
-      .bytes();
+  return Packer()(from, to, static_cast<std::uint32_t>(purpose)).bytes();
 }
 
 }  // namespace

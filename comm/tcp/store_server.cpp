@@ -239,21 +239,12 @@ void StoreServer::shake_hands(Client& client) {
 }
 
 void StoreServer::obey(Client& client, Frame frame) {
-  Unpacker body(frame.body);
   switch (frame.kind) {
-    case FrameKind::kSet: {
-      const std::string key = body.text(Store::kMostKeyBytes);
-      std::string value = body.text(Store::kMostValueBytes);
-      body.end();
-      set(*client.table, key, std::move(value));
-      return;
-    }
+    case FrameKind::kSet: return set(*client.table, frame.as<SetValue>());
     case FrameKind::kAwait:
     case FrameKind::kAskAttendance: asked_.emplace_back(&client, std::move(frame)); return;
     case FrameKind::kGiveUp: {
-      const std::uint32_t code = body.number();
-      const std::string why = body.text(Store::kMostValueBytes);
-      body.end();
+      const auto [code, why] = frame.as<GivenUp>();
       if (!is_failure(code)) throw Malformed(fmt::format("it gives up with exit code {}", code));
       Table& table = *client.table;
       Rank& rank = table.ranks[static_cast<std::size_t>(client.rank)];
@@ -261,7 +252,7 @@ void StoreServer::obey(Client& client, Frame frame) {
       rank.client = nullptr;
       // Of several that give up at the same time the first speaks; the others have heard of it, or soon will.
       if (!table.announcement) client.wire.send(FrameKind::kGoodbye);
-      announce(table, FrameKind::kPeerGaveUp, Packer().number(code).text(fmt::format("rank {}: {}", client.rank, why)));
+      announce(table, FrameKind::kPeerGaveUp, pack(GivenUp{code, fmt::format("rank {}: {}", client.rank, why)}));
       close_after_sending(client);
       say_goodbye(table);
       return;
@@ -274,7 +265,7 @@ void StoreServer::obey(Client& client, Frame frame) {
 void StoreServer::greet(Client& client) {
   StoreIdentity who;
   try {
-    who = StoreIdentity::decode(client.wire.handshake().identity());
+    who = unpack<StoreIdentity>(client.wire.handshake().identity());
   } catch (const Malformed& error) {
     return refuse(client, error.what());
   }
@@ -292,7 +283,7 @@ void StoreServer::greet(Client& client) {
   }
   const bool come_again = table == nullptr || table->ranks[who.rank].state != Rank::State::kUnused;
   const std::string first_host = client.own ? who.host : table == nullptr ? std::string() : table->ranks[0].host;
-  client.wire.handshake().accept(StoreAnswer{come_again, first_host}.encode());
+  client.wire.handshake().accept(pack(StoreAnswer{come_again, first_host}));
   client.wire.flush();
   if (come_again) return close_after_sending(client);
   client.table = table;
@@ -331,7 +322,8 @@ void StoreServer::close_after_sending(Client& client) {
   client.until = Clock::now() + kFarewell;
 }
 
-void StoreServer::set(Table& table, const std::string& key, std::string value) {
+void StoreServer::set(Table& table, SetValue given) {
+  auto& [key, value] = given;
   table.value_bytes += key.size() + value.size();
   if (table.value_bytes > kMostTableBytes) throw Malformed("more values than the table takes");
   const std::string& stored = table.values.insert_or_assign(key, std::move(value)).first->second;
@@ -339,21 +331,19 @@ void StoreServer::set(Table& table, const std::string& key, std::string value) {
   if (found == table.waiting.end()) return;
   for (const Waiting& one : found->second) {
     Client* client = table.ranks[static_cast<std::size_t>(one.rank)].client;
-    if (client != nullptr && client->await == one.await)
-      client->wire.send(FrameKind::kValue, Packer().number(one.await).number(one.index).text(stored));
+    if (client != nullptr && client->await == one.await) client->wire.send(FoundValue{one.await, one.index, stored});
   }
   table.waiting.erase(found);
 }
 
 void StoreServer::await(Client& client, const Frame& frame) {
   Table& table = *client.table;
-  Unpacker body(frame.body);
-  client.await = body.number();
-  const std::uint32_t count = body.number();
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::string key = body.text(Store::kMostKeyBytes);
+  const auto asked = frame.as<AwaitValues>();
+  client.await = asked.number;
+  for (std::uint32_t i = 0; i < asked.keys.size(); ++i) {
+    const std::string& key = asked.keys[i];
     if (const auto found = table.values.find(key); found != table.values.end()) {
-      client.wire.send(FrameKind::kValue, Packer().number(client.await).number(i).text(found->second));
+      client.wire.send(FoundValue{client.await, i, found->second});
       continue;
     }
     auto& list = table.waiting[key];
@@ -364,18 +354,17 @@ void StoreServer::await(Client& client, const Frame& frame) {
     });
     list.push_back({client.rank, client.await, i});
   }
-  body.end();
-  client.wire.send(FrameKind::kAnswered, Packer().number(client.await));
+  client.wire.send(Answered{client.await});
 }
 
 void StoreServer::take_attendance(Client& client) {
-  Packer body;
-  body.number(static_cast<std::uint32_t>(client.table->ranks.size()));
+  using State = RankAttendance::State;
+  Attendances all;
   for (const Rank& rank : client.table->ranks) {
-    const std::uint32_t here = rank.state == Rank::State::kJoined ? 1 : 2;
-    body.number(rank.state == Rank::State::kUnused ? 0 : here).text(rank.host);
+    const State here = rank.state == Rank::State::kJoined ? State::kHere : State::kGone;
+    all.ranks.push_back({rank.state == Rank::State::kUnused ? State::kAbsent : here, rank.host});
   }
-  client.wire.send(FrameKind::kAttendance, body);
+  client.wire.send(all);
 }
 
 void StoreServer::end_rank(Client& client, const std::string& how) {
@@ -385,11 +374,11 @@ void StoreServer::end_rank(Client& client, const std::string& how) {
   rank.client = nullptr;
   client.gone = true;
   announce(table, FrameKind::kPeerGone,
-           Packer().text(fmt::format("rank {} (host {}, pid {}) {}", client.rank, rank.host, rank.pid, how)));
+           pack(PeerGone{fmt::format("rank {} (host {}, pid {}) {}", client.rank, rank.host, rank.pid, how)}));
   say_goodbye(table);
 }
 
-void StoreServer::announce(Table& table, FrameKind kind, const Packer& body) {
+void StoreServer::announce(Table& table, FrameKind kind, const std::string& body) {
   if (table.announcement) return;
   table.announcement = {kind, body};
   for (const Rank& rank : table.ranks)

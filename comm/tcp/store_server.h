@@ -94,7 +94,7 @@ class StoreServer {
     std::unordered_map<std::string, std::string> values;
     std::unordered_map<std::string, std::vector<Waiting>> waiting;  // by key
     std::size_t value_bytes = 0;
-    std::optional<std::pair<FrameKind, Packer>> announcement;  // the first announcement
+    std::optional<std::pair<FrameKind, std::string>> announcement;  // the first announcement
   };
 
   void run();
@@ -114,12 +114,12 @@ class StoreServer {
   /// The first table without rank `rank`, for a process that claims to be it; nullptr: none. Throws Malformed if
   /// another process has that rank.
   Table* table_for(std::size_t rank, const std::string& host, std::uint32_t pid);
-  static void set(Table& table, const std::string& key, std::string value);
+  static void set(Table& table, SetValue given);
   static void await(Client& client, const Frame& frame);
   static void take_attendance(Client& client);
   void end_rank(Client& client, const std::string& how);
   /// Sends the reason for the group's end to its ranks that have not ended, and to those that still join.
-  static void announce(Table& table, FrameKind kind, const Packer& body);
+  static void announce(Table& table, FrameKind kind, const std::string& body);
   void leave(Client& client);
   void say_goodbye(Table& table);
   void stop_listening();

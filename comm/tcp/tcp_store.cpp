@@ -195,7 +195,7 @@ void TcpStore::serve_here() {
 Handshake TcpStore::make_handshake() const {
   const StoreIdentity who{static_cast<std::uint32_t>(size()), static_cast<std::uint32_t>(rank()),
                           static_cast<std::uint32_t>(::getpid()), host_name(), world_.rendezvous.job};
-  return Handshake::call(Handshake::Port::kStore, world_.rendezvous.secret, who.encode(), world_.rendezvous.encrypts);
+  return Handshake::call(Handshake::Port::kStore, world_.rendezvous.secret, pack(who), world_.rendezvous.encrypts);
 }
 
 bool TcpStore::join(Deadline deadline) {
@@ -210,7 +210,7 @@ bool TcpStore::join(Deadline deadline) {
   const Handshake& handshake = wire_->handshake();
   switch (handshake.failure()) {
     case Handshake::Failure::kNone: {
-      const auto answer = StoreAnswer::decode(handshake.answer());
+      const auto answer = unpack<StoreAnswer>(handshake.answer());
       first_host_ = answer.host;
       if (!answer.come_again) return true;
       break;
@@ -262,29 +262,25 @@ bool TcpStore::shake_hands(Deadline deadline) {
 }
 
 void TcpStore::do_set(const std::string& key, std::string_view value) {
-  guarded([&] { wire_->send(FrameKind::kSet, Packer().text(key).text(value)); });
+  guarded([&] { wire_->send(SetValue{key, std::string(value)}); });
 }
 
 std::vector<std::optional<std::string>> TcpStore::do_get(std::span<const std::string> keys, Deadline deadline) {
   return guarded([&] {
     const std::uint32_t number = ++awaits_;
-    Packer request;
-    request.number(number).number(static_cast<std::uint32_t>(keys.size()));
-    for (const std::string& key : keys) request.text(key);
-    wire_->send(FrameKind::kAwait, request);
+    wire_->send(AwaitValues{number, {keys.begin(), keys.end()}});
 
     std::vector<std::optional<std::string>> values(keys.size());
     std::size_t unset = keys.size();
     bool answered = false;
     const auto take = [&](const Frame& frame) {
-      Unpacker body(frame.body);
-      if (frame.kind == FrameKind::kAnswered && body.number() == number) answered = true;
-      if (frame.kind == FrameKind::kValue && body.number() == number) {
-        const std::uint32_t index = body.number();
-        if (index >= values.size() || values[index]) throw Malformed("a value that nobody has asked for");
-        values[index] = body.text(kMostValueBytes);
-        --unset;
-      }
+      if (frame.kind == FrameKind::kAnswered && frame.as<Answered>().number == number) answered = true;
+      if (frame.kind == FrameKind::kValue)
+        if (auto found = frame.as<FoundValue>(); found.number == number) {
+          if (found.index >= values.size() || values[found.index]) throw Malformed("a value that nobody has asked for");
+          values[found.index] = std::move(found.value);
+          --unset;
+        }
       return unset == 0 || (answered && deadline.expired());
     };
     if (!listen_until(take, deadline) && !answered) listen_until(take, Deadline::after(kGrace));
@@ -302,14 +298,12 @@ std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
   listen_until(
       [&](const Frame& frame) {
         if (frame.kind != FrameKind::kAttendance) return false;
-        Unpacker body(frame.body);
-        if (body.number() != all.size()) throw Malformed("the attendance of another world");
-        for (Attendance& one : all) {
-          const std::uint32_t state = body.number();
-          one.joined = state != 0;
-          one.left = state == 2;
-          one.host = body.text(kMostKeyBytes);
-        }
+        const auto ranks = frame.as<Attendances>().ranks;
+        if (ranks.size() != all.size()) throw Malformed("the attendance of another world");
+        using State = RankAttendance::State;
+        std::ranges::transform(ranks, all.begin(), [](const RankAttendance& one) {
+          return Attendance{one.state != State::kAbsent, one.state == State::kGone, one.host};
+        });
         return true;
       },
       Deadline::after(kGrace));
@@ -326,7 +320,7 @@ void TcpStore::give_up(const TimeoutError& error) {
 
 void TcpStore::tell_the_others(const Error& error) {
   wire_->send(FrameKind::kGiveUp,
-              Packer().number(static_cast<std::uint32_t>(error.code())).text(error.line().substr(0, kMostValueBytes)));
+              pack(GivenUp{static_cast<std::uint32_t>(error.code()), error.line().substr(0, kMostValueBytes)}));
 }
 
 void TcpStore::leave(Deadline deadline) {
@@ -376,17 +370,16 @@ void TcpStore::wait_for_server(Deadline deadline) {
 }
 
 void TcpStore::throw_announced(const Frame& frame) const {
-  Unpacker body(frame.body);
   if (frame.kind == FrameKind::kPeerGaveUp) {
-    const std::uint32_t code = body.number();
+    const auto [code, why] = frame.as<GivenUp>();
     if (!is_failure(code))
       throw DeviceError(
           fmt::format("rank 0 (host {}) says that a rank has given up with exit code {}", first_host_, code),
           "start every rank with the same binary");
-    throw PeerError(static_cast<int>(code), body.text(kMostValueBytes + kMostKeyBytes));
+    throw PeerError(static_cast<int>(code), why);
   }
   throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
-  throw DeviceError(fmt::format("{} during the rendezvous of the ranks", body.text(kMostKeyBytes * 8)),
+  throw DeviceError(fmt::format("{} during the rendezvous of the ranks", frame.as<PeerGone>().what),
                     "look at its log, and at dmesg if it has none");
 }
 

@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kLengthBytes = 4;
 constexpr std::size_t kHeaderBytes = 8;
-constexpr std::size_t kMostNameBytes = 256;  // of hosts and jobs
 
 /// Of a frame without its checksum: `length` before what `rest` has.
 std::uint32_t checksum_of(std::string_view length, std::string_view rest) {
@@ -26,41 +25,12 @@ void check_length(std::size_t length, std::size_t most_bytes) {
     throw Malformed(fmt::format("a frame of {} bytes, where {} are possible", length, most_bytes));
 }
 
-std::string bounded(const std::string& name) { return name.substr(0, kMostNameBytes); }
-
 }  // namespace
 
-std::string StoreIdentity::encode() const {
-  return Packer().number(size).number(rank).number(pid).text(bounded(host)).text(bounded(job)).bytes();
-}
-
-StoreIdentity StoreIdentity::decode(std::string_view bytes) {
-  Unpacker body(bytes);
-  StoreIdentity identity;
-  identity.size = body.number();
-  identity.rank = body.number();
-  identity.pid = body.number();
-  identity.host = body.text(kMostNameBytes);
-  identity.job = body.text(kMostNameBytes);
-  body.end();
-  return identity;
-}
-
-std::string StoreAnswer::encode() const { return Packer().number(come_again ? 1 : 0).text(bounded(host)).bytes(); }
-
-StoreAnswer StoreAnswer::decode(std::string_view bytes) {
-  Unpacker body(bytes);
-  StoreAnswer answer;
-  answer.come_again = body.number() != 0;
-  answer.host = body.text(kMostNameBytes);
-  body.end();
-  return answer;
-}
-
-void Wire::send(FrameKind kind, const Packer& body) {
-  const std::string length = Packer().number(static_cast<std::uint32_t>(body.bytes().size() + 1)).bytes();
+void Wire::send(FrameKind kind, std::string_view body) {
+  const std::string length = Packer().number(static_cast<std::uint32_t>(body.size() + 1)).bytes();
   std::string rest(1, static_cast<char>(kind));
-  rest += body.bytes();
+  rest += body;
   if (handshake_.encrypts()) {
     unsent_ += ciphers().out.seal_whole(length);
     unsent_ += ciphers().out.seal_whole(rest);

@@ -9,9 +9,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -31,19 +29,27 @@ struct JobSetup {
   std::string secret;     // of the job (lockstep/base/job_secret.h)
   std::string program;    // that the ranks will run
   std::string directory;  // in which
+
+  void fields(auto& io) { io(ranks, silence_seconds, finds_port, name, token, secret, program, rest(directory)); }
 };
 /// Bytes for the wrapper on connection `id`.
 struct ToRank {
   std::uint32_t id = 0;
   std::string bytes;
+
+  void fields(auto& io) { io(id, rest(bytes)); }
 };
 /// Close connection `id`.
 struct CloseConnection {
   std::uint32_t id = 0;
+
+  void fields(auto& io) { io(id); }
 };
 /// Run this shell command, which starts Open MPI's daemon.
 struct Run {
   std::string command;
+
+  void fields(auto& io) { io(rest(command)); }
 };
 /// Start this command, the wrapper of `rank`, with these variables besides those of the host.
 struct StartRank {
@@ -51,12 +57,16 @@ struct StartRank {
   std::vector<std::string> argv;
   std::vector<std::pair<std::string, std::string>> set_env;
   std::vector<std::string> unset_env;
+
+  void fields(auto& io) { io(rank, argv, unset_env, rest(set_env)); }
 };
 /// Create, look for or remove a file, whose path may be relative to JobSetup::directory.
 struct FileRequest {
   enum class What : unsigned char { kCreate, kExists, kRemove };
   What what = What::kExists;
   std::string path;
+
+  void fields(auto& io) { io(what, rest(path)); }
 };
 /// Kill the wrappers that still run.
 struct EndRanks {};
@@ -64,6 +74,8 @@ struct EndRanks {};
 struct Hold {};
 struct Ping {
   std::int64_t launcher_ns = 0;  // the launcher's steady clock
+
+  void fields(auto& io) { io(launcher_ns); }
 };
 /// The launcher is being stopped (Ctrl-Z): its silence means nothing until it speaks again.
 struct Pause {};
@@ -76,63 +88,76 @@ struct Ready {
   std::int32_t port = 0;
   std::string directory, shm_directory;  // of the job there
   std::string warning;                   // for the user; empty: none
+
+  void fields(auto& io) { io(port, directory, shm_directory, rest(warning)); }
 };
 /// Cannot take part; "what → remedy".
 struct Refused {
   std::string why;
+
+  void fields(auto& io) { io(rest(why)); }
 };
 /// A wrapper has connected.
 struct ConnectionOpened {
   std::uint32_t id = 0;
+
+  void fields(auto& io) { io(id); }
 };
 struct FromRank {
   std::uint32_t id = 0;
   std::string bytes;
+
+  void fields(auto& io) { io(id, rest(bytes)); }
 };
 /// Its connection has ended, and all that it sent has been passed on.
 struct ConnectionClosed {
   std::uint32_t id = 0;
+
+  void fields(auto& io) { io(id); }
 };
 /// Nothing of the attempt is left there, and nothing more will be said of it.
 struct Concluded {};
 /// For the user, from that host.
 struct Notice {
   std::string text;
+
+  void fields(auto& io) { io(rest(text)); }
 };
 struct RunOutput {
   std::string bytes;
+
+  void fields(auto& io) { io(rest(bytes)); }
 };
 struct RunEnded {
   ExitStatus exit_status;
+
+  void fields(auto& io) { io(exit_status); }
 };
 /// The file was created or removed, or it exists.
 struct FileReply {
   bool done = false;
+
+  void fields(auto& io) { io(done); }
 };
 /// A wrapper has ended, or could not be started.
 struct RankEnded {
   std::int32_t rank = 0;
   ExitStatus exit_status;
+
+  void fields(auto& io) { io(rank, exit_status); }
 };
 struct Pong {
   std::int64_t launcher_ns = 0;  // of the Ping
   std::int64_t helper_ns = 0;    // the helper's steady clock
+
+  void fields(auto& io) { io(launcher_ns, helper_ns); }
 };
 
 using HostMessage = std::variant<JobSetup, ToRank, CloseConnection, Run, Hold, Ping, Pause, Finish, Ready, Refused,
                                  ConnectionOpened, FromRank, ConnectionClosed, RunOutput, RunEnded, Pong, Notice,
                                  StartRank, EndRanks, RankEnded, Conclude, Concluded, FileRequest, FileReply>;
 
-std::string encode_host(const HostMessage& message);
-
-/// Turns a byte stream back into messages. Throws MpiError on bytes that no encode_host() made.
-class HostDecoder {
- public:
-  void feed(std::string_view bytes) { frames_.feed(bytes); }
-  std::optional<HostMessage> next();
-
- private:
-  FrameCutter frames_;
-};
+inline std::string encode_host(const HostMessage& message) { return encode_frame(message); }
+using HostDecoder = FrameDecoder<HostMessage>;
 
 }  // namespace lockstep::launcher

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 
 #include "base/error.h"
-#include "base/packing.h"
+#include "base/codec.h"
 #include "base/unique_fd.h"
 
 namespace lockstep {

@@ -90,7 +90,7 @@ class Stranger {
   /// Says who it is, and hears the answer: empty if it is let in.
   std::string hello(std::uint32_t size, std::uint32_t rank, const JobSecret& secret = {}, const std::string& job = "") {
     const StoreIdentity who{size, rank, 1, "h", job};
-    wire_.emplace(std::move(socket_), Handshake::call(Handshake::Port::kStore, secret, who.encode()));
+    wire_.emplace(std::move(socket_), Handshake::call(Handshake::Port::kStore, secret, pack(who)));
     const auto end = soon();
     while (wire_->advance() == Handshake::State::kInProgress && !end.expired()) wait(wire_->fd());
     EXPECT_NE(wire_->handshake().state(), Handshake::State::kInProgress);
@@ -427,7 +427,7 @@ TEST(TcpStore, AnExitCodeFromTheWireIsNeverSuccess) {
     const auto first = make_tcp_store(world_of(0, 2, port), soon());
     Stranger stranger(port);
     ASSERT_EQ(stranger.hello(2, 1), "");
-    stranger.wire().send(FrameKind::kGiveUp, Packer().number(code).text("all is well"));
+    stranger.wire().send(FrameKind::kGiveUp, pack(GivenUp{code, "all is well"}));
     EXPECT_THAT(error_of<DeviceError>([&] { first->get("a", soon()); }),
                 AllOf(HasSubstr("rank 1 (host h, pid 1) is no longer understood"),
                       HasSubstr(fmt::format("it gives up with exit code {}", code))));
@@ -490,9 +490,8 @@ TEST(TcpStore, NothingIsSentToAnImpostor) {
     pollfd look{listeners[0].get(), POLLIN, 0};
     ASSERT_EQ(::poll(&look, 1, 10'000), 1);
     const UniqueFd socket = accept_from(listeners[0]);
-    const std::string words =
-        "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
-        hello_frame(34, Packer().text(StoreAnswer{false, "h"}.encode()).text(std::string(32, 'x')));
+    const std::string words = "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
+                              hello_frame(34, Packer().text(pack(StoreAnswer{0, "h"})).text(std::string(32, 'x')));
     ASSERT_EQ(::write(socket.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
     std::this_thread::sleep_for(200ms);
   });

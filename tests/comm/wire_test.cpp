@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "tests/support/golden_bytes.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -19,7 +21,7 @@ TEST(Wire, AlteredFramesAreFound) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const UniqueFd reader(ends[1]);
   Wire sender(UniqueFd(ends[0]), Handshake::listen(Handshake::Port::kStore, {}));
-  sender.send(FrameKind::kSet, Packer().text("key").text("value"));
+  sender.send(SetValue{"key", "value"});
   std::array<char, 256> bytes;
   const ssize_t got = ::read(reader.get(), bytes.data(), bytes.size());
   ASSERT_GT(got, 0);
@@ -37,6 +39,36 @@ TEST(Wire, AlteredFramesAreFound) {
     } catch (const Malformed&) {
     }
   }
+}
+
+template <class Message>
+void expect_golden(const std::string& golden, const Message& message) {
+  testing::expect_golden(golden.c_str(), message, pack<Message>, unpack<Message>);
+}
+
+TEST(StoreMessages, BytesAreThoseOfEarlierVersions) {
+  const std::string key("k\0\xff", 3);
+  expect_golden("03000000020000006712000006000000686f73742d61030000006a6f62",
+                StoreIdentity{3, 2, 4711, "host-a", "job"});
+  expect_golden("0000000006000000686f73742d61", StoreAnswer{0, "host-a"});
+  expect_golden("0100000000000000", StoreAnswer{1, ""});
+  expect_golden("030000006b00ff0500000076616c7565", SetValue{key, "value"});
+  expect_golden("07000000020000000100000061020000006263", AwaitValues{7, {"a", "bc"}});
+  expect_golden("090000000b0000006f7574206f662074696d65", GivenUp{9, "out of time"});
+  expect_golden("07000000010000000500000076616c7565", FoundValue{7, 1, "value"});
+  expect_golden("07000000", Answered{7});
+  using State = RankAttendance::State;
+  expect_golden("020000000100000006000000686f73742d610000000000000000",
+                Attendances{{{State::kHere, "host-a"}, {State::kAbsent, ""}}});
+  expect_golden("1000000072616e6b20312068617320656e646564", PeerGone{"rank 1 has ended"});
+}
+
+TEST(StoreMessages, LongNamesAreCutAndLongTextsRefused) {
+  const std::string cut(256, 'h'), longer(300, 'h');
+  EXPECT_EQ(pack(StoreIdentity{3, 2, 1, longer, longer}), pack(StoreIdentity{3, 2, 1, cut, cut}));
+  const std::string wrong = Packer().number(0).text(longer).bytes();
+  EXPECT_THROW(unpack<StoreAnswer>(wrong), Malformed);
+  EXPECT_THROW(unpack<Answered>(std::string(5, '\0')), Malformed);
 }
 
 /// Two ends of a connection that encrypts.
@@ -67,7 +99,7 @@ TEST(Wire, EncryptedFramesArriveAndShowNothing) {
   Encrypted pair;
   const std::string value(1000, 'v');
   for (int round = 0; round < 3; ++round) {
-    pair.caller->send(FrameKind::kSet, Packer().text("key").text(value));
+    pair.caller->send(SetValue{"key", value});
     const std::string sent = pair.taken();
     EXPECT_EQ(sent.find("vvvv"), std::string::npos);
     EXPECT_EQ(sent.find("key"), std::string::npos);
@@ -78,7 +110,7 @@ TEST(Wire, EncryptedFramesArriveAndShowNothing) {
     const auto frame = pair.listener->next(2000);
     ASSERT_TRUE(frame);
     EXPECT_EQ(frame->kind, FrameKind::kSet);
-    EXPECT_EQ(frame->body, Packer().text("key").text(value).bytes());
+    EXPECT_EQ(frame->body, pack(SetValue{"key", value}));
     pair.listener->send(FrameKind::kGoodbye);
     EXPECT_EQ(pair.caller->receive(), Wire::Received::kBytes);
     EXPECT_EQ(pair.caller->next(2000)->kind, FrameKind::kGoodbye);
@@ -88,7 +120,7 @@ TEST(Wire, EncryptedFramesArriveAndShowNothing) {
 TEST(Wire, AlteredRepeatedAndForeignFramesAreFound) {
   const auto is_found = [](const auto& change) {
     Encrypted pair;
-    pair.caller->send(FrameKind::kSet, Packer().text("key").text("value"));
+    pair.caller->send(SetValue{"key", "value"});
     pair.listener->feed(change(pair.taken()));
     try {
       pair.listener->next(1000);
@@ -113,7 +145,7 @@ TEST(Wire, AlteredRepeatedAndForeignFramesAreFound) {
   // In clear, as a job that does not encrypt has them.
   Encrypted other;
   Wire clear(UniqueFd(::dup(other.caller->fd())), Handshake::listen(Handshake::Port::kStore, {}));
-  clear.send(FrameKind::kSet, Packer().text("key").text(std::string(100, 'v')));
+  clear.send(SetValue{"key", std::string(100, 'v')});
   other.listener->feed(other.taken());
   EXPECT_THROW(other.listener->next(1000), Malformed);
 }

@@ -46,10 +46,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const Malformed&) {
     }
   } else if (choice == 3) {
-    for (const auto& decode : {+[](std::string_view bytes) { comm::StoreIdentity::decode(bytes); },
-                               +[](std::string_view bytes) { comm::StoreAnswer::decode(bytes); }})
-      try {
-        decode(rest);
+    using Any = std::variant<comm::StoreIdentity, comm::StoreAnswer, comm::SetValue, comm::AwaitValues,
+                             comm::FoundValue, comm::GivenUp, comm::Attendances, comm::PeerGone>;
+    for (std::size_t kind = 0; kind < std::variant_size_v<Any>; ++kind) try {
+        unpack_alternative<Any>(kind, rest);
       } catch (const Malformed&) {
       }
   } else if (choice == 4) {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "launcher/authenticated_listener.h"
+#include "tests/support/golden_bytes.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
@@ -52,6 +53,30 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_EQ(std::get<Flight>(messages[7]).at_ns, -5);
     EXPECT_EQ(std::get<Flight>(messages[7]).bytes, std::string("\0z", 2));
   }
+}
+
+TEST(DecoderTest, BytesAreThoseOfEarlierVersions) {
+  const Clock::time_point at{std::chrono::nanoseconds(1234567890123)};
+  const std::pair<const char*, Message> golden[] = {
+      {"0e000000000300000067120000686f73742d61", Hello{3, 4711, "host-a"}},
+      {"0500000001026100ff0a", Output{2, std::string("a\0\xff\n", 4)}},
+      {"04000000020f000000", StopNotice{15}},
+      {"1600000003010900000001cb04fb711f0100000200000000000000", Ended{{ExitStatus::How::kSignalled, 9}, true, at, 2}},
+      {"04000000040a000000", Signal{10}},
+      {"110000000506000000686f73742d626f727465642078", StartDaemon{"host-b", "orted x"}},
+      {"2100000006050201000000000000000000000000000000000000000000010000000200000078",
+       Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}}},
+      {"180000000609000000feffffff0000000000010000000000000000d03f",
+       Status{{.kind = StatusReport::Kind::kProgress, .number = -2, .step = 1ll << 40, .seconds = 0.25}}},
+      {"0a00000007fbffffffffffffff007a", Flight{-5, std::string("\0z", 2)}},
+      {"1600000003020200000000cb04fb711f010000ffffffffffffffff", Ended{{ExitStatus::How::kNotStarted, 2}, false, at}},
+  };
+  for (const auto& [bytes, message] : golden)
+    testing::expect_golden(bytes, message, encode, [](const std::string& arrived) {
+      Decoder decoder;
+      decoder.feed(arrived);
+      return decoder.next().value();
+    });
 }
 
 TEST(DecoderTest, UntrustedBytesAreErrors) {

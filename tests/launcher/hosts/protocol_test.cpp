@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tests/support/golden_bytes.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -54,6 +55,44 @@ TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
     EXPECT_EQ(again, stream);
     EXPECT_EQ(index, std::variant_size_v<HostMessage>);
   }
+}
+
+TEST(HostProtocol, BytesAreThoseOfEarlierVersions) {
+  constexpr const char* kGolden[] = {
+      "390000000003000000000000000000044001010000006205000000746f6b656e06000000736563726574070000002e2f7472"
+      "61696e2f686f6d652f657665",
+      "07000000010700000000ff0a",
+      "040000000207000000",
+      "12000000036f72746564202d6d63612065737320656e76",
+      "0000000004",
+      "0800000005fbffffffffffffff",
+      "0000000006",
+      "0000000007",
+      "2300000008214e0000060000002f746d702f780a0000002f6465762f73686d2f787761726e696e67",
+      "0300000009776879",
+      "040000000a01000000",
+      "070000000b0000008000ff0a",
+      "040000000c02000000",
+      "030000000d00ff0a",
+      "050000000e0109000000",
+      "100000000f01000000000000000200000000000000",
+      "040000001074657874",
+      "4e000000110500000004000000080000006c6f636b73746570050000005f72616e6b000000000300000000ff0a0100000008"
+      "000000504d495f52414e4b0400000052414e4b0100000035010000005800000000",
+      "0000000012",
+      "0900000013050000000202000000",
+      "0000000014",
+      "0000000015",
+      "050000001602636b2f78",
+      "010000001701"};
+  const auto messages = one_of_each();
+  ASSERT_EQ(std::size(kGolden), messages.size());
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    testing::expect_golden(kGolden[i], messages[i], encode_host, [](const std::string& bytes) {
+      HostDecoder decoder;
+      decoder.feed(bytes);
+      return decoder.next().value();
+    });
 }
 
 TEST(HostProtocol, NonsenseIsAnError) {
