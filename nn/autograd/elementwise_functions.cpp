@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn {
 namespace {
@@ -21,20 +22,21 @@ class CastNode final : public Node {
   Var x_;
 };
 
-// It needs the values of operand and result, which backward takes off the tape on its way.
 class UnaryNode final : public Node {
  public:
-  UnaryNode(Var output, Var x, UnaryOp op) : Node(output), x_(x), from_(x.value()), to_(output.value()), op_(op) {}
+  UnaryNode(Var output, Var x, UnaryOp op) : Node(output), x_(x), op_(op) {}
   void backward(Tape& tape) override {
     const Tensor dy = tape.take_grad(output());
-    Tensor dx = tape.backend().empty(dy.shape());
-    tape.backend().elementwise().unary_backward(op_, from_, to_, dy, dx);
+    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(dy.shape(), dy.dtype());
+    with_rule(op_, [&]<class Rule>(Rule, const OpNames&) {
+      tape.backend().pointwise().unary_backward(op_, Rule::kReadsX ? x_.value() : Tensor(),
+                                                Rule::kReadsY ? output().value() : Tensor(), dy, dx);
+    });
     tape.contribute(x_, std::move(dx));
   }
 
  private:
   Var x_;
-  Tensor from_, to_;
   UnaryOp op_;
 };
 
@@ -47,7 +49,7 @@ class BinaryNode final : public Node {
     Tensor dx, dy;
     if (x_.needs_grad()) dx = tape.backend().empty(dz.shape());
     if (y_.needs_grad()) dy = tape.backend().empty(dz.shape());
-    tape.backend().elementwise().binary_backward(op_, of_x_, of_y_, dz, dx, dy);
+    tape.backend().pointwise().binary_backward(op_, of_x_, of_y_, dz, dx, dy);
     if (dx.defined()) tape.contribute(x_, std::move(dx));
     if (dy.defined()) tape.contribute(y_, std::move(dy));
   }
@@ -135,33 +137,41 @@ void check_f32(const Tape& tape, Var x, const char* op) {
                    "give it nn::to_f32(tape, x)");
 }
 
-Var unary(Tape& tape, Var x, UnaryOp op, const char* name) {
-  check_f32(tape, x, name);
-  const Tape::OpScope scope(tape, name);
-  Tensor y = tape.backend().empty(x.shape());
-  tape.backend().elementwise().unary(op, x.value(), y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<UnaryNode>(out, x, op);
-  return out;
+template <class Rule>
+void check_operand_of(const Tape& tape, Var x, const char* title) {
+  if constexpr (Rule::kAllTypes)
+    check_operand(tape, x, title);
+  else
+    check_f32(tape, x, title);
 }
 
-Var binary(Tape& tape, Var x, Var y, BinaryOp op, const char* name) {
-  check_f32(tape, x, name);
-  check_f32(tape, y, name);
-  const Tape::OpScope scope(tape, name);
-  if (x.shape() != y.shape())
-    throw UsageError(fmt::format("{} of {} and {}", name, to_string(x.shape()), to_string(y.shape())),
-                     "operands have one shape; nothing is broadcast");
-  Tensor z = tape.backend().empty(x.shape());
-  tape.backend().elementwise().binary(op, x.value(), y.value(), z);
-  const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
-  tape.record<BinaryNode>(out, x, y, op);
-  return out;
+Var unary(Tape& tape, Var x, UnaryOp op) {
+  return with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+    check_operand_of<Rule>(tape, x, names.title);
+    const Tape::OpScope scope(tape, names.function);
+    Tensor y = tape.backend().empty(x.shape(), x.dtype());
+    tape.backend().pointwise().unary(op, x.value(), y);
+    const Var out = tape.make_var(std::move(y), x.needs_grad());
+    tape.record<UnaryNode>(out, x, op);
+    return out;
+  });
 }
 
-}  // namespace
-
-namespace {
+Var binary(Tape& tape, Var x, Var y, BinaryOp op) {
+  return with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+    check_operand_of<Rule>(tape, x, names.title);
+    check_operand_of<Rule>(tape, y, names.title);
+    const Tape::OpScope scope(tape, names.function);
+    if (x.shape() != y.shape() || x.dtype() != y.dtype())
+      throw UsageError(fmt::format("{} of {} and {}", names.title, to_string(x.shape()), to_string(y.shape())),
+                       "operands have one shape; nothing is broadcast");
+    Tensor z = tape.backend().empty(x.shape(), x.dtype());
+    tape.backend().pointwise().binary(op, x.value(), y.value(), z);
+    const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
+    tape.record<BinaryNode>(out, x, y, op);
+    return out;
+  });
+}
 
 Var cast(Tape& tape, Var x, DType dtype, const char* name) {
   check_operand(tape, x, name);
@@ -179,22 +189,16 @@ Var cast(Tape& tape, Var x, DType dtype, const char* name) {
 Var to_f32(Tape& tape, Var x) { return cast(tape, x, DType::kF32, "to_f32"); }
 Var to_activations(Tape& tape, Var x) { return cast(tape, x, tape.activations(), "to_activations"); }
 
-Var abs(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kAbs, "abs"); }
-Var exp(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kExp, "exp"); }
-Var log(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kLog, "log"); }
-Var sqrt(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kSqrt, "sqrt"); }
-Var square(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kSquare, "square"); }
-Var sin(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kSin, "sin"); }
-Var cos(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kCos, "cos"); }
-Var tanh(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kTanh, "tanh"); }
-Var sigmoid(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kSigmoid, "sigmoid"); }
-Var softplus(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kSoftplus, "softplus"); }
+#define LOCKSTEP_UNARY_FUNCTION(Name, function, title) \
+  Var function(Tape& tape, Var x) { return unary(tape, x, UnaryOp::k##Name); }
+#define LOCKSTEP_BINARY_FUNCTION(Name, function, title) \
+  Var function(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::k##Name); }
+LOCKSTEP_UNARY_FUNCTIONS(LOCKSTEP_UNARY_FUNCTION)
+LOCKSTEP_BINARY_FUNCTIONS(LOCKSTEP_BINARY_FUNCTION)
+#undef LOCKSTEP_UNARY_FUNCTION
+#undef LOCKSTEP_BINARY_FUNCTION
 
-Var sub(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::kSub, "sub"); }
-Var mul(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::kMul, "mul"); }
-Var div(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::kDiv, "div"); }
-Var minimum(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::kMin, "minimum"); }
-Var maximum(Tape& tape, Var x, Var y) { return binary(tape, x, y, BinaryOp::kMax, "maximum"); }
+Var gelu(Tape& tape, Var x, GeluKind kind) { return unary(tape, x, op_of(kind)); }
 
 Var affine(Tape& tape, Var x, float scale, float shift) {
   check_f32(tape, x, "affine");

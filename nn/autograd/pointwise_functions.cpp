@@ -1,18 +1,10 @@
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn {
 namespace {
-
-class ReluNode final : public Node {
- public:
-  ReluNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through(output(), Epilogue::kRelu)); }
-
- private:
-  Var x_;
-};
 
 class AddNode final : public Node {
  public:
@@ -139,16 +131,6 @@ Var swap_first_axes(Tape& tape, Var x) {
   return out;
 }
 
-Var relu(Tape& tape, Var x) {
-  check_operand(tape, x, "ReLU");
-  const Tape::OpScope scope(tape, "relu");
-  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
-  tape.backend().pointwise().relu(x.value(), y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<ReluNode>(out, x);
-  return out;
-}
-
 void check_addends(const Tape& tape, Var x, Var y) {
   check_operand(tape, x, "add");
   check_operand(tape, y, "add");
@@ -163,7 +145,7 @@ Var add_relu(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add_relu");
   check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
-  tape.backend().pointwise().add_relu(x.value(), y.value(), z);
+  tape.backend().pointwise().binary(BinaryOp::kAddRelu, x.value(), y.value(), z);
   const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
   tape.record<AddReluNode>(out, x, y);
   return out;
@@ -173,7 +155,7 @@ Var add(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add");
   check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
-  tape.backend().pointwise().add(x.value(), y.value(), z);
+  tape.backend().pointwise().binary(BinaryOp::kAdd, x.value(), y.value(), z);
   const bool needs_grad = x.needs_grad() || y.needs_grad(), are_losses = x.is_loss() && y.is_loss();
   if (are_losses && x.counts() != y.counts())  // a count and NaN
     tape.backend().pointwise().copy((x.counts() ? x : y).value().slice(1, 2), z.slice(1, 2));

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lockstep/nn/autograd/vars.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn {
 namespace {
@@ -137,9 +138,9 @@ Tensor Tape::take_grad_through(Var v, Epilogue activation) {
   if (!dy.defined()) return through;
   Tensor dx = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
   if (activation == Epilogue::kGelu)
-    backend_.pointwise().gelu_backward(v.saved_preactivation(), GeluKind::kTanh, dy, dx);
+    backend_.pointwise().unary_backward(UnaryOp::kGeluTanh, v.saved_preactivation(), {}, dy, dx);
   else
-    backend_.pointwise().relu_backward(v.value(), dy, dx);
+    backend_.pointwise().unary_backward(UnaryOp::kRelu, {}, v.value(), dy, dx);
   if (through.defined()) backend_.pointwise().add_to(through, 1.0f, dx);
   return dx;
 }
@@ -203,7 +204,7 @@ void Tape::add_to_grad(Tensor& sum, Tensor grad) const {
   }
   // Another variable's gradient is the same memory: leave it alone.
   Tensor fresh = backend_.empty(sum.shape(), sum.dtype());
-  backend_.pointwise().add(sum, grad, fresh);
+  backend_.pointwise().binary(BinaryOp::kAdd, sum, grad, fresh);
   sum = std::move(fresh);
 }
 

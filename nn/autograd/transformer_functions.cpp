@@ -45,22 +45,6 @@ class LayerNormNode final : public Node {
   Tensor mean_, inverse_;
 };
 
-class GeluNode final : public Node {
- public:
-  GeluNode(Var output, Var x, GeluKind kind) : Node(output), x_(x), kind_(kind) {}
-
-  void backward(Tape& tape) override {
-    const Tensor dy = tape.take_grad(output());
-    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
-    tape.backend().pointwise().gelu_backward(x_.value(), kind_, dy, dx);
-    tape.contribute(x_, std::move(dx));
-  }
-
- private:
-  Var x_;
-  GeluKind kind_;
-};
-
 class DropoutNode final : public Node {
  public:
   DropoutNode(Var output, Var x, double p, std::int64_t layer) : Node(output), x_(x), p_(p), layer_(layer) {}
@@ -210,16 +194,6 @@ SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter*
   const Var both = tape.make_var(std::move(sum), x.needs_grad() || y.needs_grad());
   record_sum(tape, both, x, y);
   return {both, std::move(made).record(tape, both, gamma, beta)};
-}
-
-Var gelu(Tape& tape, Var x, GeluKind kind) {
-  check_operand(tape, x, "GELU");
-  const Tape::OpScope scope(tape, "gelu");
-  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
-  tape.backend().pointwise().gelu(x.value(), kind, y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<GeluNode>(out, x, kind);
-  return out;
 }
 
 namespace {

@@ -98,10 +98,6 @@ class MetaLayerNorm final : public LayerNormKernels {
 
 class MetaElementwise final : public ElementwiseKernels {
  public:
-  void unary(UnaryOp, T, T) override {}
-  void unary_backward(UnaryOp, T, T, T, T) override {}
-  void binary(BinaryOp, T, T, T) override {}
-  void binary_backward(BinaryOp, T, T, T, T, T) override {}
   void affine(T, float, float, T) override {}
   void sum_rows(T, T) override {}
   void broadcast_rows(T, T) override {}
@@ -153,11 +149,10 @@ class MetaPointwise final : public PointwiseKernels {
   void cast(T, T) override {}
   void increment(T) override {}
   void add_to(T, float, T) override {}
-  void add(T, T, T) override {}
-  void relu(T, T) override {}
-  void relu_backward(T, T, T) override {}
-  void gelu(T, GeluKind, T) override {}
-  void gelu_backward(T, GeluKind, T, T) override {}
+  void unary(UnaryOp, T, T) override {}
+  void unary_backward(UnaryOp, T, T, T, T) override {}
+  void binary(BinaryOp, T, T, T) override {}
+  void binary_backward(BinaryOp, T, T, T, T, T) override {}
   void dropout(T, double, T, std::int64_t, T) override {}
   void swap_last_axes(T, T) override {}
 };

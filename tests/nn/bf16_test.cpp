@@ -8,8 +8,8 @@
 #include <functional>
 
 #include "lockstep/base/dtype.h"
-#include "lockstep/nn/autograd/functions.h"
 #include "nn/ops/update_rules.h"
+#include "tests/nn/elementwise_cases.h"
 #include "tests/nn/values.h"
 #include "tests/support/refusal.h"
 
@@ -330,22 +330,27 @@ TEST_P(Bf16Test, ElementByElement) {
   const Tensor state = backend->empty({3}, DType::kI64);
   backend->upload(std::as_bytes(std::span(numbers_of_state)), state);
   // A sum that is not rounded in between has one rounding.
-  compare({x, y}, std::vector<Shape>(8, shape), {}, {.terms = 16}, {}, [&](auto& from, auto& to) {
-    auto& kernels = backend->pointwise();
-    kernels.add(from[0], from[1], to.activations[0]);
-    kernels.add_relu(from[0], from[1], to.activations[1]);
-    kernels.relu(from[0], to.activations[2]);
-    kernels.relu_backward(from[0], from[1], to.activations[3]);
-    kernels.gelu(from[0], GeluKind::kTanh, to.activations[4]);
-    kernels.gelu(from[0], GeluKind::kErf, to.activations[5]);
-    kernels.dropout(from[0], 0.3, state, 1, to.activations[6]);
-    kernels.copy(from[0], to.activations[7]);
-    kernels.add_to(from[1], 0.5f, to.activations[7]);
+  testing::for_cases(testing::kUnaryCases, [&]<class Rule>(const testing::UnaryCase& each, Rule, const char*) {
+    if constexpr (!Rule::kAllTypes) return;
+    compare({x}, {shape}, {}, {.terms = 16}, {},
+            [&](auto& from, auto& to) { backend->pointwise().unary(each.op, from[0], to.activations[0]); });
+    compare({x, y}, {shape}, {}, {.terms = 64}, {}, [&](auto& from, auto& to) {
+      backend->pointwise().unary_backward(each.op, from[0], from[0], from[1], to.activations[0]);
+    });
   });
-  compare({x, y}, {shape, shape, {43, 3}}, {}, {.terms = 64}, {}, [&](auto& from, auto& to) {
-    backend->pointwise().gelu_backward(from[0], GeluKind::kTanh, from[1], to.activations[0]);
-    backend->pointwise().gelu_backward(from[0], GeluKind::kErf, from[1], to.activations[1]);
-    backend->pointwise().swap_last_axes(from[0].reshaped({1, 3, 43}), to.activations[2].reshaped({1, 43, 3}));
+  testing::for_cases(testing::kBinaryCases, [&]<class Rule>(const testing::BinaryCase& each, Rule, const char*) {
+    if constexpr (!Rule::kAllTypes) return;
+    compare({x, y}, {shape}, {}, {.terms = 16}, {},
+            [&](auto& from, auto& to) { backend->pointwise().binary(each.op, from[0], from[1], to.activations[0]); });
+  });
+  compare({x, y}, std::vector<Shape>(2, shape), {}, {.terms = 16}, {}, [&](auto& from, auto& to) {
+    auto& kernels = backend->pointwise();
+    kernels.dropout(from[0], 0.3, state, 1, to.activations[0]);
+    kernels.copy(from[0], to.activations[1]);
+    kernels.add_to(from[1], 0.5f, to.activations[1]);
+  });
+  compare({x}, {{43, 3}}, {}, {.terms = 64}, {}, [&](auto& from, auto& to) {
+    backend->pointwise().swap_last_axes(from[0].reshaped({1, 3, 43}), to.activations[0].reshaped({1, 43, 3}));
   });
 }
 
@@ -361,7 +366,7 @@ TEST_P(Bf16Test, RoundsToNearestAndKeepsNaN) {
   for (std::size_t i = 0; i < values.size(); ++i)
     EXPECT_EQ(rounded.data<BFloat16>()[i].bits, BFloat16::from_float(values[i]).bits) << values[i];
   const Tensor relu = backend->empty({count}, DType::kBF16);
-  backend->pointwise().relu(rounded, relu);
+  backend->pointwise().unary(UnaryOp::kRelu, rounded, relu);
   EXPECT_TRUE(std::isnan(relu.data<BFloat16>()[7].to_float()));
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/nn/elementwise_cases.h"
 #include "tests/nn/gradient_backend.h"
 
 namespace lockstep::nn {
@@ -42,6 +43,16 @@ TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
     if (std::string(suite->GetTestSuite(s)->name()) == "Gradient")
       for (int t = 0; t < suite->GetTestSuite(s)->total_test_count(); ++t)
         tests.insert(suite->GetTestSuite(s)->GetTestInfo(t)->name());
+  std::size_t rows = 0;
+  const auto note = [&](const auto& each, auto, const char* name) {
+    tests.insert(camel(name));
+    EXPECT_EQ(static_cast<std::size_t>(each.op), rows++) << name << ": one row each, in their order";
+  };
+  for_cases(testing::kUnaryCases, note);
+  EXPECT_EQ(rows, kUnaryOps);
+  rows = 0;
+  for_cases(testing::kBinaryCases, note);
+  EXPECT_EQ(rows, kBinaryOps);
   for (const auto& name : operators) {
     const auto at = tests.lower_bound(camel(name));
     EXPECT_TRUE(at != tests.end() && at->starts_with(camel(name))) << name << " has no gradient check";

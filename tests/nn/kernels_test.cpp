@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "tests/nn/values.h"
+#include "tests/nn/elementwise_cases.h"
 
 namespace lockstep::nn {
 namespace {
@@ -273,10 +273,10 @@ TEST_P(Kernels, MaxPoolTakesReluAlong) {
     auto& pool = backend->pool();
     const Tensor y = unset(y_shape), dx = unset(shape), one_y = unset(y_shape), one_dx = unset(shape);
     const Tensor choices = backend->empty(y_shape, DType::kU8);
-    backend->pointwise().relu(x, rectified);
+    backend->pointwise().unary(UnaryOp::kRelu, x, rectified);
     pool.max_forward(rectified, window, Epilogue::kNone, y, choices);
     pool.max_backward(dy, choices, window, dx);
-    backend->pointwise().relu_backward(rectified, dx, dx);
+    backend->pointwise().unary_backward(UnaryOp::kRelu, {}, rectified, dx, dx);
     pool.max_forward(x, window, Epilogue::kRelu, one_y, choices);
     pool.max_backward(dy, choices, window, one_dx);
     EXPECT_EQ(values_of(one_y), values_of(y));
@@ -361,14 +361,14 @@ TEST_P(Kernels, BatchNorm) {
       for (const bool added : {false, true}) {
         const Tensor residual = added ? random({rows, channels}, 9) : Tensor(), fused = unset({rows, channels});
         norm.forward_train(x, gamma, beta, kEps, out, out_mean, out_var);
-        if (added) backend->pointwise().add(out, residual, out);
-        backend->pointwise().relu(out, out);
+        if (added) backend->pointwise().binary(BinaryOp::kAdd, out, residual, out);
+        backend->pointwise().unary(UnaryOp::kRelu, out, out);
         norm.forward_train_relu(x, gamma, beta, kEps, residual, fused, out_mean, out_var);
         expect_close(std::vector<double>(out.f32(), out.f32() + out.count()), fused, 1e-6);
         const Tensor masked = unset({rows, channels}), expected_dx = unset({rows, channels});
         const Tensor taken = random({rows, channels}, 10), in_place = unset({rows, channels});
         backend->pointwise().copy(taken, in_place);
-        backend->pointwise().relu_backward(fused, taken, masked);
+        backend->pointwise().unary_backward(UnaryOp::kRelu, {}, fused, taken, masked);
         norm.backward(x, masked, gamma, out_mean, out_var, false, kEps, expected_dx, out_dgamma, out_dbeta);
         const auto wanted_dgamma = values_of(out_dgamma), wanted_dbeta = values_of(out_dbeta);
         norm.backward_relu(x, fused, true, taken, gamma, beta, out_mean, out_var, kEps, out_dx, out_dgamma, out_dbeta);
@@ -386,23 +386,38 @@ TEST_P(Kernels, BatchNorm) {
     }
 }
 
+TEST_P(Kernels, FunctionsOfElements) {
+  for (const std::int64_t n : {1, 3, 7, 17, 33, 40000}) {  // the last is split over threads
+    const Tensor x = unset({n}), y = unset({n}), z = unset({n});
+    for_cases(kUnaryCases, [&](const UnaryCase& each, auto, const char*) {
+      backend->elementwise().affine(random({n}, 1), each.spread, each.middle, x);
+      std::vector<double> expected;
+      for (std::int64_t i = 0; i < n; ++i) expected.push_back(each.value(at(x, i)));
+      backend->pointwise().unary(each.op, x, z);
+      expect_close(expected, z);
+    });
+    backend->elementwise().affine(random({n}, 1), 1.0f, 0.0f, x);
+    for_cases(kBinaryCases, [&](const BinaryCase& each, auto, const char*) {
+      backend->elementwise().affine(random({n}, 2), 1.0f, each.middle, y);
+      std::vector<double> expected;
+      for (std::int64_t i = 0; i < n; ++i) expected.push_back(each.value(at(x, i), at(y, i)));
+      backend->pointwise().binary(each.op, x, y, z);
+      expect_close(expected, z);
+    });
+  }
+}
+
 TEST_P(Kernels, Pointwise) {
   for (const std::int64_t n : {1, 3, 7, 17, 33, 40000}) {  // the last is split over threads
     const Tensor x = random({n}, 1), y = random({n}, 2), z = unset({n});
     auto& pointwise = backend->pointwise();
-    std::vector<double> sum, scaled, rectified, masked;
+    std::vector<double> scaled, masked;
     for (std::int64_t i = 0; i < n; ++i) {
-      sum.push_back(at(x, i) + at(y, i));
       scaled.push_back(at(y, i) - 0.5 * at(x, i));
-      rectified.push_back(std::max(0.0, at(x, i)));
       masked.push_back(at(x, i) > 0 ? at(y, i) : 0.0);
     }
-    pointwise.add(x, y, z);
-    expect_close(sum, z);
-    pointwise.relu_backward(x, y, z);
+    pointwise.unary_backward(UnaryOp::kRelu, {}, x, y, z);
     expect_close(masked, z);
-    pointwise.relu(x, z);
-    expect_close(rectified, z);
     pointwise.copy(y, z);
     EXPECT_EQ(values_of(y), values_of(z));
     pointwise.add_to(x, -0.5f, z);
@@ -504,7 +519,7 @@ TEST_P(Kernels, NanPasses) {
       }
     }
   const Tensor x = tensor_of(*backend, {3}, {nan, -1.0f, 2.0f}), y = unset({3});
-  backend->pointwise().relu(x, y);
+  backend->pointwise().unary(UnaryOp::kRelu, x, y);
   EXPECT_TRUE(std::isnan(y.f32()[0]));
   EXPECT_EQ(y.f32()[1], 0.0f);
 }

@@ -10,6 +10,7 @@
 #include "nn/ops/cpu/transpose.h"
 #include "nn/ops/cpu/weight_layout.h"
 #include "nn/ops/cpu/winograd.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -116,7 +117,7 @@ class CpuConv final : public ConvKernels {
     if (held.winograd)
       from_blocked(to.f32(), y, relu);
     else if (relu)
-      pointwise_.relu(y, y);
+      pointwise_.unary(UnaryOp::kRelu, y, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,

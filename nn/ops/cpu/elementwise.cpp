@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
-#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -22,42 +21,6 @@ void for_each(std::int64_t count, const Body& body) {
 
 class CpuElementwise final : public ElementwiseKernels {
  public:
-  void unary(UnaryOp op, const Tensor& x, const Tensor& y) override {
-    LOCKSTEP_ASSERT(x.count() == y.count());
-    const float* const from = x.f32();
-    float* const to = y.f32();
-    with_rule(op, [&](auto rule) { for_each(y.count(), [=](std::int64_t i) { to[i] = rule.value(from[i]); }); });
-  }
-
-  void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    LOCKSTEP_ASSERT(x.count() == dx.count() && y.count() == dx.count() && dy.count() == dx.count());
-    const float *const at = x.f32(), *const value = y.f32(), *const from = dy.f32();
-    float* const to = dx.f32();
-    with_rule(op, [&](auto rule) {
-      for_each(dx.count(), [=](std::int64_t i) { to[i] = from[i] * rule.slope(at[i], value[i]); });
-    });
-  }
-
-  void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) override {
-    LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
-    const float *const a = x.f32(), *const b = y.f32();
-    float* const to = z.f32();
-    with_rule(op, [&](auto rule) { for_each(z.count(), [=](std::int64_t i) { to[i] = rule.value(a[i], b[i]); }); });
-  }
-
-  void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
-                       const Tensor& dy) override {
-    const float *const a = x.f32(), *const b = y.f32(), *const from = dz.f32();
-    float *const to_x = dx.defined() ? dx.f32() : nullptr, *const to_y = dy.defined() ? dy.f32() : nullptr;
-    with_rule(op, [&](auto rule) {
-      for_each(dz.count(), [=](std::int64_t i) {
-        const float gradient = from[i];
-        if (to_x != nullptr) to_x[i] = gradient * rule.slope_x(a[i], b[i]);
-        if (to_y != nullptr) to_y[i] = gradient * rule.slope_y(a[i], b[i]);
-      });
-    });
-  }
-
   void affine(const Tensor& x, float scale, float shift, const Tensor& y) override {
     LOCKSTEP_ASSERT(x.count() == y.count());
     const float* const from = x.f32();

@@ -9,6 +9,7 @@
 #include "nn/ops/cpu/one_row.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -132,8 +133,8 @@ class CpuLinear final : public LinearKernels {
   }
 
   void activate(Epilogue epilogue, const Tensor& y) {
-    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
-    if (epilogue == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
+    if (epilogue == Epilogue::kRelu) pointwise_.unary(UnaryOp::kRelu, y, y);  // see Note [ReLU apart]
+    if (epilogue == Epilogue::kGelu) pointwise_.unary(UnaryOp::kGeluTanh, y, y);
   }
 
   enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };

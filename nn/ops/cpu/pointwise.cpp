@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 
 #include "base/cpu.h"
 #include "base/error.h"
@@ -11,6 +10,7 @@
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cpu/transpose.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -23,65 +23,49 @@ LOCKSTEP_SIMD_CLONES void add_scaled(const X* x, float alpha, Y* y, std::int64_t
   for (std::int64_t i = 0; i < n; ++i) y[i] = narrow<Y>(wide(y[i]) + alpha * wide(x[i]));
 }
 
-template <class T>
-LOCKSTEP_SIMD_CLONES void add_both(const T* x, const T* y, T* z, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) z[i] = narrow<T>(wide(x[i]) + wide(y[i]));
-}
+struct CpuMath {
+  [[gnu::always_inline]] static float exp(float x) { return exp_of(x); }
+  [[gnu::always_inline]] static float sigmoid(float x) { return sigmoid_of(x); }
+  [[gnu::always_inline]] static float normal(float z, float density) { return normal_of(z, density); }
+  [[gnu::always_inline]] static float cubic(float x, float a, float b) { return a * (x + b * x * x * x); }
+};
 
-template <class T>
-LOCKSTEP_SIMD_CLONES void relu_of_both(const T* x, const T* y, T* z, std::int64_t n) {
+// Loops over rules. Those of activations are compiled for several instruction sets; those of losses are not, whose bits
+// are the same with all of them.
+template <class Rule, class T>
+[[gnu::always_inline]] inline void map_unary(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float sum = wide(x[i]) + wide(y[i]);
-    z[i] = narrow<T>(sum < 0.0f ? 0.0f : sum);
+    if constexpr (MaskRule<Rule>)
+      y[i] = keep_if(Rule::passes(wide(x[i])), x[i]);
+    else
+      y[i] = narrow<T>(value_of<Rule, CpuMath>(wide(x[i])));
   }
 }
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void relu_of(const T* x, T* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = keep_if(!(wide(x[i]) < 0.0f), x[i]);  // this way round NaN passes
-}
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void mask_by(const T* y, const T* dy, T* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = keep_if(wide(y[i]) > 0.0f, dy[i]);
-}
-
-constexpr float kTanhScale = 1.59576912f;  // 2 √(2 / π): (1 + tanh(u)) / 2 is the logistic function of 2 u
-constexpr float kTanhCubic = 0.044715f;
-constexpr float kSqrtHalf = 0.707106781f;
-constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void gelu_tanh_of(const T* x, T* y, std::int64_t n) {
+template <class Rule, class T>
+[[gnu::always_inline]] inline void map_unary_back(const T* x, const T* y, const T* dy, T* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float v = wide(x[i]);
-    y[i] = narrow<T>(v * sigmoid_of(kTanhScale * (v + kTanhCubic * v * v * v)));
+    if constexpr (MaskRule<Rule>)
+      dx[i] = keep_if(Rule::slope_passes(wide(y[i])), dy[i]);
+    else
+      dx[i] = narrow<T>(gradient_of<Rule, CpuMath>(Rule::kReadsX ? wide(x[i]) : 0.0f, Rule::kReadsY ? wide(y[i]) : 0.0f,
+                                                   wide(dy[i])));
   }
 }
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void gelu_tanh_back(const T* x, const T* dy, T* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float v = wide(x[i]), square = v * v;
-    const float s = sigmoid_of(kTanhScale * v * (1.0f + kTanhCubic * square));
-    dx[i] = narrow<T>(wide(dy[i]) * (s + v * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * square)));
-  }
+template <class Rule, class T>
+[[gnu::always_inline]] inline void map_binary(const T* x, const T* y, T* z, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) z[i] = narrow<T>(Rule::value(wide(x[i]), wide(y[i])));
 }
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void gelu_erf_of(const T* x, T* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float v = wide(x[i]);
-    y[i] = narrow<T>(v * normal_of(v * kSqrtHalf, exp_of(-0.5f * v * v)));
-  }
+template <class Rule, class T>
+LOCKSTEP_SIMD_CLONES void map_unary_fast(const T* x, T* y, std::int64_t n) {
+  map_unary<Rule>(x, y, n);
 }
-
-template <class T>
-LOCKSTEP_SIMD_CLONES void gelu_erf_back(const T* x, const T* dy, T* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float v = wide(x[i]), density = exp_of(-0.5f * v * v);
-    dx[i] = narrow<T>(wide(dy[i]) * (normal_of(v * kSqrtHalf, density) + v * kDensity * density));
-  }
+template <class Rule, class T>
+LOCKSTEP_SIMD_CLONES void map_unary_back_fast(const T* x, const T* y, const T* dy, T* dx, std::int64_t n) {
+  map_unary_back<Rule>(x, y, dy, dx, n);
+}
+template <class Rule, class T>
+LOCKSTEP_SIMD_CLONES void map_binary_fast(const T* x, const T* y, T* z, std::int64_t n) {
+  map_binary<Rule>(x, y, z, n);
 }
 
 // Elements 4 · begin to 4 · end of one sample.
@@ -153,42 +137,58 @@ class CpuPointwise final : public PointwiseKernels {
     });
   }
 
-  void add(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    each_piece(
-        kGrain, [](auto... at) { add_both(at...); }, x, y, z);
+  void unary(UnaryOp op, const Tensor& x, const Tensor& y) override {
+    LOCKSTEP_ASSERT(x.count() == y.count());
+    with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
+      each_piece<Rule>(MaskRule<Rule> ? kGrain : kGrain / 4, y, [&]<class T>(std::int64_t begin, std::int64_t n) {
+        if constexpr (Rule::kAllTypes)
+          map_unary_fast<Rule>(x.data<T>() + begin, y.data<T>() + begin, n);
+        else
+          map_unary<Rule>(x.data<T>() + begin, y.data<T>() + begin, n);
+      });
+    });
   }
 
-  void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    each_piece(
-        kGrain, [](auto... at) { relu_of_both(at...); }, x, y, z);
+  void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    LOCKSTEP_ASSERT(dy.count() == dx.count());
+    with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
+      LOCKSTEP_ASSERT((!Rule::kReadsX || x.count() == dx.count()) && (!Rule::kReadsY || y.count() == dx.count()));
+      each_piece<Rule>(MaskRule<Rule> ? kGrain : kGrain / 4, dx, [&]<class T>(std::int64_t begin, std::int64_t n) {
+        const T* const at = Rule::kReadsX ? x.data<T>() + begin : nullptr;
+        const T* const value = Rule::kReadsY ? y.data<T>() + begin : nullptr;
+        if constexpr (Rule::kAllTypes)
+          map_unary_back_fast<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
+        else
+          map_unary_back<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
+      });
+    });
   }
 
-  void relu(const Tensor& x, const Tensor& y) override {
-    each_piece(
-        kGrain, [](auto... at) { relu_of(at...); }, x, y);
+  void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) override {
+    LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
+    with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
+      each_piece<Rule>(Rule::kAllTypes ? kGrain : kGrain / 4, z, [&]<class T>(std::int64_t begin, std::int64_t n) {
+        if constexpr (Rule::kAllTypes)
+          map_binary_fast<Rule>(x.data<T>() + begin, y.data<T>() + begin, z.data<T>() + begin, n);
+        else
+          map_binary<Rule>(x.data<T>() + begin, y.data<T>() + begin, z.data<T>() + begin, n);
+      });
+    });
   }
 
-  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    each_piece(
-        kGrain, [](auto... at) { mask_by(at...); }, y, dy, dx);
-  }
-
-  void gelu(const Tensor& x, GeluKind kind, const Tensor& y) override {
-    if (kind == GeluKind::kTanh)
-      each_piece(
-          kGrain / 4, [](auto... at) { gelu_tanh_of(at...); }, x, y);
-    else
-      each_piece(
-          kGrain / 4, [](auto... at) { gelu_erf_of(at...); }, x, y);
-  }
-
-  void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) override {
-    if (kind == GeluKind::kTanh)
-      each_piece(
-          kGrain / 4, [](auto... at) { gelu_tanh_back(at...); }, x, dy, dx);
-    else
-      each_piece(
-          kGrain / 4, [](auto... at) { gelu_erf_back(at...); }, x, dy, dx);
+  void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
+                       const Tensor& dy) override {
+    with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
+      each_piece<Rule>(kGrain / 4, dz, [&]<class T>(std::int64_t begin, std::int64_t n) {
+        const T *const a = x.data<T>(), *const b = y.data<T>(), *const from = dz.data<T>();
+        T *const to_x = dx.defined() ? dx.data<T>() : nullptr, *const to_y = dy.defined() ? dy.data<T>() : nullptr;
+        for (std::int64_t i = begin; i < begin + n; ++i) {
+          const float gradient = wide(from[i]), at_x = wide(a[i]), at_y = wide(b[i]);
+          if (to_x != nullptr) to_x[i] = narrow<T>(gradient * Rule::slope_x(at_x, at_y));
+          if (to_y != nullptr) to_y[i] = narrow<T>(gradient * Rule::slope_y(at_x, at_y));
+        }
+      });
+    });
   }
 
   void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) override {
@@ -208,16 +208,18 @@ class CpuPointwise final : public PointwiseKernels {
   }
 
  private:
-  // Calls body(places in each of `tensors`…, number of elements) on several threads; the last of them is written.
-  template <class Body, class... Tensors>
-  static void each_piece(std::int64_t grain, const Body& body, const Tensors&... tensors) {
-    const auto& written = std::get<sizeof...(tensors) - 1>(std::tie(tensors...));
-    with_type(written.dtype(), [&](auto type) {
-      using T = decltype(type);
+  // Calls body<T>(begin, number of elements) for pieces of what is written, on several threads.
+  template <class Rule, class Body>
+  static void each_piece(std::int64_t grain, const Tensor& written, const Body& body) {
+    const auto run = [&](auto type) {
       parallel_for(written.count(), grain, [&](std::int64_t begin, std::int64_t end) {
-        body((tensors.template data<T>() + begin)..., end - begin);
+        body.template operator()<decltype(type)>(begin, end - begin);
       });
-    });
+    };
+    if constexpr (Rule::kAllTypes)
+      with_type(written.dtype(), run);
+    else
+      run(float());
   }
 
   template <class T>

@@ -16,6 +16,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/plan_choices.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -43,7 +44,7 @@ class CudaConv final : public ConvKernels {
     const Held& held = find(plans_, problem.key(), [&] { return make_forward(problem, made, arrays); });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, given_b, made);
-    if (held.relu_apart) pointwise_.relu(made, made);
+    if (held.relu_apart) pointwise_.unary(UnaryOp::kRelu, made, made);
     operands_.hand_over(made, y);
   }
 

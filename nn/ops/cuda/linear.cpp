@@ -18,6 +18,7 @@
 #include "nn/ops/cuda/products.h"
 #include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/weight_gradients.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -47,8 +48,8 @@ class CudaLinear final : public LinearKernels {
     });
     products_.run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
-    if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
-    if (held.apart == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
+    if (held.apart == Epilogue::kRelu) pointwise_.unary(UnaryOp::kRelu, y, y);
+    if (held.apart == Epilogue::kGelu) pointwise_.unary(UnaryOp::kGeluTanh, y, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
@@ -109,7 +110,7 @@ class CudaLinear final : public LinearKernels {
     if (plan) return products_.run(*plan, arrays);
     if (epilogue == Epilogue::kGelu) {
       forward(x, w, b, Epilogue::kNone, saved_preactivation);
-      return pointwise_.gelu(saved_preactivation, GeluKind::kTanh, y);
+      return pointwise_.unary(UnaryOp::kGeluTanh, saved_preactivation, y);
     }
     forward(x, w, b, Epilogue::kNone, y);
     relu_with_mask(context_, y, saved_preactivation);
@@ -214,7 +215,7 @@ class CudaLinear final : public LinearKernels {
                      const Tensor& dx) {
     backward_input(dy, w, dx);
     if (epilogue == Epilogue::kGelu)
-      pointwise_.gelu_backward(saved_preactivation, GeluKind::kTanh, dx, dx);
+      pointwise_.unary_backward(UnaryOp::kGeluTanh, saved_preactivation, {}, dx, dx);
     else
       apply_mask(context_, saved_preactivation, dx);
   }

@@ -5,6 +5,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -19,54 +20,26 @@ struct Cast {
   static constexpr int kInputs = 1;
   __device__ float operator()(float a, float) const { return a; }
 };
-struct Relu {
-  static constexpr int kInputs = 1;
-  __device__ float operator()(float a, float) const { return a < 0.0f ? 0.0f : a; }  // this way round NaN passes
-};
-struct Mask {
-  static constexpr int kInputs = 2;
-  __device__ float operator()(float a, float b) const { return a > 0.0f ? b : 0.0f; }
-};
 struct AddScaled {
   static constexpr int kInputs = 2;
   float alpha;
   __device__ float operator()(float a, float b) const { return b + alpha * a; }
 };
-struct Add {
-  static constexpr int kInputs = 2;
-  __device__ float operator()(float a, float b) const { return a + b; }
-};
-
-constexpr float kTanhScale = 1.59576912f;  // 2 √(2 / π): (1 + tanh(u)) / 2 is the logistic function of 2 u
-constexpr float kTanhCubic = 0.044715f;
-constexpr float kSqrtHalf = 0.707106781f;
-constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
-
-__device__ float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-struct GeluTanh {
+template <class Rule>
+struct Unary {
   static constexpr int kInputs = 1;
-  __device__ float operator()(float x, float) const {
-    return x * logistic(kTanhScale * x * (1.0f + kTanhCubic * x * x));
-  }
+  __device__ float operator()(float x, float) const { return value_of<Rule>(x); }
 };
-struct GeluErf {
-  static constexpr int kInputs = 1;
-  __device__ float operator()(float x, float) const { return 0.5f * x * (1.0f + erff(kSqrtHalf * x)); }
-};
-struct GeluTanhBack {
+// Of what the rule reads and the gradient.
+template <class Rule>
+struct UnaryBack {
   static constexpr int kInputs = 2;
-  __device__ float operator()(float x, float dy) const {
-    const float square = x * x;
-    const float s = logistic(kTanhScale * x * (1.0f + kTanhCubic * square));
-    return dy * (s + x * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * square));
-  }
+  __device__ float operator()(float read, float dy) const { return gradient_of<Rule>(read, read, dy); }
 };
-struct GeluErfBack {
+template <class Rule>
+struct Binary {
   static constexpr int kInputs = 2;
-  __device__ float operator()(float x, float dy) const {
-    return dy * (0.5f * (1.0f + erff(kSqrtHalf * x)) + x * kDensity * expf(-0.5f * x * x));
-  }
+  __device__ float operator()(float x, float y) const { return Rule::value(x, y); }
 };
 
 template <class Out, class F, class A, class B>
@@ -102,6 +75,24 @@ __global__ void __launch_bounds__(kBlock) map(F f, std::int64_t count, const A* 
   }
   const std::int64_t left = packs * kWidth + threadIdx.x;  // less than a pack: the last block's
   if (kWidth > 1 && blockIdx.x == gridDim.x - 1 && left < count) out[left] = apply<Out>(f, a, b, left);
+}
+
+// Gradients of rules that read more than one array of values; `dx` and `dy` may be left out of the second.
+template <class Rule, class T>
+__global__ void __launch_bounds__(kBlock)
+    map_unary_back(std::int64_t count, const T* x, const T* y, const T* dy, T* dx) {
+  for_own_elements(count, [&](std::int64_t i) {
+    dx[i] = from_float<T>(gradient_of<Rule>(to_float(x[i]), to_float(y[i]), to_float(dy[i])));
+  });
+}
+template <class Rule, class T>
+__global__ void __launch_bounds__(kBlock)
+    map_binary_back(std::int64_t count, const T* x, const T* y, const T* dz, T* dx, T* dy) {
+  for_own_elements(count, [&](std::int64_t i) {
+    const float gradient = to_float(dz[i]), a = to_float(x[i]), b = to_float(y[i]);
+    if (dx != nullptr) dx[i] = from_float<T>(gradient * Rule::slope_x(a, b));
+    if (dy != nullptr) dy[i] = from_float<T>(gradient * Rule::slope_y(a, b));
+  });
 }
 
 // A piece of a matrix at a time through shared memory, so that both sides are read and written along their rows. Bits
@@ -257,48 +248,50 @@ class CudaPointwise final : public PointwiseKernels {
     });
   }
 
-  void add(const Tensor& x, const Tensor& y, const Tensor& z) override {
-    const OpProfileScope scope(context_, "adding", {&x, &y, &z});
-    LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
-    with_float_type(z.dtype(), [&]<class T>(T) {
-      start<T, T, T>("an addition", Add{}, z.count(), x.data<T>(), y.data<T>(), z.data<T>());
+  void unary(UnaryOp op, const Tensor& x, const Tensor& y) override {
+    with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+      const OpProfileScope scope(context_, names.title, {&x, &y});
+      LOCKSTEP_ASSERT(x.count() == y.count());
+      with_type_of<Rule>(y, [&]<class T>(T) {
+        start<T, T, T>(names.title, Unary<Rule>{}, y.count(), x.data<T>(), nullptr, y.data<T>());
+      });
     });
   }
 
-  void relu(const Tensor& x, const Tensor& y) override {
-    const OpProfileScope scope(context_, "ReLU", {&x, &y});
-    LOCKSTEP_ASSERT(x.count() == y.count());
-    with_float_type(y.dtype(),
-                    [&]<class T>(T) { start<T, T, T>("ReLU", Relu{}, y.count(), x.data<T>(), nullptr, y.data<T>()); });
-  }
-
-  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    const OpProfileScope scope(context_, "ReLU's backward", {&y, &dy, &dx});
-    LOCKSTEP_ASSERT(y.count() == dx.count() && dy.count() == dx.count());
-    with_float_type(dx.dtype(), [&]<class T>(T) {
-      start<T, T, T>("ReLU's backward", Mask{}, dx.count(), y.data<T>(), dy.data<T>(), dx.data<T>());
+  void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+      const OpProfileScope scope(context_, names.backward, {&x, &y, &dy, &dx});
+      const Tensor& read = Rule::kReadsX ? x : y;
+      LOCKSTEP_ASSERT(read.count() == dx.count() && dy.count() == dx.count());
+      with_type_of<Rule>(dx, [&]<class T>(T) {
+        if constexpr (Rule::kReadsX && Rule::kReadsY)
+          launch_each(names.backward, map_unary_back<Rule, T>, context_.stream, dx.count(), x.data<T>(), y.data<T>(),
+                      dy.data<T>(), dx.data<T>());
+        else
+          start<T, T, T>(names.backward, UnaryBack<Rule>{}, dx.count(), read.data<T>(), dy.data<T>(), dx.data<T>());
+      });
     });
   }
 
-  void gelu(const Tensor& x, GeluKind kind, const Tensor& y) override {
-    const OpProfileScope scope(context_, "GELU", {&x, &y});
-    LOCKSTEP_ASSERT(x.count() == y.count());
-    with_float_type(y.dtype(), [&]<class T>(T) {
-      if (kind == GeluKind::kTanh)
-        start<T, T, T>("GELU", GeluTanh{}, y.count(), x.data<T>(), nullptr, y.data<T>());
-      else
-        start<T, T, T>("GELU", GeluErf{}, y.count(), x.data<T>(), nullptr, y.data<T>());
+  void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) override {
+    with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+      const OpProfileScope scope(context_, names.title, {&x, &y, &z});
+      LOCKSTEP_ASSERT(x.count() == z.count() && y.count() == z.count());
+      with_type_of<Rule>(z, [&]<class T>(T) {
+        start<T, T, T>(names.title, Binary<Rule>{}, z.count(), x.data<T>(), y.data<T>(), z.data<T>());
+      });
     });
   }
 
-  void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) override {
-    const OpProfileScope scope(context_, "GELU's backward", {&x, &dy, &dx});
-    LOCKSTEP_ASSERT(x.count() == dx.count() && dy.count() == dx.count());
-    with_float_type(dx.dtype(), [&]<class T>(T) {
-      if (kind == GeluKind::kTanh)
-        start<T, T, T>("GELU's backward", GeluTanhBack{}, dx.count(), x.data<T>(), dy.data<T>(), dx.data<T>());
-      else
-        start<T, T, T>("GELU's backward", GeluErfBack{}, dx.count(), x.data<T>(), dy.data<T>(), dx.data<T>());
+  void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
+                       const Tensor& dy) override {
+    with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
+      const OpProfileScope scope(context_, names.backward, {&x, &y, &dz, &dx, &dy});
+      LOCKSTEP_ASSERT(x.count() == dz.count() && y.count() == dz.count());
+      with_type_of<Rule>(dz, [&]<class T>(T) {
+        launch_each(names.backward, map_binary_back<Rule, T>, context_.stream, dz.count(), x.data<T>(), y.data<T>(),
+                    dz.data<T>(), dx.defined() ? dx.data<T>() : nullptr, dy.defined() ? dy.data<T>() : nullptr);
+      });
     });
   }
 
@@ -348,6 +341,14 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
  private:
+  template <class Rule, class F>
+  static void with_type_of(const Tensor& written, F&& run) {
+    if constexpr (Rule::kAllTypes)
+      with_float_type(written.dtype(), run);
+    else
+      run(float{});
+  }
+
   template <class A, class B, class Out, class F>
   void start(const char* what, F f, std::int64_t count, const A* a, const B* b, Out* out) {
     constexpr int kWide = kVector<A, Out>;

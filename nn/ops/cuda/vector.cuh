@@ -86,6 +86,23 @@ __device__ void store_rounded(T* at, const Numbers<kWidth>& values) {
   }
 }
 
+/// One element at a time: a thread has this many, a block's width apart, and calls body(i) for each.
+constexpr int kElementsPerThread = 4;
+template <class Body>
+__device__ void for_own_elements(std::int64_t count, const Body& body) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * (kBlock * kElementsPerThread) + threadIdx.x;
+  for (int k = 0; k < kElementsPerThread; ++k)
+    if (const std::int64_t i = first + k * kBlock; i < count) body(i);
+}
+/// Starts kernel(count, args…), which does that.
+template <class Kernel, class... Args>
+void launch_each(const char* what, Kernel kernel, StreamView stream, std::int64_t count, Args... args) {
+  if (count == 0) return;
+  const std::int64_t blocks = ceil_div(count, kBlock * kElementsPerThread);
+  LOCKSTEP_ASSERT(blocks <= kMostBlocks, "{} of {} elements", what, count);
+  launch(what, kernel, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), stream, count, args...);
+}
+
 /// Calls run(float{}), run(BFloat16{}) or run(Float16{}), as `dtype` says.
 template <class F>
 void with_float_type(DType dtype, F&& run) {

@@ -1,5 +1,6 @@
 // CUDA's layer normalisation against the CPU's, and against f64 where f32 sums could go wrong.
 #include "base/error.h"
+#include "nn/ops/elementwise_rules.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {
@@ -64,7 +65,7 @@ TEST_P(CudaLayerNorm, ForwardAdded) {
     const Tensor g = plain(random_tensor(*cpu, {columns}, 2)), b = plain(random_tensor(*cpu, {columns}, 3));
     const std::vector<Output> outputs = {activation_like(shape), activation_like(shape), {{rows}}, {{rows}}};
     const auto apart = results(outputs, [&](const auto& out) {
-      pointwise->add(x, residual, out[0]);
+      pointwise->binary(BinaryOp::kAdd, x, residual, out[0]);
       norm->forward(out[0], g, b, kLayerNormEps, out[1], out[2], out[3]);
     });
     const auto at_once = results(outputs, [&](const auto& out) {

@@ -150,7 +150,7 @@ TEST_P(SoftLinear, OwnMasksWhereTheLibrarysDiffer) {
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DRELU, fused_backward);
     const Tensor expected = cpu->empty({kN, kOut});
     cpu->linear().backward_input(dy_host, v_host, expected);
-    cpu->pointwise().relu_backward(y[0], expected, expected);
+    cpu->pointwise().unary_backward(UnaryOp::kRelu, {}, y[0], expected, expected);
     expect_close(expected, dx[0], tolerance());
   }
 }
@@ -225,8 +225,8 @@ TEST_P(SoftLinear, RoundingOnTheWayIsWithinTheBoundAndAWrongKernelIsNot) {
         rounded(y);
         for (std::int64_t i = 0; i < y.count(); ++i) y.f32()[i] += bias ? c_host.f32()[i % out] : 0.0f;
         rounded(y);
-        if (epilogue == Epilogue::kRelu) cpu->pointwise().relu(y, y);
-        if (epilogue == Epilogue::kGelu && kind == Gelu::kTanh) cpu->pointwise().gelu(y, GeluKind::kTanh, y);
+        if (epilogue == Epilogue::kRelu) cpu->pointwise().unary(UnaryOp::kRelu, y, y);
+        if (epilogue == Epilogue::kGelu && kind == Gelu::kTanh) cpu->pointwise().unary(UnaryOp::kGeluTanh, y, y);
         if (epilogue == Epilogue::kGelu && kind == Gelu::kOther)
           for (float& v : y.span<float>()) v /= 1.0f + std::exp(-1.702f * v);
         return y;

@@ -188,7 +188,7 @@ TEST_P(CudaLinear, GeluSavedPreactivation) {
       // In 16 bits the sums that are multiplied with its slope may be rounded before.
       Tolerance tolerance = tolerance_of_sum(in + next, type());
       if (is_half(type())) tolerance = {type(), 0x1p16 * finer_than_bf16(type()), 4.0};
-      cpu->pointwise().gelu_backward(got[2], GeluKind::kTanh, dx, through);
+      cpu->pointwise().unary_backward(UnaryOp::kGeluTanh, got[2], {}, dx, through);
       expect_close(through, got[1], tolerance);
     }
   }

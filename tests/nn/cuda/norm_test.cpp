@@ -1,4 +1,5 @@
 // CUDA's batch normalisation against the CPU's, and against f64 where f32 sums could go wrong.
+#include "nn/ops/elementwise_rules.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {
@@ -208,7 +209,7 @@ TEST_P(CudaNorm, GradientInTwoParts) {
     SCOPED_TRACE(to_string(shape));
     const std::int64_t columns = columns_of(shape);
     const Tensor first = random(shape, 2), second = random(shape, 3), sum = cpu->empty(shape);
-    cpu->pointwise().add(first, second, sum);
+    cpu->pointwise().binary(BinaryOp::kAdd, first, second, sum);
     rounded(sum);
     const Tensor x = activation(random(shape, 1)), y = activation(random(shape, 4)), more = activation(second);
     const Tensor g = plain(statistics(columns, 5, 0.5f)), m = plain(random_tensor(*cpu, {columns}, 6));

@@ -269,7 +269,7 @@ TEST_P(SoftAutotune, GradientsThroughActivationsComeFromWhatIsFaster) {
   const Tensor dy = activation(dy_host), v = activation(v_host), before = activation(before_host);
   const Tensor dx = cpu->empty({kN, 16}), expected = cpu->empty({kN, 16});
   cpu->linear().backward_input(dy_host, v_host, dx);
-  cpu->pointwise().gelu_backward(before_host, GeluKind::kTanh, dx, expected);
+  cpu->pointwise().unary_backward(UnaryOp::kGeluTanh, before_host, {}, dx, expected);
   for (const auto slow : {CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB}) {
     soft_cuda::set_cublaslt({.slow_epilogue = slow});
     fs::remove(directory.path() / "kernels.txt");

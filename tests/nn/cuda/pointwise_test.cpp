@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "tests/nn/cuda/device_values.h"
+#include "tests/nn/elementwise_cases.h"
 
 namespace lockstep::nn {
 namespace {
@@ -15,11 +16,17 @@ constexpr std::int64_t kCounts[] = {0, 1, 3, 4, 5, 7, 8, 9, 255, 1025, 4095, 409
 
 class CudaPointwise : public DeviceTest {
  protected:
-  // With signed zeros, infinities and NaN in the places of which there are enough.
-  Tensor with_odd_ones(const Tensor& host) {
-    const float odd[] = {kNaN, kInfinity, -kInfinity, 0.0f, -0.0f};
-    for (std::int64_t i = 0; i < 5 && 3 * i + 1 < host.count(); ++i) host.f32()[3 * i + 1] = odd[i];
-    return host;
+  // What the two devices have made of the same numbers.
+  void expect_apart(const Tensor& host, const Tensor& device, const Apart& apart) {
+    if (apart.ulps == 0.0)
+      expect_same(rounded(host), device);
+    else
+      expect_close(host, device, {type(), apart.ulps, apart.scale});
+  }
+  // f32 has all rules.
+  template <class Rule>
+  bool computes() const {
+    return Rule::kAllTypes || type() == DType::kF32;
   }
 
   std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
@@ -92,74 +99,66 @@ TEST_P(CudaPointwise, AddTo) {
   }
 }
 
-TEST_P(CudaPointwise, Add) {
-  for (const std::int64_t n : kCounts) {
-    const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = random({n}, 2), expected = cpu->empty({n});
-    const Tensor x = activation(x_host), y = activation(y_host);
-    cpu->pointwise().add(x_host, y_host, expected);
-    const auto got = results({activation_like({n})}, [&](const auto& out) { pointwise->add(x, y, out[0]); });
-    expect_same(rounded(expected), got[0]);
-  }
-}
+TEST_P(CudaPointwise, Unary) {
+  for_cases(kUnaryCases, [&]<class Rule>(const UnaryCase& each, Rule, const char*) {
+    if (!computes<Rule>()) return;
+    for (const std::int64_t n : kCounts) {
+      const Tensor x_host = cpu->empty({n}), y_host = cpu->empty({n}), dx_host = cpu->empty({n});
+      cpu->elementwise().affine(random_tensor(*cpu, {n}, 1), each.spread, each.middle, x_host);
+      rounded(with_odd_ones(x_host));
+      cpu->pointwise().unary(each.op, x_host, y_host);
+      const Tensor x = activation(x_host);
+      const auto y = results({activation_like({n})}, [&](const auto& out) { pointwise->unary(each.op, x, out[0]); });
+      expect_apart(y_host, y[0], each.forward);
+      const auto same =
+          results({activation_like({n}, x_host)}, [&](const auto& out) { pointwise->unary(each.op, out[0], out[0]); });
+      expect_same(y[0], same[0]);
 
-TEST_P(CudaPointwise, Relu) {
-  for (const std::int64_t n : kCounts) {
-    const Tensor host = with_odd_ones(random({n}, 1)), x = activation(host), expected = cpu->empty({n});
-    cpu->pointwise().relu(host, expected);
-    const auto apart = results({activation_like({n})}, [&](const auto& out) { pointwise->relu(x, out[0]); });
-    expect_same(expected, apart[0]);
-    const auto in_place =
-        results({activation_like({n}, host)}, [&](const auto& out) { pointwise->relu(out[0], out[0]); });
-    expect_same(expected, in_place[0]);
-  }
-}
-
-TEST_P(CudaPointwise, ReluBackward) {
-  for (const std::int64_t n : kCounts) {
-    const Tensor y_host = with_odd_ones(random({n}, 1)), dy_host = with_odd_ones(random({n}, 2));
-    const Tensor y = activation(y_host), dy = activation(dy_host), expected = cpu->empty({n});
-    cpu->pointwise().relu_backward(y_host, dy_host, expected);
-    const auto apart =
-        results({activation_like({n})}, [&](const auto& out) { pointwise->relu_backward(y, dy, out[0]); });
-    expect_same(expected, apart[0]);
-    const auto in_place =
-        results({activation_like({n}, dy_host)}, [&](const auto& out) { pointwise->relu_backward(y, out[0], out[0]); });
-    expect_same(expected, in_place[0]);
-  }
-}
-
-TEST_P(CudaPointwise, Gelu) {
-  for (const std::int64_t n : kCounts)
-    for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh}) {
-      const Tensor host = random({n}, 1), expected = cpu->empty({n});
-      for (float& v : host.span<float>()) v *= 8.0f;
-      for (std::int64_t i = 0; i < 3 && 3 * i + 1 < n; ++i)
-        host.f32()[3 * i + 1] = std::array{kNaN, kInfinity, 0.0f}[static_cast<std::size_t>(i)];
-      const Tensor x = activation(host);
-      cpu->pointwise().gelu(host, kind, expected);
-      // The CPU's approximation of the normal distribution's function is within 1e-7.
-      const auto apart = results({activation_like({n})}, [&](const auto& out) { pointwise->gelu(x, kind, out[0]); });
-      expect_close(expected, apart[0], {type(), 8.0, 8.0});
-      const auto in_place =
-          results({activation_like({n}, host)}, [&](const auto& out) { pointwise->gelu(out[0], kind, out[0]); });
-      expect_same(apart[0], in_place[0]);
+      const Tensor dy_host = with_odd_ones(random({n}, 2), 2);
+      const Tensor y_device = activation(rounded(y_host)), dy = activation(dy_host);
+      cpu->pointwise().unary_backward(each.op, x_host, y_host, dy_host, dx_host);
+      const Tensor x_read = Rule::kReadsX ? x : Tensor(), y_read = Rule::kReadsY ? y_device : Tensor();
+      const auto dx = results({activation_like({n})},
+                              [&](const auto& out) { pointwise->unary_backward(each.op, x_read, y_read, dy, out[0]); });
+      expect_apart(dx_host, dx[0], each.backward);
+      const auto in_place = results({activation_like({n}, dy_host)}, [&](const auto& out) {
+        pointwise->unary_backward(each.op, x_read, y_read, out[0], out[0]);
+      });
+      expect_same(dx[0], in_place[0]);
     }
+  });
 }
 
-TEST_P(CudaPointwise, GeluBackward) {
-  for (const std::int64_t n : kCounts)
-    for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh}) {
-      const Tensor x_host = random({n}, 1), dy_host = with_odd_ones(random({n}, 2)), expected = cpu->empty({n});
-      for (float& v : x_host.span<float>()) v *= 8.0f;
-      const Tensor x = activation(x_host), dy = activation(dy_host);
-      cpu->pointwise().gelu_backward(x_host, kind, dy_host, expected);
-      const auto apart =
-          results({activation_like({n})}, [&](const auto& out) { pointwise->gelu_backward(x, kind, dy, out[0]); });
-      expect_close(expected, apart[0], {type(), 16.0, 2.0});
-      const auto in_place = results({activation_like({n}, dy_host)},
-                                    [&](const auto& out) { pointwise->gelu_backward(x, kind, out[0], out[0]); });
-      expect_same(apart[0], in_place[0]);
+TEST_P(CudaPointwise, Binary) {
+  for_cases(kBinaryCases, [&]<class Rule>(const BinaryCase& each, Rule, const char*) {
+    if (!computes<Rule>()) return;
+    for (const std::int64_t n : kCounts) {
+      const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = cpu->empty({n}), dz_host = random({n}, 3);
+      cpu->elementwise().affine(random_tensor(*cpu, {n}, 2), 1.0f, each.middle, y_host);
+      rounded(y_host);
+      const Tensor z_host = cpu->empty({n}), dx_host = cpu->empty({n}), dy_host = cpu->empty({n});
+      cpu->pointwise().binary(each.op, x_host, y_host, z_host);
+      cpu->pointwise().binary_backward(each.op, x_host, y_host, dz_host, dx_host, dy_host);
+      const Tensor x = activation(x_host), y = activation(y_host), dz = activation(dz_host);
+      const auto z =
+          results({activation_like({n})}, [&](const auto& out) { pointwise->binary(each.op, x, y, out[0]); });
+      expect_apart(z_host, z[0], each.forward);
+      const auto same = results({activation_like({n}, x_host)},
+                                [&](const auto& out) { pointwise->binary(each.op, out[0], y, out[0]); });
+      expect_same(z[0], same[0]);
+      const auto both = results({activation_like({n}), activation_like({n})}, [&](const auto& out) {
+        pointwise->binary_backward(each.op, x, y, dz, out[0], out[1]);
+      });
+      expect_apart(dx_host, both[0], each.backward);
+      expect_apart(dy_host, both[1], each.backward);
+      const auto first = results({activation_like({n})},
+                                 [&](const auto& out) { pointwise->binary_backward(each.op, x, y, dz, out[0], {}); });
+      expect_same(both[0], first[0]);
+      const auto second = results({activation_like({n})},
+                                  [&](const auto& out) { pointwise->binary_backward(each.op, x, y, dz, {}, out[0]); });
+      expect_same(both[1], second[0]);
     }
+  });
 }
 
 // The very elements that the CPU keeps, and what is made of them rounded once.

@@ -1,6 +1,7 @@
 // How closely sums of products, and what is made of them, must agree.
 #pragma once
 
+#include "nn/ops/elementwise_rules.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn::testing {
@@ -50,7 +51,7 @@ inline ExpectedLayer expected_layer(Backend& cpu, const Tensor& x, const Tensor&
   const float u = 0x1p-8f * static_cast<float>(finer_than_bf16(dtype));
   const Tensor ones = cpu.empty(shape), slopes = cpu.empty(shape);
   cpu.pointwise().fill(ones, 1.0f);
-  cpu.pointwise().gelu_backward(layer.preactivation, GeluKind::kTanh, ones, slopes);
+  cpu.pointwise().unary_backward(UnaryOp::kGeluTanh, layer.preactivation, {}, ones, slopes);
   for (std::int64_t i = 0; i < product.count(); ++i) {
     const float a = std::abs(layer.preactivation.f32()[i]), sizes = rounded_before.f32()[i] + a;
     rounded_before.f32()[i] = std::abs(slopes.f32()[i]) * sizes + 0.4f * u * sizes * sizes + 0x1p-12f * a / u;

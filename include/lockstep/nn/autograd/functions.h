@@ -65,7 +65,7 @@ SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter*
 
 /// NaN stays NaN.
 Var relu(Tape& tape, Var x);
-/// PointwiseKernels::gelu().
+/// Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
 /// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` identifies a
 /// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).

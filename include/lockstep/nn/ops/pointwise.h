@@ -1,4 +1,4 @@
-// Element by element, and moves between layouts.
+// Functions of each element, and moves between layouts.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,10 @@ enum class GeluKind : std::uint8_t {
   kErf,   // x Φ(x), PyTorch's default
   kTanh,  // x / 2 · (1 + tanh(√(2 / π) (x + 0.044715 x³))), GPT-2's
 };
+
+/// Functions of one and of two elements: nn/ops/elementwise_rules.h has their list.
+enum class UnaryOp : std::uint8_t;
+enum class BinaryOp : std::uint8_t;
 
 /// f32 or bf16, all operands of one type, unless said otherwise. Inputs and outputs have the same number of elements.
 class PointwiseKernels {
@@ -28,21 +32,17 @@ class PointwiseKernels {
   virtual void increment(const Tensor& counter) = 0;
   /// y += alpha · x; x may be bf16 where y is f32.
   virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
-  /// z = x + y
-  virtual void add(const Tensor& x, const Tensor& y, const Tensor& z) = 0;
-  /// z = max(x + y, 0); z may be x or y. NaN stays NaN.
-  virtual void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) {
-    add(x, y, z);
-    relu(z, z);
-  }
-  /// y = max(x, 0); may be in place. NaN stays NaN.
-  virtual void relu(const Tensor& x, const Tensor& y) = 0;
-  /// dx = dy where y > 0, else 0; dx may be dy.
-  virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
-  /// y = gelu(x) (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016); may be in place.
-  virtual void gelu(const Tensor& x, GeluKind kind, const Tensor& y) = 0;
-  /// dx = dy · gelu'(x); dx may be dy.
-  virtual void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) = 0;
+  /// y = op(x); y may be x. NaN stays NaN. Rules of losses (LossRule) compute in f32 alone, here and below.
+  virtual void unary(UnaryOp op, const Tensor& x, const Tensor& y) = 0;
+  /// dx = dy · op'(x), where y is op(x); dx may be dy. Of x and y the one that the rule does not read may be undefined.
+  /// At 0 the slope of kAbs and of kRelu is 0.
+  virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// z = op(x, y); z may be x or y.
+  virtual void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) = 0;
+  /// dx and dy, each left out where it is undefined, from z's gradient. Where x and y are equal, each gets half of
+  /// that of kMin and kMax.
+  virtual void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
+                               const Tensor& dy) = 0;
   /// y (N, …) = x / (1 − p) where an element is kept, else 0 (Srivastava et al., "Dropout", 2014), with 0 ≤ p < 1;
   /// y may be x. Whether element e of sample n is kept is a pure function (dropout_bits) of state's seed and step, of
   /// `layer`, of first_sample + n and of e, so it does not depend on how samples are shared out among ranks. state:
