@@ -221,8 +221,18 @@ struct LarsMomentumRule {
   }
 };
 
-using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule, AdamRule, LambRule, LarsRule,
-                                 LarsMomentumRule, MovingAverageRule>;
+/// The optimizers, in the order of help, and the rules that each moves parameters by. nn/optim/NAME.cpp has the family
+/// of each, NAME_family().
+#define LOCKSTEP_OPTIMIZERS(OPTIMIZER)                      \
+  OPTIMIZER(sgd, SgdRule, SgdMomentumRule, SgdNesterovRule) \
+  OPTIMIZER(adamw, AdamWRule)                               \
+  OPTIMIZER(adam, AdamRule)                                 \
+  OPTIMIZER(lamb, LambRule)                                 \
+  OPTIMIZER(lars, LarsRule, LarsMomentumRule)
+
+#define LOCKSTEP_RULES_OF(name, ...) __VA_ARGS__,
+using UpdateRules = std::variant<LOCKSTEP_OPTIMIZERS(LOCKSTEP_RULES_OF) MovingAverageRule>;
+#undef LOCKSTEP_RULES_OF
 
 template <class Rule>
 concept RuleWithNorms = Rule::kNorms;

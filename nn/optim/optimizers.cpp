@@ -6,17 +6,16 @@
 
 namespace lockstep::nn {
 
-const OptimizerFamily& sgd_family();
-const OptimizerFamily& adamw_family();
-const OptimizerFamily& adam_family();
-const OptimizerFamily& lamb_family();
-const OptimizerFamily& lars_family();
+#define LOCKSTEP_DECLARE_FAMILY(name, ...) const OptimizerFamily& name##_family();
+LOCKSTEP_OPTIMIZERS(LOCKSTEP_DECLARE_FAMILY)
+#undef LOCKSTEP_DECLARE_FAMILY
 
 namespace {
 
 const Registry<OptimizerFamily>& optimizer_registry() {
-  static const Registry<OptimizerFamily> optimizers(
-      "optimizer", {&sgd_family(), &adamw_family(), &adam_family(), &lamb_family(), &lars_family()});
+#define LOCKSTEP_FAMILY(name, ...) &name##_family(),
+  static const Registry<OptimizerFamily> optimizers("optimizer", {LOCKSTEP_OPTIMIZERS(LOCKSTEP_FAMILY)});
+#undef LOCKSTEP_FAMILY
   return optimizers;
 }
 

@@ -1,9 +1,11 @@
 // CUDA's optimizer kernels against the CPU's, over many arrays at once.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/update_rules.h"
 #include "tests/nn/cuda/device_values.h"
@@ -89,17 +91,31 @@ class CudaOptim : public DeviceTest {
   Shape shape;
 };
 
-// One of each rule, in their order.
-const LarsRule kLars = {.trust = 0.02f, .eps = 1e-8f, .weight_decay = 0.01f, .adapts = true};
-const std::vector<UpdateRule> kRules = {SgdRule{.weight_decay = 0.01f},
-                                        SgdMomentumRule{.momentum = 0.9f, .weight_decay = 0.01f},
-                                        SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f},
-                                        AdamWRule::of(0.9, 0.999, 1e-8),
-                                        AdamRule::of(0.9, 0.999, 1e-8, 0.01),
-                                        LambRule::of(0.9, 0.999, 1e-6, 0.01, true),
-                                        kLars,
-                                        LarsMomentumRule{.plain = kLars, .momentum = 0.9f},
-                                        MovingAverageRule::of(0.99)};
+// One of each rule, in their order: those that families make by their defaults, and with one setting at 0 or set.
+const std::vector<UpdateRule> kRules = [] {
+  std::map<std::size_t, UpdateRule> rules;
+  for (const OptimizerFamily* family : optimizer_families()) {
+    const auto add = [&](const std::string& name, const SettingValue& value) {
+      Settings given;
+      for (const SettingSpec& spec : family->settings)
+        if (spec.name == "trust-coefficient") given.set(spec.name, 0.02);  // steps so long that they show
+      if (!name.empty()) given.set(name, value);
+      constexpr double kDecay = 0.01;
+      const UpdateRule rule = family->method(resolve(family->settings, given, family->name), kDecay).rule(kDecay);
+      rules.try_emplace(rule.index(), rule);
+    };
+    add("", false);
+    for (const SettingSpec& spec : family->settings) {
+      if (std::holds_alternative<bool>(spec.fallback.any())) add(spec.name, true);
+      if (std::holds_alternative<double>(spec.fallback.any())) add(spec.name, 0.0);
+    }
+  }
+  const UpdateRule average = MovingAverageRule::of(0.99);
+  rules.try_emplace(average.index(), average);
+  std::vector<UpdateRule> all;
+  for (const auto& [index, rule] : rules) all.push_back(rule);
+  return all;
+}();
 
 // Numbers of an f64 tensor for all blocks of the layout, and those of each array's: `each` of a block.
 std::int64_t all_blocks(const std::vector<UpdateArrays>& all) {

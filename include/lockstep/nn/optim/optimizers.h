@@ -1,6 +1,6 @@
 // The registries of optimizers and of learning-rate schedules. An optimizer is one file in this directory, which
-// declares an `OptimizerFamily`, and a line in optimizers.cpp; a schedule is a row of the table in schedules.cpp.
-// Nobody else knows one by its name.
+// declares an `OptimizerFamily`, and its rules with a row of the list in nn/ops/update_rules.h; a schedule is a row of
+// the table in schedules.cpp. Nobody else knows one by its name.
 #pragma once
 
 #include <cstdint>
