@@ -93,6 +93,17 @@ struct ReluRule : ActivationRule {
   static constexpr bool passes(float x) { return !(x < 0.0f); }  // this way round NaN passes
   static constexpr bool slope_passes(float y) { return y > 0.0f; }
 };
+struct SiluRule : ActivationRule {
+  template <class Math>
+  static constexpr float value(float x) {
+    return x * Math::sigmoid(x);
+  }
+  template <class Math>
+  static constexpr float slope(float x, float) {
+    const float s = Math::sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+  }
+};
 struct GeluErfRule : ActivationRule {
   static constexpr float kSqrtHalf = 0.707106781f;
   static constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
@@ -168,7 +179,8 @@ struct MaxRule : LossRule {
   OP(Tanh, tanh, "tanh")             \
   OP(Sigmoid, sigmoid, "sigmoid")    \
   OP(Softplus, softplus, "softplus") \
-  OP(Relu, relu, "ReLU")
+  OP(Relu, relu, "ReLU")             \
+  OP(Silu, silu, "SiLU")
 #define LOCKSTEP_BINARY_FUNCTIONS(OP) \
   OP(Sub, sub, "sub")                 \
   OP(Mul, mul, "mul")                 \

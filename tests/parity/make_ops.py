@@ -69,6 +69,7 @@ OPS = {
     "layer-norm": (lambda: nn.LayerNorm(24), (2, 5, 24)),
     "layer-norm-wide": (lambda: nn.LayerNorm(771), (3, 771)),
     "relu": (lambda: nn.ReLU(), (3, 50)),
+    "silu": (lambda: nn.SiLU(), (3, 50)),
     "gelu-erf": (lambda: nn.GELU(), (3, 50)),
     "gelu-tanh": (lambda: nn.GELU("tanh"), (3, 50)),
     "flatten": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(60, 4)), (2, 3, 4, 5)),

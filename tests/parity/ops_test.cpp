@@ -145,6 +145,7 @@ TEST_F(Ops, LayerNorm) {
 
 TEST_F(Ops, Pointwise) {
   check("relu", std::make_unique<nn::ReLU>(), {3, 50}, {3, 50});
+  check("silu", [&](nn::Var x) { return nn::silu(tape_, x); }, {3, 50}, {3, 50});
   check("gelu-erf", std::make_unique<nn::GELU>(nn::GeluKind::kErf), {3, 50}, {3, 50});
   check("gelu-tanh", std::make_unique<nn::GELU>(nn::GeluKind::kTanh), {3, 50}, {3, 50});
 }

@@ -67,6 +67,8 @@ SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter*
 Var relu(Tape& tape, Var x);
 /// Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
+/// x / (1 + e⁻ˣ) (Elfwing et al., "Sigmoid-Weighted Linear Units", 2018).
+Var silu(Tape& tape, Var x);
 /// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` identifies a
 /// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
