@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,6 +18,7 @@
 
 #include "base/text.h"
 #include "lockstep/base/env.h"
+#include "tests/launcher/hosts/fake_hosts.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -225,6 +227,44 @@ std::vector<std::string> own_sh(const std::string& flags, const std::string& scr
   std::vector<std::string> arguments = split(flags, ' ');
   for (const auto& word : {"--", "lockstep", "run", "/bin/sh", "-c", script.c_str()}) arguments.emplace_back(word);
   return arguments;
+}
+
+void expect_job(const std::string& given_flags, const std::string& script, const JobOutcome& must) {
+  for (const bool own : {false, true}) {
+    if (must.start == (own ? kMpirun : kOwn)) continue;
+    SCOPED_TRACE(own ? "ranks of the launcher's own binary" : "under mpirun");
+    TestJobSetup setup = given_flags.find("--hosts") != std::string::npos
+                             ? fake_hosts()
+                             : TestJobSetup{.directory = make_test_directory()};
+    setup.environment.insert(setup.environment.end(), must.environment.begin(), must.environment.end());
+    std::string flags = given_flags;
+    if (const auto at = flags.find("{}"); at != std::string::npos) flags.replace(at, 2, setup.directory);
+    auto arguments = (own ? own_sh : sh)(flags, "rank=${RANK-$OMPI_COMM_WORLD_RANK}; " + script);
+    if (!must.program.empty()) {
+      arguments = split(flags + " --", ' ');
+      arguments.insert(arguments.end(), must.program.begin(), must.program.end());
+    }
+    Job job(arguments, setup);
+    ASSERT_TRUE(must.ready == 0 || all_ready(job, must.ready)) << job.out() << job.err();
+    if (must.act) must.act(job);
+    if (::testing::Test::HasFatalFailure()) return;
+    const Deadline deadline = Deadline::after_seconds(must.seconds);
+    const int code = job.wait(deadline);
+    EXPECT_TRUE(code == must.code || must.code == kAnyCode) << code << " in place of " << must.code << job.err();
+    EXPECT_EQ(job.leftovers_at(must.clean_seconds == kByThen ? deadline : Deadline::after_seconds(must.clean_seconds)),
+              "");
+    for (const auto& text : must.out) EXPECT_THAT(job.out(), ::testing::HasSubstr(text));
+    for (const auto& text : must.err) EXPECT_THAT(job.err(), ::testing::HasSubstr(text));
+    for (const auto& text : must.not_err) EXPECT_THAT(job.err(), ::testing::Not(::testing::HasSubstr(text)));
+    for (const auto& [lines, text] : {std::pair(must.lines, job.out()), std::pair(must.err_lines, job.err())}) {
+      EXPECT_TRUE(lines.empty() || sorted_lines(text) == lines) << text;
+    }
+    if (must.then) must.then(job);
+  }
+}
+
+std::function<void(Job&)> sends(int signal_number) {
+  return [signal_number](Job& job) { job.send(signal_number); };
 }
 
 std::string first_line(const std::string& path) {

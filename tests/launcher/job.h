@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +78,32 @@ std::vector<std::string> sh(const std::string& flags, const std::string& script)
 std::vector<std::string> own_sh(const std::string& flags, const std::string& script);
 /// A script that says so and waits.
 inline constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
+
+constexpr int kAnyCode = -2;
+constexpr double kByThen = -1;
+
+enum class Start { kMpirun, kOwn, kBoth };
+inline constexpr auto kMpirun = Start::kMpirun, kOwn = Start::kOwn, kBoth = Start::kBoth;
+
+/// What happens to a job, and what must come of it.
+struct JobOutcome {
+  Start start = kMpirun;               // ranks as of sh(), as of own_sh(), or one job after the other
+  int ready = 0;                       // so many ranks write "ready" before `act`
+  std::function<void(Job&)> act = {};  // what is done to it meanwhile
+  int code = 0;                        // its exit code
+  std::vector<std::string> out = {}, err = {}, not_err = {};  // parts of stdout, of stderr, and none of stderr
+  std::vector<std::string> lines = {}, err_lines = {};        // if any: all lines of stdout, of stderr, sorted
+  double seconds = 30;                                        // until it has ended, after `act`
+  double clean_seconds = 0;                   // until nothing of it is left, after that; kByThen: until both
+  std::function<void(const Job&)> then = {};  // what else is looked at
+  std::vector<std::pair<std::string, std::string>> environment = {};
+  std::vector<std::string> program = {};  // in place of a script
+};
+/// Runs jobs with these flags, in which {} stands for the job's directory, and a shell's script, in which $rank is the
+/// rank. With --hosts, the hosts are fake_hosts().
+void expect_job(const std::string& flags, const std::string& script, const JobOutcome& outcome);
+/// An action: the launcher gets this signal.
+std::function<void(Job&)> sends(int signal_number);
 
 std::string first_line(const std::string& path);
 std::vector<std::string> sorted_lines(const std::string& text);

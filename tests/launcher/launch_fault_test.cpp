@@ -80,23 +80,19 @@ INSTANTIATE_TEST_SUITE_P(, DeathTest,
                          });
 
 TEST(StubbornRanksTest, AreEndedWithinTheGrace) {
-  Job job({"-n", "3", "--", "/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"});
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready") && job.says("[2] ready")) << job.err();
-  const auto program = job.find(Role::kProgram, 1);
-  ASSERT_EQ(::kill(program.pid, SIGKILL), 0);
-  const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
-  EXPECT_EQ(job.wait(deadline), 137);
-  EXPECT_EQ(job.leftovers_at(deadline), "");
+  const auto kills_one = [](Job& job) { ASSERT_EQ(::kill(job.find(Role::kProgram, 1).pid, SIGKILL), 0); };
+  expect_job("-n 3", "trap '' TERM; echo ready; while :; do sleep 0.01; done",
+             {.ready = 3, .act = kills_one, .code = 137, .seconds = kEverythingEndsSeconds, .clean_seconds = kByThen});
 }
 
 TEST(StubbornRanksTest, EndWithTheirLauncherToo) {
-  Job job({"-n", "2", "--", "/bin/sh", "-c",
-           "trap '' TERM INT HUP; (setsid sleep 100) & echo ready; sleep 100; sleep 100"});
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-  job.send(SIGKILL);
-  const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
-  EXPECT_EQ(job.wait(deadline), 137);
-  EXPECT_EQ(job.leftovers_at(deadline), "");
+  expect_job("-n 2", "trap '' TERM INT HUP; (setsid sleep 100) & echo ready; sleep 100; sleep 100",
+             {.start = kBoth,
+              .ready = 2,
+              .act = sends(SIGKILL),
+              .code = 137,
+              .seconds = kEverythingEndsSeconds,
+              .clean_seconds = kByThen});
 }
 
 }  // namespace

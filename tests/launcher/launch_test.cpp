@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kRankIs1 = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
+const std::string kRankIs1 = "[ $rank = 1 ]", kLoop = "while :; do sleep 0.01; done";
 
 /// The addresses at which `pid` listens, as the kernel writes them in hexadecimal.
 std::vector<std::string> listens_at(pid_t pid) {
@@ -65,47 +65,115 @@ TEST(LaunchTest, OneHostsPortsAreLoopbacks) {
 }
 
 TEST(LaunchTest, PreloadsOfMpirunAreNotInRanks) {
-  TestJobSetup setup;
-  setup.environment.emplace_back("LD_PRELOAD", "");
-  Job job(sh("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\""), setup);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_EQ(job.out(), "[none] none\n");
+  expect_job("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\"",
+             {.lines = {"[none] none"}, .environment = {{"LD_PRELOAD", ""}}});
 }
 
 TEST(LaunchTest, EveryRankRunsAndItsLinesArePrefixed) {
-  Job job(sh("-n 2", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $LOCKSTEP_BIND; echo oops >&2"));
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] rank 0 of 2, core", "[1] rank 1 of 2, core"));
-  EXPECT_THAT(sorted_lines(job.err()), ::testing::ElementsAre("[0] oops", "[1] oops"));
-  EXPECT_EQ(job.leftovers(), "");
+  expect_job("-n 2", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $LOCKSTEP_BIND; echo oops >&2",
+             {.lines = {"[0] rank 0 of 2, core", "[1] rank 1 of 2, core"}, .err_lines = {"[0] oops", "[1] oops"}});
 }
 
-TEST(LaunchTest, ExitCodesPassThrough) {
-  for (const int code : {1, 2, 3, 5, 7, 42, 75, 255}) {
-    Job job(sh("-n 2", kRankIs1 + " && exit " + std::to_string(code) + "; exec sleep 100"));
-    EXPECT_EQ(job.wait(), code);
-    // 75 is no failure: the rank was asked to stop, and will resume later.
-    EXPECT_THAT(job.err(), HasSubstr(code == 75 ? "stopped on request, after saving a checkpoint" : "rank 1 of 2"));
-    EXPECT_EQ(job.leftovers(), "");
-  }
+TEST(LaunchTest, NoMpirunIsNeeded) {
+  // Nothing but a shell's own words: there is no PATH.
+  expect_job("-n 2",
+             "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $LOCKSTEP_BIND $LOCKSTEP_ATTEMPT; "
+             "echo ${OMPI_COMM_WORLD_RANK-none} >&2",
+             {.start = kOwn,
+              .lines = {"[0] 0 of 2, 0 of 2, core 0", "[1] 1 of 2, 1 of 2, core 0"},
+              .err_lines = {"[0] none", "[1] none"},
+              .environment = {{"PATH", "/nowhere"}}});
+}
+
+TEST(LaunchTest, WithTheFlagOwnRanksRunUnderMpirun) {
+  expect_job("-n 2 --mpi", "echo ${OMPI_COMM_WORLD_RANK-none}", {.start = kOwn, .lines = {"[0] 0", "[1] 1"}});
+}
+
+TEST(LaunchTest, SevenRanksAndTheirLogs) {
+  const auto are_there = [](const Job& job) {
+    for (int i = 0; i < 7; ++i)
+      EXPECT_EQ(first_line(fmt::format("{}/logs/rank-{}.log", job.directory(), i)), fmt::format("I am {}", i));
+  };
+  expect_job("-n 7 --log-dir {}/logs", "echo I am $RANK", {.start = kOwn, .then = are_there});
+}
+
+TEST(LaunchTest, ARankThatEndsWellEndsNobody) {
+  expect_job("-n 3", "[ $RANK = 0 ] && exit 0; sleep 0.3; echo done",
+             {.start = kOwn, .lines = {"[1] done", "[2] done"}});
 }
 
 TEST(LaunchTest, SignalsAreNamed) {
-  Job job(sh("-n 2", kRankIs1 + " && kill -SEGV $$; exec sleep 100"));
-  EXPECT_EQ(job.wait(), 128 + SIGSEGV);
-  EXPECT_THAT(job.err(), HasSubstr("SIGSEGV"));
+  expect_job("-n 2", kRankIs1 + " && { echo about to fail; kill -SEGV $$; }; exec sleep 100",
+             {.start = kBoth, .code = 128 + SIGSEGV, .err = {"rank 1 of 2", "SIGSEGV", "  | about to fail\n"}});
 }
 
 TEST(LaunchTest, TheFirstFailureIsNamedWithItsLastLines) {
-  Job job(sh("-n 3",
-             "trap 'echo I was asked; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
+  expect_job("-n 3",
+             "trap 'echo I was asked; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$rank\n"
              "until [ -e ${ready}0 ] && [ -e ${ready}1 ] && [ -e ${ready}2 ]; do sleep 0.01; done\n" +
-                 kRankIs1 + " && { echo about to fail; exit 6; }\nwhile :; do sleep 0.01; done"));
-  EXPECT_EQ(job.wait(), 6);
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 3"));
-  EXPECT_THAT(job.err(), HasSubstr("  | about to fail\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[0] I was asked\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[2] I was asked\n"));
+                 kRankIs1 + " && { echo about to fail; exit 6; }\n" + kLoop,
+             {.start = kBoth,
+              .code = 6,
+              .out = {"[0] I was asked\n", "[2] I was asked\n"},
+              .err = {"rank 1 of 3", "  | about to fail\n"}});
+}
+
+TEST(LaunchTest, BackgroundProcessesEndWithTheJob) { expect_job("-n 2", "setsid sleep 100 & sleep 100 & exit 0", {}); }
+
+TEST(LaunchTest, UserSignalsReachThePrograms) {
+  expect_job("-n 2", "trap 'echo got it; exit 0' USR1; echo ready; " + kLoop,
+             {.ready = 2, .act = sends(SIGUSR1), .lines = {"[0] got it", "[0] ready", "[1] got it", "[1] ready"}});
+}
+
+TEST(LaunchTest, ACheckpointOnRequestIsReported) {
+  expect_job("-n 2", "trap 'exit 75' TERM; echo ready; " + kLoop, {.ready = 2, .act = sends(SIGTERM), .code = 75});
+}
+
+TEST(LaunchTest, ASecondStopDoesNotWaitForTheGrace) {
+  const auto asks_twice = [](Job& job) {
+    job.send(SIGINT);
+    ASSERT_EQ(job.wait(Deadline::after_seconds(1.5)), -1);  // closer together they are one request
+    job.send(SIGINT);
+  };
+  expect_job("-n 2 --grace-seconds 1000", "trap '' INT TERM; echo ready; " + kLoop,
+             {.ready = 2, .act = asks_twice, .code = 130});
+}
+
+TEST(LaunchTest, AMpiProgramThatAborts) {
+  expect_job("-n 2", "", {.code = 17, .err = {"rank 1 of 2"}, .program = {MPI_LEAVE_PROGRAM, "abort"}});
+}
+
+TEST(LaunchTest, AnMpiProgramThatLeavesWithoutFinalize) {
+  expect_job("-n 2", "", {.code = 143, .err = {"rank 1 of 2", "MPI_Finalize"}, .program = {MPI_LEAVE_PROGRAM, "exit"}});
+}
+
+TEST(LaunchTest, StoppingMpirunLeavesTheRanksTheirGrace) {
+  const auto stops_mpirun = [](Job& job) { ASSERT_EQ(::kill(job.find(JobProcess::Role::kMpirun).pid, SIGTERM), 0); };
+  expect_job("-n 2 --grace-seconds 20", "trap 'sleep 2.5; echo saved; exit 0' TERM; echo ready; " + kLoop,
+             {.ready = 2,
+              .act = stops_mpirun,
+              .code = kAnyCode,
+              .lines = {"[0] ready", "[0] saved", "[1] ready", "[1] saved"}});
+}
+
+TEST(LaunchTest, ExitCodesPassThrough) {
+  for (const int code : {1, 2, 3, 4, 5, 7, 42, 75, 255}) {
+    SCOPED_TRACE(code);
+    // 75 is no failure: the rank was asked to stop, and will resume later.
+    JobOutcome outcome = {.code = code,
+                          .err = {code == 75 ? "stopped on request, after saving a checkpoint" : "rank 1 of 2"}};
+    const std::string script = kRankIs1 + " && exit " + std::to_string(code) + "; exec sleep 100";
+    expect_job("-n 2", script, outcome);
+    outcome.start = kOwn;
+    outcome.not_err = {"mpirun"};
+    expect_job("-n 2", script, outcome);
+  }
+}
+
+TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    expect_job("-n 2", "trap 'echo asked; exit 1' INT TERM HUP; echo ready; " + kLoop,
+               {.start = kBoth, .ready = 2, .act = sends(number), .code = 128 + number, .out = {"[1] asked"}});
 }
 
 TEST(LaunchTest, ProgramsThatCannotStart) {
@@ -123,13 +191,14 @@ TEST(LaunchTest, ProgramsThatCannotStart) {
 TEST(LaunchTest, ArgumentsArriveAsTheyAre) {
   const std::vector<std::string> odd = {"",   ":",  ":\\",        "a b",      "\"q\"", "$HOME",
                                         "-n", "--", "two\nlines", "\xff\xfe", "é"};
-  std::vector<std::string> arguments = {"-n", "1", "--no-prefix", "--", "printf", "<%s>"};
-  arguments.insert(arguments.end(), odd.begin(), odd.end());
-  Job job(arguments);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  std::string expected;
-  for (const auto& argument : odd) expected += "<" + argument + ">";
-  EXPECT_EQ(job.out(), expected + "\n");
+  for (std::vector<std::string> program : {std::vector<std::string>{"printf"}, {"lockstep", "run", "printf"}}) {
+    program.push_back("<%s>");
+    program.insert(program.end(), odd.begin(), odd.end());
+    std::string expected;
+    for (const auto& argument : odd) expected += "<" + argument + ">";
+    const auto comes_out = [&](const Job& job) { EXPECT_EQ(job.out(), expected + "\n"); };
+    expect_job("-n 1 --no-prefix", "", {.then = comes_out, .program = program});
+  }
 }
 
 TEST(LaunchTest, LongLinesBinaryBytesAndMissingNewlines) {
@@ -159,7 +228,7 @@ TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
   const std::string directory = temporary.path();
   {
     const std::string logs = directory + "/new";
-    Job job(sh("-n 2 --log-dir " + logs, "echo out $OMPI_COMM_WORLD_RANK; " + kRankIs1 +
+    Job job(sh("-n 2 --log-dir " + logs, "echo out $OMPI_COMM_WORLD_RANK; rank=$OMPI_COMM_WORLD_RANK; " + kRankIs1 +
                                              " || exit 0; until grep -q out " + logs +
                                              "/rank-0.log; do sleep 0.01; done; exit 3"));
     EXPECT_EQ(job.wait(), 3);
@@ -170,73 +239,6 @@ TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
   Job job({"-n", "1", "--log-dir", "/proc/no/such", "--", "true"});
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.err(), HasSubstr("--log-dir"));
-}
-
-TEST(LaunchTest, BackgroundProcessesEndWithTheJob) {
-  Job job(sh("-n 2", "setsid sleep 100 & sleep 100 & exit 0"));
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_EQ(job.leftovers(), "");
-}
-
-TEST(LaunchTest, UserSignalsReachThePrograms) {
-  Job job(sh("-n 2", "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.01; done"));
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-  job.send(SIGUSR1);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
-}
-
-TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    Job job(sh("-n 2", "trap 'echo asked; exit 1' INT TERM HUP; echo ready; while :; do sleep 0.01; done"));
-    ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-    job.send(number);
-    EXPECT_EQ(job.wait(), 128 + number);
-    EXPECT_THAT(job.out(), HasSubstr("[1] asked"));
-    EXPECT_EQ(job.leftovers(), "");
-  }
-}
-
-TEST(LaunchTest, ACheckpointOnRequestIsReported) {
-  Job job(sh("-n 2", "trap 'exit 75' TERM; echo ready; while :; do sleep 0.01; done"));
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-  job.send(SIGTERM);
-  EXPECT_EQ(job.wait(), 75);
-}
-
-TEST(LaunchTest, ASecondStopDoesNotWaitForTheGrace) {
-  Job job(sh("-n 2 --grace-seconds 1000", "trap '' INT TERM; echo ready; while :; do sleep 0.01; done"));
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-  job.send(SIGINT);
-  ASSERT_EQ(job.wait(Deadline::after_seconds(1.5)), -1);  // closer together they are one request
-  job.send(SIGINT);
-  EXPECT_EQ(job.wait(), 130);
-  EXPECT_EQ(job.leftovers(), "");
-}
-
-TEST(LaunchTest, AMpiProgramThatAborts) {
-  Job job({"-n", "2", "--", MPI_LEAVE_PROGRAM, "abort"});
-  EXPECT_EQ(job.wait(), 17) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
-  EXPECT_EQ(job.leftovers(), "");
-}
-
-TEST(LaunchTest, AnMpiProgramThatLeavesWithoutFinalize) {
-  Job job({"-n", "2", "--", MPI_LEAVE_PROGRAM, "exit"});
-  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
-  EXPECT_THAT(job.err(), HasSubstr("MPI_Finalize"));
-  EXPECT_EQ(job.leftovers(), "");
-}
-
-TEST(LaunchTest, StoppingMpirunLeavesTheRanksTheirGrace) {
-  Job job(sh("-n 2 --grace-seconds 20",
-             "trap 'sleep 2.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.01; done"));
-  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
-  ASSERT_EQ(::kill(job.find(JobProcess::Role::kMpirun).pid, SIGTERM), 0);
-  job.wait();
-  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] ready", "[0] saved", "[1] ready", "[1] saved"));
-  EXPECT_EQ(job.leftovers(), "");
 }
 
 }  // namespace

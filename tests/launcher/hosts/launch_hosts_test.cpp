@@ -18,84 +18,89 @@ namespace lockstep::launcher {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
-using Role = JobProcess::Role;
+
+auto signals_helper(const char* host, int signal_number) {
+  return [=](Job& job) {
+    const pid_t helper = helper_on(job, host);
+    ASSERT_GT(helper, 0);
+    ::kill(helper, signal_number);
+  };
+}
 
 TEST(LaunchHostsTest, UnevenSlotsMakeLocalRanksAndPrefixes) {
-  Job job(sh("--hosts one:2,three:1,b_2:3 -n 5",
+  expect_job("--hosts one:2,three:1,b_2:3 -n 5",
              "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, here $OMPI_COMM_WORLD_LOCAL_RANK of "
-             "$OMPI_COMM_WORLD_LOCAL_SIZE, $FAKE_HOST $LOCKSTEP_HOST_NAME; echo oops >&2"),
-          fake_hosts());
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()),
-              ElementsAre("[0@one  ] 0 of 5, here 0 of 2, one one", "[1@one  ] 1 of 5, here 1 of 2, one one",
-                          "[2@three] 2 of 5, here 0 of 1, three three", "[3@b_2  ] 3 of 5, here 0 of 2, b_2 b_2",
-                          "[4@b_2  ] 4 of 5, here 1 of 2, b_2 b_2"));
-  EXPECT_THAT(job.err(), HasSubstr("[2@three] oops\n"));
-  EXPECT_EQ(job.leftovers(), "");
+             "$OMPI_COMM_WORLD_LOCAL_SIZE, $FAKE_HOST $LOCKSTEP_HOST_NAME; echo oops >&2",
+             {.err = {"[2@three] oops\n"},
+              .lines = {"[0@one  ] 0 of 5, here 0 of 2, one one", "[1@one  ] 1 of 5, here 1 of 2, one one",
+                        "[2@three] 2 of 5, here 0 of 1, three three", "[3@b_2  ] 3 of 5, here 0 of 2, b_2 b_2",
+                        "[4@b_2  ] 4 of 5, here 1 of 2, b_2 b_2"}});
+  expect_job(
+      "--hosts one:2,localhost:1,b_2:3 -n 5 --no-prefix",
+      "echo $RANK of $WORLD_SIZE, here $LOCAL_RANK of $LOCAL_WORLD_SIZE, ${FAKE_HOST-own} "
+      "${OMPI_COMM_WORLD_RANK-none}; echo oops $RANK >&2",
+      {.start = kOwn,
+       .lines = {"0 of 5, here 0 of 2, one none", "1 of 5, here 1 of 2, one none", "2 of 5, here 0 of 1, own none",
+                 "3 of 5, here 0 of 2, b_2 none", "4 of 5, here 1 of 2, b_2 none"},
+       .err_lines = {"oops 0", "oops 1", "oops 2", "oops 3", "oops 4"}});
+  expect_job("--hosts a:1,b:1 --mpi", "echo ${OMPI_COMM_WORLD_RANK-none}",
+             {.start = kOwn, .lines = {"[0@a] 0", "[1@b] 1"}});
 }
 
 TEST(LaunchHostsTest, TheLaunchersOwnHostTakesPartWhereverItIsNamed) {
-  Job job(sh("--hosts a:1,localhost:2,127.0.0.1:1 --no-prefix",
-             "echo $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_LOCAL_RANK of $OMPI_COMM_WORLD_LOCAL_SIZE ${FAKE_HOST-here}"),
-          fake_hosts());
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), ElementsAre("0 0 of 1 a", "1 0 of 3 here", "2 1 of 3 here", "3 2 of 3 here"));
-  EXPECT_EQ(job.leftovers(), "");
+  expect_job("--hosts a:1,localhost:2,127.0.0.1:1 --no-prefix",
+             "echo $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_LOCAL_RANK of $OMPI_COMM_WORLD_LOCAL_SIZE ${FAKE_HOST-here}",
+             {.lines = {"0 0 of 1 a", "1 0 of 3 here", "2 1 of 3 here", "3 2 of 3 here"}});
   // All on one host: as without hosts, but for the prefix.
-  Job alone(sh("--hosts localhost:2", "echo ${LOCKSTEP_MEETING-none}"), fake_hosts());
-  EXPECT_EQ(alone.wait(), 0) << alone.err();
-  EXPECT_THAT(alone.out(), AllOf(HasSubstr("[0@"), HasSubstr("] none\n")));
+  expect_job("--hosts localhost:2", "echo ${LOCKSTEP_MEETING-none}", {.out = {"[0@", "] none\n"}});
 }
 
 TEST(LaunchHostsTest, ALoginShellMayGreet) {
-  Job job(sh("--hosts noisy-1:1,noisy-2:1", "echo hello"), fake_hosts());
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@noisy-1] hello", "[1@noisy-2] hello"));
+  expect_job("--hosts noisy-1:1,noisy-2:1", "echo hello", {.lines = {"[0@noisy-1] hello", "[1@noisy-2] hello"}});
 }
 
 TEST(LaunchHostsTest, RanksGetTheRendezvousAndTheUsersVariables) {
-  TestJobSetup setup = fake_hosts();
+  std::vector<std::pair<std::string, std::string>> variables;
   for (const char* name : {"LOCKSTEP_TEST_A", "NCCL_A", "MINE_A", "THEIRS_A"})
-    setup.environment.emplace_back(name, std::string(name) + " it's $HOME");
-  Job job(sh("--hosts a:1,b:1 --no-prefix -x MINE_A -x OTHER=o",
-             "echo ${#LOCKSTEP_MEETING} $MASTER_ADDR $MASTER_PORT $LOCKSTEP_BIND; "
-             "echo $LOCKSTEP_TEST_A,$NCCL_A,$MINE_A,$OTHER,${THEIRS_A-none}"),
-          setup);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  const auto lines = sorted_lines(job.out());
-  ASSERT_EQ(lines.size(), 4u) << job.out();
-  EXPECT_EQ(lines[0], lines[1]);
-  EXPECT_EQ(lines[0].substr(0, 3), "24 ");
-  EXPECT_THAT(lines[0], HasSubstr(" core"));
-  EXPECT_EQ(lines[2], "LOCKSTEP_TEST_A it's $HOME,NCCL_A it's $HOME,MINE_A it's $HOME,o,none");
+    variables.emplace_back(name, std::string(name) + " it's $HOME");
+  for (const bool own : {false, true}) {
+    const auto arrive = [&](const Job& job) {
+      const auto lines = sorted_lines(job.out());
+      ASSERT_EQ(lines.size(), 6u) << job.out();
+      EXPECT_THAT(lines[0], AllOf(::testing::StartsWith("24 "), HasSubstr(own ? " core 0 " : " core")));
+      for (const std::size_t i : {1, 2}) EXPECT_EQ(lines[i], lines[0]);
+      for (const std::size_t i : {3, 4, 5})
+        EXPECT_EQ(lines[i], std::string("LOCKSTEP_TEST_A it's $HOME,NCCL_A it's $HOME,MINE_A it's $HOME,o") +
+                                (own ? "" : ",none"));
+    };
+    // The launcher's own host has all variables of the environment.
+    expect_job(own ? "--hosts a:1,localhost:1,b:1 --no-prefix -x MINE_A -x OTHER=o"
+                   : "--hosts a:1,c:1,b:1 --no-prefix -x MINE_A -x OTHER=o",
+               std::string("echo ${#LOCKSTEP_MEETING} $MASTER_ADDR $MASTER_PORT $LOCKSTEP_BIND $LOCKSTEP_ATTEMPT "
+                           "$(echo $LOCKSTEP_JOB_SECRET | sha256sum); echo $LOCKSTEP_TEST_A,$NCCL_A,$MINE_A,$OTHER") +
+                   (own ? "" : ",${THEIRS_A-none}"),
+               {.start = own ? kOwn : kMpirun, .then = arrive, .environment = variables});
+  }
 }
 
 // Each rank has the job's secret, on whichever host, and no process shows it to others.
 TEST(LaunchHostsTest, TheSecretIsInNoCommandLine) {
-  TestJobSetup setup = fake_hosts();
-  setup.environment.emplace_back("LOCKSTEP_JOB_SECRET", "the user's, which is another");
-  Job job(sh("--hosts a:1,localhost:1,b:1 --no-prefix",
-             "count() { awk 'index($0, ENVIRON[\"LOCKSTEP_JOB_SECRET\"]) { n++ } END { print n + 0 }'; }; "
-             "echo ${#LOCKSTEP_JOB_SECRET} $(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | count) "
-             "$(find $TMPDIR -type f -exec cat {} + | count); "
-             "echo $LOCKSTEP_JOB_SECRET | sha256sum"),
-          setup);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  const auto lines = sorted_lines(job.out());
-  ASSERT_EQ(lines.size(), 6u) << job.out();
-  const auto first = std::ranges::find(lines, "32 0 0");
-  ASSERT_NE(first, lines.end()) << job.out();
-  EXPECT_EQ(std::ranges::count(lines, "32 0 0"), 3);
-  std::set<std::string> digests(lines.begin(), lines.end());
-  EXPECT_EQ(digests.size(), 2u) << job.out();  // one secret, and the line above
-
-  Job refused(sh("--hosts a:1,b:1 -x LOCKSTEP_JOB_SECRET=0123456789abcdef", "echo ran"), fake_hosts());
-  EXPECT_EQ(refused.wait(), 2);
-  EXPECT_THAT(refused.err(), HasSubstr("--export LOCKSTEP_JOB_SECRET"));
-  EXPECT_THAT(refused.err(), Not(HasSubstr("0123456789abcdef")));
+  const auto is_hidden = [](const Job& job) {
+    const auto lines = sorted_lines(job.out());
+    ASSERT_EQ(lines.size(), 6u) << job.out();
+    EXPECT_EQ(std::ranges::count(lines, "32 0 0"), 3) << job.out();
+    EXPECT_EQ(std::set(lines.begin(), lines.end()).size(), 2u) << job.out();  // one secret, and the line above
+  };
+  expect_job(
+      "--hosts a:1,localhost:1,b:1 --no-prefix",
+      "count() { awk 'index($0, ENVIRON[\"LOCKSTEP_JOB_SECRET\"]) { n++ } END { print n + 0 }'; }; "
+      "echo ${#LOCKSTEP_JOB_SECRET} $(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | count) "
+      "$(find $TMPDIR -type f -exec cat {} + | count); "
+      "echo $LOCKSTEP_JOB_SECRET | sha256sum",
+      {.start = kBoth, .then = is_hidden, .environment = {{"LOCKSTEP_JOB_SECRET", "the user's, which is another"}}});
+  expect_job("--hosts a:1,b:1 -x LOCKSTEP_JOB_SECRET=0123456789abcdef", "echo ran",
+             {.code = 2, .err = {"--export LOCKSTEP_JOB_SECRET"}, .not_err = {"0123456789abcdef"}, .clean_seconds = 8});
 }
 
 TEST(LaunchHostsTest, HostsThatCannotTakePartAreAllNamed) {
@@ -119,59 +124,58 @@ TEST(LaunchHostsTest, HostsThatCannotTakePartAreAllNamed) {
 }
 
 TEST(LaunchHostsTest, BadInputIsOneLine) {
-  Job many(sh("--hosts a:2,b:1 -n 4", "echo ran"), fake_hosts());
-  EXPECT_EQ(many.wait(), 2);
-  EXPECT_EQ(
-      many.err(),
-      "launch: 4 ranks, but the hosts have 3 slots (a:2, b:1) → start at most 3, or give a host more slots, as in "
-      "a:3\n");
-  EXPECT_EQ(many.leftovers_at(within_eight()), "");
-
-  Job missing({"--hosts", "a:1,b:1", "--", "./no-such-program"}, fake_hosts());
-  EXPECT_EQ(missing.wait(), 4);
-  EXPECT_THAT(missing.err(), HasSubstr("host b: there is no ./no-such-program there"));
-  EXPECT_EQ(missing.leftovers_at(within_eight()), "");
-
-  Job agent({"--hosts", "a:1", "--", "true"}, {.environment = {{"OMPI_MCA_plm_rsh_agent", "/no/such/ssh"}}});
-  EXPECT_EQ(agent.wait(), 4);
-  EXPECT_THAT(agent.err(), HasSubstr("/no/such/ssh"));
-
-  Job late({"--hosts", "a:1,b:1", "--", "no-such-program"}, fake_hosts());
-  EXPECT_EQ(late.wait(), 127);
-  EXPECT_THAT(late.err(), AllOf(HasSubstr("cannot start no-such-program"), HasSubstr("(host ")));
+  const auto is_one_line = [](const Job& job) {
+    EXPECT_EQ(
+        job.err(),
+        "launch: 4 ranks, but the hosts have 3 slots (a:2, b:1) → start at most 3, or give a host more slots, as in "
+        "a:3\n");
+  };
+  expect_job("--hosts a:2,b:1 -n 4", "echo ran", {.code = 2, .clean_seconds = 8, .then = is_one_line});
+  expect_job("--hosts a:1,b:1", "",
+             {.code = 4,
+              .err = {"host b: there is no ./no-such-program there"},
+              .clean_seconds = 8,
+              .program = {"./no-such-program"}});
+  expect_job("--hosts a:1", "",
+             {.code = 4,
+              .err = {"/no/such/ssh"},
+              .environment = {{"OMPI_MCA_plm_rsh_agent", "/no/such/ssh"}},
+              .program = {"true"}});
+  expect_job("--hosts a:1,b:1", "",
+             {.code = 127,
+              .err = {"cannot start no-such-program", "(host "},
+              .clean_seconds = 8,
+              .program = {"no-such-program"}});
 }
 
 TEST(LaunchHostsTest, AStopWhileHostsAreCalled) {
-  Job job(sh("--hosts mute-1:1,a:1", "echo ran"), fake_hosts());
-  while (job.running("1000").empty()) std::this_thread::sleep_for(Millis(10));
-  job.send(SIGTERM);
-  EXPECT_EQ(job.wait(Deadline::after_seconds(5)), 128 + SIGTERM);
-  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+  const auto asks = [](Job& job) {
+    while (job.running("1000").empty()) std::this_thread::sleep_for(Millis(10));
+    job.send(SIGTERM);
+  };
+  expect_job("--hosts mute-1:1,a:1", "echo ran",
+             {.act = asks, .code = 128 + SIGTERM, .seconds = 5, .clean_seconds = 8});
 }
 
 TEST(LaunchHostsTest, TheFirstFailureIsNamedWithItsHost) {
-  Job job(sh("--hosts a:2,b:1",
-             "trap 'echo asked; exit 9' TERM; echo ready; [ $FAKE_HOST = b ] && { sleep 0.7; echo about to fail; exit "
-             "6; }; "
-             "while :; do sleep 0.05; done"),
-          fake_hosts());
-  EXPECT_EQ(job.wait(), 6);
-  EXPECT_THAT(job.err(), AllOf(HasSubstr("rank 2 of 3 (host b, pid "), HasSubstr("it exited with code 6"),
-                               HasSubstr("  | about to fail\n")));
-  EXPECT_EQ(job.leftovers(), "");
+  expect_job("--hosts a:2,b:1",
+             "trap 'echo asked; exit 9' TERM; echo ready\n"
+             "[ $FAKE_HOST = b ] && { sleep 0.7; echo about to fail; exit 6; }; while :; do sleep 0.05; done",
+             {.start = kBoth,
+              .code = 6,
+              .out = {"[0@a] asked", "[1@a] asked"},
+              .err = {"rank 2 of 3 (host b, pid ", "it exited with code 6", "  | about to fail\n"}});
 }
 
 TEST(LaunchHostsTest, SignalsReachAllHosts) {
-  Job job(sh("--hosts a:1,b:1 --no-prefix",
-             "trap 'echo used' USR1; trap 'echo asked; exit 1' TERM; echo ready; while :; do sleep 0.05; done"),
-          fake_hosts());
-  ASSERT_TRUE(all_ready(job, 2)) << job.err();
-  job.send(SIGUSR1);
-  ASSERT_TRUE(job.says("used\nused\n"));
-  job.send(SIGTERM);
-  EXPECT_EQ(job.wait(), 128 + SIGTERM);
-  EXPECT_THAT(job.out(), HasSubstr("asked\nasked\n"));
-  EXPECT_EQ(job.leftovers(), "");
+  const auto signals = [](Job& job) {
+    job.send(SIGUSR1);
+    ASSERT_TRUE(job.says("used\nused\n"));
+    job.send(SIGTERM);
+  };
+  expect_job("--hosts a:1,b:1 --no-prefix",
+             "trap 'echo used' USR1; trap 'echo asked; exit 1' TERM; echo ready; while :; do sleep 0.05; done",
+             {.start = kBoth, .ready = 2, .act = signals, .code = 128 + SIGTERM, .out = {"asked\nasked\n"}});
 }
 
 TEST(LaunchHostsTest, MuchOutputArrivesWhole) {
@@ -186,89 +190,135 @@ TEST(LaunchHostsTest, MuchOutputArrivesWhole) {
 }
 
 TEST(LaunchHostsTest, MpiProgramsTalkBetweenHosts) {
-  Job job({"--hosts", "a:1,b:1", "--", MPI_LEAVE_PROGRAM, "abort"}, fake_hosts());
-  EXPECT_EQ(job.wait(), 17) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2 (host b"));
-  EXPECT_EQ(job.leftovers(), "");
+  expect_job("--hosts a:1,b:1", "",
+             {.code = 17, .err = {"rank 1 of 2 (host b"}, .program = {MPI_LEAVE_PROGRAM, "abort"}});
 }
 
 TEST(LaunchHostsFaultTest, AKilledLauncherLeavesNothing) {
   for (int round = 0; round < 3; ++round) {
-    Job job({"--hosts", "a:2,b:1", "--", MPI_SPIN_PROGRAM}, fake_hosts());
-    std::this_thread::sleep_for(Millis(500 * round));
-    job.send(SIGKILL);
-    EXPECT_EQ(job.wait(), 128 + SIGKILL);
-    EXPECT_EQ(job.leftovers_at(within_eight()), "");
+    const auto kills_after = [round](int ms) {
+      return [=](Job& job) {
+        std::this_thread::sleep_for(Millis(ms * round));
+        job.send(SIGKILL);
+      };
+    };
+    expect_job("--hosts a:2,b:1", "",
+               {.act = kills_after(500), .code = 128 + SIGKILL, .clean_seconds = 8, .program = {MPI_SPIN_PROGRAM}});
+    expect_job("--hosts a:2,localhost:1,b:1", std::string("trap '' TERM; (setsid sleep 100) & ") + kWait,
+               {.start = kOwn, .act = kills_after(300), .code = 128 + SIGKILL, .clean_seconds = 8});
   }
 }
 
 TEST(LaunchHostsFaultTest, AKilledHelperIsALostHost) {
-  Job job(sh("--hosts a:1,b:2", kWait), fake_hosts());
-  ASSERT_TRUE(all_ready(job, 3)) << job.err();
-  const pid_t helper = helper_on(job, "b");
-  ASSERT_GT(helper, 0);
-  ::kill(helper, SIGKILL);
-  EXPECT_EQ(job.wait(within_eight()), 4);
-  EXPECT_THAT(job.err(), HasSubstr("host b (ranks 1 and 2) was lost: the connection to it ended "));
-  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+  expect_job("--hosts a:1,b:2", kWait,
+             {.start = kBoth,
+              .ready = 3,
+              .act = signals_helper("b", SIGKILL),
+              .code = 4,
+              .err = {"host b (ranks 1 and 2) was lost: the connection to it ended "},
+              .seconds = 8,
+              .clean_seconds = 8});
+  expect_job("--hosts a:1,b:2", kWait,
+             {.start = kOwn,
+              .ready = 3,
+              .act = signals_helper("a", SIGKILL),
+              .code = 4,
+              .err = {"host a (rank 0) was lost: the connection to it ended "},
+              .seconds = 8,
+              .clean_seconds = 8});
 }
 
 TEST(LaunchHostsFaultTest, HelperThatSendsGarbageIsALostHost) {
-  Job job(sh("--hosts mad-1:1,b:1", kWait), fake_hosts());
-  EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("host mad-1: "));
-  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+  expect_job("--hosts mad-1:1,b:1", kWait, {.code = 4, .err = {"host mad-1: "}, .clean_seconds = 8});
 }
 
 TEST(LaunchHostsFaultTest, AKilledDaemonIsNamedWithItsHost) {
-  Job job(sh("--hosts a:1,b:1", kWait), fake_hosts());
-  ASSERT_TRUE(all_ready(job, 2)) << job.err();
-  const pid_t daemon = named(job, "orted", "b");
-  ASSERT_GT(daemon, 0);
-  ::kill(daemon, SIGKILL);
-  EXPECT_EQ(job.wait(within_eight()), 4);
-  EXPECT_THAT(job.err(), HasSubstr("Open MPI's daemon on host b"));
-  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+  const auto kills_daemon = [](Job& job) {
+    const pid_t daemon = named(job, "orted", "b");
+    ASSERT_GT(daemon, 0);
+    ::kill(daemon, SIGKILL);
+  };
+  expect_job("--hosts a:1,b:1", kWait,
+             {.ready = 2,
+              .act = kills_daemon,
+              .code = 4,
+              .err = {"Open MPI's daemon on host b"},
+              .seconds = 8,
+              .clean_seconds = 8});
 }
 
 TEST(LaunchHostsFaultTest, AHostThatFallsSilentIsNamedAndItsSilenceExplainsWhatFollows) {
   // Rank 0 notices, as a rank that waits for the other would, and leaves with the code for that.
-  Job job(sh("--hosts a:1,b:1 --host-timeout-seconds 6",
+  const auto stops_helper = [](Job& job) {
+    signals_helper("b", SIGSTOP)(job);
+    std::ofstream(job.directory() + "/stopped") << "yes";
+  };
+  const JobOutcome outcome = {.ready = 2,
+                              .act = stops_helper,
+                              .code = 4,
+                              .err = {"host b (rank 1) was lost: it was last heard from "},
+                              .seconds = 20,
+                              .clean_seconds = 8};
+  expect_job("--hosts a:1,b:1 --host-timeout-seconds 6",
              "echo ready; [ $FAKE_HOST = a ] && { until [ -e $TMPDIR/../stopped ]; do sleep 0.05; done; sleep 4; exit "
-             "5; }; "
-             "while :; do sleep 0.05; done"),
-          fake_hosts());
-  ASSERT_TRUE(all_ready(job, 2)) << job.err();
-  const pid_t helper = helper_on(job, "b");
-  ASSERT_GT(helper, 0);
-  ::kill(helper, SIGSTOP);
-  std::ofstream(job.directory() + "/stopped") << "yes";
-  EXPECT_EQ(job.wait(Deadline::after_seconds(20)), 4);
-  EXPECT_THAT(job.err(), HasSubstr("host b (rank 1) was lost: it was last heard from "));
-  EXPECT_EQ(job.leftovers_at(within_eight()), "");
+             "5; }; while :; do sleep 0.05; done",
+             outcome);
+  JobOutcome of_own_ranks = outcome;
+  of_own_ranks.start = kOwn;
+  expect_job("--hosts a:1,b:1 --host-timeout-seconds 6", kWait, of_own_ranks);
 }
 
 TEST(LaunchHostsFaultTest, AShortSilenceIsForgiven) {
-  Job job(sh("--hosts a:1,b:1 --host-timeout-seconds 20", "echo ready; sleep 4; echo done"), fake_hosts());
-  ASSERT_TRUE(all_ready(job, 2)) << job.err();
-  const pid_t helper = helper_on(job, "b");
-  ASSERT_GT(helper, 0);
-  ::kill(helper, SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::seconds(2));
-  ::kill(helper, SIGCONT);
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), ElementsAre("[0@a] done", "[0@a] ready", "[1@b] done", "[1@b] ready"));
+  const auto stops_it_for_a_while = [](Job& job) {
+    signals_helper("b", SIGSTOP)(job);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    signals_helper("b", SIGCONT)(job);
+  };
+  expect_job(
+      "--hosts a:1,b:1 --host-timeout-seconds 20", "echo ready; sleep 4; echo done",
+      {.ready = 2, .act = stops_it_for_a_while, .lines = {"[0@a] done", "[0@a] ready", "[1@b] done", "[1@b] ready"}});
 }
 
 TEST(LaunchHostsFaultTest, AStoppedLauncherStopsNobody) {
-  Job job(sh("--hosts a:1,b:1 --host-timeout-seconds 6", "echo ready; sleep 10; echo done"), fake_hosts());
-  ASSERT_TRUE(all_ready(job, 2)) << job.err();
-  job.send(SIGTSTP);
-  std::this_thread::sleep_for(std::chrono::seconds(8));
-  EXPECT_GT(helper_on(job, "b"), 0);
-  job.send(SIGCONT);
-  EXPECT_EQ(job.wait(Deadline::after_seconds(60)), 0) << job.err();
-  EXPECT_THAT(job.out(), HasSubstr("[1@b] done"));
+  const auto stops_launcher = [](Job& job) {
+    job.send(SIGTSTP);
+    std::this_thread::sleep_for(std::chrono::seconds(8));
+    EXPECT_GT(helper_on(job, "b"), 0);
+    job.send(SIGCONT);
+  };
+  expect_job("--hosts a:1,b:1 --host-timeout-seconds 6", "echo ready; sleep 10; echo done",
+             {.ready = 2, .act = stops_launcher, .out = {"[1@b] done"}, .seconds = 60});
+}
+
+TEST(LaunchHostsTest, RanksStartInTheLaunchersDirectory) {
+  TestJobSetup setup = fake_hosts();
+  setup.prefix = {"env", "-C", setup.directory};
+  Job job(own_sh("--hosts a:1,localhost:1 --no-prefix", "pwd"), setup);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre(setup.directory, setup.directory));
+}
+
+TEST(LaunchHostsTest, ARankThatEndsWellEndsNobody) {
+  expect_job("--hosts a:1,b:2", "[ $RANK = 2 ] || exit 0; sleep 0.3; echo done",
+             {.start = kOwn, .lines = {"[2@b] done"}});
+}
+
+TEST(LaunchHostsFaultTest, AKilledWrapperIsNamed) {
+  for (const std::string host : {"b", "a"}) {
+    const auto kills_wrapper = [&](Job& job) {
+      const auto wrappers = job.running("_rank", "FAKE_HOST", host);
+      ASSERT_EQ(wrappers.size(), 1u);
+      ::kill(wrappers[0], SIGKILL);
+    };
+    expect_job("--hosts a:1,b:1", kWait,
+               {.start = kOwn,
+                .ready = 2,
+                .act = kills_wrapper,
+                .code = 137,
+                .err = {"(host " + host + ", pid ", "wrapper"},
+                .seconds = 8,
+                .clean_seconds = 8});
+  }
 }
 
 }  // namespace
