@@ -2,8 +2,11 @@
 
 Numbers are positions in CASES: new cases go to the end, so that a number always means the same.
 """
+import contextlib
 import dataclasses
 import enum
+import os
+import random
 import signal
 import time
 import typing
@@ -19,6 +22,7 @@ class Then(enum.Enum):
     RESTARTED = "restarted"  # once, by the launcher, and ends with code 0
     CONTINUES = "continues"  # without a restart, to code 0
     AGAIN = "run again"  # ends with `code`; the same command, without the fault, ends with code 0
+    SAVED = "saved"  # ends with `code` and a checkpoint of its last step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Case:
     undisturbed: tuple = ()  # train's further words in the runs that nobody disturbs: before, and again
     resumes: bool = False  # the run after the fault resumes, and does not start anew
     once: bool = False  # with AGAIN: the launcher has restarted it once before it ends
+    ranks: int = 3  # without hosts
+    command: tuple = ()  # the training, where it is another than matrix.py's
+    alone: bool = False  # without a launcher, whose part the rank takes
+    at_step: tuple = ()  # in place of `fault`: from and to which step, at random, it comes
+    times: int = 1  # how often, with at_step each time so many steps further; without, --times says it
+    until_step: bool = False  # what counts are the seconds until the launcher hears of the next step; then it is stopped
 
 
 # Where a rank is disturbed: the name of the phase, and its words for LOCKSTEP_TEST_FAULT.
@@ -356,3 +366,75 @@ for phase in (START, FORWARD):
     add("the launcher's cleaning process is killed, and rank 1", phase[0],
         rf"restart 1 of 3.*: {rank_of(1)} failed first: it was ended by SIGKILL", f"rank=0 {phase[1]} do=hold",
         act=from_outside(kill_reaper_and_rank))
+
+# At random steps. Text and an LSTM: with dropout, and with states that are carried from row to row.
+LSTM = ("lockstep", "train", "lstm", "--data", "text:text.txt", "--width", "24", "--context", "16", "--dropout", "0.2",
+        "--global-batch", "12", "--steps", "240", "--schedule", "cosine", "--warmup", "10", "--clip-norm", "1", "--quiet",
+        "--threads", "1", "--checkpoint-dir", "ck", "--checkpoint-every", "3", "--keep", "2", "--resume", "auto")
+
+
+def kills_launcher_or_rank(job):
+    role, rank = random.choice([("launcher", None), ("program", 0), ("program", 1)])
+    job.signal(signal.SIGKILL, role, rank)
+
+
+for ranks, more in ((1, ()), (2, ()), (1, ("--stateful",)), (2, ("--stateful",))):
+    add(f"{'the process' if ranks == 1 else 'a rank or the launcher'} is killed twice{', ' * bool(more)}{''.join(more)}",
+        "a random step and resumed", "", "", Then.AGAIN, 137,
+        act=kills_launcher_or_rank if ranks > 1 else sends(signal.SIGKILL, "launcher"), ranks=ranks, command=(*LSTM, *more),
+        alone=ranks == 1, at_step=(1, 100), times=2, resumes=True)
+
+
+def signals_all(job):
+    """As schedulers do that know the processes of a job."""
+    for process in job.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+
+
+def stops_rank_first(job):
+    job.signal(signal.SIGSTOP, "program")
+    job.signal(signal.SIGTERM, "launcher")
+
+
+for ranks in (1, 2):
+    for what, act, before in (
+            ("its group gets SIGTERM after the launcher (timeout)", sends(signal.SIGTERM, "launcher"), ("timeout", "600")),
+            ("the launcher gets SIGTERM", sends(signal.SIGTERM, "launcher"), ()),
+            ("every process gets SIGTERM", signals_all, ()),
+            # What runs in a shell's background ignores Ctrl-C.
+            ("the launcher's process group gets SIGINT (Ctrl-C)", lambda job: os.killpg(job.launcher.pid, signal.SIGINT),
+             ("env", "--default-signal=INT")),
+            ("the launcher gets SIGTERM while a rank is stopped", stops_rank_first, ())):
+        add(f"{what}, {ranks} rank{'s' * (ranks > 1)}", "a random step and stopped", "which is saved in ck", "", Then.SAVED, 75,
+            act=act, before=before, ranks=ranks, command=LSTM, at_step=(1, 100),
+            train=("--checkpoint-every", "0", "--steps", "100000000"))
+
+# How long a restart takes.
+CNN = ("lockstep", "train", "cnn", "--data", "digits", "--global-batch", "64", "--epochs", "1000000", "--quiet", "--threads",
+       "1", "--checkpoint-dir", "ck", "--checkpoint-every", "10", "--resume", "auto")
+
+
+def kills_rank(job):
+    os.kill(random.choice([process.pid for process in job.processes() if process.role == "program"]), signal.SIGKILL)
+
+
+def kills_host(job, stays_away=False):
+    """Any but the first; it answers again at once, or when the job has continued without it."""
+    host = random.choice(job.hosts.names[1:])
+    job.set_away(host if stays_away else None)
+    for process in job.processes():
+        if process.host == host:
+            with contextlib.suppress(ProcessLookupError):  # one that has ended with another
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def again(what, act, **more):
+    add(what, "any time, until the next step", "", "", Then.RESTARTED, 75, act=act, command=CNN, times=3, until_step=True, **more)
+
+
+for ranks in (2, 4):
+    again(f"one of {ranks} ranks is killed", kills_rank, ranks=ranks)
+for what, act, ranks in (("a random rank is killed", kills_rank, (2, 2)), ("a host is killed", kills_host, (1, 1, 1)),
+                         ("a host is killed and stays away", lambda job: kills_host(job, True), (1, 1, 1))):
+    again(what, act, hosts=ranks, needs=("root", "network namespaces"), launch=("--min-ranks", str(ranks[0])))

@@ -23,6 +23,7 @@ GONE_WITHIN_SECONDS = 2.0  # the promise: from a job's end until nothing of it i
 
 AGENT = """#!/bin/bash
 # As ssh is called: HOST COMMAND. An environment of its own, as a login has.
+[[ $(cat {away} 2>/dev/null) != "$1" ]] || {{ echo 'No route to host' >&2; exit 255; }}
 exec {python} {here}/hosts.py connect "$1" "exec env -i PATH='$PATH' HOME='$HOME' TMPDIR='$TMPDIR' {mark}='${mark}' \
   CUDA_VISIBLE_DEVICES= LOCKSTEP_HOST_NAME='$1' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
   /bin/sh -c $(printf %q "${{*:2}}")"
@@ -63,8 +64,10 @@ class Job:
         for made in (self.marks, self.tmp, self.work):
             made.mkdir()
         self.agent = self.directory / "agent"
-        self.agent.write_text(AGENT.format(mark=MARK, python=sys.executable, here=pathlib.Path(__file__).resolve().parent))
+        self.agent.write_text(AGENT.format(mark=MARK, python=sys.executable, here=pathlib.Path(__file__).resolve().parent,
+                                           away=self.directory / "away"))
         self.agent.chmod(self.agent.stat().st_mode | stat.S_IXUSR)
+        (self.work / "text.txt").write_text("".join(f"now {i * i % 89} then {i % 7} " for i in range(800)))
         self.launcher = None
         self.pids = set()  # of its launchers and helpers, whose directories in /dev/shm have them in their names
 
@@ -83,11 +86,14 @@ class Job:
         """`before`: words of a command that becomes the launcher."""
         for mark in self.marks.iterdir():
             mark.unlink()
-        enter = (lambda: self.hosts.enter(0)) if self.hosts else die_with_parent
+        def enter():
+            self.hosts.enter(0) if self.hosts else die_with_parent()
+            # A process group of its own, and no session: Linux 6.18 gives sessions that wake and sleep as often as ranks do
+            # nearly all processors (sched_autogroup), and what else runs on the machine would stand still.
+            os.setpgid(0, 0)
         with open(self.directory / "out", "wb") as out, open(self.directory / "err", "wb") as err:
             self.launcher = subprocess.Popen([*before, *argv], cwd=self.work, env=self.environment(fault),
-                                             stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=enter,
-                                             start_new_session=True)
+                                             stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=enter)
         self.pids.add(self.launcher.pid)
 
     def err(self):
@@ -103,6 +109,21 @@ class Job:
         found = wait_until(lambda: self.reached() or self.launcher.poll() is not None, seconds)
         if self.reached() is None:
             raise AssertionError("the job ended before it was disturbed" if found else "the place was not reached in time")
+
+    def set_away(self, host):
+        """Which host does not answer; None: all do."""
+        (self.directory / "away").write_text(host or "")
+
+    def events(self, name, file="m.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.work / file).read_text().split("\n")[:-1]
+            return [event for event in map(json.loads, lines) if event["event"] == name]
+        return []
+
+    def wait_while_it_runs(self, condition, seconds=60):
+        found = wait_until(lambda: condition() or self.launcher.poll() is not None, seconds)
+        if not condition():
+            raise AssertionError("the job ended before that" if found else "the job did not come so far in time")
 
     def release(self):
         (self.marks / "go").touch()
@@ -156,13 +177,8 @@ class Job:
 
     def final(self):
         """The final parameters' hash; None: the job has none."""
-        with contextlib.suppress(FileNotFoundError):
-            for line in reversed((self.work / "m.jsonl").read_text().splitlines()):
-                with contextlib.suppress(json.JSONDecodeError):
-                    event = json.loads(line)
-                    if event["event"] == "final":
-                        return event["params_sha256"]
-        return None
+        final = self.events("final")
+        return final[-1]["params_sha256"] if final else None
 
     def restarts(self):
         return len(re.findall(r"^lockstep: restart \d+ of", self.err(), re.MULTILINE))

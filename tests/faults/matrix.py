@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """The fault matrix: a job is disturbed in each of the ways of cases.py, and must end as they say.
 
-  matrix.py [--list] [--only 3,17,40-52] [--quick] [--csv FILE] [--build DIR]
+  matrix.py [--list] [--only 3,17,40-52,WORDS] [--times N] [--quick] [--csv FILE] [--build DIR]
   matrix.py --soak HOURS [--seed N]
 
 A case starts a training of three ranks, or of ranks on several hosts, under `lockstep launch`; at a place that the
 program itself reaches, always the same one, something is broken. The case checks the line that names the culprit, the exit
 code, and the time until the end. 2 s later no process and no file of the job may be left. The final parameters must
-have the SHA-256 of an undisturbed run: after the launcher's restart, or after the same command has been
-given again. --quick runs those of every change, --soak cases at random until the time is over, with a seed that it prints.
+have the SHA-256 of an undisturbed run: after the launcher's restart, or after the same command has been given again. Words
+after --only choose the cases whose line in the list has them. --times N runs those at random steps N times, and measures N
+restarts. --quick runs those of every change, --soak cases at random until the time is over, with a seed that it prints.
 Exit code 1: a case failed. Cases that need what this machine lacks (root, network namespaces) are skipped, and counted.
 """
 import argparse
@@ -21,6 +22,8 @@ import random
 import re
 import shutil
 import signal
+import statistics
+import subprocess
 import sys
 import time
 
@@ -41,14 +44,15 @@ class Result:
     seconds: float = 0  # from the fault to the end of the job
     problems: list = dataclasses.field(default_factory=list)
     output: str = ""
+    figures: str = ""
 
 
 PATIENT = ("--timeout-seconds", "60")  # where nobody is to wait in vain, a busy machine may take its time
 
 
-def with_flags(flags):
-    """TRAIN with `flags` in the places of its own."""
-    words = [*TRAIN, "--metrics", "m.jsonl"]
+def with_flags(case, flags):
+    """The case's training with `flags` in the places of its own."""
+    words = [*(case.command or TRAIN), "--metrics", "m.jsonl"]
     for name, value in zip(flags[::2], flags[1::2]):
         if name in words:
             words[words.index(name) + 1] = value
@@ -58,7 +62,8 @@ def with_flags(flags):
 
 
 class Matrix:
-    def __init__(self, build):
+    def __init__(self, build, times=None):
+        self.times = times
         self.program = build / "tests/faults/lockstep"
         if not self.program.exists():
             sys.exit(f"{self.program} is not there: cmake --build {build} --target faulty_lockstep")
@@ -78,28 +83,30 @@ class Matrix:
         return ""
 
     def launch(self, case, job, restarts):
+        if case.alone:
+            return []
         words = ["lockstep", "launch"]
         if case.hosts:
             slots = [f"{name}:{ranks}" for name, ranks in zip(job.hosts.names, case.hosts)]
             words += ["--hosts", ",".join(slots), "--host-timeout-seconds", str(HOST_SECONDS)]
         else:
-            words += ["-n", "3"]
+            words += ["-n", str(case.ranks)]
         if restarts:
-            words += ["--max-restarts", "3"]
+            words += ["--max-restarts", str(max(3, self.repeats(case)))]
         return [*words, "--log-dir", "logs", *case.launch, "--"]
 
     def expected(self, case):
-        """The hash of the run that nobody disturbs."""
+        """The hash of the run that nobody disturbs, and its steps."""
         flags = (*case.undisturbed, *PATIENT)
-        key = (case.hosts, flags)
+        key = (case.hosts, case.ranks, case.command, flags)
         if key not in self.undisturbed:
             with self.job(case) as job:
                 plain = dataclasses.replace(case, launch=())
-                job.start([*self.launch(plain, job, False), *with_flags(flags)])
+                job.start([*self.launch(plain, job, False), *with_flags(case, flags)])
                 code = job.wait(60)
                 if code != 0 or job.final() is None:
                     sys.exit(f"the run that nobody disturbs ended with code {code}:\n{job.err()}")
-                self.undisturbed[key] = job.final()
+                self.undisturbed[key] = job.final(), len(job.events("step"))
         return self.undisturbed[key]
 
     @contextlib.contextmanager
@@ -118,12 +125,15 @@ class Matrix:
 
     def run(self, case):
         result = Result()
-        expected = self.expected(case)
+        expected = None if case.until_step or case.then is Then.SAVED else self.expected(case)
         try:
             with self.job(case) as job:
                 try:
-                    self.disturb(case, job, result)
-                    if not result.problems:
+                    if case.until_step:
+                        self.measure(case, job, result)
+                    for number in range(0 if case.until_step else self.repeats(case) if case.at_step else 1):
+                        self.disturb(case, job, result, number)
+                    if not result.problems and not case.until_step:
                         self.conclude(case, job, expected, result)
                 finally:
                     result.output = job.err()
@@ -131,20 +141,29 @@ class Matrix:
             result.problems.append(str(error))
         return result
 
-    def disturb(self, case, job, result):
+    def repeats(self, case):
+        return case.times if case.at_step else self.times or case.times
+
+    def disturb(self, case, job, result, number):
         """The job with the fault, to its end."""
         flags = case.train
         if "--timeout-seconds" not in flags:
             flags += ("--timeout-seconds", str(TIMEOUT_SECONDS)) if "held up" in case.says else PATIENT
         if case.network:
             job.hosts.loss, job.hosts.delay = case.network
-        restarts = case.then is Then.RESTARTED or not case.hosts
-        job.start([*self.launch(case, job, restarts), *with_flags(flags)], case.fault, case.before)
-        job.wait_until_reached(60 if case.network else 30)
+        restarts = not case.at_step and (case.then is Then.RESTARTED or not case.hosts)
+        job.start([*self.launch(case, job, restarts), *with_flags(case, flags)], case.fault, case.before)
+        if case.at_step:
+            first, last = case.at_step
+            step = random.randint(first, last) + number * last
+            job.wait_while_it_runs(lambda: len(job.events("step")) >= step)
+            disturbed_at = time.time()
+        else:
+            job.wait_until_reached(60 if case.network else 30)
         if case.act:
             case.act(job)
         code = job.wait(case.within + 5)
-        result.seconds = time.time() - job.reached()
+        result.seconds = time.time() - (disturbed_at if case.at_step else job.reached())
         if code is None:
             result.problems.append(f"the job still runs {result.seconds:.1f} s after the fault")
             return
@@ -159,17 +178,56 @@ class Matrix:
         if left := job.leftovers():
             result.problems.append("left: " + ", ".join(left))
 
+    def measure(self, case, job, result):
+        """Again and again, each time after another checkpoint, in one job."""
+        def resumed():
+            return job.events("resumed", "logs/restarts.jsonl")
+
+        def newest():
+            return max((path.name for path in (job.work / "ck").glob("step*")), default="")
+        job.set_away(None)
+        job.start([*self.launch(case, job, True), *with_flags(case, ())])
+        seconds, grown = [], []
+        for _ in range(self.repeats(case)):
+            for _ in range(2):  # the second one has been reported by the first's time
+                before = newest()
+                job.wait_while_it_runs(lambda: newest() != before)
+            time.sleep(random.random() * 0.2)
+            count, killed_at = len(resumed()), time.time()
+            case.act(job)
+            job.wait_while_it_runs(lambda: len(resumed()) > count)
+            seconds.append(time.time() - killed_at)
+            if (job.directory / "away").read_text():
+                job.set_away(None)
+                job.wait_while_it_runs(lambda: len(resumed()) > count + 1)
+                grown.append(resumed()[-1]["down_seconds"])
+        lost = [event["lost_steps"] for event in job.events("restart", "logs/restarts.jsonl")]
+        job.signal(signal.SIGTERM, "launcher")
+        if (code := job.wait(case.within)) != case.code:
+            result.problems.append(f"exit code {code} instead of {case.code}")
+        if left := job.leftovers():
+            result.problems.append("left: " + ", ".join(left))
+        result.seconds = max(seconds)
+        result.figures = "; ".join(f"{what}: median {statistics.median(values):.2f}, worst {max(values):.2f}" for what, values
+                                   in (("seconds", seconds), ("lost steps", lost), ("seconds to grow back", grown)) if values)
+
     def conclude(self, case, job, expected, result):
         """The final parameters, after the same command again where the job has ended too early."""
+        if case.then is Then.SAVED:
+            kept = subprocess.run([self.program, "checkpoint", "show", job.work / "ck"], capture_output=True, text=True).stdout
+            saved, steps = re.search(r"step *(\d+)", kept), len(job.events("step"))
+            if not saved or int(saved[1]) != steps:
+                result.problems.append(f"stopped after step {steps}; saved: {kept}")
+            return
         if case.then is Then.AGAIN:
             if job.hosts:
                 job.hosts.heal()
-            job.start([*self.launch(case, job, False), *with_flags((*case.undisturbed, *PATIENT))])
+            job.start([*self.launch(case, job, False), *with_flags(case, (*case.undisturbed, *PATIENT))])
             if (code := job.wait(60)) != 0:
                 result.problems.append(f"the same command ended with code {code} when it was run again")
-        if job.final() != expected:
-            result.problems.append(f"the final parameters are {job.final()}, and not {expected}")
-        if case.resumes and '"event":"resume"' not in (job.work / "m.jsonl").read_text():
+        if (final := (job.final(), len(job.events("step")))) != expected and (case.at_step or final[0] != expected[0]):
+            result.problems.append(f"the final parameters and steps are {final}, and not {expected}")
+        if case.resumes and not job.events("resume"):
             result.problems.append("the run after the fault has not resumed, but started anew")
         if left := job.leftovers():
             result.problems.append("left: " + ", ".join(left))
@@ -191,12 +249,16 @@ def why_no_memory_groups():
 
 
 def numbers_of(text):
-    """Of "3,17,40-52"."""
+    """Of "3,17,40-52,random step"."""
     numbers = set()
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        named = {n for n, case in enumerate(CASES, 1) if part in title_of(n, case)}
+        if not found and named:
+            numbers |= named
+            continue
         if not found or int(found[2] or found[1]) < int(found[1]):
-            sys.exit(f"--only {text}: '{part}' is neither a number nor a range; 3,17,40-52 are both")
+            sys.exit(f"--only {text}: '{part}' is no number, no range such as 40-52, and in no case's line")
         numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1))
     if wrong := sorted(n for n in numbers if not 1 <= n <= len(CASES)):
         sys.exit(f"there is no case {wrong[0]}: they are 1 to {len(CASES)}")
@@ -204,8 +266,12 @@ def numbers_of(text):
 
 
 def ending(case):
-    return {Then.RESTARTED: "restarted", Then.CONTINUES: "no restart",
+    return {Then.RESTARTED: "restarted", Then.CONTINUES: "no restart", Then.SAVED: f"code {case.code}, saved",
             Then.AGAIN: f"{'restarted, ' * case.once}code {case.code}, run again"}[case.then]
+
+
+def title_of(number, case):
+    return f"{number:3}  {case.what}; {case.when}; {place(case)}"
 
 
 def place(case):
@@ -227,21 +293,22 @@ def write_csv(path, results):
         rows.writerow(["case", "what", "when", "ranks", "job", "seconds"])
         for number, case, result, skip in results:
             note = "" if result is None or not result.problems else " (failed)"
-            rows.writerow([number, case.what, case.when, "+".join(map(str, case.hosts)) if case.hosts else 3,
+            rows.writerow([number, case.what, case.when, "+".join(map(str, case.hosts)) if case.hosts else case.ranks,
                            ending(case) + note, f"{result.seconds:.1f}" if result else skip])
 
 
 def run_case(matrix, number, results):
     """Whether it passed, or was skipped."""
     case = CASES[number - 1]
-    title = f"{number:3}  {case.what}; {case.when}; {place(case)}"
+    title = title_of(number, case)
     if lacking := matrix.lacks(case):
         print(f"{title}: skipped ({lacking})", flush=True)
         results.append((number, case, None, f"skipped: {lacking}"))
         return True
     result = matrix.run(case)
     results.append((number, case, result, ""))
-    print(f"{title}: {ending(case)}, {result.seconds:.1f} s" if not result.problems else f"{title}: FAILED", flush=True)
+    print(f"{title}: {ending(case)}, {result.figures or f'{result.seconds:.1f} s'}" if not result.problems
+          else f"{title}: FAILED", flush=True)
     for problem in result.problems:
         print(f"       {problem}")
     if result.problems:
@@ -272,6 +339,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--times", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "build")
@@ -283,13 +351,14 @@ def main():
     if given.list:
         for number in numbers:
             case = CASES[number - 1]
-            print(f"{number:3}  {case.what}; {case.when}; {place(case)}: {ending(case)}{' (quick)' * case.quick}")
+            print(f"{title_of(number, case)}: {ending(case)}{' (quick)' * case.quick}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended, and removed
-    matrix = Matrix(given.build)
+    matrix = Matrix(given.build, given.times)
     if given.soak is not None:
         return 0 if soak(matrix, given.soak, given.seed) else 1
     results = []
+    numbers = [number for number in numbers for _ in range(given.times or 1 if CASES[number - 1].at_step else 1)]
     passed = sum([run_case(matrix, number, results) for number in numbers])
     skipped = sum(result is None for _, _, result, _ in results)
     print(f"{passed - skipped} of {len(numbers)} cases ended as they should, {len(numbers) - passed} did not, {skipped} were "

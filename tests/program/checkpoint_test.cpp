@@ -490,12 +490,5 @@ TEST(Checkpoints, AStopDuringAnEvaluationDoesNotWaitForItsEnd) {
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 6u);
 }
 
-// `kill -9` of one rank, of the launcher, at any step: scripts/try-resume does the same more often.
-TEST(Checkpoints, KilledAtAnyStepAndResumed) {
-  const TemporaryDirectory directory;
-  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-resume 2", directory.path(), 150);
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
-}
-
 }  // namespace
 }  // namespace lockstep::testing

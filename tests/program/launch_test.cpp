@@ -87,13 +87,6 @@ TEST(Launched, AStopWaitsForTheEndOfLongSteps) {
   EXPECT_EQ(outcome.code, 75) << outcome.err;
 }
 
-// scripts/try-stop does the same more often.
-TEST(Launched, EveryWayToStopSavesACheckpoint) {
-  const TemporaryDirectory directory;
-  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-stop 1", directory.path(), 400);
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
-}
-
 // As a scheduler suspends a job. All three at a time, each for twice its timeout; resumed one process after the other.
 TEST(Launched, AJobThatIsStoppedAsAWholeContinues) {
   const TemporaryDirectory directory;
