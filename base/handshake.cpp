@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/error.h"
 #include "base/codec.h"
+#include "base/error.h"
 
 namespace lockstep {
 namespace {

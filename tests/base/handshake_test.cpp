@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include "base/error.h"
 #include "base/codec.h"
+#include "base/error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep {
