@@ -77,7 +77,7 @@ TEST(OtherProgramsFlags, OfTrainingScripts) {
   trainer::TrainConfig config;
   parse_options(trainer::train_options(config), typed({"mlp", "--find_unused_parameters", "--learning-rate", "0.25",
                                                        "-b", "7", "-j", "2", "--wd", "0.5"}));
-  EXPECT_TRUE(config.find_unused);
+  EXPECT_TRUE(config.find_unused_parameters);
   EXPECT_EQ(config.lr, 0.25);
   EXPECT_EQ(config.batch, 7);
   EXPECT_EQ(config.workers, 2);
