@@ -379,7 +379,8 @@ def kills_launcher_or_rank(job):
 
 
 for ranks, more in ((1, ()), (2, ()), (1, ("--stateful",)), (2, ("--stateful",))):
-    add(f"{'the process' if ranks == 1 else 'a rank or the launcher'} is killed twice{', ' * bool(more)}{''.join(more)}",
+    killed = "the process" if ranks == 1 else "a rank or the launcher"
+    add(f"{killed} is killed twice{', ' * bool(more)}{''.join(more)}",
         "a random step and resumed", "", "", Then.AGAIN, 137,
         act=kills_launcher_or_rank if ranks > 1 else sends(signal.SIGKILL, "launcher"), ranks=ranks, command=(*LSTM, *more),
         alone=ranks == 1, at_step=(1, 100), times=2, resumes=True)
