@@ -7,6 +7,7 @@
 #include "comm/agree.h"
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/parallel/data_parallel.h"
+#include "parallel/shard_copy.h"  // what the constructor undoes where it throws
 #include "parallel/sharded_parameters.h"
 
 namespace lockstep::parallel {
