@@ -1,8 +1,10 @@
-// What a process leaves when it crashes: the signal and a backtrace.
+// What a process leaves when it crashes: the signal and a backtrace, with names for its addresses.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace lockstep {
@@ -26,5 +28,23 @@ struct CrashRecord {
   int pid = 0;  // the process whose it is: what it has forked has none
 };
 void record_crashes_in(const CrashRecord& record) noexcept;
+
+/// What symbol tables and debug information know of an address.
+struct Symbol {
+  std::string name;          // of the function, mangled; empty: not known
+  std::uintptr_t begin = 0;  // its address; 0: not known
+  std::string line;          // "FILE:LINE"; empty: not known
+};
+
+/// By libbacktrace, which comes with GCC; nothing in a build without it.
+Symbol symbol_at(std::uintptr_t address);
+
+/// As C++ writes it; `name` itself where it is none of C++'s.
+std::string demangled(const char* name);
+
+/// A line for each of them, "    FUNCTION+0x1f at FILE:LINE in BINARY(+0x1234)", with as much of it as symbol tables
+/// and debug information say; BINARY(+OFFSET) is what addr2line takes. The first address is where a thread stopped, the
+/// others are those to which calls return. Takes memory and reads files: not for signal handlers.
+std::string named_frames(std::span<void* const> addresses);
 
 }  // namespace lockstep

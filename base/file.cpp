@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep {
 namespace {

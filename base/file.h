@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep {
 

@@ -16,8 +16,8 @@
 #include "base/error.h"
 #include "base/flight_layout.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 

@@ -1,7 +1,7 @@
 #include <backtrace.h>
 #include <fmt/format.h>
 
-#include "base/symbols.h"
+#include "base/crash.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/memory.h"
+#include "base/kernel.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -11,9 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/control_groups.h"
 #include "base/error.h"
-#include "base/kernel.h"
 #include "base/text.h"
 
 namespace lockstep {

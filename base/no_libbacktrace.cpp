@@ -1,4 +1,4 @@
-#include "base/symbols.h"
+#include "base/crash.h"
 
 namespace lockstep {
 

@@ -1,12 +1,12 @@
-// Which threads take signals, and on what stack.
+// Which threads take signals, and on what stack; and stop requests as a flag that loops and waits look at.
 //
 // Note [Signals]
 // oneDNN's f32 matrix products for AVX2 and AVX-512 keep the stack pointer in the heap while they run (oneDNN#4845). A
 // handler that runs on the stack of such a thread writes its frame into whatever lies there. A handler's frame holds
 // the vector registers besides, more than 10 KB where there is AMX. So
 // - computing threads take no signals from outside: these are blocked before threads start, and threads inherit the
-//   mask. One thread waits for the signals that stop a run (base/stop.h), and takes all others;
-// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (cli/thread_stacks.cpp). All handlers
+//   mask. One thread waits for the signals that stop a run (watch_for_stops), and takes all others;
+// - in the program every thread, OpenMP's and MPI's too, has an alternate stack (cli/main.cpp). All handlers
 //   that were installed before run on it: for signals that a thread causes itself, and for profilers (SIGPROF), which
 //   have to interrupt computing threads;
 // - a program of which lockstep is a library keeps its handlers and masks: there, signals are blocked while a kernel
@@ -14,7 +14,6 @@
 #pragma once
 
 #include <csignal>
-
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -68,5 +67,33 @@ std::thread start_thread(Work&& work) {
     detail::refuse_thread(error);
   }
 }
+
+// Stop requests.
+
+/// SIGINT, SIGTERM, SIGHUP (unless it is ignored, as under nohup) and SIGUSR1 (which mpirun passes on and batch systems
+/// send ahead of the end) set the flag. Another signal, more than a second later, ends the process at once. They are
+/// sent to the process: a thread waits for them, and the calling one and those that it starts take no signals any more
+/// (Note [Signals]). To be called before there are threads, and again in a process that was forked.
+void watch_for_stops();
+
+/// The first signal that asked this process to stop; 0 while none has, or while stops are deferred.
+int stop_signal() noexcept;
+
+/// The same, deferred or not.
+int stop_request() noexcept;
+
+/// While it lives, stop requests change nothing but stop_request(). Its owner polls that, and makes all ranks stop
+/// together. Another signal more than a second later still ends the process at once. The launcher is notified, and
+/// gives this process more time to end from then on. One at a time.
+class DeferredStops {
+ public:
+  DeferredStops() noexcept;
+  ~DeferredStops();
+  DeferredStops(const DeferredStops&) = delete;
+  DeferredStops& operator=(const DeferredStops&) = delete;
+};
+
+/// Throws InterruptedError(what was under way) if a stop has been asked for.
+void throw_if_stopped(const char* doing);
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
 #include "lockstep/session/session.h"

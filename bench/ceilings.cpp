@@ -8,8 +8,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/device.h"
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::bench {

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "base/json_value.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "bench/dp_vs_ddp.h"
 #include "bench/kernel_share.h"
 #include "bench/timings.h"

@@ -4,8 +4,8 @@
 
 #include "base/signals.h"
 #include "devices/read_gpus.h"
-#include "lockstep/base/cuda_probe.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/aead.h"
-#include "base/crc32c.h"
+#include "base/hash.h"
 #include "comm/reduce.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/ops/backend.h"

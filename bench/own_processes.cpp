@@ -19,8 +19,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
+#include "base/signals.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 

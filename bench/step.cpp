@@ -10,8 +10,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/memory.h"
-#include "base/stop.h"
+#include "base/kernel.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "bench/bypass_group.h"
 #include "bench/ceilings.h"

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
 

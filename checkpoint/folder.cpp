@@ -14,8 +14,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 
 namespace lockstep::checkpoint {
 namespace {

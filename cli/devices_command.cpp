@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "base/control_groups.h"
+#include "base/kernel.h"
 #include "bench/ceilings.h"
 #include "devices/binding.h"
 #include "devices/machine.h"

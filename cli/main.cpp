@@ -1,5 +1,7 @@
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -7,12 +9,15 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
+#include "base/cpu.h"
 #include "base/crash.h"
 #include "base/error.h"
-#include "base/time_sharing.h"
+#include "base/signals.h"
 #include "cli/commands.h"
 #include "lockstep/base/run_main.h"
 
@@ -45,7 +50,30 @@ int run(const std::vector<std::string>& args) {
   return code;
 }
 
+struct Start {
+  void* (*routine)(void*);
+  void* argument;
+};
+
+void* run_with_signal_stack(void* given) {
+  const Start start = *std::unique_ptr<Start>(static_cast<Start*>(given));
+  lockstep::use_alternate_signal_stack();
+  return start.routine(start.argument);
+}
+
 }  // namespace
+
+// Replaces the C library's pthread_create(), of which OpenMP's, MPI's and all other threads of the program are made, by
+// one that gives each thread an alternate signal stack first (Note [Signals] in base/signals.h).
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*routine)(void*),
+                              void* argument) noexcept {
+  static const auto next = reinterpret_cast<decltype(&::pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  std::unique_ptr<Start> start(new (std::nothrow) Start{routine, argument});
+  if (start == nullptr) return EAGAIN;
+  const int code = next(thread, attributes, run_with_signal_stack, start.get());
+  if (code == 0) static_cast<void>(start.release());
+  return code;
+}
 
 int main(int argc, char** argv) {
   // A file that grows beyond its limit is an error of the write, not the end of the process.

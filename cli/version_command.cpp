@@ -16,7 +16,6 @@
 
 #include "base/cpu.h"
 #include "base/cuda/library.h"
-#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"

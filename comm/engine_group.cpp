@@ -9,7 +9,6 @@
 
 #include "base/flight_record.h"
 #include "base/signals.h"
-#include "base/stop.h"
 
 namespace lockstep::comm {
 namespace {

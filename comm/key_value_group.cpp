@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "comm/store.h"
 #include "comm/subgroup.h"
 #include "comm/tcp/wire.h"

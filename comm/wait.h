@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/stop.h"
+#include "base/signals.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {

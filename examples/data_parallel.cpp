@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/base/run_main.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/layers.h"

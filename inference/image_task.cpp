@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "data/image_views.h"
 #include "inference/ranking.h"

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "inference/infer_devices.h"
 #include "inference/workers.h"

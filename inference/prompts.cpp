@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "data/text_file.h"
 #include "data/text_table.h"

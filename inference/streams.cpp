@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/signals.h"
-#include "base/stop.h"
 #include "devices/binding.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"

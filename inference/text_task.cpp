@@ -1,7 +1,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "data/vocabulary.h"
 #include "inference/continuation.h"

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/handshake.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {

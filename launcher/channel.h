@@ -12,8 +12,8 @@
 #include <string_view>
 #include <variant>
 
+#include "base/scope.h"
 #include "base/status_report.h"
-#include "base/unique_fd.h"
 #include "launcher/frame.h"
 #include "launcher/process.h"
 #include "lockstep/base/deadline.h"

@@ -25,8 +25,8 @@
 
 #include "base/error.h"
 #include "base/kernel.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "launcher/process.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep::launcher {
 

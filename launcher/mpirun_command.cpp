@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "base/control_groups.h"
 #include "base/flight_record.h"
+#include "base/kernel.h"
 #include "launcher/job_dir.h"
 #include "lockstep/base/job_secret.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "launcher/hosts/gather.h"
 #include "launcher/hosts/protocol.h"
 #include "launcher/hosts/remote_hosts.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep::launcher {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/json.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep::launcher {
 

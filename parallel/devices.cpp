@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::parallel {
 

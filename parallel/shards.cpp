@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/on_exit.h"
+#include "base/scope.h"
 #include "parallel/shard_copy.h"
 #include "parallel/sharded_parameters.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "devices/machine.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::session {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/control_groups.h"
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 #include "base/error.h"
+#include "base/kernel.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"

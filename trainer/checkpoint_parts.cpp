@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "lockstep/nn/io/safetensors.h"
 
 namespace lockstep::trainer {

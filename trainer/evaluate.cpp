@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "base/on_exit.h"
-#include "base/stop.h"
+#include "base/scope.h"
+#include "base/signals.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/sampler/slice.h"
 #include "lockstep/trainer/forward.h"

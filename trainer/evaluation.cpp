@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "comm/agree.h"
 #include "lockstep/sampler/slice.h"

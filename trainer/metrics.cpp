@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "data/class_report.h"
 
 namespace lockstep::trainer {

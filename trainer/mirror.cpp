@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "comm/agree.h"
 #include "lockstep/base/env.h"
 

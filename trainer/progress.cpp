@@ -9,8 +9,8 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "lockstep/base/env.h"
 #include "lockstep/nn/ops/backend.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/flight_record.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/signals.h"
 
 namespace lockstep::trainer {
 namespace {

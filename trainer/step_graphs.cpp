@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/on_exit.h"
+#include "base/scope.h"
 
 namespace lockstep::trainer {
 namespace {

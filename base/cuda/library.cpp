@@ -27,4 +27,6 @@ void* SharedLibrary::symbol(const char* name) const {
   return address;
 }
 
+std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
 }  // namespace lockstep

@@ -1,10 +1,13 @@
-// A shared library that is opened when the program first needs it.
+// NVIDIA's libraries, which are opened when the program first needs them; and how messages name the CUDA that this
+// process has (probe_cuda()).
 #pragma once
 
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "lockstep/base/device.h"
 
 namespace lockstep {
 
@@ -33,5 +36,12 @@ class SharedLibrary {
   std::string what_;
   std::unique_ptr<void, Close> handle_;
 };
+
+/// The PCI address of this thread's current GPU, as in CudaProbe::bus_ids; empty where CUDA does not report it. Creates
+/// no context.
+std::string current_cuda_bus_id();
+
+/// "13.0" for 13000.
+std::string cuda_version_text(int version);
 
 }  // namespace lockstep

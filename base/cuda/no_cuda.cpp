@@ -1,7 +1,5 @@
 // In place of probe.cpp where the build has no CUDA.
-#include <fmt/format.h>
-
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 
 namespace lockstep {
 
@@ -16,7 +14,5 @@ const CudaProbe& probe_cuda() {
 }
 
 std::string current_cuda_bus_id() { return {}; }
-
-std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -69,7 +69,5 @@ std::string current_cuda_bus_id() {
   static_cast<void>(cudaGetLastError());
   return {};
 }
-
-std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 }  // namespace lockstep

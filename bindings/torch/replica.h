@@ -13,7 +13,7 @@
 
 #include "bindings/torch/gradient_slots.h"
 #include "bindings/torch/module_state.h"
-#include "lockstep/base/lifetime.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/torch/distributed_data_parallel.h"
 
 namespace lockstep::torch::detail {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "comm/hosts/message.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/slot_board.h"

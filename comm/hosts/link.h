@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/handshake.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "comm/hosts/message.h"
 #include "lockstep/base/deadline.h"
 

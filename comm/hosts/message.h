@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "base/crc32c.h"
+#include "base/hash.h"
 #include "lockstep/comm/op.h"
 
 namespace lockstep::comm {

@@ -14,9 +14,9 @@
 #include "base/codec.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stop.h"
+#include "base/scope.h"
+#include "base/signals.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "comm/tcp/socket.h"
 
 namespace lockstep::comm {

@@ -10,7 +10,7 @@
 
 #include "base/handshake.h"
 #include "base/network.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "comm/hosts/link.h"
 #include "comm/shm/peers.h"
 #include "lockstep/base/deadline.h"

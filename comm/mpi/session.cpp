@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "base/on_exit.h"
+#include "base/scope.h"
 #include "comm/mpi/transfers.h"
 #include "comm/wait.h"
 #include "devices/cpus.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"

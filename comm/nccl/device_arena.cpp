@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::comm {
 namespace {

@@ -1,7 +1,7 @@
 // NCCL as a backend, which a build without CUDA has too, to say so.
 #include "comm/backends.h"
 #include "comm/nccl/nccl_group.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::comm {
 

@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "base/stop.h"
+#include "base/hash.h"
+#include "base/signals.h"
 #include "comm/agree.h"
 #include "comm/flight.h"
 #include "comm/nccl/agreement.h"

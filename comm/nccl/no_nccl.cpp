@@ -1,7 +1,7 @@
 // In place of the rest where the build has no CUDA.
 #include "base/error.h"
 #include "comm/nccl/nccl_group.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::comm {
 

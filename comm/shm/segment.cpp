@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/network.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "comm/wait.h"
 

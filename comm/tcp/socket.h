@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/world.h"
 

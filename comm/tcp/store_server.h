@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "comm/tcp/wire.h"
 #include "lockstep/base/deadline.h"
 

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/network.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"
 #include "comm/tcp/wire.h"

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <span>
 
-#include "base/crc32c.h"
+#include "base/hash.h"
 
 namespace lockstep::comm {
 namespace {

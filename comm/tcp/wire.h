@@ -15,7 +15,7 @@
 
 #include "base/codec.h"
 #include "base/handshake.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "comm/store.h"
 
 namespace lockstep::comm {

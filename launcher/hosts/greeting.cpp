@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/scope.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "base/version.h"
 #include "launcher/mpirun_command.h"
 #include "lockstep/base/env.h"

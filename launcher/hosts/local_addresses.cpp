@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "base/network.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::launcher {

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/on_exit.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "lockstep/nn/models/models.h"
 #include "nn/io/other_names.h"

@@ -4,7 +4,7 @@
 
 #include <typeinfo>
 
-#include "base/backtrace.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/text.h"
 

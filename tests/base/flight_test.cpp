@@ -16,7 +16,6 @@
 #include "base/error.h"
 #include "base/flight_layout.h"
 #include "base/flight_snapshot.h"
-#include "base/symbols.h"
 #include "lockstep/base/env.h"
 #include "tests/support/temporary_directory.h"
 

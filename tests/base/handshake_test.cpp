@@ -7,7 +7,7 @@
 
 #include "base/codec.h"
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep {
 namespace {

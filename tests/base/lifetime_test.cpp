@@ -1,4 +1,4 @@
-#include "lockstep/base/lifetime.h"
+#include "lockstep/base/misuse.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,11 @@
 // What the kernel says of free memory and of processors' time, in trees of files as it writes them.
-#include "base/memory.h"
+#include "base/kernel.h"
 
 #include <gmock/gmock.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "base/control_groups.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep {

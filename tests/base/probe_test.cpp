@@ -1,4 +1,4 @@
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "base/time_sharing.h"
+#include "base/cpu.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "inference/infer.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "tests/support/json.h"
 #include "trainer/options.h"
 

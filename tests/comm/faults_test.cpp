@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 

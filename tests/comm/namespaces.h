@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 
 namespace lockstep::testing {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
 

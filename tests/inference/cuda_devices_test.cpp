@@ -8,7 +8,7 @@
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "inference/streams.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::inference {

@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "lockstep/base/thread_use.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
 #include "tests/support/refusal.h"

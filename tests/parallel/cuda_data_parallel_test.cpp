@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/splitmix.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/ops/transfer.h"

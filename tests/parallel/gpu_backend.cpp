@@ -1,5 +1,5 @@
 #include "comm/nccl/nccl_group.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace {
 constexpr int kSkipped = 77;  // lockstep_test() sets it for ctest

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/job_secret.h"
 #include "lockstep/comm/make_group.h"

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "base/memory.h"
+#include "base/kernel.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/trainer/forward.h"
 #include "tests/support/ranks.h"

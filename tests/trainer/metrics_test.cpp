@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/unique_fd.h"
+#include "base/scope.h"
 #include "lockstep/data/open.h"
 #include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"

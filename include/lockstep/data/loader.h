@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/lifetime.h"
-#include "lockstep/base/memory_source.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/sampler/sampler.h"
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "lockstep/base/function_ref.h"
-#include "lockstep/base/thread_use.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::parallel {

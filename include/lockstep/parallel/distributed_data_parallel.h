@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/thread_use.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/layers.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/cuda/probe.h"
+#include "base/cuda/library.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"

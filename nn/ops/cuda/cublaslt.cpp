@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <span>
 
-#include "base/crc32c.h"
 #include "base/cuda/runtime.h"
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "base/memory.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::nn::cuda {
 

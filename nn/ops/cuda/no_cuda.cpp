@@ -1,5 +1,5 @@
 // In place of nn/ops/cuda where the build has no CUDA.
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/transfer.h"
 

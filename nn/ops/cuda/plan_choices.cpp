@@ -14,9 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "lockstep/base/deadline.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
-#include "base/stop.h"
+#include "base/signals.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/wait.h"
 #include "lockstep/comm/make_group.h"

@@ -1,6 +1,6 @@
 #include "tests/comm/nccl/on_gpu.h"
 
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/cuda/library.h"
 #include "base/error.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "nn/ops/cuda/cudnn.h"
 
 namespace lockstep::nn::cuda {

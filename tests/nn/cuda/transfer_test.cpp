@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "lockstep/base/cuda_probe.h"
+#include "lockstep/base/device.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "tests/nn/uploads.h"

@@ -5,8 +5,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "lockstep/base/lifetime.h"
-#include "lockstep/base/thread_use.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {

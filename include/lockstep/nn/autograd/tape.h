@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/base/function_ref.h"
-#include "lockstep/base/thread_use.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/nn/autograd/parameter.h"
 #include "lockstep/nn/ops/backend.h"
 

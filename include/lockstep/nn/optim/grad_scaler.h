@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "lockstep/base/lifetime.h"
+#include "lockstep/base/misuse.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {

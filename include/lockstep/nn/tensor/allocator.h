@@ -8,7 +8,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "lockstep/base/memory_source.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::nn {
 

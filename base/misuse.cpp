@@ -1,8 +1,17 @@
-#include "lockstep/base/lifetime.h"
+#include "lockstep/base/misuse.h"
 
 #include <mutex>
+#include <utility>
 
 namespace lockstep {
+namespace {
+
+struct Identity {
+  ThreadId acts_for = this;  // itself
+};
+thread_local Identity identity;
+
+}  // namespace
 
 // Counters that nobody owns. As many exist as there were owners at once, and they stay: references outlive owners.
 struct Lifetime::Pool {
@@ -33,5 +42,11 @@ Lifetime::~Lifetime() {
   counter_->next = pool.first;
   pool.first = counter_;
 }
+
+ThreadId this_thread() noexcept { return identity.acts_for; }
+
+ActsFor::ActsFor(ThreadId other) noexcept : before_(std::exchange(identity.acts_for, other)) {}
+
+ActsFor::~ActsFor() { identity.acts_for = before_; }
 
 }  // namespace lockstep

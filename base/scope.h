@@ -1,4 +1,4 @@
-// A file descriptor that is closed by its owner.
+// What the end of a scope does: closes a file descriptor, runs an action.
 #pragma once
 
 #include <unistd.h>
@@ -31,6 +31,19 @@ class UniqueFd {
 
  private:
   int fd_ = -1;
+};
+
+/// Runs `action`, which must not throw, when it ends, by an exception too.
+template <class Action>
+class [[nodiscard]] OnExit {
+ public:
+  explicit OnExit(Action action) : action_(std::move(action)) {}
+  ~OnExit() { action_(); }
+  OnExit(const OnExit&) = delete;
+  OnExit& operator=(const OnExit&) = delete;
+
+ private:
+  Action action_;
 };
 
 }  // namespace lockstep
