@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep {
 namespace {

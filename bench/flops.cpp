@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "data/random.h"
+#include "data/built_in.h"
 
 namespace lockstep::bench {
 namespace {

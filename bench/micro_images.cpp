@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/splitmix.h"
-#include "data/image_views.h"
+#include "data/resample.h"
 #include "lockstep/data/open.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/json_value.h"
 #include "base/version.h"
-#include "data/image_views.h"
+#include "data/resample.h"
 #include "lockstep/nn/io/weights.h"
 
 namespace lockstep::checkpoint {

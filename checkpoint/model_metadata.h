@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/image_form.h"
+#include "data/images.h"
 #include "data/text.h"
 #include "data/word_pieces.h"
 #include "lockstep/data/dataset.h"

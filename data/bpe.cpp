@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/json_value.h"
 #include "base/text.h"
-#include "data/added_tokens.h"
 #include "data/tokenizer_files.h"
 
 namespace lockstep::data {

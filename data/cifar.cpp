@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/splitmix.h"
-#include "data/image_form.h"
+#include "data/images.h"
 #include "data/resample.h"
 #include "lockstep/data/families.h"
 

@@ -1,9 +1,9 @@
-#include "data/digits.h"
+#include "data/built_in.h"
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "data/image_form.h"
+#include "data/images.h"
 #include "lockstep/data/families.h"
 
 extern "C" {

@@ -1,4 +1,4 @@
-#include "data/idx.h"
+#include "data/content_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "data/content_reader.h"
 
 namespace lockstep::data {
 

@@ -1,4 +1,4 @@
-#include "data/masked.h"
+#include "data/tokens.h"
 
 #include <algorithm>
 #include <utility>

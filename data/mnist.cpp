@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "data/idx.h"
-#include "data/image_form.h"
+#include "data/content_reader.h"
+#include "data/images.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {

@@ -1,4 +1,4 @@
-#include "data/random.h"
+#include "data/built_in.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/splitmix.h"
 #include "base/text.h"
-#include "data/masked.h"
+#include "data/tokens.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "data/masked.h"
 #include "data/text_file.h"
 #include "data/tokens.h"
 #include "lockstep/data/families.h"

@@ -1,4 +1,4 @@
-// Hugging Face's files beside a vocabulary, which say how its texts are cut.
+// Hugging Face's files beside a vocabulary, which say how its texts are cut, and the tokens that they add to it.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::data {
@@ -34,5 +35,22 @@ TokenizerFiles parse_tokenizer_files(const std::string& vocabulary, TokenizerKin
 
 /// Puts those that `pieces` does not end with at its end. Throws IoError for one that has another number there.
 void append_added_tokens(const TokenizerFiles& files, std::vector<std::string>& pieces, const std::string& vocabulary);
+
+/// Tokens that are no words: a text has them where their names stand.
+class AddedTokens {
+ public:
+  /// A name once; not empty.
+  void add(std::string name, std::int32_t token);
+  std::vector<std::string> names() const;
+
+  /// Calls on_text(part) for what lies between names, if anything, and on_token(token) for each name, in their order.
+  /// Of names that begin at one place the longest counts, as with Hugging Face.
+  void cut(std::string_view text, const std::function<void(std::string_view)>& on_text,
+           const std::function<void(std::int32_t)>& on_token) const;
+
+ private:
+  std::vector<std::pair<std::string, std::int32_t>> tokens_;  // the longest first
+  std::string first_;                                         // what they begin with
+};
 
 }  // namespace lockstep::data

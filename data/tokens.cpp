@@ -13,7 +13,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "data/masked.h"
 #include "data/text_file.h"
 #include "lockstep/data/families.h"
 

@@ -1,10 +1,14 @@
-// Files of tokens that somebody else has made of a text, and how a long row of tokens is cut into samples.
+// Files of tokens that somebody else has made of a text, and how a long row of tokens is cut into samples,
+// some of whose tokens may be masked and are to be predicted.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "data/word_pieces.h"
+#include "lockstep/data/dataset.h"
 #include "lockstep/data/open.h"
 
 namespace lockstep::data {
@@ -43,5 +47,25 @@ enum class TokenType : std::uint8_t { kU16, kU32 };  // little-endian, without a
 /// read; so is the end of a file that has been cut since.
 DataSplits open_tokens(const std::string& path, std::int64_t context, int classes, std::optional<TokenType> type = {},
                        const std::string& remedy = {}, const Parts& parts = {});
+
+/// The tokens that are more than text.
+struct SpecialTokens {
+  std::int32_t start, separator, mask;
+};
+SpecialTokens special_tokens(const WordPieces& pieces);
+
+/// Tokens of a row, of the samples of `context`: those between [CLS] and [SEP]. Throws UsageError for a context of less
+/// than three.
+std::int64_t masked_row_tokens(std::int64_t context);
+/// Of a sample of `context` tokens, how many are predicted: 15 % of its row, at least one.
+std::int64_t masked_positions(std::int64_t context);
+
+/// Samples for masked-language training (Devlin et al., 2019, section 3.1): [CLS], a row of `rows`, [SEP]. Of the row
+/// exactly masked_positions() tokens are to be predicted, of which 80 % are replaced by [MASK], 10 % by any token,
+/// and 10 % stay. Which ones is a pure function of the sample and its draw, and in evaluations of the sample alone.
+/// A sample's inputs are tokens (T), token types (T, all 0), its length (T) and positions (K, ascending); its targets
+/// are the K tokens that were at these positions. `rows` are data sets of tokens with a label for each, whose classes
+/// are the vocabulary; `pieces` may be nullptr.
+DataSplits mask_rows(const DataSplits& rows, const SpecialTokens& special, std::shared_ptr<const WordPieces> pieces);
 
 }  // namespace lockstep::data

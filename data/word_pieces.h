@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/added_tokens.h"
 #include "data/basic_tokenizer.h"
+#include "data/tokenizer_files.h"
 #include "data/vocabulary.h"
 
 namespace lockstep::data {

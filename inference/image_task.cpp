@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "data/image_views.h"
+#include "data/resample.h"
 #include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"

@@ -2,7 +2,7 @@
 #include "inference/infer.h"
 
 #include "checkpoint/model_options.h"
-#include "data/image_views.h"
+#include "data/resample.h"
 #include "data/text_table.h"
 #include "lockstep/nn/models/models.h"
 #include "options/sources.h"

@@ -4,7 +4,7 @@
 #include "base/json.h"
 #include "base/splitmix.h"
 #include "base/text.h"
-#include "data/random.h"
+#include "data/built_in.h"
 #include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"

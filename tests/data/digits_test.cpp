@@ -1,4 +1,4 @@
-#include "data/digits.h"
+#include "data/built_in.h"
 
 #include <gtest/gtest.h>
 

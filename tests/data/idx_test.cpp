@@ -1,4 +1,4 @@
-#include "data/idx.h"
+#include "data/content_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Rows of tokens, some of which are masked.
-#include "data/masked.h"
+#include "data/tokens.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "data/random.h"
+#include "data/built_in.h"
 #include "tests/data/idx_files.h"
 
 namespace lockstep::data {

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "base/splitmix.h"
-#include "data/image_views.h"
 #include "tests/data/golden.h"
 
 namespace lockstep::data {

@@ -1,4 +1,4 @@
-#include "data/idx.h"
+#include "data/content_reader.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

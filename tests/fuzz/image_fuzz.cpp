@@ -1,7 +1,7 @@
 // Headers, decoding and resampling. Sizes are kept small: what is looked for is not how much memory there is.
 #include <cmath>
 
-#include "data/image_views.h"
+#include "data/resample.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,4 +1,4 @@
-// Synthetic data: for benchmarks, and for trying a model before its data are available.
+// Data that need no files: the handwritten digits that come with the program, and synthetic data.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,19 @@
 #include "lockstep/data/dataset.h"
 
 namespace lockstep::data {
+
+// The 8×8 handwritten digits (see digits/README.md).
+
+inline constexpr int kDigitsClasses = 10;
+
+/// The embedded file: records of 64 pixels (0 to 16) and a label.
+std::span<const std::uint8_t> digits_file();
+
+/// 1,437 training and 360 test samples (every fifth, from the first) of dims {8, 8, 1}, pixels in [0, 1].
+/// `classes` ≥ 10 is what the data sets report.
+DataSplits open_digits(int classes);
+
+// Synthetic data: for benchmarks, and for trying a model before its data are available.
 
 inline constexpr int kRandomClasses = 10;
 inline constexpr int kRandomTokens = 256;
