@@ -13,7 +13,7 @@
 #include "lockstep/base/device.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
-#include "session/device_request.h"
+#include "session/device_choice.h"
 
 namespace lockstep::bench {
 namespace {

@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "base/signals.h"
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/device.h"
 

@@ -8,7 +8,7 @@
 #include "base/status_report.h"
 #include "base/text.h"
 #include "options/values.h"
-#include "session/options.h"
+#include "session/opening.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {

@@ -6,7 +6,7 @@
 #include "bench/ceilings.h"
 #include "devices/binding.h"
 #include "devices/machine.h"
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 #include "options/values.h"
 
 namespace lockstep::cli {

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "cli/build_config.h"
 #include "comm/backends.h"
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 #include "devices/visible.h"
 #include "launcher/launch.h"
 #include "launcher/mpirun_command.h"

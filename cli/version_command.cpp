@@ -22,7 +22,7 @@
 #include "base/version.h"
 #include "cli/build_config.h"
 #include "comm/backends.h"
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 #include "lockstep/nn/ops/backend.h"
 #include "options/values.h"
 

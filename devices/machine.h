@@ -1,5 +1,5 @@
 // What a machine has to compute with: plain data, as it was at one moment. Unknown values are absent. How it is read
-// (GPUs: devices/read_gpus.h) and shown.
+// (GPUs: devices/nvml.h) and shown.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,8 @@
-// NVIDIA's management library, found when the program runs: no build and no start depends on it.
+// NVIDIA's management library, found when the program runs: no build and no start depends on it. Reads the machine's
+// GPUs from it.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -99,5 +101,17 @@ class Nvml {
   std::optional<NvmlFunctions> functions_;
   std::optional<Problem> problem_;
 };
+
+enum class Detail {
+  kChoice,  // what choosing among them takes: names, ids, memory, compute mode, MIG devices
+  kAll,
+};
+
+/// Never throws because of cards or drivers: unknown values are absent, and a card that fails has a `problem`. `sysfs`
+/// is /sys, or what stands in for it.
+Gpus read_gpus(const Nvml& nvml, Detail detail, const std::filesystem::path& sysfs = "/sys");
+
+/// The same, with the library of this machine, which is unloaded again.
+Gpus read_gpus(Detail detail);
 
 }  // namespace lockstep::devices

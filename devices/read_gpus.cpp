@@ -1,4 +1,4 @@
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 
 #include <fmt/format.h>
 

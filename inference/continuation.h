@@ -1,9 +1,10 @@
-// A text that a language model continues, token by token.
+// A text that a language model continues, token by token, and which token comes next.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lockstep/nn/models/language_model.h"
@@ -36,6 +37,34 @@ class Continuation {
   std::int64_t room_ = 0;             // tokens that memory_ can hold
   std::vector<std::int32_t> recent_;  // the last tokens: those that memory_ has seen, at least
   std::vector<float> logits_;
+};
+
+struct TokenChoice {
+  double temperature = 1.0;  // logits are divided by it; 0: the likeliest token, of several the first
+  std::int64_t top_k = 0;    // of the likeliest so many alone; 0: of all
+  std::uint64_t seed = 1;
+};
+
+/// Keeps its memory. One thread at a time.
+class TokenChooser {
+ public:
+  explicit TokenChooser(const TokenChoice& choice) : choice_(choice) {}
+
+  /// A token with the probability that softmax(logits / temperature) gives it, or gives it among the top k. Which one
+  /// is a pure function of the logits, the choice, `text` and `place`: the numbers of the text and of the token within
+  /// it. Throws DivergedError where a logit that matters is not a number, or infinite.
+  std::int32_t choose(std::span<const float> logits, std::uint64_t text, std::uint64_t place);
+
+ private:
+  struct Candidate {
+    float logit;
+    std::int32_t token;
+  };
+  void keep_largest(std::span<const float> logits);
+
+  TokenChoice choice_;
+  std::vector<Candidate> candidates_;
+  std::vector<double> sums_;  // of the weights of all up to each
 };
 
 }  // namespace lockstep::inference

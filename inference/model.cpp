@@ -1,10 +1,15 @@
 #include "inference/model.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/model_of_file.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "nn/ops/meta_backend.h"
+#include "session/device_choice.h"
+#include "session/opening.h"
 
 namespace lockstep::inference {
 namespace {
@@ -116,6 +121,41 @@ session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& bac
   }
   need.activations = (all + devices - 1) / devices * of_stream;
   return {.host = {}, .device = need};
+}
+
+InferDevices::InferDevices(const InferConfig& config, session::Session& session) {
+  const bool is_cpu = session.device.kind == DeviceKind::kCpu;
+  const bool numbered = !is_cpu || !session::parse_device(config.device).indices.empty();
+  for (const int id : session.devices) {
+    nn::Backend* backend = session.backend.get();
+    if (!backends_.empty()) {
+      constexpr int kThreads = 1;  // streams have their own
+      own_.push_back(is_cpu ? nn::make_cpu_backend(kThreads)
+                            : nn::make_cuda_backend(session::cuda_options(session_options(config), id)));
+      backend = own_.back().get();
+    }
+    backends_.push_back(backend);
+    names_.push_back(numbered ? fmt::format("{}:{}", is_cpu ? "cpu" : "cuda", id) : "cpu");
+  }
+}
+
+std::string InferDevices::describe() const {
+  std::vector<std::string> rest(names_.begin() + 1, names_.end());
+  for (std::string& name : rest) name.erase(0, name.find(':') + 1);
+  rest.insert(rest.begin(), names_.front());
+  return join(rest, ",");
+}
+
+session::SessionOptions session_options(const InferConfig& config) {
+  session::SessionOptions options;
+  options.device = config.device;
+  options.all_devices = !session::parse_device(config.device).indices.empty();
+  options.precision = activations_of(config.precision);
+  options.tf32 = config.tf32;
+  options.threads = 1;  // streams have their own
+  options.quiet = config.quiet;
+  options.log_level = config.log_level;
+  return options;
 }
 
 }  // namespace lockstep::inference

@@ -1,4 +1,4 @@
-#include "inference/prompts.h"
+#include "inference/workers.h"
 
 #include <cerrno>
 #include <cstdio>

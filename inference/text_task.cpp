@@ -5,8 +5,6 @@
 #include "base/text.h"
 #include "data/vocabulary.h"
 #include "inference/continuation.h"
-#include "inference/prompts.h"
-#include "inference/token_chooser.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 

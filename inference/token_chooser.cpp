@@ -1,4 +1,4 @@
-#include "inference/token_chooser.h"
+#include "inference/continuation.h"
 
 #include <algorithm>
 #include <cmath>

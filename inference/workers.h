@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "data/file_list.h"
-#include "inference/config.h"
+#include "inference/infer.h"
 #include "inference/model.h"
 #include "inference/streams.h"
 
@@ -37,6 +38,19 @@ class ImageFiles {
   std::vector<std::string> files_;
   std::unique_ptr<const data::FileList> list_;
 };
+
+/// A text that is given to a model: --prompt, or a file, or its lines, or the rows of a table.
+struct PromptText {
+  std::string text;
+  std::string source;                   // for errors: "FILE, line 3"
+  std::optional<std::string> second{};  // of a pair
+  bool of_table = false;                // tabs in it are text
+};
+
+/// At least one; of lines also those that are empty: results shall be as many. With --lines the first line of a table
+/// (data::is_table()) names its columns, and is no text. Throws IoError for a file that cannot be read, and where no
+/// line has a text.
+std::vector<PromptText> read_prompts(const InferConfig& config);
 
 /// A line for each image with the likeliest classes; config.batch of them are computed together. A corrupt one is named
 /// in a warning and counted. `files`: nullptr: config.input's. Throws UsageError for models that take no images and for

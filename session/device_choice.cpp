@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "devices/visible.h"
-#include "session/device_request.h"
 
 namespace lockstep::session {
 namespace {

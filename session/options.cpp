@@ -1,4 +1,4 @@
-#include "session/options.h"
+#include "session/opening.h"
 
 #include "base/text.h"
 #include "comm/backends.h"

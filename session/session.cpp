@@ -11,10 +11,9 @@
 #include "comm/agree.h"
 #include "comm/backends.h"
 #include "comm/device_group.h"
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 #include "lockstep/base/env.h"
 #include "session/device_choice.h"
-#include "session/device_request.h"
 #include "session/device_view.h"
 #include "session/opening.h"
 

@@ -12,7 +12,7 @@
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
-#include "session/device_request.h"
+#include "session/device_choice.h"
 #include "session/opening.h"
 #include "trainer/options.h"
 

@@ -9,7 +9,7 @@
 #include "lockstep/nn/models/models.h"
 #include "options/sources.h"
 #include "options/values.h"
-#include "session/options.h"
+#include "session/opening.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "devices/read_gpus.h"
+#include "devices/nvml.h"
 
 namespace lockstep::devices::testing {
 namespace {

@@ -13,7 +13,6 @@
 #include "inference/ordered_queue.h"
 #include "inference/report.h"
 #include "inference/streams.h"
-#include "inference/token_chooser.h"
 #include "inference/workers.h"
 #include "lockstep/nn/models/models.h"
 

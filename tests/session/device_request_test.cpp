@@ -1,4 +1,4 @@
-#include "session/device_request.h"
+#include "session/device_choice.h"
 
 #include <gmock/gmock.h>
 

@@ -17,7 +17,7 @@ namespace lockstep::session {
 
 /// A rank's device, its communication (`backend` may also name what moves the gradients of GPUs) and its log.
 struct SessionOptions : comm::GroupOptions {
-  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_request.h)
+  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_choice.h)
   bool share_devices = false;   // several ranks may compute on one GPU
   bool all_devices = false;     // this process computes on all devices that are named: it is alone
   Precision precision = Precision::kF32;
