@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/ddp/timeline.h"
+#include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::bench {

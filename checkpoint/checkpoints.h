@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/directory_lock.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/writer.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/checkpoint/options.h"

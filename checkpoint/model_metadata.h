@@ -1,4 +1,5 @@
-// What a weights file says of its model, so that whoever uses it needs neither flags nor the data.
+// What a weights file says of its model, so that whoever uses it needs neither flags nor the data;
+// and a model whose sizes come from such a file.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@
 #include "data/text.h"
 #include "data/word_pieces.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::checkpoint {
@@ -53,5 +56,26 @@ void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const
 /// What `spec`, of a file, says of sizes; `source` is that file, where it says them by itself and nobody may say
 /// others. If only shapes give sizes, the user's settings win, and load_state() reports misfits.
 void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source);
+
+/// Throws IoError naming file `source` and the first of `tensors` that has no elements: no model has such.
+void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source);
+
+/// Where the sizes of a model come from.
+struct SizesOf {
+  bool metadata = true;        // the file says them; otherwise its tensors' shapes and flags do
+  bool all_are_loaded = true;  // the file must have all parameters
+};
+
+/// The module of `spec`, which comes from file `source`: what may be a lie takes no more memory than `tensors`, the
+/// file's, account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming
+/// the file where it would be larger, or where metadata names no model; without metadata, UsageError for what is no
+/// model.
+std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
+                                               const std::vector<nn::HostTensor>& tensors, const std::string& source,
+                                               const SizesOf& sizes);
+
+/// Logs which tensors of file `source` have other names than the model's, which ones it lacks (`instead`: their new
+/// state) and which ones are not used.
+void log_report(const nn::LoadReport& report, const std::string& source, const char* instead);
 
 }  // namespace lockstep::checkpoint

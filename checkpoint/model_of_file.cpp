@@ -1,4 +1,4 @@
-#include "checkpoint/model_of_file.h"
+#include "checkpoint/model_metadata.h"
 
 #include <algorithm>
 #include <span>

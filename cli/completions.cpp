@@ -1,10 +1,9 @@
-#include "cli/completions.h"
+#include "cli/manual.h"
 
 #include <algorithm>
 
 #include "base/text.h"
 #include "base/version.h"
-#include "cli/manual.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::cli {

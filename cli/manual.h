@@ -1,4 +1,5 @@
-// The manual page, and what it and the completions of shells are made of: the tables of flags.
+// The manual page and the completions of shells, which packages install, and what both are made of: the tables of
+// flags.
 #pragma once
 
 #include <string>
@@ -26,5 +27,14 @@ std::vector<SubcommandText> texts_of_subcommands();
 
 /// lockstep(1), for man.
 std::string manual();
+
+// Completions.
+
+/// For bash: source it, or have it as /usr/share/bash-completion/completions/lockstep.
+std::string bash_completion();
+/// For zsh: _lockstep in a directory of $fpath, /usr/share/zsh/vendor-completions say.
+std::string zsh_completion();
+/// For fish: /usr/share/fish/vendor_completions.d/lockstep.fish.
+std::string fish_completion();
 
 }  // namespace lockstep::cli

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/completions.h"
 #include "cli/manual.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"

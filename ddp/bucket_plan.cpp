@@ -1,10 +1,12 @@
 #include "lockstep/ddp/bucket_plan.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "lockstep/comm/arena.h"
+#include "lockstep/ddp/sharded_update.h"
 
 namespace lockstep::ddp {
-
 namespace {
 
 /// The last bucket gets no more slots.
@@ -48,6 +50,21 @@ BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::si
   }
   if (!plan.buckets.empty()) close(plan, limits);
   return plan;
+}
+
+std::vector<SlotSlice> slices_of_rank(const BucketPlan& plan, std::span<const SlotSpec> slots, int rank, int ranks) {
+  std::vector<SlotSlice> slices(slots.size());
+  for (const Bucket& bucket : plan.buckets) {
+    const std::size_t element = size_of(bucket.dtype);
+    const comm::Slice own = comm::slice_of(bucket.bytes / element, element, rank, ranks);
+    for (const std::size_t slot : bucket.slots) {
+      const std::size_t first = (plan.slot_offset_bytes[slot] - bucket.offset_bytes) / element;
+      const std::size_t begin = std::clamp(own.begin, first, first + slots[slot].count);
+      const std::size_t end = std::clamp(own.begin + own.count, first, first + slots[slot].count);
+      if (begin < end) slices[slot] = {.begin = begin - first, .count = end - begin};
+    }
+  }
+  return slices;
 }
 
 }  // namespace lockstep::ddp

@@ -1,4 +1,4 @@
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 
 #include "base/error.h"
 #include "lockstep/base/settings.h"

@@ -1,5 +1,7 @@
 #include "lockstep/ddp/reducer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -509,6 +511,18 @@ bool Reducer::rebuild_buckets(std::vector<std::size_t> order, std::size_t bytes)
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.
   group_.zero(bytes_at(0, arena_->bytes()));
   return true;
+}
+
+std::string describe(const StepTimeline& timeline) {
+  const auto ms = [&](Clock::time_point t) { return 1e3 * seconds_between(timeline.begin, t); };
+  std::string text;
+  for (std::size_t i = 0; i < timeline.buckets.size(); ++i) {
+    const auto& bucket = timeline.buckets[i];
+    const std::string end = bucket.end == Clock::time_point{} ? "?" : fmt::format("{:.2f}", ms(bucket.end));
+    text += fmt::format("bucket {} ({}): ready {:.2f}, allreduce {:.2f}–{} ms\n", i,
+                        human_bytes(static_cast<double>(bucket.bytes)), ms(bucket.ready), ms(bucket.start), end);
+  }
+  return text + fmt::format("last gradient ready at {:.2f} ms", ms(timeline.last_ready));
 }
 
 }  // namespace lockstep::ddp

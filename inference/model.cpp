@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "checkpoint/model_of_file.h"
+#include "checkpoint/model_metadata.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "nn/ops/meta_backend.h"

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"

@@ -1,5 +1,5 @@
 // What ranks do with gradients, statistics and what the optimizer remembers.
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/values.h"

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/loader.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/parallel/bound_gradients.h"
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/trainer/forward.h"

@@ -1,7 +1,7 @@
 #include "trainer/run_weights.h"
 
 #include "base/error.h"
-#include "checkpoint/model_of_file.h"
+#include "checkpoint/model_metadata.h"
 #include "lockstep/data/families.h"
 #include "lockstep/nn/io/weights.h"
 #include "trainer/build.h"

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
-#include "lockstep/ddp/timeline.h"
+#include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/module.h"
 
 namespace lockstep::trainer {

@@ -1,4 +1,4 @@
-#include "ddp/hooks/device_halves.h"
+#include "ddp/hooks/compression.h"
 
 #include <algorithm>
 

@@ -5,10 +5,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "ddp/hooks/device_halves.h"
-#include "ddp/hooks/halves.h"
+#include "ddp/hooks/compression.h"
 #include "ddp/hooks/hook_layout.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "ddp/hooks/halves.h"
+#include "ddp/hooks/compression.h"
 
 #include <bit>
 #include <cstdint>

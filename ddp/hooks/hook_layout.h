@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/comm_hook.h"
 
@@ -78,10 +79,23 @@ class SlotMemory {
 };
 
 /// What a bucket has for `slots`, which nobody uses, is owed again: by each of `ranks` ranks the same share.
-void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
-               SlotMemory& owed);
+inline void owe_again(const HookLayout& layout, const GradBucket& bucket, std::span<const std::size_t> slots, int ranks,
+                      SlotMemory& owed) {
+  const float share = 1.0f / static_cast<float>(ranks);
+  for (const std::size_t slot : slots) {
+    const auto kept = owed.of(slot);
+    const auto dropped = layout.values_of(bucket, slot);
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] += dropped[i] * share;
+  }
+}
 
 /// For hooks whose arithmetic is the host's.
-void check_on_cpu(const CommHook& hook, const comm::ProcessGroup& group);
+inline void check_on_cpu(const CommHook& hook, const comm::ProcessGroup& group) {
+  if (group.device().kind == DeviceKind::kCpu) return;
+  throw UsageError(fmt::format("communication hook {} on {}: its arithmetic is the CPU's, and a GPU would wait for the "
+                               "host in every bucket",
+                               hook.name(), to_string(group.device())),
+                   "leave it out there, or train on the CPU");
+}
 
 }  // namespace lockstep::ddp

@@ -1,6 +1,6 @@
 // Compiled without contraction of a product and a sum into one operation, which some instruction sets have and others
 // have not: what all ranks compute for themselves must be the same bits.
-#include "ddp/hooks/low_rank.h"
+#include "ddp/hooks/compression.h"
 
 #include <algorithm>
 #include <array>

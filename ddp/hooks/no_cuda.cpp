@@ -1,6 +1,6 @@
 // In place of the kernels where the build has no CUDA: there is no group of GPUs that would ask for them.
 #include "base/error.h"
-#include "ddp/hooks/device_halves.h"
+#include "ddp/hooks/compression.h"
 
 namespace lockstep::ddp {
 namespace {

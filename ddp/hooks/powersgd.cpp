@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "ddp/hooks/compression.h"
 #include "ddp/hooks/hook_layout.h"
-#include "ddp/hooks/low_rank.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 
 namespace lockstep::ddp {
 namespace {

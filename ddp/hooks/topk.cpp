@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "ddp/hooks/hook_layout.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/directory_lock.h"
+#include "checkpoint/folder.h"
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // Models whose sizes come from a weights file: what may be built of it.
-#include "checkpoint/model_of_file.h"
+#include "checkpoint/model_metadata.h"
 
 #include <gmock/gmock.h>
 

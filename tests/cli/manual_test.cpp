@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "cli/completions.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::cli {

@@ -1,6 +1,6 @@
 // lockstep's communication hooks on several ranks, against sums in f64.
-#include "lockstep/ddp/comm_hooks.h"
 #include "base/error.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/reducer.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // The kernels of hooks on a GPU against those of the CPU.
-#include "ddp/hooks/device_halves.h"
+#include "ddp/hooks/compression.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "ddp/hooks/halves.h"
 
 namespace lockstep::ddp {
 namespace {

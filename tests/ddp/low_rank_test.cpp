@@ -1,5 +1,5 @@
 // Products of matrices with few vectors, and vectors that become orthonormal.
-#include "ddp/hooks/low_rank.h"
+#include "ddp/hooks/compression.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/reducer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/splitmix.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/sampler/slice.h"
 #include "tests/support/ranks.h"

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/optim/grad_scaler.h"

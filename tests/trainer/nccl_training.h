@@ -10,7 +10,7 @@
 
 #include "comm/nccl/nccl_group.h"
 #include "lockstep/data/open.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/trainer/evaluate.h"

@@ -15,7 +15,7 @@
 #include "base/signals.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
-#include "lockstep/ddp/comm_hooks.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "tests/support/allocations.h"

@@ -1,8 +1,11 @@
-// Carries a bucket of gradients between the ranks: the place for compression, sharding and other sums.
+// Carries a bucket of gradients between the ranks: the place for compression, sharding and other sums. A hook of
+// lockstep's is one file in ddp/hooks/, which declares a `CommHookFamily`, and a line in ddp/comm_hooks.cpp. Nobody else
+// knows one by its name.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,8 +36,8 @@ struct GradBucket {
 /// throws in a step comes out of the reducer's call, and the step cannot be continued.
 ///
 /// A hook is one reducer's, whose group must outlive its use. Before it is registered, and after the reducer's end,
-/// only questions may be asked: name(), memory(), state(), bytes_sent() and fallbacks(). lockstep's own are in
-/// lockstep/ddp/comm_hooks.h.
+/// only questions may be asked: name(), memory(), state(), bytes_sent() and fallbacks(). make_comm_hook()
+/// makes lockstep's own.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -88,5 +91,25 @@ class CommHook {
 /// of its own (docs/collectives.md).
 constexpr double bytes_sent_by_all_reduce(double bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }
 constexpr double bytes_sent_by_all_gather(double bytes, int ranks) { return bytes * (ranks - 1) / ranks; }
+
+/// What the registry knows of a hook.
+struct CommHookFamily {
+  std::string name;      // "powersgd"
+  std::string argument;  // ":R" for help texts; "[:exact]" where it may be left out; empty: there is none
+  std::string help;
+  bool on_gpus = false;  // it works with a group of GPUs, too
+  /// `argument` is what follows the colon; empty where there is none. Throws UsageError for one that cannot be.
+  std::shared_ptr<CommHook> (*make)(const std::string& argument) = nullptr;
+};
+
+/// They stay until the process ends.
+const std::vector<const CommHookFamily*>& comm_hook_families();
+/// Throws UsageError for another name than one of theirs, with the nearest right one. `spec` may have an argument.
+const CommHookFamily& comm_hook_family(const std::string& spec);
+/// "none|bf16[:exact]|…".
+std::string comm_hook_placeholder();
+/// The hook that `spec` names: "bf16", "powersgd:4". nullptr for "none", which is the allreduce itself. Throws
+/// UsageError for another name, with the nearest right one, and for an argument that the hook does not take.
+std::shared_ptr<CommHook> make_comm_hook(const std::string& spec);
 
 }  // namespace lockstep::ddp
