@@ -5,7 +5,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
 #include "lockstep/nn/autograd/functions.h"
-#include "lockstep/nn/autograd/recompute.h"
 #include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"

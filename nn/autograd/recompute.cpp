@@ -1,4 +1,4 @@
-#include "lockstep/nn/autograd/recompute.h"
+#include "lockstep/nn/autograd/functions.h"
 
 #include <algorithm>
 #include <utility>

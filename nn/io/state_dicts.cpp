@@ -1,4 +1,4 @@
-#include "nn/io/state_dicts.h"
+#include "nn/io/unpickler.h"
 
 #include <algorithm>
 #include <set>

@@ -11,8 +11,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "nn/io/state_dicts.h"
-#include "nn/io/torch_writer.h"
 #include "nn/io/unpickler.h"
 
 namespace lockstep::nn {

@@ -1,4 +1,4 @@
-#include "nn/io/torch_writer.h"
+#include "nn/io/torch_file.h"
 
 #include <zlib.h>
 

@@ -12,7 +12,6 @@
 #include "base/json_value.h"
 #include "base/log.h"
 #include "nn/io/torch_file.h"
-#include "nn/io/torch_writer.h"
 
 namespace lockstep::nn {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "lockstep/nn/autograd/recompute.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {

@@ -5,13 +5,45 @@
 #include <string>
 
 #include "base/error.h"
-#include "lockstep/nn/autograd/recompute.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
-#include "nn/autograd/generation.h"
 
 namespace lockstep::nn {
 namespace {
+
+// What generation alone computes: for tapes that do not record, and without a backward.
+
+/// causal_attention() for tokens that follow `past` others, whose keys and values are in `cache` (N, most, 2 · C),
+/// where those of the new ones are put: qkv (N, T, 3 · C) → (N, T, C) (AttentionKernels::extend).
+Var extend_attention(Tape& tape, Var qkv, std::int64_t heads, std::int64_t past, const Tensor& cache) {
+  const Tape::OpScope scope(tape, "extend_attention");
+  const Shape& s = qkv.shape();
+  LOCKSTEP_ASSERT(heads >= 1 && s.size() == 3 && s[2] % (3 * heads) == 0, "{} heads and {}", heads, to_string(s));
+  LOCKSTEP_ASSERT(!tape.recording(), "extend_attention has no backward");
+  LOCKSTEP_ASSERT(cache.dtype() == qkv.value().dtype(), "a cache of {} for {}", name_of(cache.dtype()),
+                  name_of(qkv.value().dtype()));
+  Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
+  tape.backend().attention().extend(qkv.value(), heads, past, cache, y);
+  return tape.make_var(std::move(y), false);
+}
+
+/// x (N, T, C) → (N, C), what T ends with.
+Var last_rows(Tape& tape, Var x) {
+  const Shape& s = x.shape();
+  LOCKSTEP_ASSERT(s.size() == 3 && s[1] > 0 && !tape.recording(), "the last rows of {}", to_string(s));
+  const Tensor rows = x.value().reshaped({s[0] * s[1], s[2]});
+  if (s[0] == 1) return tape.make_var(rows.slice(s[1] - 1, s[1]), false);
+  const Tape::OpScope scope(tape, "last_rows");
+  std::vector<std::int32_t> numbers(static_cast<std::size_t>(s[0]));
+  for (std::size_t n = 0; n < numbers.size(); ++n)
+    numbers[n] = static_cast<std::int32_t>((static_cast<std::int64_t>(n) + 1) * s[1] - 1);
+  const Tensor which = tape.backend().empty({s[0]}, DType::kI32);
+  tape.backend().upload(std::as_bytes(std::span(numbers)), which);
+  Tensor y = tape.backend().empty({s[0], s[2]}, rows.dtype());
+  tape.backend().embedding().forward(rows, which, y);
+  return tape.make_var(std::move(y), false);
+}
 
 constexpr double kDeviation = 0.02;
 

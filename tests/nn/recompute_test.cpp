@@ -1,5 +1,5 @@
 // Segments that backward recomputes: the same bits as without, in less memory.
-#include "lockstep/nn/autograd/recompute.h"
+#include "lockstep/nn/autograd/functions.h"
 
 #include <gmock/gmock.h>
 

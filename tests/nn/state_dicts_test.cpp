@@ -1,5 +1,5 @@
 // Which dictionary of a file of torch.save() is the model's.
-#include "nn/io/state_dicts.h"
+#include "nn/io/unpickler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

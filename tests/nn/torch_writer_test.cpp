@@ -1,5 +1,5 @@
 // What write_torch_file() writes: read back here, and by PyTorch in tests/parity/weights_in_pytorch_test.py.
-#include "nn/io/torch_writer.h"
+#include "nn/io/torch_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "lockstep/nn/io/weights.h"
-#include "nn/io/torch_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {

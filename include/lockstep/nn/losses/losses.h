@@ -1,5 +1,5 @@
-// The registry of losses. A loss is one file in this directory, which declares a `LossFamily`, and a line in
-// losses.cpp. Nobody else knows one by its name.
+// The registry of losses. A loss is a `LossFamily` in nn/losses/losses.cpp, and its place in the list there. Nobody else
+// knows one by its name.
 #pragma once
 
 #include <functional>
@@ -11,6 +11,7 @@
 
 namespace lockstep::nn {
 
+/// What there is to know of a loss.
 struct LossFamily {
   std::string name;
   std::string about;  // for help: what its targets are
