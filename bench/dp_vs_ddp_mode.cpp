@@ -10,7 +10,6 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/session/session.h"
 #include "trainer/build.h"
-#include "trainer/data_parallel.h"
 #include "trainer/step.h"
 
 namespace lockstep::bench {

@@ -22,7 +22,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/session/session.h"
 #include "trainer/build.h"
-#include "trainer/loss_scaling.h"
+#include "trainer/carried_state.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/step.h"
 

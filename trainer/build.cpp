@@ -16,7 +16,6 @@
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "session/opening.h"
-#include "trainer/data_parallel.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {

@@ -3,21 +3,60 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/model_metadata.h"
 #include "comm/agree.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
 #include "lockstep/sampler/sampler.h"
+#include "lockstep/session/session.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
-#include "trainer/run_weights.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
+
+/// The metadata of the weights that a run saves: of a model that is trained on `dataset`.
+checkpoint::ModelMetadata model_metadata_of(const TrainConfig& config, const data::Dataset& dataset);
+
+/// The file that a run starts from.
+struct RunWeights {
+  std::vector<nn::HostTensor> tensors;
+  std::optional<checkpoint::ModelMetadata> metadata;
+};
+
+/// Reads config.weights, if any. Sizes that `config` leaves open become those of the metadata, or, in files of other
+/// programs, those that the tensors' shapes give (spec_of()): the model's, the size of images, and of data whose number
+/// of tokens or classes only flags say, that number. Throws UsageError where the two contradict each other, IoError for
+/// the file.
+RunWeights apply_weights(TrainConfig& config);
+
+/// Throws UsageError where `config` wants one process for all devices and this process is one of several ranks.
+void check_alone(const TrainConfig& config);
+
+/// --parallel dp: a model that batches are shared out through. The module is on session.backend, which is the first
+/// device, where the devices' losses are added up; both must outlive it.
+class DataParallelModel {
+ public:
+  DataParallelModel(const TrainConfig& config, session::Session& session, nn::Module& module);
+
+  parallel::DataParallel& module() { return module_; }
+  /// By place among the devices.
+  nn::Backend& backend(std::size_t place) { return devices_[module_.device_ids()[place]]; }
+  /// For people: "cpu:0, cpu:1: each cpu, 1 thread, …".
+  std::string describe() const;
+
+ private:
+  nn::Backend& first_;
+  parallel::Devices devices_;
+  parallel::DataParallel module_;
+};
 
 /// The part of `config` that is a session's. Kernels of GPUs are timed unless it says not to.
 session::SessionOptions session_options_of(const TrainConfig& config);

@@ -7,10 +7,8 @@
 #include "base/version.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
+#include "trainer/carried_state.h"
 #include "trainer/checkpoint_parts.h"
-#include "trainer/data_facts.h"
-#include "trainer/hook_state.h"
-#include "trainer/loss_scaling.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {

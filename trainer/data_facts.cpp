@@ -1,4 +1,4 @@
-#include "trainer/data_facts.h"
+#include "trainer/resume.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "trainer/data_parallel.h"
+#include "trainer/build.h"
 
 #include <algorithm>
 
@@ -6,7 +6,6 @@
 #include "base/text.h"
 #include "lockstep/base/env.h"
 #include "session/opening.h"
-#include "trainer/build.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -10,7 +10,7 @@
 #include "lockstep/nn/optim/optimizers.h"
 #include "options/declared_settings.h"
 #include "options/values.h"
-#include "trainer/loss_scaling.h"
+#include "trainer/carried_state.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {

@@ -1,4 +1,4 @@
-#include "trainer/hook_state.h"
+#include "trainer/carried_state.h"
 
 #include <algorithm>
 #include <cstring>

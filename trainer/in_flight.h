@@ -4,17 +4,30 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/function_ref.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::trainer {
 
 /// Waits for what a download was begun with. Calls `while_waiting` again and again until it has arrived.
-std::span<const std::byte> wait_for(nn::AsyncDownload& download, FunctionRef<void()> while_waiting);
+inline std::span<const std::byte> wait_for(nn::AsyncDownload& download, FunctionRef<void()> while_waiting) {
+  // Looks without a pause at first: a step of a small model takes less than a sleep.
+  constexpr auto kSpin = std::chrono::microseconds(200), kNap = std::chrono::microseconds(50);
+  Clock::time_point begin{};
+  while (!download.ready()) {
+    while_waiting();
+    const auto now = Clock::now();
+    if (begin == Clock::time_point{}) begin = now;
+    if (now - begin > kSpin) std::this_thread::sleep_for(kNap);
+  }
+  return download.bytes();
+}
 
 /// Steps that a device has been given, in order, each with the host's data and with numbers from the device. No step
 /// waits for a number that is only for people. The backend must outlive it.

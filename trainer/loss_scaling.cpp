@@ -1,4 +1,4 @@
-#include "trainer/loss_scaling.h"
+#include "trainer/carried_state.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "trainer/mirror.h"
+#include "trainer/resume.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

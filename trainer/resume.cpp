@@ -20,9 +20,7 @@
 #include "lockstep/trainer/forward.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint_parts.h"
-#include "trainer/data_facts.h"
 #include "trainer/options.h"
-#include "trainer/shared_verification.h"
 
 namespace lockstep::trainer {
 

@@ -1,10 +1,9 @@
-#include "trainer/run_weights.h"
+#include "trainer/build.h"
 
 #include "base/error.h"
 #include "checkpoint/model_metadata.h"
 #include "lockstep/data/families.h"
 #include "lockstep/nn/io/weights.h"
-#include "trainer/build.h"
 
 namespace lockstep::trainer {
 

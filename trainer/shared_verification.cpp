@@ -1,4 +1,4 @@
-#include "trainer/shared_verification.h"
+#include "trainer/resume.h"
 
 #include <algorithm>
 #include <iterator>

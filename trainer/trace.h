@@ -1,4 +1,5 @@
-// What every rank did when, in the format of Chrome's and Perfetto's trace viewers.
+// What every rank did when, in the format of Chrome's and Perfetto's trace viewers; and how far the ranks' clocks are
+// apart, for one time in all of it.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,27 @@
 #include "lockstep/nn/layers/module.h"
 
 namespace lockstep::trainer {
+
+/// What two ranks know of one exchange of clock readings, each on its own clock: both read their clock and send it,
+/// then note when the other's reading has come.
+struct ClockExchange {
+  Clock::time_point sent_by_0, received_by_0;
+  Clock::time_point sent, received;  // by the other rank
+};
+
+/// What must be added to the other rank's clock to get rank 0's lies within these bounds: nothing arrives before it was
+/// sent (Cristian, "Probabilistic clock synchronization", 1989).
+struct ClockBounds {
+  Clock::duration least, most;
+};
+ClockBounds clock_bounds(const std::vector<ClockExchange>& exchanges);
+
+/// Collective: `rounds` exchanges of every rank with rank 0; this rank's.
+std::vector<ClockExchange> exchange_clocks(comm::ProcessGroup& group, int rounds);
+
+/// Collective: what to add to this rank's clock to get rank 0's. Ranks under one kernel share a clock: exactly zero.
+/// Otherwise the middle of clock_bounds, wrong by at most half of the fastest exchange.
+Clock::duration ahead_of_this_clock(comm::ProcessGroup& group);
 
 /// Collects the events of this rank; at the end rank 0 writes those of all ranks into one file, on one clock. A rank is
 /// a process there (`pid`), a row is one of its threads (`tid`). One thread uses it.

@@ -1,4 +1,4 @@
-#include "trainer/clocks.h"
+#include "trainer/trace.h"
 
 #include <gtest/gtest.h>
 

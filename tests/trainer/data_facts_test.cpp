@@ -1,5 +1,5 @@
 // What checkpoints say of their data, and which other data a run that resumes is refused.
-#include "trainer/data_facts.h"
+#include "trainer/resume.h"
 
 #include <gmock/gmock.h>
 

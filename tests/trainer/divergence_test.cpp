@@ -14,7 +14,7 @@
 #include "nn/io/safetensors_writer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_directory.h"
-#include "trainer/loss_scaling.h"
+#include "trainer/carried_state.h"
 
 namespace lockstep::trainer {
 namespace {

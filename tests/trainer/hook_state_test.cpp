@@ -1,5 +1,5 @@
 // What a hook keeps, in a checkpoint's file and back, on as many ranks and on others.
-#include "trainer/hook_state.h"
+#include "trainer/carried_state.h"
 
 #include <gmock/gmock.h>
 

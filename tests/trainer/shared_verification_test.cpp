@@ -1,5 +1,5 @@
 // Checkpoints in parts are verified by all ranks together (Note [Shared verification]).
-#include "trainer/shared_verification.h"
+#include "trainer/resume.h"
 
 #include <gmock/gmock.h>
 

@@ -20,7 +20,7 @@ namespace lockstep::trainer {
 
 enum class Parallel {
   kDdp,  // a process for each device; one alone is a world of one
-  kDp,   // one process for all devices (trainer/data_parallel.h)
+  kDp,   // one process for all devices (trainer/build.h)
 };
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples per rank
