@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/log.h"
+#include "lockstep/base/run_main.h"
 
 namespace lockstep {
 

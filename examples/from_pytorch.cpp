@@ -16,7 +16,6 @@
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/session/session.h"
 
 using namespace lockstep;

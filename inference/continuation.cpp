@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "inference/ranking.h"
+#include "inference/workers.h"
 
 namespace lockstep::inference {
 

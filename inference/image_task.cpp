@@ -9,7 +9,6 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "data/resample.h"
-#include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 

@@ -5,7 +5,6 @@
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "data/built_in.h"
-#include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 

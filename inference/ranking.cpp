@@ -1,4 +1,4 @@
-#include "inference/ranking.h"
+#include "inference/workers.h"
 
 #include <algorithm>
 #include <cmath>

@@ -11,7 +11,6 @@
 #include "data/labelled_texts.h"
 #include "data/text_file.h"
 #include "data/text_table.h"
-#include "inference/ranking.h"
 #include "inference/workers.h"
 #include "lockstep/base/deadline.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/chunks.h"
+#include "parallel/pass.h"
 
 #include <algorithm>
 

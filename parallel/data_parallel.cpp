@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "lockstep/nn/ops/transfer.h"
-#include "parallel/chunks.h"
 #include "parallel/pass.h"
 
 namespace lockstep::parallel {

@@ -4,7 +4,6 @@
 
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "parallel/chunks.h"
 #include "parallel/pass.h"
 
 namespace lockstep::parallel {

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 
 #include <algorithm>
 #include <memory>

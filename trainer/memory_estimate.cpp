@@ -13,7 +13,7 @@
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/trainer/forward.h"
 #include "nn/ops/meta_backend.h"
-#include "parallel/chunks.h"
+#include "parallel/pass.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
 #include "lockstep/comm/key_value_store.h"
 #include "lockstep/comm/make_group.h"

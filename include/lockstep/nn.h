@@ -2,7 +2,6 @@
 // find_package(lockstep COMPONENTS nn).
 #pragma once
 
-#include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/io/safetensors.h"

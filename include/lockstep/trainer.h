@@ -9,7 +9,6 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/devices.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/checkpointer.h"
 #include "lockstep/trainer/evaluate.h"

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 
 #include "base/splitmix.h"
-#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/sampler/slice.h"
 #include "tests/parallel/trainee.h"
 #include "tests/support/ranks.h"

@@ -10,7 +10,6 @@
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/sampler/slice.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
