@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "nn/ops/meta_backend.h"
-#include "tests/support/settings_of.h"
+#include "tests/support/models.h"
 
 namespace lockstep::bench {
 namespace {

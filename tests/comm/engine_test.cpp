@@ -6,8 +6,8 @@
 #include "comm/mpi/session.h"
 #include "lockstep/comm/arena.h"
 #include "tests/comm/reference.h"
+#include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
-#include "tests/support/thread_allocations.h"
 
 namespace lockstep::comm {
 namespace {

@@ -23,8 +23,8 @@
 #include "lockstep/comm/make_group.h"
 #include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
+#include "tests/support/allocations.h"
 #include "tests/support/free_port.h"
-#include "tests/support/thread_allocations.h"
 
 namespace lockstep::comm {
 namespace {

@@ -20,7 +20,7 @@
 #include "comm/store.h"
 #include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
-#include "tests/support/thread_allocations.h"
+#include "tests/support/allocations.h"
 
 namespace lockstep::comm {
 namespace {

@@ -3,7 +3,7 @@
 and looks how they end.
 
 An invocation of train, eval, infer, launch, checkpoint or bench on a few kilobytes of data (valid.py) is altered in one to
-three ways (mutations.py): its flags, values and words, the files that it names, its environment, launchers' variables, its
+three ways (MUTATIONS): its flags, values and words, the files that it names, its environment, launchers' variables, its
 descriptors and limits. It must do what the documents say, or end with a documented exit code and one line, which names the
 cause and what helps; no process and no file of it stays (findings.py). Number i of a seed is always the same one: --only i
 repeats it and prints what it said. A thousand take some minutes on two cores. Exit code 1: there are findings.
@@ -35,8 +35,13 @@ sys.dont_write_bytecode = True
 
 import case as case_of  # noqa: E402
 import findings  # noqa: E402
-import mutations  # noqa: E402
 import valid  # noqa: E402
+from files import replace_path, spoil_directory, spoil_file, spoil_output, strange_name  # noqa: E402
+from surroundings import (end_early, other_launcher, set_limit, set_variable, spoil_descriptor,  # noqa: E402
+                          strange_input, surroundings)
+from words import (add_flag, add_flag_of_another, add_word, bad_value, double_flag, drop_flag,  # noqa: E402
+                   drop_value, drop_word, misspell, other_data, other_file, other_model, other_program,
+                   other_spelling, other_subcommand, shuffle, spoil_word)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 15  # after which an invocation that still runs is asked to stop: it may have been asked to train for hours
@@ -47,6 +52,24 @@ SUBCOMMANDS = ("train", "eval", "infer", "launch", "checkpoint", "inspect", "dev
                "bench dp-vs-ddp")
 MOST_OUTPUT = 1 << 22
 PR_SET_CHILD_SUBREAPER = 36
+MUTATIONS = {  # the ways in which invocations are altered, with their weights
+    drop_flag: 3, drop_value: 2, double_flag: 2, misspell: 3, other_spelling: 1, bad_value: 6, add_flag: 10,
+    add_flag_of_another: 3, shuffle: 2, add_word: 2, drop_word: 2, spoil_word: 3, other_model: 4, other_data: 4,
+    other_file: 5, other_subcommand: 1, spoil_file: 8, replace_path: 6, spoil_directory: 4, strange_name: 4,
+    strange_input: 3, other_program: 3, end_early: 4, spoil_output: 3, set_variable: 8, other_launcher: 4,
+    spoil_descriptor: 3, set_limit: 4, surroundings: 2,
+}
+
+
+def mutate(case, drawn):
+    """One mutation, or several."""
+    wanted = drawn.choices([1, 2, 3], [6, 3, 1])[0]
+    for _ in range(50):
+        if len(case.done) >= wanted or not case.words:
+            return
+        way, = drawn.choices(list(MUTATIONS), list(MUTATIONS.values()))
+        with contextlib.suppress(OSError):  # of a file that another mutation has made unusable
+            way(case, drawn)
 
 
 def flags_of(program):
@@ -248,7 +271,7 @@ class Trial:
         os.chmod(directory, 0o755)
         try:
             case = self.case(valid.VALID[which], directory)
-            mutations.mutate(case, drawn)
+            mutate(case, drawn)
             outcome = self.run(case)
             os.chmod(case.directory, 0o755)
             new_files = changed_files(case.directory, self.prepared) != usual

@@ -8,7 +8,7 @@
 
 #include "lockstep/nn/models/models.h"
 #include "tests/nn/values.h"
-#include "tests/support/settings_of.h"
+#include "tests/support/models.h"
 
 namespace lockstep::nn {
 namespace {

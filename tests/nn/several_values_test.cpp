@@ -5,7 +5,7 @@
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "tests/nn/values.h"
-#include "tests/support/fusion.h"
+#include "tests/support/models.h"
 #include "tests/support/refusal.h"
 
 namespace lockstep::nn {

@@ -11,7 +11,7 @@
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "tests/support/settings_of.h"
+#include "tests/support/models.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -11,7 +11,7 @@
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizer.h"
-#include "tests/support/settings_of.h"
+#include "tests/support/models.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -6,7 +6,7 @@
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/sampler/slice.h"
 #include "tests/parallel/rank_backend.h"
-#include "tests/support/fusion.h"
+#include "tests/support/models.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"
 

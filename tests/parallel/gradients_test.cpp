@@ -11,8 +11,8 @@
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/sampler/slice.h"
+#include "tests/support/models.h"
 #include "tests/support/ranks.h"
-#include "tests/support/settings_of.h"
 
 namespace lockstep::parallel {
 namespace {

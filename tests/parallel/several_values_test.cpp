@@ -9,7 +9,7 @@
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "tests/support/fusion.h"
+#include "tests/support/models.h"
 #include "tests/support/refusal.h"
 
 namespace lockstep::parallel {

@@ -1,5 +1,5 @@
 // In place of nn/ops/cuda/cublaslt_library.cpp.
-#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/libraries.h"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // In place of nn/ops/cuda/cudnn_rnn_library.cpp: recurrent layers in plain loops, and complaints about calls that cuDNN
 // would not accept.
-#include "tests/soft_cuda/cudnn_rnn.h"
+#include "tests/soft_cuda/libraries.h"
 
 #include <algorithm>
 #include <chrono>

@@ -23,6 +23,7 @@ constexpr std::size_t kCallers = 4096;
 std::array<Caller, kCallers> g_callers;
 std::atomic<long> g_overflow{0};
 std::atomic<bool> g_counting{false};
+thread_local std::size_t t_allocations = 0;  // by operator new
 
 void count(const void* address) {
   if (!g_counting.load(std::memory_order_relaxed)) return;
@@ -98,9 +99,13 @@ int posix_memalign(void** data, std::size_t alignment, std::size_t bytes) {
 
 // The operators too, or all their callers would be "libstdc++".
 namespace {
-void* take_or_throw(std::size_t bytes, std::size_t alignment, const void* caller) {
+void* take_counted(std::size_t bytes, std::size_t alignment, const void* caller) noexcept {
+  ++t_allocations;
   count(caller);
-  if (void* const data = take(bytes, alignment)) return data;
+  return take(bytes, alignment);
+}
+void* take_or_throw(std::size_t bytes, std::size_t alignment, const void* caller) {
+  if (void* const data = take_counted(bytes, alignment, caller)) return data;
   throw std::bad_alloc();
 }
 constexpr std::size_t kDefault = alignof(std::max_align_t);
@@ -115,20 +120,16 @@ void* operator new[](std::size_t bytes, std::align_val_t alignment) {
   return take_or_throw(bytes, static_cast<std::size_t>(alignment), LOCKSTEP_CALLER);
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  count(LOCKSTEP_CALLER);
-  return take(bytes, kDefault);
+  return take_counted(bytes, kDefault, LOCKSTEP_CALLER);
 }
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
-  count(LOCKSTEP_CALLER);
-  return take(bytes, kDefault);
+  return take_counted(bytes, kDefault, LOCKSTEP_CALLER);
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  count(LOCKSTEP_CALLER);
-  return take(bytes, static_cast<std::size_t>(alignment));
+  return take_counted(bytes, static_cast<std::size_t>(alignment), LOCKSTEP_CALLER);
 }
 void* operator new[](std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  count(LOCKSTEP_CALLER);
-  return take(bytes, static_cast<std::size_t>(alignment));
+  return take_counted(bytes, static_cast<std::size_t>(alignment), LOCKSTEP_CALLER);
 }
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
@@ -186,6 +187,8 @@ std::map<std::string, long> without(const std::map<std::string, long>& all,
   }
   return rest;
 }
+
+std::size_t thread_allocations() { return t_allocations; }
 
 std::string listed(const std::map<std::string, long>& callers) {
   std::string text;

@@ -1,6 +1,8 @@
-// Counts the heap allocations of a whole process, by the shared object that asked for them.
+// Counts heap allocations, in programs that link allocations.cpp: those of a whole process, by the shared object that
+// asked for them, and those of a thread.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -26,5 +28,9 @@ std::map<std::string, long> without(const std::map<std::string, long>& all, std:
 
 /// "3 × libfoo.so + 0x10\n…", for messages.
 std::string listed(const std::map<std::string, long>& callers);
+
+/// Calls of operator new by this thread, so far: on rank 0 the store of the rendezvous has a thread, and allocations,
+/// of its own.
+std::size_t thread_allocations();
 
 }  // namespace lockstep::testing

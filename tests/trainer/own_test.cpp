@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "lockstep/data/families.h"
 #include "lockstep/trainer.h"
-#include "tests/support/fusion.h"
+#include "tests/support/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/resume.h"
 

@@ -19,8 +19,8 @@
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "tests/support/allocations.h"
+#include "tests/support/models.h"
 #include "tests/support/ranks.h"
-#include "tests/support/settings_of.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {

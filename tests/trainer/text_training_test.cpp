@@ -13,8 +13,8 @@
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/trainer/evaluate.h"
+#include "tests/support/models.h"
 #include "tests/support/ranks.h"
-#include "tests/support/settings_of.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/step.h"
 

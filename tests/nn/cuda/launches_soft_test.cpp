@@ -7,7 +7,7 @@
 #include "base/cuda/runtime.h"
 #include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
-#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/libraries.h"
 #include "tests/soft_cuda/soft_cuda.h"
 
 namespace lockstep::nn {

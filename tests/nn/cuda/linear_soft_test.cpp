@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/nn/cuda/sums.h"
-#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/libraries.h"
 #include "tests/soft_cuda/soft_cuda.h"
 
 namespace lockstep::nn {

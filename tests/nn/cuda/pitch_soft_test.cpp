@@ -14,7 +14,7 @@
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "tests/nn/values.h"
-#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/libraries.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "tests/nn/cuda/sums.h"
-#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/libraries.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/temporary_directory.h"
 

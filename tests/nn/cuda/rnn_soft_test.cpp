@@ -4,7 +4,7 @@
 
 #include "nn/ops/cuda/plan_choices.h"
 #include "tests/nn/cuda/device_values.h"
-#include "tests/soft_cuda/cudnn_rnn.h"
+#include "tests/soft_cuda/libraries.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {

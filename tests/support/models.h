@@ -1,7 +1,10 @@
-// A module of two inputs and two outputs, and its loss.
+// For tests of several models: their settings, and a module of two inputs and two outputs with its loss.
 #pragma once
 
+#include <string>
+
 #include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::testing {
 
@@ -28,6 +31,14 @@ inline nn::Loss joint_loss(nn::Tape& tape, const nn::Vars& outputs, const nn::Te
   const auto [logits, numbers] = outputs.as<2>();
   return {nn::add(tape, nn::cross_entropy(tape, logits, labels, scale).value,
                   nn::sum(tape, nn::square(tape, numbers), scale).value)};
+}
+
+/// Settings for tests that run several models or optimizers in the same way: those of `all` that `model` has.
+inline Settings settings_of(const std::string& model, const Settings& all) {
+  Settings its;
+  for (const auto& [name, value] : all)
+    if (find_setting(nn::model_family(model).settings, name) != nullptr) its.set(name, value);
+  return its;
 }
 
 }  // namespace lockstep::testing

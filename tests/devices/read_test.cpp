@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 
+#include "devices/machine.h"
 #include "tests/devices/recorded.h"
 #include "tests/support/temporary_directory.h"
 
@@ -210,5 +213,24 @@ TEST(Nvml, LeavesTheLibraryAsItWas) {
   EXPECT_EQ(library_users(), 0);
 }
 
+TEST(ReadCpu, AgreesWithTheSystem) {
+  const Cpu cpu = read_cpu();
+  ASSERT_TRUE(cpu.processors && cpu.usable_processors && cpu.memory_bytes);
+  EXPECT_EQ(*cpu.processors, ::sysconf(_SC_NPROCESSORS_ONLN));
+  EXPECT_GE(*cpu.usable_processors, 1);
+  EXPECT_LE(*cpu.usable_processors, *cpu.processors);
+  EXPECT_GE(*cpu.memory_bytes, std::int64_t{1} << 28);
+  EXPECT_LE(cpu.sockets.value_or(1), cpu.cores.value_or(1));
+  EXPECT_LE(cpu.cores.value_or(1), *cpu.processors);
+}
+
+TEST(ReadCpu, FeaturesBuildOnEachOther) {
+  const CpuFeatures has = cpu_features();
+  EXPECT_TRUE(!has.avx512 || has.avx2);
+  EXPECT_TRUE(has.avx512 || !(has.avx512_vnni || has.avx512_bf16 || has.avx512_fp16));
+  EXPECT_EQ(cpu_instruction_set() == "avx512_amx", has.avx512 && has.amx_bf16);
+}
+
 }  // namespace
+
 }  // namespace lockstep::devices

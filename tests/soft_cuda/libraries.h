@@ -1,10 +1,11 @@
-// A cuBLASLt in software for the soft device: plain loops in f32, and errors where it is used otherwise than
-// documented.
+// cuBLASLt and cuDNN's recurrent layers in software, for the soft device: plain loops in f32, and errors where they are
+// used otherwise than documented. What can be set about them, and what they have counted.
 #pragma once
 
 #include <cublasLt.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 namespace lockstep::soft_cuda {
@@ -42,5 +43,26 @@ struct CublasLtCounts {
   int last_kernel = 0;
 };
 CublasLtCounts cublaslt_counts();
+
+struct CudnnRnnSettings {
+  std::size_t version = 91900;
+  /// Weights lie in reverse, with gaps that hold what nobody has written; otherwise all in one row, as cuDNN has them
+  /// on the GPUs that there are.
+  bool scattered = true;
+  /// By cudnnRNNAlgo_t, a bit each: the existing ones; ones that refuse to run; ones with other bits each time; slow
+  /// ones.
+  std::uint32_t algorithms = 1, refusing = 0, unrepeatable = 0, slow = 0;
+};
+
+/// For plans that are made from now on.
+void set_cudnn_rnn(const CudnnRnnSettings& settings);
+
+struct CudnnRnnCounts {
+  std::int64_t live = 0;  // handles and descriptors
+  std::uint64_t forwards = 0, backwards = 0, weight_gradients = 0;
+  std::uint64_t bf16 = 0;  // forwards of that type
+  int last_algorithm = 0;  // cudnnRNNAlgo_t
+};
+CudnnRnnCounts cudnn_rnn_counts();
 
 }  // namespace lockstep::soft_cuda
