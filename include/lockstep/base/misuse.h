@@ -1,5 +1,5 @@
-// Finds misuse of objects: handles that know whether their object still exists, and threads that can tell whether
-// they are the one that uses it.
+// Finds misuse of objects: handles know whether their object still exists, and an object knows whether the thread that
+// uses it is the right one.
 #pragma once
 
 #include <atomic>
