@@ -125,9 +125,10 @@ void make_checkpoint_directory(const std::string& directory);
 /// half done. Throws IoError.
 void prepare_checkpoints(const std::string& directory);
 
-/// A directory of checkpoints is one run's at a time. Holds DIR/.lock, which says who does. The lock is the kernel's, of an open file: it ends with the process, in
-/// whatever way, and on network file systems, as long as they have locks, with the host's lease. Where they have none,
-/// or the directory cannot be written, nothing is held; the first is said once.
+/// A directory of checkpoints is one run's at a time. Holds DIR/.lock, which says who does. The lock is the kernel's,
+/// of an open file: it ends with the process, in whatever way, and on network file systems, as long as they have locks,
+/// with the host's lease. Where they have none, or the directory cannot be written, nothing is held; the first is said
+/// once.
 class DirectoryLock {
  public:
   DirectoryLock() = default;

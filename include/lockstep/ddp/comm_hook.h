@@ -1,6 +1,6 @@
 // Carries a bucket of gradients between the ranks: the place for compression, sharding and other sums. A hook of
-// lockstep's is one file in ddp/hooks/, which declares a `CommHookFamily`, and a line in ddp/comm_hooks.cpp. Nobody else
-// knows one by its name.
+// lockstep's is one file in ddp/hooks/, which declares a `CommHookFamily`, and a line in ddp/comm_hooks.cpp. Nobody
+// else knows one by its name.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The registry of losses. A loss is a `LossFamily` in nn/losses/losses.cpp, and its place in the list there. Nobody else
-// knows one by its name.
+// The registry of losses. A loss is a `LossFamily` in nn/losses/losses.cpp, and its place in the list there. Nobody
+// else knows one by its name.
 #pragma once
 
 #include <functional>
