@@ -28,7 +28,7 @@ std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& alloc
 std::unique_ptr<RnnKernels> make_rnn_kernels(CachingAllocator& allocator, LinearKernels& linear,
                                              PointwiseKernels& pointwise, PackedWeights* shared);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();
-std::unique_ptr<ElementwiseKernels> make_elementwise_kernels();
+std::unique_ptr<OperatorKernels> make_operator_kernels();
 std::unique_ptr<LossKernels> make_loss_kernels();
 std::unique_ptr<OptimKernels> make_optim_kernels();
 

@@ -81,7 +81,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       embedding_(make_embedding_kernels(context_)),
       attention_(make_attention_kernels(context_)),
       rnn_(make_rnn_kernels(context_, *pointwise_)),
-      elementwise_(make_elementwise_kernels(context_)),
+      operators_(make_operator_kernels(context_)),
       loss_(make_loss_kernels(context_)),
       optim_(make_optim_kernels(context_)) {}
 
