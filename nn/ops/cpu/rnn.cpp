@@ -5,11 +5,10 @@
 #include <type_traits>
 
 #include "base/cpu.h"
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/panels.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/products.h"
 #include "nn/ops/cpu/rnn_cells.h"
 
 namespace lockstep::nn::cpu {
