@@ -41,6 +41,7 @@ class MetaNorm final : public NormKernels {
  public:
   explicit MetaNorm(Backend& like) : like_(like) {}
   bool adds_gradients() const override { return like_.norm().adds_gradients(); }
+  void backward_relu_added(T, T, T, T, T, T, T, double, T, T, T) override {}
   bool counts_batches() const override { return like_.norm().counts_batches(); }
 
  private:
@@ -69,6 +70,10 @@ class MetaRnn final : public RnnKernels {
     Tensor gates = Tensor::empty(allocator_, {x.size(0), x.size(1), weights.w_hh.size(0)},
                                  kind_ == DeviceKind::kCpu ? DType::kF32 : x.dtype());
     return keep ? gates : Tensor();
+  }
+  void backward(const RnnOptions&, T, const RnnWeights&, const RnnState&, T, T, T, const RnnGradients&, T,
+                FunctionRef<void()> gradients_done) override {
+    gradients_done();
   }
 
  private:

@@ -41,7 +41,9 @@ class NormKernels {
   /// backward_relu() with a residual, of dy + more, which dy becomes first, rounded.
   virtual void backward_relu_added(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more,
                                    const Tensor& gamma, const Tensor& mean, const Tensor& variance, double eps,
-                                   const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {}
+                                   const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
+    throw InternalError("this device adds gradients by themselves");
+  }
   /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,

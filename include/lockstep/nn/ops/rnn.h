@@ -7,9 +7,6 @@
 #include "lockstep/base/function_ref.h"
 #include "lockstep/nn/tensor/tensor.h"
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
-
 namespace lockstep::nn {
 
 enum class RnnCell : std::uint8_t { kTanh, kRelu, kLstm, kGru };
@@ -76,13 +73,9 @@ class RnnKernels {
   /// dx where that can wait. What it throws passes through, and dx is unspecified then.
   virtual void backward(const RnnOptions& options, const Tensor& x, const RnnWeights& weights, const RnnState& from,
                         const Tensor& y, const Tensor& kept, const Tensor& dy, const RnnGradients& gradients,
-                        const Tensor& dx, FunctionRef<void()> gradients_done) {
-    gradients_done();
-  }
+                        const Tensor& dx, FunctionRef<void()> gradients_done) = 0;
   /// Whether forward() can hand out c of an LSTM over sequences of different lengths.
   virtual bool hands_out_cells_of_lengths() const { return true; }
 };
 
 }  // namespace lockstep::nn
-
-#pragma GCC diagnostic pop
