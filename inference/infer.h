@@ -8,6 +8,7 @@
 #include "lockstep/base/dtype.h"
 #include "lockstep/base/settings.h"
 #include "lockstep/nn/models/models.h"
+#include "lockstep/session/session.h"
 #include "options/table.h"
 
 namespace lockstep::inference {
@@ -24,7 +25,8 @@ constexpr Precision activations_of(InferPrecision precision) {
 }
 constexpr DType dtype_of(InferPrecision precision) { return lockstep::dtype_of(activations_of(precision)); }
 
-struct InferConfig {
+/// `device`: of a list all, with a copy of the weights each; `quiet`: no report.
+struct InferConfig : session::DeviceOptions {
   nn::ModelConfig model;  // sizes that are not given are those of the weights
   std::string weights;
   std::string weights_key;  // of its dictionaries the one that is meant (nn::ReadOptions)
@@ -51,18 +53,14 @@ struct InferConfig {
   std::optional<std::uint64_t> seed;    // of drawn tokens, synthetic inputs, and parameters without weights (default 1)
 
   // Streams.
-  std::string device = "auto";        // session/device_choice.h; of a list all, with a copy of the weights each
   std::optional<std::int64_t> batch;  // images or synthetic inputs of a forward pass (default 1)
   InferPrecision precision = InferPrecision::kF32;
-  bool tf32 = false;
   // Streams, of all devices together; 0: on the CPU one for each core, on GPUs one each, but no more than there are
   // batches of inputs.
   int threads = 0;
   std::int64_t warmup = 0;  // unmeasured runs of the first input by each stream
 
-  bool json = false;   // results and report as JSON lines on stdout
-  bool quiet = false;  // no report
-  std::string log_level = "info";
+  bool json = false;  // results and report as JSON lines on stdout
 };
 
 /// Throws UsageError for values that contradict each other; the model and its inputs are checked when it is opened.

@@ -148,13 +148,10 @@ std::string InferDevices::describe() const {
 
 session::SessionOptions session_options(const InferConfig& config) {
   session::SessionOptions options;
-  options.device = config.device;
+  static_cast<session::DeviceOptions&>(options) = config;
   options.all_devices = !session::parse_device(config.device).indices.empty();
   options.precision = activations_of(config.precision);
-  options.tf32 = config.tf32;
   options.threads = 1;  // streams have their own
-  options.quiet = config.quiet;
-  options.log_level = config.log_level;
   return options;
 }
 

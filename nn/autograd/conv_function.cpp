@@ -130,6 +130,19 @@ void check(const Tape& tape, Var x, const Parameter& w, const Parameter* b, Epil
 
 }  // namespace
 
+std::int64_t Window::output_extent(int axis, std::int64_t in) const {
+  const auto a = static_cast<std::size_t>(axis);
+  check_usage(kernel[a] >= 1 && stride[a] >= 1 && padding[a] >= 0,
+              "a window with a kernel or stride below 1, or a negative padding",
+              "give kernels and strides of at least 1, and paddings of at least 0");
+  const std::int64_t room = in + 2 * padding[a] - kernel[a];
+  if (room < 0)
+    throw UsageError(fmt::format("a window of {}x{} does not fit an input of {} with padding {}", kernel[0], kernel[1],
+                                 in, padding[a]),
+                     "use a larger input or a smaller window");
+  return room / stride[a] + 1;
+}
+
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
   check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d", &w);

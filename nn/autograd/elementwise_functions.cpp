@@ -60,52 +60,18 @@ class BinaryNode final : public Node {
   BinaryOp op_;
 };
 
-class AffineNode final : public Node {
- public:
-  AffineNode(Var output, Var x, float scale) : Node(output), x_(x), scale_(scale) {}
-  void backward(Tape& tape) override {
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = tape.backend().empty(dy.shape());
-    tape.backend().elementwise().affine(dy, scale_, 0.0f, dx);
-    tape.contribute(x_, std::move(dx));
+// The kernels are a device's (Note [Operators]).
+template <class Op>
+struct DeviceOperator : Op {
+  void forward(Tape& tape, const Tensor& x, const Tensor& y) const {
+    tape.backend().operators().forward(static_cast<const Op&>(*this), x, y);
   }
-
- private:
-  Var x_;
-  float scale_;
-};
-
-// (M) as (M, C), or (M, C) as (M): one is the other's gradient.
-Tensor rows_of(const Tensor& x, std::int64_t columns) { return x.reshaped({x.count() / columns, columns}); }
-
-class SumLastNode final : public Node {
- public:
-  SumLastNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override {
-    const Shape& shape = x_.shape();
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = tape.backend().empty(shape);
-    tape.backend().elementwise().broadcast_rows(dy.reshaped({dy.count()}), rows_of(dx, shape[shape.size() - 1]));
-    tape.contribute(x_, std::move(dx));
+  void backward(Tape& tape, Var x, Var y, const Tensor& dy, const Tensor& dx) const {
+    constexpr bool kReadsX = requires { Op::kReadsX; };
+    constexpr bool kReadsY = requires { Op::kReadsY; };
+    tape.backend().operators().backward(static_cast<const Op&>(*this), kReadsX ? x.value() : Tensor(),
+                                        kReadsY ? y.value() : Tensor(), dy, dx);
   }
-
- private:
-  Var x_;
-};
-
-class SpreadLastNode final : public Node {
- public:
-  SpreadLastNode(Var output, Var x, std::int64_t count) : Node(output), x_(x), count_(count) {}
-  void backward(Tape& tape) override {
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = tape.backend().empty(x_.shape());
-    tape.backend().elementwise().sum_rows(rows_of(dy, count_), dx.reshaped({dx.count()}));
-    tape.contribute(x_, std::move(dx));
-  }
-
- private:
-  Var x_;
-  std::int64_t count_;
 };
 
 class SumNode final : public Node {
@@ -115,9 +81,9 @@ class SumNode final : public Node {
   void backward(Tape& tape) override {
     Tensor dx = tape.backend().empty(x_.shape());
     if (times_.defined()) {
-      auto& elementwise = tape.backend().elementwise();
-      elementwise.broadcast_rows(times_.reshaped({1}), dx.reshaped({1, dx.count()}));
-      elementwise.affine(dx, scale_, 0.0f, dx);
+      OperatorKernels& kernels = tape.backend().operators();
+      kernels.forward(SpreadLast{dx.count()}, times_, dx);
+      kernels.forward(Affine{scale_}, dx, dx);
     } else {
       tape.backend().pointwise().fill(dx, scale_);
     }
@@ -200,43 +166,13 @@ LOCKSTEP_BINARY_FUNCTIONS(LOCKSTEP_BINARY_FUNCTION)
 
 Var gelu(Tape& tape, Var x, GeluKind kind) { return unary(tape, x, op_of(kind)); }
 
-Var affine(Tape& tape, Var x, float scale, float shift) {
-  check_f32(tape, x, "affine");
-  const Tape::OpScope op(tape, "affine");
-  Tensor y = tape.backend().empty(x.shape());
-  tape.backend().elementwise().affine(x.value(), scale, shift, y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<AffineNode>(out, x, scale);
-  return out;
-}
-
-Var sum_last(Tape& tape, Var x) {
-  check_f32(tape, x, "sum_last");
-  const Tape::OpScope scope(tape, "sum_last");
-  const Shape& shape = x.shape();
-  const int axes = shape.size() - 1;
-  if (axes < 0 || shape[axes] < 1)
-    throw UsageError(fmt::format("sum_last of {}", to_string(shape)), "its last axis has at least one number");
-  Tensor y = tape.backend().empty(Shape(shape.dims().first(static_cast<std::size_t>(axes))));
-  tape.backend().elementwise().sum_rows(rows_of(x.value(), shape[axes]), y.reshaped({y.count()}));
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<SumLastNode>(out, x);
-  return out;
-}
-
-Var spread_last(Tape& tape, Var x, std::int64_t count) {
-  check_f32(tape, x, "spread_last");
-  const Tape::OpScope scope(tape, "spread_last");
-  if (count < 1 || x.shape().size() == Shape::kMaxDims)
-    throw UsageError(fmt::format("spread_last of {} over {}", to_string(x.shape()), count),
-                     fmt::format("give at least 1, and at most {} axes", Shape::kMaxDims - 1));
-  std::vector<std::int64_t> dims(x.shape().dims().begin(), x.shape().dims().end());
-  dims.push_back(count);
-  Tensor y = tape.backend().empty(Shape(std::span<const std::int64_t>(dims)));
-  tape.backend().elementwise().broadcast_rows(x.value().reshaped({x.shape().count()}), rows_of(y, count));
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<SpreadLastNode>(out, x, count);
-  return out;
+Var apply(Tape& tape, Var x, const Operator& op) {
+  return std::visit(
+      [&]<class Op>(const Op& one) {
+        check_f32(tape, x, Op::kName);
+        return compute(tape, x, DeviceOperator<Op>{one});
+      },
+      op);
 }
 
 Loss sum(Tape& tape, Var x, float scale) {
@@ -245,7 +181,7 @@ Loss sum(Tape& tape, Var x, float scale) {
     throw UsageError(fmt::format("a loss scaled by {}", scale), "scale it by 1 / targets of all ranks");
   const Tape::OpScope op(tape, "sum");
   Tensor totals = tape.backend().empty({2});
-  tape.backend().elementwise().total(x.value(), totals);
+  tape.backend().loss().total(x.value(), totals);
   const Var out = tape.make_loss(std::move(totals), x.needs_grad(), /*counts=*/false);
   tape.record<SumNode>(out, x, scale, tape.loss_scale());
   return {out};

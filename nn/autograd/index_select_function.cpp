@@ -8,27 +8,30 @@ namespace lockstep::nn {
 namespace {
 
 // The embedding's kernels read and add up rows of any table.
-class IndexSelectNode final : public Node {
- public:
-  IndexSelectNode(Var output, Var x, Tensor indices) : Node(output), x_(x), indices_(std::move(indices)) {}
-
-  void backward(Tape& tape) override {
-    Backend& backend = tape.backend();
-    const Tensor& dy = tape.grad(output());
-    const std::int64_t width = output().shape()[output().shape().size() - 1];
-    const Tensor sums = backend.empty({x_.value().count() / width, width});
-    backend.embedding().backward(indices_, dy, false, sums);
-    Tensor dx = sums.reshaped(x_.shape());
-    if (dy.dtype() != DType::kF32) {
-      dx = backend.empty(x_.shape(), dy.dtype());
-      backend.pointwise().cast(sums.reshaped(x_.shape()), dx);
-    }
-    tape.contribute(x_, std::move(dx));
+struct IndexSelect {
+  static constexpr const char* kName = "index_select";
+  Tensor indices;
+  Shape shape(const Shape& x) const {
+    const int last = x.size() - 1, axes = indices.shape().size();
+    if (last < 1 || x[last] < 1 || axes < 1 || axes >= Shape::kMaxDims)
+      throw UsageError(fmt::format("rows of {} by indices {}", to_string(x), to_string(indices.shape())),
+                       "give it at least two axes, and indices of at least one");
+    return indices.shape().with_last(x[last]);
+  }
+  void forward(Tape& tape, const Tensor& x, const Tensor& y) const {
+    tape.backend().embedding().forward(rows_of(x), indices, y);
+  }
+  void backward(Tape& tape, Var, Var, const Tensor& dy, const Tensor& dx) const {
+    const Tensor sums = dx.dtype() == DType::kF32 ? dx : tape.backend().empty(dx.shape());
+    tape.backend().embedding().backward(indices, dy, false, rows_of(sums));
+    if (dx.dtype() != DType::kF32) tape.backend().pointwise().cast(sums, dx);
   }
 
  private:
-  Var x_;
-  Tensor indices_;
+  static Tensor rows_of(const Tensor& x) {
+    const std::int64_t width = x.size(x.shape().size() - 1);
+    return x.reshaped({x.count() / width, width});
+  }
 };
 
 // Indices of the rows of samples; undefined `positions`: all are `position`.
@@ -46,18 +49,7 @@ Tensor row_indices(Tape& tape, Var x, const Tensor& positions, std::int64_t posi
 Var index_select(Tape& tape, Var x, const Tensor& indices) {
   check_operand(tape, x, "index_select");
   check_tensor(tape, indices, DType::kI32, "index_select was given indices");
-  const Tape::OpScope scope(tape, "index_select");
-  const int last = x.shape().size() - 1, axes = indices.shape().size();
-  if (last < 1 || x.shape()[last] < 1 || axes < 1 || axes >= Shape::kMaxDims)
-    throw UsageError(fmt::format("rows of {} by indices {}", to_string(x.shape()), to_string(indices.shape())),
-                     "give it at least two axes, and indices of at least one");
-  const std::int64_t width = x.shape()[last];
-  const Tensor rows = x.value().reshaped({x.value().count() / width, width});
-  Tensor y = tape.backend().empty(shape_of_rows(indices.shape(), width), rows.dtype());
-  tape.backend().embedding().forward(rows, indices, y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<IndexSelectNode>(out, x, indices);
-  return out;
+  return compute(tape, x, IndexSelect{indices});
 }
 
 Var take_positions(Tape& tape, Var x, const Tensor& positions) {

@@ -1,9 +1,7 @@
 // What operators ask of their operands before they compute. Compares alone: no element is looked at.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <span>
+#include <utility>
 
 #include "lockstep/nn/autograd/functions.h"
 
@@ -50,18 +48,41 @@ inline void check_tensor(const Tape& tape, const Tensor& tensor, DType wanted, c
     refuse_tensor(tape, tensor, wanted, what);
 }
 
-/// (…) → (…, width): rows for the elements of `shape`, which has an axis less than tensors may have.
-inline Shape shape_of_rows(const Shape& shape, std::int64_t width) {
-  std::array<std::int64_t, Shape::kMaxDims> dims = {};
-  const auto axes = static_cast<std::size_t>(shape.size());
-  std::ranges::copy(shape.dims(), dims.begin());
-  dims[axes] = width;
-  return Shape(std::span<const std::int64_t>(dims).first(axes + 1));
-}
-
 /// What a loss may do with the model's outputs: take their memory for their gradient where Tape::take_value() gives it.
 enum class Outputs : std::uint8_t { kKept, kTaken };
 Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing, Outputs use);
+
+/// Note [Operators of one value]
+/// An operator of one value is a struct: settings, kName, shape(x) of the result, and
+///   forward(tape, x, y)           computes y, of x's type
+///   backward(tape, x, y, dy, dx)  overwrites dx; reads of the values x and y those that it needs
+/// and kInPlace if dx may be dy. compute() calls it, after the function has checked x (check_operand).
+template <class Op>
+class OperatorNode final : public Node {
+ public:
+  OperatorNode(Var output, Var x, Op op) : Node(output), x_(x), op_(std::move(op)) {}
+
+  void backward(Tape& tape) override {
+    const Tensor dy = tape.backend().contiguous(tape.take_grad(output()));
+    constexpr bool kInPlace = requires { Op::kInPlace; };
+    Tensor dx = kInPlace && dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
+    op_.backward(tape, x_, output(), dy, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  Op op_;
+};
+template <class Op>
+Var compute(Tape& tape, Var x, Op op) {
+  const Tape::OpScope scope(tape, Op::kName);
+  Tensor y = tape.backend().empty(op.shape(x.shape()), x.dtype());
+  op.forward(tape, x.value(), y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad());
+  tape.record<OperatorNode<Op>>(out, x, std::move(op));
+  return out;
+}
 
 /// Throws UsageError unless x + y can be computed.
 void check_addends(const Tape& tape, Var x, Var y);

@@ -23,35 +23,33 @@ class MaxPoolNode final : public Node {
   Tensor choices_;
 };
 
-class AveragePoolNode final : public Node {
- public:
-  AveragePoolNode(Var output, Var x, const Window& window) : Node(output), x_(x), window_(window) {}
-
-  void backward(Tape& tape) override {
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = tape.backend().empty(x_.shape(), dy.dtype());
-    tape.backend().pool().average_backward(dy, window_, dx);
-    tape.contribute(x_, std::move(dx));
+struct AveragePool {
+  static constexpr const char* kName = "avg_pool2d";
+  Window window;
+  Shape shape(const Shape& x) const { return pooled_shape(x, window); }
+  void forward(Tape& tape, const Tensor& x, const Tensor& y) const {
+    tape.backend().pool().average_forward(x, window, y);
   }
-
- private:
-  Var x_;
-  Window window_;
+  void backward(Tape& tape, Var, Var, const Tensor& dy, const Tensor& dx) const {
+    tape.backend().pool().average_backward(dy, window, dx);
+  }
 };
 
-class AdaptiveAveragePoolNode final : public Node {
- public:
-  AdaptiveAveragePoolNode(Var output, Var x) : Node(output), x_(x) {}
-
-  void backward(Tape& tape) override {
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = tape.backend().empty(x_.shape(), dy.dtype());
-    tape.backend().pool().adaptive_average_backward(dy, dx);
-    tape.contribute(x_, std::move(dx));
+struct AdaptiveAveragePool {
+  static constexpr const char* kName = "adaptive_avg_pool2d";
+  std::int64_t height, width;
+  Shape shape(const Shape& x) const {
+    if (x.size() != 4 || x[1] < 1 || x[2] < 1 || height < 1 || width < 1)
+      throw UsageError(fmt::format("adaptive pooling of {} to {} x {}", to_string(x), height, width),
+                       "images are (N, H, W, C), and no extent is 0");
+    return {x[0], height, width, x[3]};
   }
-
- private:
-  Var x_;
+  static void forward(Tape& tape, const Tensor& x, const Tensor& y) {
+    tape.backend().pool().adaptive_average_forward(x, y);
+  }
+  static void backward(Tape& tape, Var, Var, const Tensor& dy, const Tensor& dx) {
+    tape.backend().pool().adaptive_average_backward(dy, dx);
+  }
 };
 
 }  // namespace
@@ -68,16 +66,10 @@ Shape pooled_shape(const Shape& x, const Window& window) {
 
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
   check_operand(tape, x, kind == PoolKind::kMax ? "MaxPool2d" : "AvgPool2d");
-  const Tape::OpScope scope(tape, kind == PoolKind::kMax ? "max_pool2d" : "avg_pool2d");
+  if (kind == PoolKind::kAverage) return compute(tape, x, AveragePool{window});
+  const Tape::OpScope scope(tape, "max_pool2d");
   Backend& backend = tape.backend();
-  Tensor y = backend.empty(pooled_shape(x.shape(), window), x.value().dtype());
-  if (kind == PoolKind::kAverage) {
-    backend.pool().average_forward(x.value(), window, y);
-    const Var out = tape.make_var(std::move(y), x.needs_grad());
-    tape.record<AveragePoolNode>(out, x, window);
-    return out;
-  }
-  Tensor choices;
+  Tensor y = backend.empty(pooled_shape(x.shape(), window), x.value().dtype()), choices;
   if (tape.recording() && x.needs_grad()) choices = backend.empty(y.shape(), PoolKernels::choice_type(window));
   backend.pool().max_forward(x.value(), window, Epilogue::kNone, y, choices);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
@@ -87,16 +79,7 @@ Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
 
 Var adaptive_avg_pool2d(Tape& tape, Var x, std::int64_t height, std::int64_t width) {
   check_operand(tape, x, "AdaptiveAvgPool2d");
-  const Tape::OpScope scope(tape, "adaptive_avg_pool2d");
-  const Shape& s = x.shape();
-  if (s.size() != 4 || s[1] < 1 || s[2] < 1 || height < 1 || width < 1)
-    throw UsageError(fmt::format("adaptive pooling of {} to {} x {}", to_string(s), height, width),
-                     "images are (N, H, W, C), and no extent is 0");
-  Tensor y = tape.backend().empty({s[0], height, width, s[3]}, x.value().dtype());
-  tape.backend().pool().adaptive_average_forward(x.value(), y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<AdaptiveAveragePoolNode>(out, x);
-  return out;
+  return compute(tape, x, AdaptiveAveragePool{height, width});
 }
 
 }  // namespace lockstep::nn

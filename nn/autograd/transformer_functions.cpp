@@ -45,23 +45,6 @@ class LayerNormNode final : public Node {
   Tensor mean_, inverse_;
 };
 
-class DropoutNode final : public Node {
- public:
-  DropoutNode(Var output, Var x, double p, std::int64_t layer) : Node(output), x_(x), p_(p), layer_(layer) {}
-
-  void backward(Tape& tape) override {
-    const Tensor dy = tape.take_grad(output());
-    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
-    tape.backend().pointwise().dropout(dy, p_, tape.dropout_state(), layer_, dx);
-    tape.contribute(x_, std::move(dx));
-  }
-
- private:
-  Var x_;
-  double p_;
-  std::int64_t layer_;
-};
-
 class EmbeddingNode final : public Node {
  public:
   EmbeddingNode(Var output, Tensor tokens, Parameter& table) : Node(output, {&table}), tokens_(std::move(tokens)) {}
@@ -206,19 +189,26 @@ void check_state(const Tape& tape) {
               "give it one: Tape::set_dropout_state");
 }
 
+struct Dropout {
+  static constexpr const char* kName = "dropout";
+  static constexpr bool kInPlace = true;
+  double p;
+  std::int64_t layer;
+  static const Shape& shape(const Shape& x) { return x; }
+  void forward(Tape& tape, const Tensor& x, const Tensor& y) const {
+    tape.backend().pointwise().dropout(x, p, tape.dropout_state(), layer, y);
+  }
+  void backward(Tape& tape, Var, Var, const Tensor& dy, const Tensor& dx) const { forward(tape, dy, dx); }
+};
+
 }  // namespace
 
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer) {
   check_operand(tape, x, "Dropout");
-  const Tape::OpScope scope(tape, "dropout");
   check_probability(p);
   if (p == 0.0) return x;
   check_state(tape);
-  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
-  tape.backend().pointwise().dropout(x.value(), p, tape.dropout_state(), layer, y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<DropoutNode>(out, x, p, layer);
-  return out;
+  return compute(tape, x, Dropout{p, layer});
 }
 
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
@@ -230,7 +220,7 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
   check_tensor(tape, tokens, DType::kI32, "an embedding was given numbers");
   check_parameter(tape, table, "Embedding");
   const DType dtype = tape.activations();
-  Tensor y = tape.backend().empty(shape_of_rows(tokens.shape(), table.value().size(1)), dtype);
+  Tensor y = tape.backend().empty(tokens.shape().with_last(table.value().size(1)), dtype);
   tape.backend().embedding().forward(table.as(dtype), tokens, y);
   const Var out = tape.make_var(std::move(y), table.requires_grad());
   tape.record<EmbeddingNode>(out, tokens, table);

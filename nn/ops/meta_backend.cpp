@@ -19,14 +19,10 @@ class MetaMemory final : public MemorySource {
 
 using T = const Tensor&;
 
+// Computes nothing (Note [Shapes alone]), and has the kernels that `like` has of those that a device may lack.
 class MetaLinear final : public LinearKernels {
  public:
   explicit MetaLinear(Backend& like) : like_(like) {}
-  void forward(T, T, T, Epilogue, T) override {}
-  void backward_input(T, T, T) override {}
-  void backward_weight(T, T, bool, T) override {}
-  void backward_bias(T, bool, T) override {}
-  void backward_weight_and_bias(T, T, bool, T, bool, T) override {}
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                             DType dtype) const override {
     return like_.linear().saved_preactivation_of(epilogue, samples, out, dtype);
@@ -41,39 +37,12 @@ class MetaLinear final : public LinearKernels {
   Backend& like_;
 };
 
-class MetaConv final : public ConvKernels {
- public:
-  void forward(T, T, std::uint64_t, T, const Window&, Epilogue, T) override {}
-  void backward_input(T, T, std::uint64_t, const Window&, T) override {}
-  void backward_weight(T, T, const Window&, bool, T, bool, T) override {}
-};
-
-class MetaPool final : public PoolKernels {
- public:
-  void max_forward(T, const Window&, Epilogue, T, T) override {}
-  void max_backward(T, T, const Window&, T) override {}
-  void average_forward(T, const Window&, T) override {}
-  void average_backward(T, const Window&, T) override {}
-  void adaptive_average_forward(T, T) override {}
-  void adaptive_average_backward(T, T) override {}
-};
-
 class MetaNorm final : public NormKernels {
  public:
   explicit MetaNorm(Backend& like) : like_(like) {}
-  void forward_train(T, T, T, double, T, T, T) override {}
-  void forward_train_relu(T, T, T, double, T, T, T, T) override {}
-  void forward_infer(T, T, T, T, T, double, T) override {}
-  void backward(T, T, T, T, T, bool, double, T, T, T) override {}
-  void backward_relu(T, T, bool, T, T, T, T, T, double, T, T, T) override {}
   bool adds_gradients() const override { return like_.norm().adds_gradients(); }
+  void backward_relu_added(T, T, T, T, T, T, T, double, T, T, T) override {}
   bool counts_batches() const override { return like_.norm().counts_batches(); }
-  void update_running(T, T, std::int64_t, double, T, T) override {}
-  void forward_train_moving(T, T, T, double, bool, T, const Running&, T, T, T) override {}
-  void moments(T, T) override {}
-  void join_moments(T, double, T, T, T, T, T) override {}
-  void backward_sums(T, T, T, T, double, T) override {}
-  void backward_input(T, T, T, T, T, T, T, double, T) override {}
 
  private:
   Backend& like_;
@@ -82,43 +51,14 @@ class MetaNorm final : public NormKernels {
 class MetaLayerNorm final : public LayerNormKernels {
  public:
   explicit MetaLayerNorm(Backend& like) : like_(like) {}
-  void forward(T, T, T, double, T, T, T) override {}
-  void forward_added(T, T, T, T, double, T, T, T, T) override {}
-  void backward_input(T, T, T, T, T, T) override {}
   bool adds_to_gradients() const override { return like_.layer_norm().adds_to_gradients(); }
   void backward_input_added(T, T, T, T, T, T) override {}
-  void backward_parameters(T, T, T, T, bool, T, bool, T) override {}
   bool backward_reads_once(std::int64_t columns) const override {
     return like_.layer_norm().backward_reads_once(columns);
   }
 
  private:
   Backend& like_;
-};
-
-class MetaElementwise final : public ElementwiseKernels {
- public:
-  void affine(T, float, float, T) override {}
-  void sum_rows(T, T) override {}
-  void broadcast_rows(T, T) override {}
-  void total(T, T) override {}
-};
-
-class MetaEmbedding final : public EmbeddingKernels {
- public:
-  void forward(T, T, T) override {}
-  void backward(T, T, bool, T) override {}
-  void add_rows(T, T, std::int64_t, T) override {}
-  void add_rows_backward(T, std::int64_t, bool, T) override {}
-  void row_indices(T, std::int64_t, std::int64_t, T) override {}
-};
-
-class MetaAttention final : public AttentionKernels {
- public:
-  void forward(const AttentionInputs&, std::int64_t, const AttentionOptions&, T, T) override {}
-  void backward(const AttentionInputs&, std::int64_t, const AttentionOptions&, T, T, T,
-                const AttentionInputs&) override {}
-  void extend(T, std::int64_t, std::int64_t, T, T) override {}
 };
 
 class MetaRnn final : public RnnKernels {
@@ -139,42 +79,6 @@ class MetaRnn final : public RnnKernels {
  private:
   CachingAllocator& allocator_;
   DeviceKind kind_;
-};
-
-class MetaPointwise final : public PointwiseKernels {
- public:
-  void fill(T, float) override {}
-  void copy(T, T) override {}
-  void copy_rows(T, T) override {}
-  void cast(T, T) override {}
-  void increment(T) override {}
-  void add_to(T, float, T) override {}
-  void unary(UnaryOp, T, T) override {}
-  void unary_backward(UnaryOp, T, T, T, T) override {}
-  void binary(BinaryOp, T, T, T) override {}
-  void binary_backward(BinaryOp, T, T, T, T, T) override {}
-  void dropout(T, double, T, std::int64_t, T) override {}
-  void swap_last_axes(T, T) override {}
-};
-
-class MetaLoss final : public LossKernels {
- public:
-  void cross_entropy(T, T, const LossScale&, float, T, T) override {}
-  void count_in_top(T, T, std::int64_t, T) override {}
-  void squared_error(T, T, const LossScale&, T, T) override {}
-};
-
-class MetaOptim final : public OptimKernels {
- public:
-  void update(const UpdateRule&, T, std::span<const UpdateArrays>, T, std::span<const std::ptrdiff_t>) override {}
-  void prepare(const UpdateRule&, T, std::span<const UpdateArrays>) override {}
-  void compute_factors(const UpdateRule&, std::span<const UpdateArrays>, T) override {}
-  void squares(std::span<const UpdateArrays>) override {}
-  void add_up(T, T) override {}
-  void compute_update_scale(T, T, double, T) override {}
-  void compute_scaled_update(const ScaledStep&, T, T) override {}
-  void count_step(T, T) override {}
-  void update_loss_scale(const LossScaleRule&, T) override {}
 };
 
 class MetaAsyncDownload final : public AsyncDownload {
@@ -206,7 +110,7 @@ class MetaBackend final : public Backend {
   AttentionKernels& attention() override { return attention_; }
   RnnKernels& rnn() override { return rnn_; }
   PointwiseKernels& pointwise() override { return pointwise_; }
-  ElementwiseKernels& elementwise() override { return elementwise_; }
+  OperatorKernels& operators() override { return operators_; }
   LossKernels& loss() override { return loss_; }
   OptimKernels& optim() override { return optim_; }
   std::int64_t pitch_of(std::int64_t columns, DType dtype) const override { return like_.pitch_of(columns, dtype); }
@@ -233,17 +137,17 @@ class MetaBackend final : public Backend {
   Backend& like_;
   CachingAllocator allocator_;
   MetaLinear linear_;
-  MetaConv conv_;
-  MetaPool pool_;
+  ConvKernels conv_;
+  PoolKernels pool_;
   MetaNorm norm_;
   MetaLayerNorm layer_norm_;
-  MetaEmbedding embedding_;
-  MetaAttention attention_;
+  EmbeddingKernels embedding_;
+  AttentionKernels attention_;
   MetaRnn rnn_{allocator_, device().kind};
-  MetaPointwise pointwise_;
-  MetaElementwise elementwise_;
-  MetaLoss loss_;
-  MetaOptim optim_;
+  PointwiseKernels pointwise_;
+  OperatorKernels operators_;
+  LossKernels loss_;
+  OptimKernels optim_;
 };
 
 }  // namespace

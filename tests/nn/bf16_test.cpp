@@ -394,7 +394,7 @@ TEST_P(Bf16Test, RecurrentLayers) {
         const std::int64_t gates = gates_of(cell) * width;
         const auto scaled = [&](const Tensor& x) {  // so that sums of a step stay near 1
           const Tensor made = backend->empty(x.shape());
-          backend->elementwise().affine(x, width > 33 ? 0.03125f : 0.25f, 0.0f, made);
+          backend->operators().forward(Affine{width > 33 ? 0.03125f : 0.25f, 0.0f}, x, made);
           return made;
         };
         const Tensor x = exact({batch, kSteps, kInputs}, 1), w_ih = scaled(exact({gates, kInputs}, 2)),

@@ -1,5 +1,5 @@
 // Products of all columns with all columns, as gradients of weights are where oneDNN computes with AVX2.
-#include "nn/ops/cpu/column_products.h"
+#include "nn/ops/cpu/products.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

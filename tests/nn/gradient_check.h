@@ -44,7 +44,7 @@ struct Differentiated {
   double tolerance = 2e-3;  // of the largest gradient element, at least of 1
 };
 
-using Operator = std::function<Var(Tape&, std::span<const Var>)>;
+using Function = std::function<Var(Tape&, std::span<const Var>)>;
 using Objective = std::function<double(const Var&)>;
 
 inline void expect_same_gradient(Backend& backend, const std::string& what, const Differentiated& by, const Tensor& x,
@@ -72,7 +72,7 @@ inline void expect_same_gradient(Backend& backend, const std::string& what, cons
 }
 
 /// `end` makes a loss (a root for backward) of what `op` returns, `objective` its value in f64.
-inline void expect_gradients(Backend& backend, const Differentiated& by, const Operator& op,
+inline void expect_gradients(Backend& backend, const Differentiated& by, const Function& op,
                              const std::function<Var(Tape&, Var)>& end, const Objective& objective) {
   const auto run = [&](bool with_backward, std::vector<Tensor>* input_gradients) {
     for (Parameter* parameter : by.parameters) parameter->changed();  // the check moves their values
@@ -104,7 +104,7 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
 }
 
 /// For operators: a random projection of the output, summed in f64.
-inline void expect_gradients(Backend& backend, const Differentiated& by, const Operator& op) {
+inline void expect_gradients(Backend& backend, const Differentiated& by, const Function& op) {
   Tensor r;
   const auto projection_for = [&](const Var& y) {
     if (!r.defined()) r = random_tensor(backend, y.shape(), 4711);
@@ -122,7 +122,7 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
 }
 
 /// For losses: `op` returns the loss's value, which was made with `scale`.
-inline void expect_loss_gradients(Backend& backend, const Differentiated& by, double scale, const Operator& op) {
+inline void expect_loss_gradients(Backend& backend, const Differentiated& by, double scale, const Function& op) {
   expect_gradients(
       backend, by, op, [](Tape&, Var loss) { return loss; },
       [&](const Var& loss) { return scale * static_cast<double>(values_of(backend, loss.value())[0]); });

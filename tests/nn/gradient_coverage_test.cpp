@@ -7,8 +7,8 @@
 #include <set>
 #include <sstream>
 
-#include "tests/nn/elementwise_cases.h"
 #include "tests/nn/gradient_backend.h"
+#include "tests/nn/operator_cases.h"
 
 namespace lockstep::nn {
 
@@ -31,7 +31,7 @@ TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
   std::stringstream header;
   header << file.rdbuf();
   const std::string text = header.str();
-  const std::regex declaration(R"(\n(?:Var|Loss) (\w+)\(Tape&)");
+  const std::regex declaration(R"(\n(?:inline )?(?:Var|Loss) (\w+)\(Tape&)");
   std::set<std::string> operators;
   for (std::sregex_iterator it(text.begin(), text.end(), declaration); it != std::sregex_iterator(); ++it)
     operators.insert((*it)[1]);
@@ -53,6 +53,12 @@ TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
   rows = 0;
   for_cases(testing::kBinaryCases, note);
   EXPECT_EQ(rows, kBinaryOps);
+  rows = 0;
+  testing::for_operators([&](const testing::OperatorCase& each, const auto& op) {
+    tests.insert(camel(op.kName));
+    EXPECT_EQ(each.op.index(), rows++) << op.kName << ": one row each, in their order";
+  });
+  EXPECT_EQ(rows, std::variant_size_v<Operator::variant>);
   for (const auto& name : operators) {
     const auto at = tests.lower_bound(camel(name));
     EXPECT_TRUE(at != tests.end() && at->starts_with(camel(name))) << name << " has no gradient check";

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "tests/nn/elementwise_cases.h"
 #include "tests/nn/gradient_check.h"
+#include "tests/nn/operator_cases.h"
 
 namespace lockstep::nn {
 namespace {
@@ -214,7 +214,7 @@ TEST_F(Gradient, UnaryFunctions) {
   for_cases(kUnaryCases, [&](const UnaryCase& each, auto, const char*) {
     for (const Shape& shape : {Shape{3}, Shape{2, 3, 3}}) {
       const Tensor x = shuffled_grid(*backend, shape, 1);
-      backend->elementwise().affine(x, 1.0f, each.middle, x);
+      backend->operators().forward(Affine{1.0f, each.middle}, x, x);
       expect_gradients(*backend, {{x}, {}},
                        [&](Tape& tape, std::span<const Var> inputs) { return each.function(tape, inputs[0]); });
     }
@@ -224,7 +224,7 @@ TEST_F(Gradient, UnaryFunctions) {
 TEST_F(Gradient, BinaryFunctions) {
   for_cases(kBinaryCases, [&](const BinaryCase& each, auto, const char*) {
     const Tensor x = shuffled_grid(*backend, {4, 5}, 1), y = shuffled_grid(*backend, {4, 5}, 2);
-    backend->elementwise().affine(y, 1.0f, each.middle, y);
+    backend->operators().forward(Affine{1.0f, each.middle}, y, y);
     expect_gradients(*backend, {{x, y}, {}}, [&](Tape& tape, std::span<const Var> inputs) {
       return each.function(tape, inputs[0], inputs[1]);
     });
@@ -294,19 +294,13 @@ TEST_F(Gradient, MaximumOfEquals) {
   EXPECT_EQ(values_of(*backend, tape.grad(y)), (std::vector<float>{0.5f, 1}));
 }
 
-TEST_F(Gradient, Affine) {
-  expect_gradients(*backend, {{random_tensor(*backend, {3, 5}, 1)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return affine(tape, x[0], -1.5f, 0.25f); });
-}
-TEST_F(Gradient, SumLast) {
-  for (const Shape& shape : {Shape{3}, Shape{4, 1}, Shape{2, 3, 300}})
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return sum_last(tape, x[0]); });
-}
-TEST_F(Gradient, SpreadLast) {
-  for (const Shape& shape : {Shape{}, Shape{3}, Shape{2, 3}})
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return spread_last(tape, x[0], 4); });
+TEST_F(Gradient, Operators) {
+  for_operators([&](const OperatorCase& each, const auto& op) {
+    for (const Shape& shape : each.shapes)
+      if (shape.count() <= 2000)
+        expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
+                         [&](Tape& tape, std::span<const Var> x) { return apply(tape, x[0], op); });
+  });
 }
 TEST_F(Gradient, Sum) {
   for (const Shape& shape : {Shape{3}, Shape{5, 300}})

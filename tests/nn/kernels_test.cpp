@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "tests/nn/elementwise_cases.h"
+#include "tests/nn/operator_cases.h"
 
 namespace lockstep::nn {
 namespace {
@@ -390,21 +390,32 @@ TEST_P(Kernels, FunctionsOfElements) {
   for (const std::int64_t n : {1, 3, 7, 17, 33, 40000}) {  // the last is split over threads
     const Tensor x = unset({n}), y = unset({n}), z = unset({n});
     for_cases(kUnaryCases, [&](const UnaryCase& each, auto, const char*) {
-      backend->elementwise().affine(random({n}, 1), each.spread, each.middle, x);
+      backend->operators().forward(Affine{each.spread, each.middle}, random({n}, 1), x);
       std::vector<double> expected;
       for (std::int64_t i = 0; i < n; ++i) expected.push_back(each.value(at(x, i)));
       backend->pointwise().unary(each.op, x, z);
       expect_close(expected, z);
     });
-    backend->elementwise().affine(random({n}, 1), 1.0f, 0.0f, x);
+    backend->operators().forward(Affine{1.0f, 0.0f}, random({n}, 1), x);
     for_cases(kBinaryCases, [&](const BinaryCase& each, auto, const char*) {
-      backend->elementwise().affine(random({n}, 2), 1.0f, each.middle, y);
+      backend->operators().forward(Affine{1.0f, each.middle}, random({n}, 2), y);
       std::vector<double> expected;
       for (std::int64_t i = 0; i < n; ++i) expected.push_back(each.value(at(x, i), at(y, i)));
       backend->pointwise().binary(each.op, x, y, z);
       expect_close(expected, z);
     });
   }
+}
+
+TEST_P(Kernels, Operators) {
+  for_operators([&](const OperatorCase& each, const auto& op) {
+    for (const Shape& shape : each.shapes) {
+      const Tensor x = random(shape, 1), y = unset(op.shape(shape));
+      backend->operators().forward(op, x, y);
+      const auto values = x.span<float>();
+      expect_close(each.value({values.begin(), values.end()}, shape), y);
+    }
+  });
 }
 
 TEST_P(Kernels, Pointwise) {

@@ -1,9 +1,8 @@
 // Packed weights that several backends share, and kernels that streams run on few rows.
-#include "nn/ops/cpu/packed_weights.h"
+#include "nn/ops/cpu/onednn.h"
 
 #include <gtest/gtest.h>
 
-#include "nn/ops/cpu/onednn.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/nn/values.h"
 

@@ -1,12 +1,11 @@
 // Products of a few rows with packed weights, as recurrent layers take them.
-#include "nn/ops/cpu/panels.h"
+#include "nn/ops/cpu/products.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <tuple>
 
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/fast_math.h"
+#include "nn/ops/cpu/products.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {

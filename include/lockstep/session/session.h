@@ -15,19 +15,23 @@
 
 namespace lockstep::session {
 
-/// A rank's device, its communication (`backend` may also name what moves the gradients of GPUs) and its log.
-struct SessionOptions : comm::GroupOptions {
-  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_choice.h)
-  bool share_devices = false;   // several ranks may compute on one GPU
-  bool all_devices = false;     // this process computes on all devices that are named: it is alone
-  Precision precision = Precision::kF32;
+/// What a process computes on, and its log.
+struct DeviceOptions {
+  std::string device = "auto";     // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_choice.h)
   bool tf32 = false;               // f32 products of GPUs on matrix units, with 10 bits of mantissa
-  bool deterministic = true;       // false: attention's gradient on GPUs may have other bits each time
-  std::optional<bool> autotune;    // GPUs time the libraries' kernels and keep the fastest; default: no
-  int threads = 0;                 // compute threads per device, on the CPU; 0: default_threads
-  int default_threads = 0;         // 0: its share of the cores
   std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;
+};
+
+/// A rank's device and its communication: `backend` may also name what moves the gradients of GPUs.
+struct SessionOptions : comm::GroupOptions, DeviceOptions {
+  bool share_devices = false;  // several ranks may compute on one GPU
+  bool all_devices = false;    // this process computes on all devices that are named: it is alone
+  Precision precision = Precision::kF32;
+  bool deterministic = true;     // false: attention's gradient on GPUs may have other bits each time
+  std::optional<bool> autotune;  // GPUs time the libraries' kernels and keep the fastest; default: no
+  int threads = 0;               // compute threads per device, on the CPU; 0: default_threads
+  int default_threads = 0;       // 0: its share of the cores
 };
 
 /// Members are destroyed in reverse: first the gradients' group, which is on the backend's stream, then the backend's

@@ -134,7 +134,7 @@ class CpuBackend final : public Backend {
   AttentionKernels& attention() override { return *attention_; }
   RnnKernels& rnn() override { return *rnn_; }
   PointwiseKernels& pointwise() override { return *pointwise_; }
-  ElementwiseKernels& elementwise() override { return *elementwise_; }
+  OperatorKernels& operators() override { return *operators_; }
   LossKernels& loss() override { return *loss_; }
   OptimKernels& optim() override { return *optim_; }
   std::unique_ptr<Backend> make_stream(int threads) override {
@@ -160,7 +160,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
   std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);
   std::unique_ptr<RnnKernels> rnn_ = cpu::make_rnn_kernels(allocator_, *linear_, *pointwise_, shared_.get());
-  std::unique_ptr<ElementwiseKernels> elementwise_ = cpu::make_elementwise_kernels();
+  std::unique_ptr<OperatorKernels> operators_ = cpu::make_operator_kernels();
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
 };

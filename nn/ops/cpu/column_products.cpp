@@ -1,4 +1,4 @@
-#include "nn/ops/cpu/column_products.h"
+#include "nn/ops/cpu/products.h"
 
 #include <algorithm>
 #include <cstring>

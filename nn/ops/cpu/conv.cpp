@@ -3,12 +3,11 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "nn/ops/cpu/blocked.h"
-#include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/layouts.h"
 #include "nn/ops/cpu/onednn_versions.h"
+#include "nn/ops/cpu/products.h"
 #include "nn/ops/cpu/transpose.h"
-#include "nn/ops/cpu/weight_layout.h"
 #include "nn/ops/cpu/winograd.h"
 #include "nn/ops/elementwise_rules.h"
 

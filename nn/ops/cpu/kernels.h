@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "lockstep/nn/ops/backend.h"
+#include "lockstep/nn/ops/pool.h"
 #include "nn/ops/cpu/onednn.h"
-#include "nn/ops/cpu/packed_weights.h"
 
 namespace lockstep::nn::cpu {
 
@@ -28,8 +28,21 @@ std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& alloc
 std::unique_ptr<RnnKernels> make_rnn_kernels(CachingAllocator& allocator, LinearKernels& linear,
                                              PointwiseKernels& pointwise, PackedWeights* shared);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();
-std::unique_ptr<ElementwiseKernels> make_elementwise_kernels();
+std::unique_ptr<OperatorKernels> make_operator_kernels();
 std::unique_ptr<LossKernels> make_loss_kernels();
 std::unique_ptr<OptimKernels> make_optim_kernels();
+
+// The loops of maximum pooling.
+
+// Note [Max pooling]
+// oneDNN's maximum passes over NaN, so that a diverged model could continue with a finite loss; it knows no ReLU; and
+// its notes for backward belong to a whole batch. These loops keep NaN, take ReLU along (in the notes too, so that
+// backward does not look at y), and do a batch piece by piece.
+
+/// Tensors as in PoolKernels. N is at least 1.
+void max_pool_forward(const Tensor& x, const Window& window, bool relu, const Tensor& y, const Tensor& choices);
+/// Takes memory of `allocator` where gradients of bf16 are added up.
+void max_pool_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx,
+                       CachingAllocator& allocator);
 
 }  // namespace lockstep::nn::cpu

@@ -2,13 +2,12 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/column_moments.h"
-#include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/one_row.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/products.h"
 #include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/cpu.h"
@@ -110,6 +111,14 @@ class CpuLoss final : public LossKernels {
       }
     });
     *total.f32() = static_cast<float>(inside);
+  }
+
+  void total(const Tensor& x, const Tensor& totals) override {
+    double sum = 0;
+    const float* const from = x.f32();
+    for (std::int64_t i = 0; i < x.count(); ++i) sum += static_cast<double>(from[i]);
+    totals.f32()[0] = static_cast<float>(sum);
+    totals.f32()[1] = std::numeric_limits<float>::quiet_NaN();
   }
 
   void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,

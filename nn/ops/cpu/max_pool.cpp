@@ -1,4 +1,4 @@
-#include "nn/ops/cpu/max_pool.h"
+#include "nn/ops/cpu/kernels.h"
 
 #include <algorithm>
 #include <limits>

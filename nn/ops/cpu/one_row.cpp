@@ -1,9 +1,8 @@
-#include "nn/ops/cpu/one_row.h"
+#include "nn/ops/cpu/products.h"
 
 #include <cstring>
 
 #include "base/cpu.h"
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/parallel.h"

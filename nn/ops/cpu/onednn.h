@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/base/function_ref.h"
 #include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {
@@ -91,5 +93,31 @@ inline dnnl::memory::desc desc_of(DType dtype, const dnnl::memory::dims& dims, d
 inline dnnl::memory::desc f32_desc(const dnnl::memory::dims& dims, dnnl::memory::format_tag tag) {
   return {dims, dnnl::memory::data_type::f32, tag};
 }
+
+/// Packed copies of weights, one for each layout, whoever asks. Thread-safe. Must outlive the handles that it gives
+/// out.
+class PackedWeights {
+ public:
+  PackedWeights();
+
+  /// The weights at `w` in `layout`: made by `pack`, which fills its argument, unless they have been of this `version`
+  /// (Parameter::version) before.
+  Tensor get(const void* w, std::uint64_t version, const dnnl::memory::desc& layout,
+             FunctionRef<void(const Tensor&)> pack);
+
+  /// How many there are.
+  std::size_t count() const;
+
+ private:
+  struct Entry {
+    const void* w;
+    std::uint64_t version;
+    dnnl::memory::desc layout;
+    Tensor memory;
+  };
+  CachingAllocator allocator_;
+  mutable std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
 
 }  // namespace lockstep::nn::cpu

@@ -1,11 +1,10 @@
-#include "nn/ops/cpu/panels.h"
+#include "nn/ops/cpu/products.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/cpu.h"
 #include "base/error.h"
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/transpose.h"
 
 namespace lockstep::nn::cpu {

@@ -5,7 +5,6 @@
 #include "base/cpu.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/max_pool.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
 

@@ -5,11 +5,10 @@
 #include <type_traits>
 
 #include "base/cpu.h"
-#include "nn/ops/cpu/bf16_pairs.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/panels.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/products.h"
 #include "nn/ops/cpu/rnn_cells.h"
 
 namespace lockstep::nn::cpu {
@@ -18,7 +17,7 @@ namespace {
 // Note [Recurrent layers on the CPU]
 // What inputs contribute to the gates is one product over all steps, and so are the gradients of weights and inputs.
 // What remains for each step is a product of B rows with w_hh, forward and backward, which takes packed weights and a
-// kernel of our own (panels.h). With 8 rows of 256 features dnnl_sgemm, which packs the weights each time, takes ten
+// kernel of our own (products.h). With 8 rows of 256 features dnnl_sgemm, which packs the weights each time, takes ten
 // times as long for it, and oneDNN's recurrent primitives take a fifth longer for the whole layer. A thread computes
 // the gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay
 // in its cache.

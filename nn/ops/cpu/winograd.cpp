@@ -5,10 +5,9 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/column_moments.h"
-#include "nn/ops/cpu/column_products.h"
 #include "nn/ops/cpu/onednn.h"
-#include "nn/ops/cpu/panels.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/products.h"
 
 namespace lockstep::nn::cpu {
 namespace {

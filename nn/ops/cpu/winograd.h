@@ -4,7 +4,7 @@
 #include "lockstep/nn/ops/conv.h"
 #include "lockstep/nn/tensor/allocator.h"
 #include "lockstep/nn/tensor/tensor.h"
-#include "nn/ops/cpu/packed_weights.h"
+#include "nn/ops/cpu/onednn.h"
 
 namespace lockstep::nn::cpu {
 

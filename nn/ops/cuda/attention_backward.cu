@@ -155,7 +155,7 @@ void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dt
     with_tile_widths(sizes.width, wide, [&](auto out, auto load) {
       constexpr int kOut = decltype(out)::value, kLoad = decltype(load)::value;
       const TileGrid grid = tile_grid(sizes, kOut);
-      with_mask(mask, [&](auto drops) {
+      with_mask<kLoad>(mask, [&](auto drops) {
         constexpr bool kDrops = decltype(drops)::value;
         launch("attention's backward", differentiate_keys<kOut, kLoad, kDrops, T>, blocks_of(grid), dim3(kBlock),
                context.stream, grid, sizes, scale, arrays, mask);

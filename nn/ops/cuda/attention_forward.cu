@@ -167,11 +167,11 @@ void attend_tiled(Context& context, const AttentionSizes& sizes, DType dtype, co
                   "attention with a past, and with dropout or padding");
   with_float_type(dtype, [&]<class T>(T) {
     with_tile_widths(sizes.width, rows_fit_packs<T>(sizes, {&q, &k, &v, &y}), [&](auto out, auto load) {
-      with_mask(mask, [&](auto drops) {
-        constexpr int kOut = decltype(out)::value;
+      constexpr int kOut = decltype(out)::value, kLoad = decltype(load)::value;
+      with_mask<kLoad>(mask, [&](auto drops) {
         const TileGrid grid = tile_grid(sizes, kOut);
-        launch("attention", attend<kOut, decltype(load)::value, decltype(drops)::value, T>, blocks_of(grid),
-               dim3(kBlock), context.stream, grid, sizes, scale_of(sizes), q, k, v, y, log_sums, mask);
+        launch("attention", attend<kOut, kLoad, decltype(drops)::value, T>, blocks_of(grid), dim3(kBlock),
+               context.stream, grid, sizes, scale_of(sizes), q, k, v, y, log_sums, mask);
       });
     });
   });

@@ -165,18 +165,21 @@ __device__ void store_results(const float (&results)[4][kOut / kAcross], const f
   }
 }
 
-/// What dropout leaves of the weights of one head, one at a time: four neighbouring keys' bits are made for each.
+/// What dropout, if there is any, leaves of the weights of one head, one at a time: four neighbouring keys' bits are
+/// made for each.
 class Dropped {
  public:
   __device__ Dropped(const AttentionDropout& mask, const AttentionSizes& sizes, std::int64_t index)
       : mask_(mask),
-        state_{.seed = mask.numbers[0], .step = mask.numbers[1], .first_sample = mask.numbers[2]},
+        state_(mask.numbers == nullptr ? DropoutState{}
+                                       : DropoutState{mask.numbers[0], mask.numbers[1], mask.numbers[2]}),
         sample_(state_.first_sample + index / sizes.heads),
         head_(index % sizes.heads),
         tokens_(sizes.queries) {}
 
   /// `value` times what dropout makes of the weight of `query` and `key`.
   __device__ float of(float value, std::int64_t query, std::int64_t key) const {
+    if (mask_.numbers == nullptr) return value;
     const RandomBits bits = attention_bits(state_, mask_.layer, sample_, head_, tokens_, query, key);
     return bits.word[key % 4] >= mask_.threshold ? value * mask_.scale : 0.0f;
   }
@@ -187,13 +190,13 @@ class Dropped {
   std::int64_t sample_, head_, tokens_;
 };
 
-/// Calls run(drops) with whether there is a mask: kernels without one have no trace of it.
-template <class F>
+/// Calls run(drops) with whether there is a mask: kernels without one have no trace of it. Those that read one element
+/// at a time are slow anyway, and are compiled once.
+template <int kLoad, class F>
 void with_mask(const AttentionDropout& mask, F&& run) {
-  if (mask.numbers != nullptr)
-    run(std::true_type());
-  else
-    run(std::false_type());
+  if constexpr (kLoad > 1)
+    if (mask.numbers == nullptr) return run(std::false_type());
+  run(std::true_type());
 }
 
 // Of the threads that share a row: the same in all of them.

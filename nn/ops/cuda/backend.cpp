@@ -6,12 +6,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "nn/ops/cuda/async_download.h"
 #include "nn/ops/cuda/attention_tiled.h"
-#include "nn/ops/cuda/graph_capture.h"
-#include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/memory.h"
 #include "nn/ops/cuda/op_profile.h"
-#include "nn/ops/cuda/write.h"
+#include "nn/ops/cuda/transfer.h"
 
 namespace lockstep::nn {
 namespace cuda {
@@ -37,6 +35,41 @@ std::string describe_gpu(const CudaOptions& options) {
                      cuda_version_text(probe.runtime_version), cuda_version_text(probe.driver_version),
                      options.tf32 ? ", tf32" : "", options.deterministic ? "" : ", not deterministic");
 }
+
+// Note [Unwinding]
+// An exception may leave collectives under way that the other ranks no longer take part in, and the GPU waits for them
+// until their communicator is aborted, which comes last. Whatever is let go of before must not wait for the GPU: what
+// it may still read or write stays where it is until the process ends. An exception that was caught before leaves the
+// same, and a destructor cannot know: it waits for a second, and no longer.
+
+/// Of the GPU that is current when it is made. Its stream must outlive it.
+class CudaAsyncDownload final : public AsyncDownload {
+ public:
+  CudaAsyncDownload(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
+  /// See Note [Unwinding].
+  ~CudaAsyncDownload() override {
+    if (!arrived_.done_soon()) memory_.abandon();
+  }
+  CudaAsyncDownload(const CudaAsyncDownload&) = delete;
+  CudaAsyncDownload& operator=(const CudaAsyncDownload&) = delete;
+
+  void begin(const Tensor& from) override {
+    LOCKSTEP_ASSERT(from.bytes() <= memory_.bytes(), "{} bytes for {}", from.bytes(), memory_.bytes());
+    used_ = from.bytes();
+    if (used_ > 0)
+      check_cuda(cudaMemcpyAsync(memory_.data(), from.raw(), used_, cudaMemcpyDeviceToHost, native(stream_)),
+                 "reading a result");
+    arrived_.record(native(stream_));
+  }
+  bool ready() override { return arrived_.done(); }
+  std::span<const std::byte> bytes() const override { return {memory_.data(), used_}; }
+
+ private:
+  StreamView stream_;
+  PinnedMemory memory_;
+  CudaEvent arrived_;
+  std::size_t used_ = 0;
+};
 
 /// Puts back what a pointer was.
 struct Restored {
@@ -81,7 +114,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       embedding_(make_embedding_kernels(context_)),
       attention_(make_attention_kernels(context_)),
       rnn_(make_rnn_kernels(context_, *pointwise_)),
-      elementwise_(make_elementwise_kernels(context_)),
+      operators_(make_operator_kernels(context_)),
       loss_(make_loss_kernels(context_)),
       optim_(make_optim_kernels(context_)) {}
 
@@ -174,6 +207,30 @@ std::optional<double> CudaBackend::peak_bytes_per_s() const {
 std::unique_ptr<CapturedGraph> CudaBackend::capture(FunctionRef<void()> work, std::string& why_not) {
   make_current(context_.device);
   return capture_graph(context_.stream, work, why_not);
+}
+
+void copy_between(Backend& source, const Tensor& from, Backend& target, const Tensor& to) {
+  if (from.bytes() == 0) return;
+  const int source_device = source.device().index, target_device = target.device().index;
+  dynamic_cast<CudaBackend&>(source).memory().share_with(target_device);
+
+  make_current(source_device);
+  CudaEvent made;  // by the source
+  made.record(native(source.stream()));
+
+  make_current(target_device);
+  const cudaStream_t stream = native(target.stream());
+  made.make_wait(stream);
+  const cudaError_t status =
+      target_device == source_device  // two backends of one GPU
+          ? cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDeviceToDevice, stream)
+          : cudaMemcpyPeerAsync(to.raw(), target_device, from.raw(), source_device, from.bytes(), stream);
+  check_cuda(status, "copying between GPUs");
+  CudaEvent read;  // the source may overwrite `from` then
+  read.record(stream);
+
+  make_current(source_device);
+  read.make_wait(native(source.stream()));
 }
 
 }  // namespace cuda

@@ -37,7 +37,7 @@ class CudaBackend final : public Backend {
   AttentionKernels& attention() override { return *on_gpu(attention_); }
   RnnKernels& rnn() override { return *on_gpu(rnn_); }
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
-  ElementwiseKernels& elementwise() override { return *on_gpu(elementwise_); }
+  OperatorKernels& operators() override { return *on_gpu(operators_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
   std::int64_t pitch_of(std::int64_t columns, DType dtype) const override {
@@ -95,9 +95,13 @@ class CudaBackend final : public Backend {
   std::unique_ptr<EmbeddingKernels> embedding_;
   std::unique_ptr<AttentionKernels> attention_;
   std::unique_ptr<RnnKernels> rnn_;
-  std::unique_ptr<ElementwiseKernels> elementwise_;
+  std::unique_ptr<OperatorKernels> operators_;
   std::unique_ptr<LossKernels> loss_;
   std::unique_ptr<OptimKernels> optim_;
 };
+
+/// Backend::capture(): captures what `work` gives to `stream`, and to streams that wait for it and come back to it, as
+/// a graph. The capture is this thread's alone: what others do meanwhile neither joins nor breaks it.
+std::unique_ptr<CapturedGraph> capture_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not);
 
 }  // namespace lockstep::nn::cuda

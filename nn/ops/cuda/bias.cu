@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/bias.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"

@@ -7,14 +7,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/epilogue_probes.h"
-#include "nn/ops/cuda/few_channels.h"
-#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
+#include "nn/ops/cuda/own_kernels.h"
 #include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/elementwise_rules.h"
 

@@ -10,7 +10,7 @@
 #include "lockstep/base/device.h"
 #include "lockstep/base/dtype.h"
 #include "lockstep/nn/ops/conv.h"
-#include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/plan_choices.h"
 
 namespace lockstep::nn::cuda {
 

@@ -16,7 +16,7 @@
 #include "lockstep/base/dtype.h"
 #include "lockstep/nn/ops/rnn.h"
 #include "lockstep/nn/tensor/tensor.h"
-#include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/plan_choices.h"
 
 namespace lockstep::nn::cuda {
 

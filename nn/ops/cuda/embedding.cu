@@ -3,11 +3,10 @@
 #include <limits>
 
 #include "base/error.h"
-#include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
-#include "nn/ops/cuda/token_order.h"
+#include "nn/ops/cuda/own_kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 
 namespace lockstep::nn::cuda {

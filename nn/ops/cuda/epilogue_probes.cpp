@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/memory.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/few_channels.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
+#include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
 

@@ -9,7 +9,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/cudnn_operands.h"
-#include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/memory.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/graph_capture.h"
+#include "nn/ops/cuda/backend.h"
 
 #include <utility>
 #include <vector>

@@ -6,12 +6,12 @@
 
 #include "lockstep/nn/ops/attention.h"
 #include "lockstep/nn/ops/conv.h"
-#include "lockstep/nn/ops/elementwise.h"
 #include "lockstep/nn/ops/embedding.h"
 #include "lockstep/nn/ops/layer_norm.h"
 #include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/ops/loss.h"
 #include "lockstep/nn/ops/norm.h"
+#include "lockstep/nn/ops/operators.h"
 #include "lockstep/nn/ops/optim.h"
 #include "lockstep/nn/ops/pointwise.h"
 #include "lockstep/nn/ops/pool.h"
@@ -29,7 +29,7 @@ std::unique_ptr<EmbeddingKernels> make_embedding_kernels(Context& context);
 std::unique_ptr<AttentionKernels> make_attention_kernels(Context& context);
 /// Opens cuDNN at the first layer.
 std::unique_ptr<RnnKernels> make_rnn_kernels(Context& context, PointwiseKernels& pointwise);
-std::unique_ptr<ElementwiseKernels> make_elementwise_kernels(Context& context);
+std::unique_ptr<OperatorKernels> make_operator_kernels(Context& context);
 std::unique_ptr<LossKernels> make_loss_kernels(Context& context);
 std::unique_ptr<OptimKernels> make_optim_kernels(Context& context);
 /// Opens cuBLASLt. Throws CudaError where there is none.

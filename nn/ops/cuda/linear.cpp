@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/epilogue_probes.h"
-#include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/memory.h"
 #include "nn/ops/cuda/odd_sizes.h"
 #include "nn/ops/cuda/op_profile.h"
+#include "nn/ops/cuda/own_kernels.h"
 #include "nn/ops/cuda/products.h"
-#include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/weight_gradients.h"
 #include "nn/ops/elementwise_rules.h"
 

@@ -16,7 +16,7 @@ constexpr int kLargeRow = 16384;
 // Two teams of a multiprocessor have 64 bytes on their way to each of their threads, and their rows, which are read
 // again for the gradient, stay in the second cache: 264 rows of 50,257 bf16 are 27 MB.
 constexpr int kLargeTeam = 512;
-constexpr int kMostParts = 4096;
+constexpr int kMostParts = 4096, kMostTotalParts = 1024;
 
 // The largest logit so far and the sum of exp(logit − largest). NaN is never the largest, but makes the sum NaN.
 struct Softmax {
@@ -173,9 +173,10 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam, 1024 / (kTeam
   parts[2 * std::int64_t{blockIdx.x} + 1] = right;
 }
 
-// totals (2) = the sums of parts (n, 2), or of parts (n) and 0.
+// totals (2) = the sums of parts (n, 2), or of parts (n) and `counted`.
 template <bool kPairs>
-__global__ void __launch_bounds__(kSumBlock) add_losses(std::int64_t n, const double* parts, float* totals) {
+__global__ void __launch_bounds__(kSumBlock)
+    add_losses(std::int64_t n, const double* parts, float counted, float* totals) {
   double first = 0.0, second = 0.0;
   for (std::int64_t i = threadIdx.x; i < n; i += kSumBlock) {
     first += parts[kPairs ? 2 * i : i];
@@ -185,7 +186,17 @@ __global__ void __launch_bounds__(kSumBlock) add_losses(std::int64_t n, const do
   if constexpr (kPairs) second = block_sum<kSumBlock>(second);
   if (threadIdx.x > 0) return;
   totals[0] = static_cast<float>(first);
-  totals[1] = static_cast<float>(second);
+  totals[1] = kPairs ? static_cast<float>(second) : counted;
+}
+
+// parts (chunks) = the sum of each chunk.
+__global__ void __launch_bounds__(kBlock)
+    total_of_chunks(SumPlan plan, std::int64_t count, const float* x, double* parts) {
+  const std::int64_t begin = std::int64_t{blockIdx.x} * plan.chunk, end = at_most(begin + plan.chunk, count);
+  double sum = 0;
+  for (std::int64_t i = begin + threadIdx.x; i < end; i += kBlock) sum += static_cast<double>(x[i]);
+  sum = block_sum<kBlock>(sum);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
 // parts (chunks) = Σ (x − target)² of each chunk; dx = (x − target) · factor, unless it is nullptr.
@@ -286,7 +297,18 @@ class CudaLoss final : public LossKernels {
                                x.f32(), target.f32(), 2.0f * scale.constant, scale.times(), parts.data<double>(), to);
                       });
     launch("squared error", add_losses<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks,
-           parts.data<double>(), totals.f32());
+           parts.data<double>(), 0.0f, totals.f32());
+  }
+
+  void total(const Tensor& x, const Tensor& totals) override {
+    const OpProfileScope scope(context_, "a sum", {&x, &totals});
+    const SumPlan plan = plan_sum(x.count(), kBlock * kElementsPerThread, kMostTotalParts);
+    const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks}, DType::kF64);
+    if (plan.chunks > 0)
+      launch("a sum", total_of_chunks, dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan,
+             x.count(), x.f32(), parts.data<double>());
+    launch("a sum", add_losses<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks, parts.data<double>(),
+           std::numeric_limits<float>::quiet_NaN(), totals.f32());
   }
 
  private:
@@ -316,7 +338,7 @@ class CudaLoss final : public LossKernels {
              labels.data<std::int32_t>(), scale.constant, scale.times(), smoothing, parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
-           totals.f32());
+           0.0f, totals.f32());
   }
 
   Context& context_;

@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/cuda/runtime.h"
 #include "lockstep/base/device.h"
+#include "lockstep/nn/tensor/tensor.h"
+#include "nn/ops/cuda/context.h"
 
 namespace lockstep::nn::cuda {
 
@@ -68,5 +71,25 @@ class PinnedSource final : public MemorySource {
   std::mutex mutex_;
   std::unordered_map<std::byte*, PinnedMemory> given_;
 };
+
+// Copies between a GPU and the host that the host waits for: outside of steps.
+
+/// Between the host's bytes and as many of a tensor's first ones, in the order of the stream.
+void copy_to_device(Context& context, std::span<const std::byte> from, const Tensor& to);
+void copy_to_host(Context& context, const Tensor& from, std::span<std::byte> to);
+/// All of a tensor's, after those that `to` has.
+void append_bytes(Context& context, const Tensor& from, std::vector<std::byte>& to);
+
+/// `values` as `dtype`, f32, bf16 or f16, in new memory.
+Tensor upload_as(Context& context, std::span<const float> values, DType dtype);
+
+constexpr std::size_t kMostWritten = 64;
+
+/// Puts at most kMostWritten bytes to device memory `to`, in the order of `stream`. They travel with the kernel: `from`
+/// may be changed at once, and no host memory needs to live on.
+void write_bytes(std::span<const std::byte> from, void* to, StreamView stream);
+
+/// Whether this build's kernels were compiled for the current GPU.
+bool kernels_run_here();
 
 }  // namespace lockstep::nn::cuda

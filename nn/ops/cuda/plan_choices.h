@@ -1,15 +1,20 @@
 // Which of the libraries' kernels are the fastest here: timed once, and noted in a file.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::nn::cuda {
+
+struct Context;
 
 /// Note [Autotuning]
 /// cuBLASLt and cuDNN order their kernels by what they expect; the first is not always the fastest. So the first few
@@ -55,5 +60,42 @@ class PlanChoices {
   bool usable_ = true;                         // the file
   bool warned_ = false;                        // of what it holds
 };
+
+/// Seconds of what `run` gives to the context's stream: the least of a few times, after one that does not count. Waits
+/// for the GPU; not in a capture.
+double seconds_of(Context& context, FunctionRef<void()> run);
+
+/// Which of `names`, a library's kernels for `problem`, is taken (Note [Autotuning]); the context has choices.
+/// `seconds_of_kernel` times one, with seconds_of(). If memory for the results of the trials is missing, the first one
+/// is taken and not recorded.
+std::size_t choose_kernel(Context& context, const std::string& problem, const std::vector<std::string>& names,
+                          FunctionRef<double(std::size_t)> seconds_of_kernel);
+
+// What plans are kept and looked up by.
+
+/// Sizes and options as a fixed array of numbers: looking one up allocates nothing.
+using PlanKey = std::array<std::int64_t, 24>;
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const {
+    std::uint64_t hash = 0x9e3779b97f4a7c15ull;
+    for (const std::int64_t part : key) {
+      hash ^= static_cast<std::uint64_t>(part);
+      hash *= 0xff51afd7ed558ccdull;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+template <class Plan>
+using PlanMap = std::unordered_map<PlanKey, Plan, PlanKeyHash>;
+
+/// The plan for `key`, made by make_it() when it is asked for first.
+template <class Plan, class Make>
+Plan& find(PlanMap<Plan>& plans, const PlanKey& key, const Make& make_it) {
+  const auto at = plans.find(key);
+  return at != plans.end() ? at->second : plans.emplace(key, make_it()).first->second;
+}
 
 }  // namespace lockstep::nn::cuda

@@ -7,7 +7,7 @@
 #include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/ops/cuda/cublaslt.h"
-#include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/plan_choices.h"
 
 namespace lockstep::nn::cuda {
 

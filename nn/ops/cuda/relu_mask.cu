@@ -1,6 +1,6 @@
 #include "base/error.h"
+#include "nn/ops/cuda/own_kernels.h"
 #include "nn/ops/cuda/product.h"
-#include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/vector.cuh"
 
 namespace lockstep::nn::cuda {

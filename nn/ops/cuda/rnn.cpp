@@ -13,11 +13,11 @@
 #include "base/log.h"
 #include "nn/ops/cuda/cudnn_operands.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
-#include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/memory.h"
 #include "nn/ops/cuda/op_profile.h"
-#include "nn/ops/cuda/rnn_steps.h"
+#include "nn/ops/cuda/own_kernels.h"
+#include "nn/ops/cuda/plan_choices.h"
 
 namespace lockstep::nn::cuda {
 namespace {

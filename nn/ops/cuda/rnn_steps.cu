@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/rnn_steps.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/vector.cuh"

@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/token_order.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include <bit>
 #include <limits>

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/odd_sizes.h"
+#include "nn/ops/cuda/plan_choices.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/write.h"
+#include "nn/ops/cuda/memory.h"
 
 #include "base/cuda/device.cuh"
 #include "base/error.h"

@@ -1,5 +1,5 @@
 // Sums of columns, and what is added to rows.
-#include "nn/ops/cuda/bias.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include "tests/nn/cuda/device_values.h"
 

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "nn/ops/cuda/token_order.h"
+#include "nn/ops/cuda/own_kernels.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {

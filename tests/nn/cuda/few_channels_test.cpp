@@ -1,8 +1,9 @@
 // Gradients of convolutions of few channels (Note [Few channels]) against the CPU's.
-#include "nn/ops/cuda/few_channels.h"
+#include "nn/ops/cuda/own_kernels.h"
 
 #include <array>
 
+#include "nn/ops/cuda/cudnn.h"
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {

@@ -244,6 +244,18 @@ TEST_P(CudaLoss, NoSamples) {
   expect_same(cpu->zeros({2}), error[0]);
 }
 
+TEST_P(CudaLoss, Total) {
+  for (const std::int64_t n : {0, 1, 1023, 5000, 2000001}) {
+    const Tensor x_host = random_tensor(*cpu, {n}, 1), totals = cpu->empty({2});
+    cpu->loss().total(x_host, totals);
+    const Tensor x = on_device(x_host, DType::kF32, GetParam().offset);
+    const auto got = results({{{2}}}, [&](const auto& out) { loss->total(x, out[0]); });
+    EXPECT_NEAR(totals.f32()[0], got[0].f32()[0], 1e-6f * std::abs(totals.f32()[0]));
+    EXPECT_TRUE(std::isnan(got[0].f32()[1]));
+    EXPECT_TRUE(std::isnan(totals.f32()[1]));
+  }
+}
+
 TEST_P(CudaLoss, SquaredError) {
   if (type() != DType::kF32) return;  // it has no other
   for (const std::int64_t n : {1, 3, 4, 5, 1023, 4096, 4099, 20000}) {

@@ -104,7 +104,7 @@ TEST_P(CudaPointwise, Unary) {
     if (!computes<Rule>()) return;
     for (const std::int64_t n : kCounts) {
       const Tensor x_host = cpu->empty({n}), y_host = cpu->empty({n}), dx_host = cpu->empty({n});
-      cpu->elementwise().affine(random_tensor(*cpu, {n}, 1), each.spread, each.middle, x_host);
+      cpu->operators().forward(Affine{each.spread, each.middle}, random_tensor(*cpu, {n}, 1), x_host);
       rounded(with_odd_ones(x_host));
       cpu->pointwise().unary(each.op, x_host, y_host);
       const Tensor x = activation(x_host);
@@ -134,7 +134,7 @@ TEST_P(CudaPointwise, Binary) {
     if (!computes<Rule>()) return;
     for (const std::int64_t n : kCounts) {
       const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = cpu->empty({n}), dz_host = random({n}, 3);
-      cpu->elementwise().affine(random_tensor(*cpu, {n}, 2), 1.0f, each.middle, y_host);
+      cpu->operators().forward(Affine{1.0f, each.middle}, random_tensor(*cpu, {n}, 2), y_host);
       rounded(y_host);
       const Tensor z_host = cpu->empty({n}), dx_host = cpu->empty({n}), dy_host = cpu->empty({n});
       cpu->pointwise().binary(each.op, x_host, y_host, z_host);

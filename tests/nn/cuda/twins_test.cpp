@@ -1,4 +1,5 @@
-// Every kernel of the interfaces in nn/ops has a definition for CUDA and a test there: by reading the sources.
+// Every kernel of the interfaces in nn/ops has a definition for the CPU, one for CUDA, and a test of that: by reading
+// the sources.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -38,10 +39,11 @@ struct Kernel {
   std::string text() const { return fmt::format("{}::{}", interface, name); }
 };
 
-// The pure virtual functions of lockstep/nn/ops/*.h's classes whose names end in Kernels.
+// The virtual functions of lockstep/nn/ops/*.h's classes whose names end in Kernels: pure ones, and those that do
+// nothing (Note [Shapes alone]).
 std::vector<Kernel> kernels_of(const fs::path& root) {
   static const std::regex kInterface(R"(class\s+(\w+Kernels)\b[^;{]*\{)");
-  static const std::regex kPure(R"(virtual\s[^;({}]*?(\w+)\s*\([^;{}]*\)[^;{}]*=\s*0\s*;)");
+  static const std::regex kKernel(R"(virtual\s[^;({}]*?(\w+)\s*\([^;{}]*\)[^;{}]*(=\s*0\s*;|\{\s*\}))");
   std::vector<fs::path> headers;
   for (const auto& entry : fs::directory_iterator(root / "include/lockstep/nn/ops"))
     if (entry.path().extension() == ".h") headers.push_back(entry.path());
@@ -52,7 +54,7 @@ std::vector<Kernel> kernels_of(const fs::path& root) {
     for (const std::smatch& found : all_matches(code, kInterface)) {
       const auto begin = static_cast<std::size_t>(found.position() + found.length());
       const std::string body = code.substr(begin, code.find("\n};", begin) - begin);
-      for (const std::smatch& pure : all_matches(body, kPure))
+      for (const std::smatch& pure : all_matches(body, kKernel))
         kernels.push_back({header.stem(), found.str(1), pure.str(1)});
     }
   }
@@ -77,6 +79,8 @@ std::vector<std::string> without_twin(const fs::path& root) {
   for (const Kernel& kernel : kernels_of(root)) {
     const std::regex definition(
         fmt::format(R"((\b{0}\s*\([^;{{}}]*\)\s*override\s*\{{)|(::{0}\s*\([^;{{}}]*\)\s*\{{))", kernel.name));
+    if (!std::regex_search(code_of_all(root / "nn/ops/cpu", kernel.file, {".cpp"}), definition))
+      missing.push_back(kernel.text() + " has no definition in nn/ops/cpu/" + kernel.file + ".cpp");
     if (!std::regex_search(code_of_all(root / "nn/ops/cuda", kernel.file, {".cu", ".cpp"}), definition))
       missing.push_back(kernel.text() + " has no definition in nn/ops/cuda/" + kernel.file + ".cu or .cpp");
     const std::regex call(fmt::format(R"((->|\.){}\s*\()", kernel.name));
@@ -98,14 +102,17 @@ TEST(CudaTwins, MissingOnesAreNamed) {
   const auto write = [&](const std::string& file, const std::string& text) { directory.write(file, text); };
   write("include/lockstep/nn/ops/scan.h",
         "class Tensor;\nclass ScanKernels {\n public:\n  virtual ~ScanKernels() = default;\n  /// up() and down()\n"
-        "  virtual void up(const Tensor& x,\n                  float by) = 0;\n  virtual std::vector<int> down() = 0;\n"
+        "  virtual void up(const Tensor& x,\n                  float by) {}\n  virtual std::vector<int> down() = 0;\n"
         "  virtual int sideways() = 0;\n  int helper();\n};\nclass Scan {\n  virtual void other() = 0;\n};\n");
+  write("nn/ops/cpu/scan.cpp",
+        "std::vector<int> down() override { return {}; }\nint sideways() override { return 1; }\n");
   write("nn/ops/cuda/scan.cu", "// void down() override {}\nvoid up(const Tensor& x, float by) override {\n}\n");
   write("nn/ops/cuda/scan_more.cpp", "int CudaScan::sideways() { return down(); }\n");
   write("nn/ops/cuda/other.cu", "std::vector<int> down() override { return {}; }\n");
   write("tests/nn/cuda/scan_test.cpp", "scan->up(x, 1); scan.sideways();\n");
   write("tests/nn/cuda/other_test.cpp", "other->down();\n");
-  EXPECT_THAT(without_twin(tree), ElementsAre("ScanKernels::down has no definition in nn/ops/cuda/scan.cu or .cpp",
+  EXPECT_THAT(without_twin(tree), ElementsAre("ScanKernels::up has no definition in nn/ops/cpu/scan.cpp",
+                                              "ScanKernels::down has no definition in nn/ops/cuda/scan.cu or .cpp",
                                               "ScanKernels::down is not called in tests/nn/cuda/scan_test.cpp"));
 }
 

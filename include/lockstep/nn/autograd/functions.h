@@ -137,12 +137,11 @@ Var mul(Tape& tape, Var x, Var y);
 Var div(Tape& tape, Var x, Var y);
 Var minimum(Tape& tape, Var x, Var y);
 Var maximum(Tape& tape, Var x, Var y);
-/// scale · x + shift.
-Var affine(Tape& tape, Var x, float scale, float shift = 0.0f);
-/// x (…, C) → (…): sums over the last axis.
-Var sum_last(Tape& tape, Var x);
-/// x (…) → (…, count): each number as often as that.
-Var spread_last(Tape& tape, Var x, std::int64_t count);
+/// Any operator of lockstep/nn/ops/operators.h, where those below are described, too.
+Var apply(Tape& tape, Var x, const Operator& op);
+inline Var affine(Tape& tape, Var x, float scale, float shift = 0.0f) { return apply(tape, x, Affine{scale, shift}); }
+inline Var sum_last(Tape& tape, Var x) { return apply(tape, x, SumLast()); }
+inline Var spread_last(Tape& tape, Var x, std::int64_t count) { return apply(tape, x, SpreadLast{count}); }
 
 /// A loss summed over the local samples. `value.value()` is `totals`: (2) f32 on the device, the sum and the number of
 /// correct predictions (0 for squared error). Its gradient is that of scale · sum. Valid as its Var is; a copy of

@@ -7,6 +7,9 @@
 #include "lockstep/nn/ops/dropout.h"
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// Who sees whom, and what is dropped.
@@ -51,15 +54,16 @@ class AttentionKernels {
   virtual ~AttentionKernels() = default;
   /// log_sums (B, H, T) f32: log Σ_s exp(q_t · k_s / sqrt(D)), for backward; of padding anything.
   virtual void forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
-                       const Tensor& log_sums) = 0;
+                       const Tensor& log_sums) {}
   /// Of forward() with this y, these log_sums, and the same options; dx, whose rows are as far apart as those of x, is
   /// overwritten, of padding with 0.
   virtual void backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
-                        const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) = 0;
+                        const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) {}
   /// For generation, causal: qkv (B, T, 3 · H · D) are the tokens that follow `past` others, whose keys and values are
   /// in cache (B, most, 2 · H · D), where those of the new ones are put too; past + T ≤ most. y (B, T, H · D).
-  virtual void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache,
-                      const Tensor& y) = 0;
+  virtual void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) {}
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

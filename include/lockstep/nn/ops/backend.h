@@ -13,12 +13,12 @@
 #include "lockstep/base/function_ref.h"
 #include "lockstep/nn/ops/attention.h"
 #include "lockstep/nn/ops/conv.h"
-#include "lockstep/nn/ops/elementwise.h"
 #include "lockstep/nn/ops/embedding.h"
 #include "lockstep/nn/ops/layer_norm.h"
 #include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/ops/loss.h"
 #include "lockstep/nn/ops/norm.h"
+#include "lockstep/nn/ops/operators.h"
 #include "lockstep/nn/ops/optim.h"
 #include "lockstep/nn/ops/pointwise.h"
 #include "lockstep/nn/ops/pool.h"
@@ -68,6 +68,11 @@ class AsyncDownload {
   virtual std::span<const std::byte> bytes() const = 0;
 };
 
+/// Note [Shapes alone]
+/// Interfaces of kernels (lockstep/nn/ops/) are also the kernels of tensors that have shapes and no data
+/// (nn/ops/meta_backend.h): what is declared there computes nothing unless a device overrides it. So a new kernel needs
+/// no third version. tests/nn/cuda/twins_test.cpp fails for one that the CPU or CUDA does not override.
+
 /// One device of this process. Operators, layers and optimizers reach memory and kernels through it alone, so that
 /// another device is another Backend and nothing else. Kernels run in the order of their calls on one stream; one
 /// thread calls them, which is not checked. Must outlive every tensor, parameter and tape made on it; a handle of a
@@ -105,7 +110,7 @@ class Backend {
   virtual AttentionKernels& attention() = 0;
   virtual RnnKernels& rnn() = 0;
   virtual PointwiseKernels& pointwise() = 0;
-  virtual ElementwiseKernels& elementwise() = 0;
+  virtual OperatorKernels& operators() = 0;
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;
 

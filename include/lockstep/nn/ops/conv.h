@@ -7,6 +7,9 @@
 #include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// Height first, then width.
@@ -28,12 +31,14 @@ class ConvKernels {
   /// `w_version` changes whenever the content at w's address does, also when another tensor comes to lie there: packed
   /// copies of w are kept until then.
   virtual void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
-                       Epilogue epilogue, const Tensor& y) = 0;
+                       Epilogue epilogue, const Tensor& y) {}
   virtual void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
-                              const Tensor& dx) = 0;
+                              const Tensor& dx) {}
   /// dw and, when defined, db are overwritten, or added to when their flag says so.
   virtual void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w,
-                               const Tensor& dw, bool accumulate_b, const Tensor& db) = 0;
+                               const Tensor& dw, bool accumulate_b, const Tensor& db) {}
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

@@ -3,6 +3,9 @@
 
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// Ba, Kiros and Hinton, "Layer Normalization", 2016, as PyTorch's LayerNorm computes it. x, y, dx and dy are (…, C),
@@ -14,34 +17,29 @@ class LayerNormKernels {
   /// y = (x − mean) · inverse · gamma + beta, with a row's mean and inverse = 1 / sqrt(variance + eps) of its biased
   /// variance; both (M) are returned for backward.
   virtual void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
-                       const Tensor& mean, const Tensor& inverse) = 0;
+                       const Tensor& mean, const Tensor& inverse) {}
   /// sum = x + residual, rounded to their type, and forward() of that.
   virtual void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
                              double eps, const Tensor& sum, const Tensor& y, const Tensor& mean,
-                             const Tensor& inverse) = 0;
+                             const Tensor& inverse) {}
   /// dx (M, C); may be dy.
   virtual void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                              const Tensor& inverse, const Tensor& dx) = 0;
+                              const Tensor& inverse, const Tensor& dx) {}
   /// Whether backward_input_added() may be called.
   virtual bool adds_to_gradients() const { return false; }
   /// dx (M, C) += backward_input()'s, rounded once. dx is not dy.
   virtual void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                                     const Tensor& inverse, const Tensor& dx) {
-    static_cast<void>(x), static_cast<void>(dy), static_cast<void>(gamma), static_cast<void>(mean);
-    static_cast<void>(inverse), static_cast<void>(dx);
     throw InternalError("this device adds gradients by themselves");
   }
   /// The sums over all rows: dgamma of dy · (x − mean) · inverse, dbeta of dy; each is left out where it is undefined,
   /// and added to what is there where it says so.
   virtual void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
                                    bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
-                                   const Tensor& dbeta) = 0;
+                                   const Tensor& dbeta) {}
   /// Whether backward() of rows of this many elements reads x and dy once, and is to be called rather than the two one
   /// by one.
-  virtual bool backward_reads_once(std::int64_t columns) const {
-    static_cast<void>(columns);
-    return false;
-  }
+  virtual bool backward_reads_once(std::int64_t columns) const { return false; }
   /// backward_parameters(), then backward_input(), or backward_input_added() where `add`.
   virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                         const Tensor& inverse, bool add, const Tensor& dx, bool accumulate_gamma, const Tensor& dgamma,
@@ -56,3 +54,5 @@ class LayerNormKernels {
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

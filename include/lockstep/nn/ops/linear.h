@@ -5,6 +5,9 @@
 
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// The function that a kernel applies to its result. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and after fully
@@ -33,26 +36,23 @@ class LinearKernels {
  public:
   virtual ~LinearKernels() = default;
   /// y (N, O) = epilogue(x (N, I) · wᵀ + b)
-  virtual void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) = 0;
+  virtual void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) {}
   /// dx (N, I) = dy (N, O) · w
-  virtual void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) = 0;
+  virtual void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) {}
   /// dw (O, I) = dyᵀ · x, added to what dw holds when `accumulate`
-  virtual void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) = 0;
+  virtual void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {}
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
-  virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
+  virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) {}
 
   /// Whether the next two may be called.
   virtual bool multiplies_int8_rows() const { return false; }
   /// Fills `rows`, whose tensors are there, with w (O, I) f32.
   virtual void to_int8_rows(const Tensor& w, const Int8Rows& rows) {
-    static_cast<void>(w), static_cast<void>(rows);
     throw InternalError("this device has no weights of int8");
   }
   /// forward() with these weights; x, b and y are f32, and so are products and sums.
   virtual void forward_int8_rows(const Tensor& x, const Int8Rows& w, const Tensor& b, Epilogue epilogue,
                                  const Tensor& y) {
-    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
-    static_cast<void>(y);
     throw InternalError("this device has no weights of int8");
   }
 
@@ -68,23 +68,20 @@ class LinearKernels {
   /// functions below are not to be called.
   virtual SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                                     DType dtype) const {
-    static_cast<void>(epilogue), static_cast<void>(samples), static_cast<void>(out), static_cast<void>(dtype);
     return {};
   }
   /// forward(), which also fills `saved_preactivation`.
   virtual void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
                                            const Tensor& y, const Tensor& saved_preactivation) {
-    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
-    static_cast<void>(y), static_cast<void>(saved_preactivation);
     throw InternalError("this device saves no preactivation");
   }
   /// dx (N, I) = (dy (N, O) · w) · activation'(what x is the activation of), where `saved_preactivation` is that of x.
   virtual void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue,
                                       const Tensor& saved_preactivation, const Tensor& dx) {
-    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(epilogue), static_cast<void>(saved_preactivation);
-    static_cast<void>(dx);
     throw InternalError("this device saves no preactivation");
   }
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

@@ -6,6 +6,9 @@
 
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// Scale of a loss's gradient, but not of its sum: `constant`, times `factor` if that is defined: (1) f32 on the
@@ -32,14 +35,18 @@ class LossKernels {
   /// logits' type, if defined, receives (softmax − q) · scale, and zeros between its rows if that is nobody's; it may
   /// be the logits.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
-                             const Tensor& totals, const Tensor& dlogits) = 0;
+                             const Tensor& totals, const Tensor& dlogits) {}
   /// total () f32: in how many rows of logits (N, K) fewer than k others come before the label's: larger ones, and
   /// equal ones of lower classes. Labels as above; a label's logit that is NaN counts for nothing.
-  virtual void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) = 0;
+  virtual void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) {}
+  /// totals (2) receives the sum of all elements of x (f32), added up in f64, and NaN: nothing is counted.
+  virtual void total(const Tensor& x, const Tensor& totals) {}
   /// Squared error. x, target (any shape) f32. totals (2) receives the sum of (x − target)² and 0. dx, if defined,
   /// receives 2 (x − target) · scale.
   virtual void squared_error(const Tensor& x, const Tensor& target, const LossScale& scale, const Tensor& totals,
-                             const Tensor& dx) = 0;
+                             const Tensor& dx) {}
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

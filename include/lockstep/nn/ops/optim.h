@@ -6,6 +6,9 @@
 
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 /// Note [Norm blocks]
@@ -93,35 +96,37 @@ class OptimKernels {
   /// CPU alone: for each further copy of the parameters that gets the new values too, how many elements it lies from
   /// UpdateArrays::parameter.
   virtual void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all,
-                      const Tensor& factors, std::span<const std::ptrdiff_t> replicas) = 0;
+                      const Tensor& factors, std::span<const std::ptrdiff_t> replicas) {}
   void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all, const Tensor& factors) {
     update(rule, control, all, factors, {});
   }
   /// For a rule with norms, before update(): moves what it remembers before the parameter, and sums[2b], sums[2b + 1] =
   /// Σ x², Σ y² over block b of what the rule takes the norms of.
-  virtual void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) = 0;
+  virtual void prepare(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) {}
   /// factors[i] (f32) = what `rule` makes of the two norms of parameter i, whose `count` and `sums` are those of the
   /// whole parameter.
-  virtual void compute_factors(const UpdateRule& rule, std::span<const UpdateArrays> all, const Tensor& factors) = 0;
+  virtual void compute_factors(const UpdateRule& rule, std::span<const UpdateArrays> all, const Tensor& factors) {}
   /// sums[b] = Σ g² over block b of each gradient.
-  virtual void squares(std::span<const UpdateArrays> all) = 0;
+  virtual void squares(std::span<const UpdateArrays> all) {}
   /// to (1) f64 = the sum of `parts` (n) f64, in an order that depends on n alone.
-  virtual void add_up(const Tensor& parts, const Tensor& to) = 0;
+  virtual void add_up(const Tensor& parts, const Tensor& to) {}
   /// Whether and how far this step goes: kApply = 1 where `loss`, whose first element is the summed loss (f32), is
   /// finite, and so is the norm if it clips, else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as
   /// torch.nn.utils.clip_grad_norm_ has it, or 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is
   /// 0.
   virtual void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
-                                    const Tensor& control) = 0;
+                                    const Tensor& control) {}
   /// The same of a step whose losses have been multiplied by scaler[kScale], `scaler` (ScalerState::kSize): all of
   /// `control`. kApply = 1 where loss and squares are finite. Squares that are not set scaler[kNonFinite]. The rates
   /// are those of step `steps` − missed + 1; kGradientScale divides by the scale, too, and clips the norm that
   /// gradients then have.
-  virtual void compute_scaled_update(const ScaledStep& step, const Tensor& scaler, const Tensor& control) = 0;
+  virtual void compute_scaled_update(const ScaledStep& step, const Tensor& scaler, const Tensor& control) {}
   /// steps (1) i64 += 1 where control[kApply] is not 0.
-  virtual void count_step(const Tensor& control, const Tensor& steps) = 0;
+  virtual void count_step(const Tensor& control, const Tensor& steps) {}
   /// Ends a step: moves `scaler` as `rule` says, and clears kNonFinite.
-  virtual void update_loss_scale(const LossScaleRule& rule, const Tensor& scaler) = 0;
+  virtual void update_loss_scale(const LossScaleRule& rule, const Tensor& scaler) {}
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

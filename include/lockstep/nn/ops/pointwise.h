@@ -6,6 +6,9 @@
 #include "lockstep/nn/ops/dropout.h"
 #include "lockstep/nn/tensor/tensor.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // Note [Shapes alone]
+
 namespace lockstep::nn {
 
 enum class GeluKind : std::uint8_t {
@@ -21,35 +24,37 @@ enum class BinaryOp : std::uint8_t;
 class PointwiseKernels {
  public:
   virtual ~PointwiseKernels() = default;
-  virtual void fill(const Tensor& y, float value) = 0;
+  virtual void fill(const Tensor& y, float value) {}
   /// Any dtype.
-  virtual void copy(const Tensor& x, const Tensor& y) = 0;
+  virtual void copy(const Tensor& x, const Tensor& y) {}
   /// The same of tensors whose rows may lie apart (Note [Pitch]), of one shape.
-  virtual void copy_rows(const Tensor& x, const Tensor& y) = 0;
+  virtual void copy_rows(const Tensor& x, const Tensor& y) {}
   /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even. Of one type it is a copy.
-  virtual void cast(const Tensor& x, const Tensor& y) = 0;
+  virtual void cast(const Tensor& x, const Tensor& y) {}
   /// One more than before: counter () i64.
-  virtual void increment(const Tensor& counter) = 0;
+  virtual void increment(const Tensor& counter) {}
   /// y += alpha · x; x may be bf16 where y is f32.
-  virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
+  virtual void add_to(const Tensor& x, float alpha, const Tensor& y) {}
   /// y = op(x); y may be x. NaN stays NaN. Rules of losses (LossRule) compute in f32 alone, here and below.
-  virtual void unary(UnaryOp op, const Tensor& x, const Tensor& y) = 0;
+  virtual void unary(UnaryOp op, const Tensor& x, const Tensor& y) {}
   /// dx = dy · op'(x), where y is op(x); dx may be dy. Of x and y the one that the rule does not read may be undefined.
   /// At 0 the slope of kAbs and of kRelu is 0.
-  virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) {}
   /// z = op(x, y); z may be x or y.
-  virtual void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) = 0;
+  virtual void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) {}
   /// dx and dy, each left out where it is undefined, from z's gradient. Where x and y are equal, each gets half of
   /// that of kMin and kMax.
   virtual void binary_backward(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& dz, const Tensor& dx,
-                               const Tensor& dy) = 0;
+                               const Tensor& dy) {}
   /// y (N, …) = x / (1 − p) where an element is kept, else 0 (Srivastava et al., "Dropout", 2014), with 0 ≤ p < 1;
   /// y may be x. Whether element e of sample n is kept is a pure function (dropout_bits) of state's seed and step, of
   /// `layer`, of first_sample + n and of e, so it does not depend on how samples are shared out among ranks. state:
   /// DropoutState as (3) i64, on the device. Backward is the same call on dy.
-  virtual void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) = 0;
+  virtual void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) {}
   /// y (N, C, R) = x (N, R, C) with its last two axes exchanged.
-  virtual void swap_last_axes(const Tensor& x, const Tensor& y) = 0;
+  virtual void swap_last_axes(const Tensor& x, const Tensor& y) {}
 };
 
 }  // namespace lockstep::nn
+
+#pragma GCC diagnostic pop

@@ -39,6 +39,15 @@ class Shape {
     return n;
   }
 
+  /// (…) → (…, extent)
+  Shape with_last(std::int64_t extent) const {
+    if (size_ == kMaxDims) [[unlikely]]
+      throw UsageError("an axis more than " + std::to_string(kMaxDims), "give fewer");
+    Shape more = *this;
+    more.dims_[static_cast<std::size_t>(more.size_++)] = extent;
+    return more;
+  }
+
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:
