@@ -343,13 +343,17 @@ TEST(TcpStore, WhereToListen) {
   EXPECT_TRUE(are_loopback(listen_at(rendezvous, true)));  // it says what it is
 }
 
+UniqueFd accepted_at(const UniqueFd& listener) {
+  pollfd look{listener.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&look, 1, 10'000), 1);
+  return UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+}
+
 TEST(TcpStore, SomethingElseListens) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread server([&] {
-    pollfd look{listeners[0].get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
-    const UniqueFd client = accept_from(listeners[0]);
+    const UniqueFd client = accepted_at(listeners[0]);
     ASSERT_GT(::write(client.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", 28), 0);
     std::this_thread::sleep_for(300ms);
   });
@@ -487,9 +491,7 @@ TEST(TcpStore, NothingIsSentToAnImpostor) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread impostor([&] {
-    pollfd look{listeners[0].get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
-    const UniqueFd socket = accept_from(listeners[0]);
+    const UniqueFd socket = accepted_at(listeners[0]);
     const std::string words = "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
                               hello_frame(34, Packer().text(pack(StoreAnswer{0, "h"})).text(std::string(32, 'x')));
     ASSERT_EQ(::write(socket.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
