@@ -22,6 +22,9 @@ constexpr std::uint64_t kTimer = 0;
 constexpr std::uint64_t kListener = 1;
 constexpr std::uint64_t kFirstConnection = 2;
 
+/// Before `fd` is closed: a child that a program has forked may keep it open, and epoll would report it still.
+void unwatch(const UniqueFd& epoll, const UniqueFd& fd) { ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd.get(), nullptr); }
+
 }  // namespace
 
 AuthenticatedListener::AuthenticatedListener(std::vector<UniqueFd> listeners, Settings settings)
@@ -102,26 +105,35 @@ void AuthenticatedListener::advance(std::uint64_t id) {
   const auto found = pending_.find(id);
   if (found == pending_.end()) return;
   Caller& caller = found->second;
-  switch (caller.handshake.advance(caller.socket.get())) {
-    case Handshake::State::kInProgress: return;
-    case Handshake::State::kAsked:
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
-      ready_.push_back(std::move(caller));
-      break;
-    default:
-      // Somebody who only looked whether the port is open, or who has been ended, is counted without a line.
-      if (caller.handshake.failure() == Handshake::Failure::kGone)
-        strangers_ += settings_.counts_gone ? 1 : 0;
-      else
-        complain(caller.socket, caller.handshake.why());
-  }
+  const auto state = caller.handshake.advance(caller.socket.get());
+  if (state == Handshake::State::kInProgress) return;
+  unwatch(epoll_, caller.socket);
+  if (state == Handshake::State::kAsked)
+    ready_.push_back(std::move(caller));
+  else if (caller.handshake.failure() != Handshake::Failure::kGone)
+    complain(caller.socket, caller.handshake.why());
+  else if (settings_.counts_gone)
+    ++strangers_;  // somebody who only looked whether the port is open, or who has been ended: not worth a line
   pending_.erase(found);
 }
 
 void AuthenticatedListener::drop(std::uint64_t id, const char* why) {
   const auto found = pending_.find(id);
   complain(found->second.socket, why);
+  unwatch(epoll_, found->second.socket);
   pending_.erase(found);
+}
+
+void AuthenticatedListener::stop_listening() {
+  for (const UniqueFd& listener : listeners_) unwatch(epoll_, listener);
+  listeners_.clear();
+}
+
+void AuthenticatedListener::close() {
+  stop_listening();
+  for (const auto& [id, caller] : pending_) unwatch(epoll_, caller.socket);
+  pending_.clear();
+  ready_.clear();
 }
 
 void AuthenticatedListener::drop_expired() {

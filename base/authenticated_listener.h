@@ -44,13 +44,9 @@ class AuthenticatedListener {
   /// None where none is ready. Throws DeviceError when this process is out of descriptors and no stranger has any.
   std::optional<Caller> next();
   /// Nobody can call any more; those who have are heard.
-  void stop_listening() { listeners_.clear(); }
+  void stop_listening();
   /// As if nobody had called.
-  void close() {
-    stop_listening();
-    pending_.clear();
-    ready_.clear();
-  }
+  void close();
   /// For a handshake, of those who call from now on.
   void give_callers(Clock::duration patience) { patience_ = patience; }
 
