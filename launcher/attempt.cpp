@@ -113,7 +113,7 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
   facts.flight_dir = users && !users->empty() ? *users : job.shm_path() + "/flight";
   const JobSecret secret = gathered.secret.empty() ? JobSecret::random() : gathered.secret;
   facts.secret = secret.text();
-  AuthenticatedListener listener(listen_at(facts.socket_path), secret, options.ranks);
+  AuthenticatedListener listener = listen_for_job(facts.socket_path, secret, options.ranks);
   const std::string log = job.path() + "/starter.log";
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   check_system(bool(output), "opening " + log);

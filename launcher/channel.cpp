@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/handshake.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -114,6 +113,24 @@ UniqueFd connect_to(const std::string& address_text, const JobSecret& secret, in
 
 UniqueFd connect_to(const std::string& address, const JobSecret& secret) {
   return connect_to(address, secret, kMostAttempts);
+}
+
+AuthenticatedListener listen_for_job(const std::string& path, const JobSecret& secret, int ranks) {
+  std::vector<UniqueFd> listeners;
+  listeners.push_back(listen_at(path));
+  return {std::move(listeners),
+          {.port = Handshake::Port::kLauncher,
+           .secret = secret,
+           .expected = static_cast<std::size_t>(ranks),
+           .to = " to the launcher's socket"}};
+}
+
+UniqueFd accept_from(AuthenticatedListener& listener) {
+  auto caller = listener.next();
+  if (!caller) return {};
+  caller->handshake.accept({});
+  caller->handshake.flush(caller->socket.get());
+  return std::move(caller->socket);
 }
 
 }  // namespace lockstep::launcher

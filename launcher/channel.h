@@ -12,6 +12,7 @@
 #include <string_view>
 #include <variant>
 
+#include "base/authenticated_listener.h"
 #include "base/scope.h"
 #include "base/status_report.h"
 #include "launcher/frame.h"
@@ -119,5 +120,10 @@ class Channel {
 /// process in: each proves to the other that it knows `secret` (Note [Handshake]) before anything is said.
 UniqueFd listen_at(const std::string& path);
 UniqueFd connect_to(const std::string& address, const JobSecret& secret);
+
+/// At `path`, for `ranks` processes that know the secret.
+AuthenticatedListener listen_for_job(const std::string& path, const JobSecret& secret, int ranks);
+/// The next of them; none where none is ready.
+UniqueFd accept_from(AuthenticatedListener& listener);
 
 }  // namespace lockstep::launcher

@@ -314,8 +314,8 @@ void Supervisor::handle(Connection& connection, const Message& message) {
 }
 
 void Supervisor::accept_ranks() {
-  while (UniqueFd socket = listener_.accept()) connections_.emplace_back(std::move(socket));
-  while (const auto complaint = listener_.next_complaint()) console_.say(*complaint);
+  while (UniqueFd socket = accept_from(listener_)) connections_.emplace_back(std::move(socket));
+  while (const auto complaint = listener_.next_complaint()) console_.say("warning: " + *complaint);
 }
 
 void Supervisor::take_signals() {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/authenticated_listener.h"
+#include "base/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/console.h"
 #include "launcher/flight_records.h"

@@ -61,9 +61,6 @@ constexpr auto kAnswerWithin = std::chrono::seconds(5);
 // listener that accepts an abandoned call would take it for the caller's end.
 constexpr auto kPairAnswersWithin = std::chrono::seconds(30);
 constexpr auto kWelcomedWithin = 2 * kPairAnswersWithin;
-// Beside those who are to call.
-constexpr std::size_t kMostStrangers = 64;
-constexpr int kMostWarnings = 5;
 constexpr auto kCallNap = std::chrono::milliseconds(50);
 
 // Size of the kernel's buffer for each direction: the traffic of a 10 Gbit/s link in 3 ms, so that bytes flow while
@@ -137,14 +134,7 @@ struct PeerConnector::Connection {
   bool is_calling() const { return calls && wanted && !there && state != State::kPausing; }
 };
 
-struct PeerConnector::PendingPeer {
-  UniqueFd socket;
-  Handshake handshake;
-  Clock::time_point until{};
-};
-
-PeerConnector::PeerConnector(int rank, Clock::duration patience)
-    : rank_(rank), patience_(patience), callers_have_(kHandshakeWithin) {}
+PeerConnector::PeerConnector(int rank, Clock::duration patience) : rank_(rank), patience_(patience) {}
 PeerConnector::~PeerConnector() = default;
 
 void PeerConnector::set_up(const UniqueFd& socket) const {
@@ -171,7 +161,7 @@ std::vector<ListenAddress> PeerConnector::listen(const std::vector<NetworkInterf
     }
     where.push_back({address.host_text(), own_address(socket).value_or(SocketAddress()).port()});
     listens_at_ += (listens_at_.empty() ? "" : ", ") + host_port_text(where.back().host, where.back().port);
-    listeners_.push_back(std::move(socket));
+    sockets_.push_back(std::move(socket));
   }
   if (where.empty())
     throw DeviceError(fmt::format("this host has no address to listen at: {}", complaint), "look at its network");
@@ -192,6 +182,10 @@ void PeerConnector::expect(const Peers& peers, int rank, std::vector<ListenAddre
 std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts, Deadline deadline) {
   secret_ = secret;
   encrypts_ = encrypts;
+  listener_.emplace(
+      std::move(sockets_),
+      AuthenticatedListener::Settings{
+          .port = Handshake::Port::kData, .secret = secret, .encrypts = encrypts, .expected = connections_.size()});
   const auto begin = Clock::now();
   const auto of_channel = [](const Connection& one) { return one.purpose == Purpose::kChannel; };
   const auto all_there = [&] {
@@ -202,25 +196,21 @@ std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts,
     if (deadline.expired()) give_up(seconds_between(begin, Clock::now()));
     look(std::min<Clock::duration>(kCallNap, deadline.remaining()));
   }
-  if (std::ranges::all_of(connections_, of_channel)) {
-    listeners_.clear();
-    pending_.clear();
-  }
-  if (rejected_ > kMostWarnings) log_warn("refused {} connections to this rank from outside this job", rejected_);
+  if (const auto summary = listener_->summary()) log_warn("{}", *summary);
+  listener_->give_callers(kPairAnswersWithin);
+  if (std::ranges::all_of(connections_, of_channel)) listener_.reset();
   std::vector<Link> links;
   for (Connection& connection : connections_)
     if (of_channel(connection))
       links.emplace_back(std::move(connection.socket), connection.host, connection.rank, std::move(connection.ciphers));
   std::erase_if(connections_, of_channel);
-  callers_have_ = kPairAnswersWithin;
   return links;
 }
 
 void PeerConnector::look(Clock::duration at_most) {
   const auto now = Clock::now();
   auto until = now + at_most;
-  std::vector<pollfd> entries;
-  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
+  std::vector<pollfd> entries = {{listener_ ? listener_->fd() : -1, POLLIN, 0}};
   for (Connection& connection : connections_) {
     const bool missing = connection.calls && connection.wanted && !connection.there;
     if (missing && connection.state == Connection::State::kPausing && now >= connection.until)
@@ -229,33 +219,18 @@ void PeerConnector::look(Clock::duration at_most) {
                        static_cast<short>(connection.state == Connection::State::kConnecting ? POLLOUT : POLLIN), 0});
     if (missing) until = std::min(until, std::max(connection.until, now));
   }
-  const std::size_t first_pending = entries.size(), count = pending_.size();
-  for (const PendingPeer& pending : pending_) entries.push_back({pending.socket.get(), POLLIN, 0});
   const auto nap = std::chrono::duration_cast<Millis>(until - now).count();
   if (::poll(entries.data(), entries.size(), static_cast<int>(nap) + (at_most > Clock::duration::zero() ? 1 : 0)) < 0)
     return;
 
   for (std::size_t i = 0; i < connections_.size(); ++i) {
     Connection& connection = connections_[i];
-    if (entries[listeners_.size() + i].revents != 0)
+    if (entries[1 + i].revents != 0)
       continue_connecting(connection);
     else if (connection.is_calling() && Clock::now() >= connection.until)
       disconnect(connection, errno_text(ETIMEDOUT));
   }
-  std::vector<bool> gone(pending_.size());
-  for (std::size_t i = 0; i < count; ++i) {
-    if (entries[first_pending + i].revents != 0) gone[i] = read_from(pending_[i]);
-    if (!gone[i] && Clock::now() >= pending_[i].until) {
-      reject(pending_[i], pending_[i].handshake.has_heard() ? "it takes too long" : "it says nothing");
-      gone[i] = true;
-    }
-  }
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    if (!gone[i]) std::swap(pending_[kept++], pending_[i]);
-  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(kept), pending_.end());
-  for (std::size_t i = 0; i < listeners_.size(); ++i)
-    if (entries[i].revents != 0) accept(listeners_[i]);
+  if (entries[0].revents != 0) take_callers();
 }
 
 // ---- Pairs ----
@@ -284,8 +259,7 @@ std::string PeerConnector::trouble_with(int rank) const {
 }
 
 void PeerConnector::listen_to(std::vector<pollfd>& entries) const {
-  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
-  for (const PendingPeer& pending : pending_) entries.push_back({pending.socket.get(), POLLIN, 0});
+  if (listener_) entries.push_back({listener_->fd(), POLLIN, 0});
   for (const Connection& one : connections_)
     if (one.is_calling())
       entries.push_back(
@@ -342,76 +316,30 @@ void PeerConnector::disconnect(Connection& connection, const std::string& why) {
 
 // ---- Being called ----
 
-void PeerConnector::accept(const UniqueFd& listener) {
-  for (std::size_t i = 0; i < kMostStrangers; ++i) {
-    UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if ((errno == EMFILE || errno == ENFILE) && !pending_.empty()) {  // strangers have them, most likely
-        make_room();
-        continue;
-      }
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-        throw DeviceError(fmt::format("cannot accept a connection of another host: {}", errno_text(errno)),
-                          "raise ulimit -n");
-      return;
-    }
-    set_up(socket);
-    pending_.push_back({std::move(socket), Handshake::listen(Handshake::Port::kData, secret_, encrypts_),
-                        Clock::now() + callers_have_});
-    if (pending_.size() > kMostStrangers + connections_.size()) make_room();
-  }
+void PeerConnector::take_callers() {
+  while (auto caller = listener_->next()) take(*caller);
+  while (const auto complaint = listener_->next_complaint()) log_warn("{}", *complaint);
 }
 
-/// The one that has been silent for longest goes; where none is silent, the oldest.
-void PeerConnector::make_room() {
-  const auto silent = std::ranges::find_if(
-      pending_, [](const PendingPeer& one) { return !one.handshake.has_heard() && !has_bytes(one.socket); });
-  const auto leaves = silent != pending_.end() ? silent : pending_.begin();
-  reject(*leaves, "it sends nothing while others wait");
-  pending_.erase(leaves);
-}
-
-bool PeerConnector::read_from(PendingPeer& pending) {
-  switch (pending.handshake.advance(pending.socket.get())) {
-    case Handshake::State::kAsked: break;
-    case Handshake::State::kFailed:
-      // Somebody who only looked whether the port is open, or who tries another way, goes without a word.
-      if (pending.handshake.failure() != Handshake::Failure::kGone) reject(pending, pending.handshake.why());
-      return true;
-    default: return false;
-  }
-  if (!take(pending)) reject(pending, pending.handshake.why());
-  return true;
-}
-
-bool PeerConnector::take(PendingPeer& pending) {
-  if (Clock::now() >= pending.until) {  // it may have given this call up
-    pending.handshake.refuse("it takes too long");
-    pending.handshake.flush(pending.socket.get());
-    return false;
-  }
+void PeerConnector::take(AuthenticatedListener::Caller& caller) {
+  auto& [socket, handshake, until] = caller;
   const auto connection = std::ranges::find_if(connections_, [&](const Connection& one) {
-    return !one.calls && !one.taken && pending.handshake.identity() == identity_text(one.rank, rank_, one.purpose);
+    return !one.calls && !one.taken && handshake.identity() == identity_text(one.rank, rank_, one.purpose);
   });
-  if (connection == connections_.end()) {
-    pending.handshake.refuse("it is no rank that this one waits for");
-    pending.handshake.flush(pending.socket.get());
-    return false;
+  const bool late = Clock::now() >= until;  // it may have given this call up
+  if (late || connection == connections_.end()) {
+    handshake.refuse(late ? "it takes too long" : "it is no rank that this one waits for");
+    handshake.flush(socket.get());
+    return listener_->complain(socket, handshake.why());
   }
-  pending.handshake.accept({});
-  pending.handshake.flush(pending.socket.get());
-  LOCKSTEP_ASSERT(!pending.handshake.has_unsent(), "a connection in which nothing has been sent takes no answer");
+  set_up(socket);
+  handshake.accept({});
+  handshake.flush(socket.get());
+  LOCKSTEP_ASSERT(!handshake.has_unsent(), "a connection in which nothing has been sent takes no answer");
   // One that calls again has given its first call up.
-  connection->socket = std::move(pending.socket);
-  if (encrypts_) connection->ciphers.emplace(pending.handshake.take_ciphers());
+  connection->socket = std::move(socket);
+  if (encrypts_) connection->ciphers.emplace(handshake.take_ciphers());
   connection->there = true;
-  return true;
-}
-
-void PeerConnector::reject(const PendingPeer& pending, const std::string& why) {
-  if (++rejected_ > kMostWarnings) return;
-  log_warn("a connection from {} was refused: {}{}", peer_text(pending.socket), why,
-           rejected_ == kMostWarnings ? "; further ones are not reported" : "");
 }
 
 void PeerConnector::give_up(double waited_seconds) const {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/handshake.h"
+#include "base/authenticated_listener.h"
 #include "base/network.h"
 #include "base/scope.h"
 #include "comm/hosts/link.h"
@@ -66,18 +66,13 @@ class PeerConnector {
 
  private:
   struct Connection;
-  struct PendingPeer;
 
   void start_connecting(Connection& connection);
   void continue_connecting(Connection& connection);
   void disconnect(Connection& connection, const std::string& why);
-  void accept(const UniqueFd& listener);
-  void make_room();
-  /// Whether the pending peer is done with: taken, or rejected.
-  bool read_from(PendingPeer& pending);
-  /// Whether it is one of those that are to call; its refusal is on its way otherwise.
-  bool take(PendingPeer& pending);
-  void reject(const PendingPeer& pending, const std::string& why);
+  void take_callers();
+  /// If it is one of those that are to call; its refusal is on its way otherwise.
+  void take(AuthenticatedListener::Caller& caller);
   void set_up(const UniqueFd& socket) const;
   /// Waits at most so long for something to do, and does it.
   void look(Clock::duration at_most);
@@ -86,14 +81,12 @@ class PeerConnector {
 
   const int rank_;
   const Clock::duration patience_;
-  std::vector<UniqueFd> listeners_;
+  std::vector<UniqueFd> sockets_;  // until connect()
+  std::optional<AuthenticatedListener> listener_;
   std::string listens_at_;
   std::vector<Connection> connections_;
-  std::vector<PendingPeer> pending_;
-  Clock::duration callers_have_;  // for a handshake
   JobSecret secret_;
   bool encrypts_ = false;
-  int rejected_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -47,9 +47,6 @@ Addresses resolve(const char* variable, const std::string& host, int port, Deadl
   }
 }
 
-/// What every connection gets: small messages leave at once, and a host that dies without a word is noticed.
-void set_up(const UniqueFd& socket) { set_up_connection(socket, 15, 5, 3); }
-
 /// Nothing, and errno, where `address` cannot be listened at.
 std::optional<UniqueFd> listen_at_one(const SocketAddress& address) {
   UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -212,19 +209,6 @@ UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks
   }
 }
 
-UniqueFd accept_from(const UniqueFd& listener) {
-  UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket) {
-    set_up(socket);
-  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-    throw DeviceError(fmt::format("rank 0 cannot accept a connection: {}", errno_text(errno)), "raise ulimit -n");
-  }
-  return socket;
-}
-
-std::string peer_text(const UniqueFd& socket) {
-  const auto peer = peer_address(socket);
-  return peer ? peer->text() : "?";
-}
+void set_up(const UniqueFd& socket) { set_up_connection(socket, 15, 5, 3); }
 
 }  // namespace lockstep::comm

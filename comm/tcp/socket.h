@@ -27,11 +27,7 @@ bool are_loopback(const std::vector<UniqueFd>& listeners);
 /// mentioned (comm/wait.h).
 UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks = false);
 
-/// One connection that waits at `listener`; none where none does, or where it has gone again. Throws DeviceError when
-/// this process is out of descriptors or memory.
-UniqueFd accept_from(const UniqueFd& listener);
-
-/// "127.0.0.1:40112", the other end of a connection.
-std::string peer_text(const UniqueFd& socket);
+/// What every connection gets: small messages leave at once, and a host that dies without a word is noticed.
+void set_up(const UniqueFd& socket);
 
 }  // namespace lockstep::comm

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/network.h"
 #include "base/signals.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
@@ -23,7 +22,11 @@ constexpr std::size_t kMostTableBytes = std::size_t{1} << 30;
 // How long a rejected peer, or all of them at the end, may take to read the reason.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
-constexpr int kMostWarnings = 10;
+
+AuthenticatedListener::Settings settings_of(const StoreServer::Job& job) {
+  return {Handshake::Port::kStore, job.secret, job.encrypts, static_cast<std::size_t>(job.size),
+          " to MASTER_PORT",       10,         true};
+}
 
 std::string not_understood(const Malformed& error) { return fmt::format("is no longer understood: {}", error.what()); }
 
@@ -34,7 +37,9 @@ bool StoreServer::Table::any_is(Rank::State state) const {
 }
 
 StoreServer::StoreServer(std::vector<UniqueFd> listeners, Job job, UniqueFd own)
-    : job_(std::move(job)), listeners_(std::move(listeners)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : job_(std::move(job)),
+      listener_(std::move(listeners), settings_of(job_)),
+      wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wakeup_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
   // Before it serves: whoever finds the port open finds the group too.
   open(own);
@@ -86,7 +91,7 @@ void StoreServer::take_opened() {
 void StoreServer::run() {
   try {
     while (!stopping_) wait_and_serve();
-    listeners_.clear();
+    listener_.stop_listening();
     report_strangers();
     const auto end = Deadline::after(kFarewell);
     // What rank 0 has said before it closed its end, and its way to the others.
@@ -99,7 +104,7 @@ void StoreServer::run() {
     opened_.clear();
     clients_.clear();
     listens_ = false;
-    listeners_.clear();
+    listener_.close();
   }
 }
 
@@ -110,7 +115,7 @@ void StoreServer::wait_and_serve() {
   const bool accepts = now >= accept_again_;
   if (now < accept_again_) until = std::min(until, accept_again_);
   entries.push_back({stopping_ ? -1 : wakeup_.get(), POLLIN, 0});
-  for (const UniqueFd& listener : listeners_) entries.push_back({accepts ? listener.get() : -1, POLLIN, 0});
+  entries.push_back({accepts ? listener_.fd() : -1, POLLIN, 0});
   const std::size_t first_client = entries.size(), count = clients_.size();
   for (const auto& client : clients_) {
     const int events = (client->leaving ? 0 : POLLIN) | (client->wire.has_unsent() ? POLLOUT : 0);
@@ -133,38 +138,25 @@ void StoreServer::wait_and_serve() {
     if ((events & POLLOUT) != 0) client.wire.flush();
     if (client.leaving ? (events & (POLLHUP | POLLERR)) != 0 : (events & ~POLLOUT) != 0) read(client);
     if (client.leaving && !client.wire.has_unsent()) client.gone = true;
-    if (Clock::now() >= client.until) {
-      if (client.rank < 0 && !client.leaving)
-        warn_of_stranger(client, client.wire.handshake().has_heard() ? "it takes too long" : "it says nothing");
-      client.gone = true;
-    }
+    if (Clock::now() >= client.until) client.gone = true;
   }
   answer_all();
-  for (std::size_t i = 0; i < listeners_.size(); ++i)
-    if (entries[1 + i].revents != 0) accept_all(listeners_[i]);
+  if (entries[1].revents != 0) take_callers();
   remove_closed();
 }
 
-void StoreServer::accept_all(const UniqueFd& listener) {
-  for (std::size_t i = 0; i < kMostStrangers; ++i) {
-    try {
-      UniqueFd socket = accept_from(listener);
-      if (!socket) return;
-      clients_.push_back(std::make_unique<Client>(
-          std::move(socket), Handshake::listen(Handshake::Port::kStore, job_.secret, job_.encrypts)));
-      clients_.back()->until = Clock::now() + kHandshakeWithin;
-    } catch (const DeviceError& error) {
-      // Out of descriptors: strangers have them, most likely.
-      if (count_strangers() > 0) {
-        make_room();
-        continue;
-      }
-      log_warn("{} → {}", error.what(), error.remedy());
-      accept_again_ = Clock::now() + kAcceptPause;
-      return;
+void StoreServer::take_callers() {
+  try {
+    while (auto caller = listener_.next()) {
+      set_up(caller->socket);
+      clients_.push_back(std::make_unique<Client>(std::move(caller->socket), std::move(caller->handshake)));
+      greet(*clients_.back());
     }
-    if (count_strangers() > kMostStrangers + static_cast<std::size_t>(job_.size)) make_room();
+  } catch (const DeviceError& error) {
+    log_warn("{} → {}", error.what(), error.remedy());
+    accept_again_ = Clock::now() + kAcceptPause;
   }
+  while (const auto complaint = listener_.next_complaint()) log_warn("{}", *complaint);
 }
 
 /// After reading everything that had arrived: if two ranks set values while this process was stopped, neither must be
@@ -180,34 +172,12 @@ void StoreServer::answer_all() {
   }
 }
 
-/// The one that has been silent for longest goes; where none is silent, the oldest.
-void StoreServer::make_room() {
-  Client* leaves = nullptr;
-  bool any_silent = false;
-  for (const auto& client : clients_) {  // in the order in which they came
-    if (client->rank >= 0 || client->own || client->gone) continue;
-    const bool silent = !client->wire.handshake().has_heard() && !has_bytes(client->wire.socket());
-    if (leaves == nullptr || (silent && !any_silent)) leaves = client.get();
-    any_silent = any_silent || silent;
-  }
-  if (leaves == nullptr) return;
-  if (!leaves->leaving) warn_of_stranger(*leaves, "it sends nothing while others wait");
-  leaves->gone = true;
-  leaves->wire.close();
-}
-
-std::size_t StoreServer::count_strangers() const {
-  return static_cast<std::size_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
-    return client->rank < 0 && !client->own && !client->gone;
-  }));
-}
-
 void StoreServer::read(Client& client) {
   if (client.leaving || client.gone) {
     client.gone = true;
     return;
   }
-  if (client.rank < 0) return shake_hands(client);
+  if (client.rank < 0) return shake_hands_with_own(client);
   try {
     const auto received = client.wire.receive();
     while (!client.leaving && !client.gone)
@@ -221,21 +191,10 @@ void StoreServer::read(Client& client) {
   }
 }
 
-void StoreServer::shake_hands(Client& client) {
-  switch (client.wire.advance()) {
-    case Handshake::State::kAsked: return greet(client);
-    case Handshake::State::kFailed: break;
-    default: return;
-  }
-  const Handshake& handshake = client.wire.handshake();
-  if (handshake.failure() == Handshake::Failure::kGone) {
-    // Somebody who only looked whether the port is open, or who has been ended: counted, but not worth a line.
-    ++strangers_;
-    client.gone = true;
-    return;
-  }
-  warn_of_stranger(client, handshake.why());
-  close_after_sending(client);
+void StoreServer::shake_hands_with_own(Client& client) {
+  const auto state = client.wire.advance();
+  if (state == Handshake::State::kAsked) greet(client);
+  if (state == Handshake::State::kFailed) client.gone = true;
 }
 
 void StoreServer::obey(Client& client, Frame frame) {
@@ -313,12 +272,14 @@ StoreServer::Table* StoreServer::table_for(std::size_t rank, const std::string& 
 void StoreServer::refuse(Client& client, const std::string& why) {
   client.wire.handshake().refuse(why);
   client.wire.flush();
-  warn_of_stranger(client, client.wire.handshake().why());  // what it has said of itself reaches no terminal as it is
+  // What it has said of itself reaches no terminal as it is.
+  listener_.complain(client.wire.socket(), client.wire.handshake().why());
   close_after_sending(client);
 }
 
 void StoreServer::close_after_sending(Client& client) {
   client.leaving = true;
+  client.gone = !client.wire.has_unsent();
   client.until = Clock::now() + kFarewell;
 }
 
@@ -416,21 +377,11 @@ void StoreServer::stop_listening() {
   const std::lock_guard lock(mutex_);
   if (!opened_.empty()) return;
   listens_ = false;
-  listeners_.clear();
-}
-
-void StoreServer::warn_of_stranger(const Client& client, const std::string& why) {
-  if (++strangers_ > kMostWarnings) return;
-  reported_ = strangers_;
-  log_warn("a connection from {} to MASTER_PORT was refused: {}{}", peer_text(client.wire.socket()), why,
-           strangers_ == kMostWarnings ? "; further ones are counted, not reported" : "");
+  listener_.stop_listening();
 }
 
 void StoreServer::report_strangers() {
-  if (strangers_ == reported_) return;
-  reported_ = strangers_;
-  log_warn("refused {} connection{} to MASTER_PORT from outside this job so far", strangers_,
-           strangers_ == 1 ? "" : "s");
+  if (const auto summary = listener_.summary()) log_warn("{}", *summary);
 }
 
 void StoreServer::remove_closed() {

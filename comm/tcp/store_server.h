@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/authenticated_listener.h"
 #include "base/scope.h"
 #include "comm/tcp/wire.h"
 #include "lockstep/base/deadline.h"
@@ -23,9 +24,7 @@ namespace lockstep::comm {
 ///
 /// A connection belongs to no rank until it has proven that it knows the job's secret (Note [Handshake]) and its
 /// identity has been checked (job, world size, a rank that has not joined). Others get the reason and are closed: a
-/// stranger cannot do more than that. They have kHandshakeWithin. The server accepts kMostStrangers and one connection
-/// of each rank at a time; past that, it closes the one that has been silent for longest, so silent strangers keep
-/// nobody out. Rank 0's log names the first ones and counts all.
+/// stranger cannot do more than that (AuthenticatedListener). Rank 0's log names the first ones and counts all.
 ///
 /// A rank that gives up, or whose connection ends before it has left, is the end of its group: all others of the group
 /// hear of it at once.
@@ -58,7 +57,6 @@ class StoreServer {
   const Job& job() const { return job_; }
 
  private:
-  static constexpr std::size_t kMostStrangers = 64;
   struct Table;
 
   /// One connection.
@@ -66,12 +64,12 @@ class StoreServer {
     Client(UniqueFd socket, Handshake handshake) : wire(std::move(socket), std::move(handshake)) {}
     Wire wire;
     bool own = false;        // rank 0's
-    Table* table = nullptr;  // of its group; nullptr: a stranger so far
-    int rank = -1;           // -1: a stranger so far
+    Table* table = nullptr;  // of its group; nullptr: not known yet
+    int rank = -1;           // -1: not known yet
     std::uint32_t await = 0;
     bool leaving = false;  // to be closed when all has been sent
     bool gone = false;
-    Clock::time_point until = Clock::time_point::max();  // closed then: no hello, or a refusal that is not taken
+    Clock::time_point until = Clock::time_point::max();  // closed then: it does not take what it was sent last
   };
   struct Rank {
     enum class State { kUnused, kJoined, kLeft, kEnded };
@@ -101,11 +99,9 @@ class StoreServer {
   void take_opened();
   void wake();
   void wait_and_serve();
-  void accept_all(const UniqueFd& listener);
-  void make_room();
-  std::size_t count_strangers() const;
+  void take_callers();
   void read(Client& client);
-  void shake_hands(Client& client);
+  void shake_hands_with_own(Client& client);
   void obey(Client& client, Frame frame);
   void answer_all();
   void greet(Client& client);
@@ -123,13 +119,12 @@ class StoreServer {
   void leave(Client& client);
   void say_goodbye(Table& table);
   void stop_listening();
-  void warn_of_stranger(const Client& client, const std::string& why);
   void report_strangers();
   void remove_closed();
   bool has_unsent() const;
 
   const Job job_;
-  std::vector<UniqueFd> listeners_;
+  AuthenticatedListener listener_;
   UniqueFd wakeup_;  // an eventfd
   std::mutex mutex_;
   std::vector<UniqueFd> opened_;  // not taken by the thread yet; guarded by mutex_
@@ -141,8 +136,6 @@ class StoreServer {
   std::vector<std::pair<Client*, Frame>> asked_;  // kAwait and kAskAttendance, to be answered
   bool stopping_ = false;
   Clock::time_point accept_again_{};  // after running out of descriptors
-  int strangers_ = 0;                 // that were refused or gone, and how many of them have been reported
-  int reported_ = 0;
 
   std::thread thread_;
 };

@@ -17,7 +17,6 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
 #include "launcher/hosts/greeting.h"
@@ -143,7 +142,7 @@ class Helper {
       ready.shm_directory = job_->shm_path();
       for (const auto& directory : {ready.directory, ready.shm_directory}) write_token(directory, setup.token);
       secret_ = JobSecret::of_text(setup.secret);
-      listener_.emplace(listen_at(job_->path() + "/launcher"), secret_, setup.ranks);
+      listener_.emplace(listen_for_job(job_->path() + "/launcher", secret_, setup.ranks));
       if (setup.finds_port) ready.port = find_free_port();
     } catch (const Error& error) {
       return send(Refused{error.line()});
@@ -235,12 +234,12 @@ class Helper {
   }
 
   void accept_ranks() {
-    while (UniqueFd socket = listener_->accept()) {
+    while (UniqueFd socket = accept_from(*listener_)) {
       ranks_[++last_id_] = pipe_of(std::move(socket));
       send(ConnectionOpened{last_id_});
     }
     while (const auto complaint = listener_->next_complaint())
-      send(Notice{fmt::format("host {}: {}", name_, *complaint)});
+      send(Notice{fmt::format("host {}: warning: {}", name_, *complaint)});
   }
 
   /// Passes on what has arrived from a rank, up to 64 KiB; how much that was.

@@ -30,7 +30,7 @@
 #include "lockstep/comm/make_group.h"
 #include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
-#include "tests/comm/namespaces.h"
+#include "tests/support/namespaces.h"
 
 namespace lockstep::comm {
 namespace {

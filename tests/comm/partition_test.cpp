@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
-#include "tests/comm/namespaces.h"
+#include "tests/support/namespaces.h"
 
 namespace lockstep::comm {
 namespace {
@@ -20,11 +20,7 @@ class Partition : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!network_.why_not().empty()) GTEST_SKIP() << network_.why_not();
-    std::string plug =
-        fmt::format("ip -n {0} link add switch type bridge && ip -n {0} link set switch up", network_.switch_name());
-    for (int host = 0; host < 3; ++host)
-      plug += fmt::format(" && ip -n {} link set v{} master switch", network_.switch_name(), host);
-    if (!run_quietly(plug)) GTEST_SKIP() << "there is no switch to be had";
+    if (!network_.join()) GTEST_SKIP() << "there is no switch to be had";
   }
 
   /// What a rank does in each step.

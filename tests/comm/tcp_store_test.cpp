@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/tcp/socket.h"
@@ -26,7 +29,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using namespace std::chrono_literals;
 
 Deadline soon() { return Deadline::after(10s); }
@@ -76,6 +78,15 @@ std::vector<std::string> on_ranks(int size, int port, const std::function<void(S
 
 void expect_no_errors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// They are one job, to its end.
+void work_and_leave(Store& first, Store& second) {
+  second.set("a", "1");
+  EXPECT_EQ(first.get("a", soon()), "1");
+  std::thread leaving([&] { second.leave(soon()); });
+  first.leave(soon());
+  leaving.join();
 }
 
 /// Comes to the server as a rank would, byte by byte if need be.
@@ -172,7 +183,6 @@ TEST(TcpStore, AnyBytesUpToTheLimits) {
 
 TEST(TcpStore, TryGetDoesNotWait) {
   expect_no_errors(on_ranks(2, testing::free_port(), [&](Store& store) {
-    const std::vector<std::string> keys = {"never", "mine"};
     store.set(fmt::format("mine {}", store.rank()), "x");
     const std::vector<std::string> wanted = {"never", fmt::format("mine {}", store.rank())};
     for (int i = 0; i < 200; ++i)
@@ -238,15 +248,12 @@ TEST(TcpStore, ARankOfTheNextJobWaitsForItsRankZero) {
 
 TEST(TcpStore, ARankThatNeverJoinsIsNamedAndAllEndAlike) {
   const int port = testing::free_port();
-  World of_four = world_of(0, 4, port);
   std::vector<std::string> errors(4);
   std::vector<std::thread> threads;
   const auto begin = Clock::now();
   for (int rank = 0; rank < 3; ++rank)
     threads.emplace_back([&, rank] {
-      World world = of_four;
-      world.rank = world.local_rank = rank;
-      const auto store = make_tcp_store(world, soon());
+      const auto store = make_tcp_store(world_of(rank, 4, port), soon());
       const auto wait = Deadline::after(rank == 1 ? 300ms : 60s);
       if (rank == 1)
         errors[1] = error_of<TimeoutError>([&] { store->barrier("the start", wait); });
@@ -320,8 +327,7 @@ TEST(TcpStore, AMasterAddressThatIsNotHere) {
   world.rendezvous.listen = "127.0.0.1";
   const auto first = make_tcp_store(world, soon());
   const auto second = make_tcp_store(world_of(1, 2, world.rendezvous.port), soon());
-  second->set("a", "1");
-  EXPECT_EQ(first->get("a", soon()), "1");
+  work_and_leave(*first, *second);
 }
 
 TEST(TcpStore, WhereToListen) {
@@ -343,19 +349,28 @@ TEST(TcpStore, WhereToListen) {
   EXPECT_TRUE(are_loopback(listen_at(rendezvous, true)));  // it says what it is
 }
 
+/// Has taken rank 0's port, and says `words` to whoever comes first.
+class Impostor {
+ public:
+  Impostor(int port, std::string words)
+      : listeners_(listen_at(world_of(0, 2, port).rendezvous, false)), thread_([this, words = std::move(words)] {
+          pollfd look{listeners_[0].get(), POLLIN, 0};
+          ASSERT_EQ(::poll(&look, 1, 10'000), 1);
+          const UniqueFd client(::accept4(listeners_[0].get(), nullptr, nullptr, SOCK_CLOEXEC));
+          ASSERT_EQ(::write(client.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
+          std::this_thread::sleep_for(300ms);
+        }) {}
+
+ private:
+  const std::vector<UniqueFd> listeners_;
+  const std::jthread thread_;
+};
+
 TEST(TcpStore, SomethingElseListens) {
   const int port = testing::free_port();
-  const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
-  std::thread server([&] {
-    pollfd look{listeners[0].get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
-    const UniqueFd client = accept_from(listeners[0]);
-    ASSERT_GT(::write(client.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", 28), 0);
-    std::this_thread::sleep_for(300ms);
-  });
+  const Impostor server(port, "HTTP/1.1 400 Bad Request\r\n\r\n");
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
               AllOf(HasSubstr("is no rank 0 of lockstep"), HasSubstr("MASTER_PORT")));
-  server.join();
 }
 
 TEST(TcpStore, SomethingListensAndSaysNothing) {
@@ -399,11 +414,7 @@ TEST(TcpStore, StrangersAreRejected) {
   EXPECT_THAT(refusal(2, 1), HasSubstr("rank 1 has joined already (host "));
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(2, 3, port), soon()); }),
               HasSubstr("it is rank 2 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
-  second->set("a", "1");
-  EXPECT_EQ(first->get("a", soon()), "1");
-  std::thread leaving([&] { second->leave(soon()); });
-  first->leave(soon());
-  leaving.join();
+  work_and_leave(*first, *second);
 }
 
 // A rank that turns out not to speak the protocol ends the job, with its name.
@@ -434,8 +445,9 @@ TEST(TcpStore, AnExitCodeFromTheWireIsNeverSuccess) {
   }
 }
 
-World with_secret(World world, const JobSecret& secret) {
+World with_secret(World world, const JobSecret& secret, bool encrypts = false) {
   world.rendezvous.secret = secret;
+  world.rendezvous.encrypts = encrypts;
   return world;
 }
 
@@ -447,26 +459,18 @@ TEST(TcpStore, OnlyThoseWhoKnowTheSecretJoin) {
   EXPECT_THAT(Stranger(port).hello(2, 1, JobSecret::random()), HasSubstr("it does not know this job's secret"));
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
               AllOf(HasSubstr("has refused this process: it does not know this job's secret (LOCKSTEP_JOB_SECRET)"),
-                    HasSubstr("LOCKSTEP_JOB_SECRET (or none)"), Not(HasSubstr(secret.text()))));
+                    HasSubstr("LOCKSTEP_JOB_SECRET (or none)"), ::testing::Not(HasSubstr(secret.text()))));
   const auto second = make_tcp_store(with_secret(world_of(1, 2, port), secret), soon());
-  second->set("a", "1");
-  EXPECT_EQ(first->get("a", soon()), "1");
-  std::thread leaving([&] { second->leave(soon()); });
-  first->leave(soon());
-  leaving.join();
+  work_and_leave(*first, *second);
 }
 
-// An impostor that has taken rank 0's port, and welcomes everybody.
 // All ranks of a job encrypt, or none: the one that differs gets an error, and the job continues.
 TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
   const JobSecret secret = JobSecret::random();
   for (const bool job_does : {false, true}) {
     const int port = testing::free_port();
     const auto rank_of = [&](int rank, bool encrypts) {
-      World world = world_of(rank, 2, port);
-      world.rendezvous.secret = secret;
-      world.rendezvous.encrypts = encrypts;
-      return world;
+      return with_secret(world_of(rank, 2, port), secret, encrypts);
     };
     std::thread first([&] {
       const auto store = make_tcp_store(rank_of(0, job_does), soon());
@@ -485,20 +489,12 @@ TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
 
 TEST(TcpStore, NothingIsSentToAnImpostor) {
   const int port = testing::free_port();
-  const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
-  std::thread impostor([&] {
-    pollfd look{listeners[0].get(), POLLIN, 0};
-    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
-    const UniqueFd socket = accept_from(listeners[0]);
-    const std::string words = "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
-                              hello_frame(34, Packer().text(pack(StoreAnswer{0, "h"})).text(std::string(32, 'x')));
-    ASSERT_EQ(::write(socket.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
-    std::this_thread::sleep_for(200ms);
-  });
+  const Impostor welcoming(port,
+                           "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
+                               hello_frame(34, Packer().text(pack(StoreAnswer{0, "h"})).text(std::string(32, 'x'))));
   EXPECT_THAT(
       error_of<UsageError>([&] { make_tcp_store(with_secret(world_of(1, 2, port), JobSecret::random()), soon()); }),
       HasSubstr("is not this job's rank 0: it does not know this job's secret"));
-  impostor.join();
 }
 
 // 64 strangers and the ranks fit: the silent ones are closed, those who speak stay, and no rank waits for them.

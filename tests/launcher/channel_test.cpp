@@ -9,7 +9,6 @@
 #include <future>
 
 #include "base/error.h"
-#include "launcher/authenticated_listener.h"
 #include "tests/support/golden_bytes.h"
 #include "tests/support/temporary_directory.h"
 
@@ -156,7 +155,7 @@ class ListenerTest : public ::testing::Test {
   }
   static UniqueFd wait_for(AuthenticatedListener& listener, Deadline deadline = Deadline::after_seconds(20)) {
     while (!deadline.expired()) {
-      if (UniqueFd socket = listener.accept()) return socket;
+      if (UniqueFd socket = accept_from(listener)) return socket;
       pollfd look = {listener.fd(), POLLIN, 0};
       ::poll(&look, 1, 50);
     }
@@ -169,7 +168,7 @@ class ListenerTest : public ::testing::Test {
 
 TEST_F(ListenerTest, OnlyThoseWhoKnowTheSecretGetIn) {
   const JobSecret secret = JobSecret::random();
-  AuthenticatedListener listener(listen_at(path_), secret, 2);
+  AuthenticatedListener listener = listen_for_job(path_, secret, 2);
   auto impostor = connect(JobSecret::random());
   EXPECT_FALSE(wait_for(listener, Deadline::after_seconds(0.3)));
   EXPECT_THAT(impostor.get(), ::testing::HasSubstr("does not let this process in: it does not know this job's secret"));
@@ -189,11 +188,11 @@ TEST_F(ListenerTest, OnlyThoseWhoKnowTheSecretGetIn) {
 
 TEST_F(ListenerTest, SilentStrangersKeepNobodyOutAndAreClosed) {
   const JobSecret secret = JobSecret::random();
-  AuthenticatedListener listener(listen_at(path_), secret, 1);
+  AuthenticatedListener listener = listen_for_job(path_, secret, 1);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 300; ++i) {
     silent.push_back(stranger());
-    EXPECT_FALSE(listener.accept());
+    EXPECT_FALSE(accept_from(listener));
   }
   auto rank = connect(secret);
   EXPECT_TRUE(wait_for(listener));
@@ -201,7 +200,7 @@ TEST_F(ListenerTest, SilentStrangersKeepNobodyOutAndAreClosed) {
   // Whoever is left is closed when its time is over, though nothing else happens.
   pollfd last = {silent.back().get(), POLLIN, 0};
   const auto end = Deadline::after_seconds(20);
-  while (::poll(&last, 1, 50) == 0 && !end.expired()) listener.accept();
+  while (::poll(&last, 1, 50) == 0 && !end.expired()) accept_from(listener);
   char byte = 0;
   EXPECT_EQ(::recv(silent.back().get(), &byte, 1, MSG_DONTWAIT), 0);
 }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <regex>
 
-#include "tests/comm/namespaces.h"
 #include "tests/program/command.h"
 #include "tests/support/json.h"
+#include "tests/support/namespaces.h"
 
 namespace lockstep::testing {
 namespace {
@@ -207,10 +207,8 @@ TEST_F(Flight, ASlowRankIsNamedWithTheReason) {
 TEST_F(Flight, ASlowLinkIsNamed) {
   const Namespaces hosts(2);
   if (!hosts.why_not().empty()) GTEST_SKIP() << hosts.why_not();
-  const std::string at = "ip -n " + hosts.switch_name() + " link ";
-  if (!run_quietly(at + "add name br0 type bridge && " + at + "set br0 up && " + at + "set v0 master br0 && " + at +
-                   "set v1 master br0 && ip netns exec " + hosts.name(0) +
-                   " tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 50ms"))
+  if (!hosts.join() || !run_quietly("ip netns exec " + hosts.name(0) +
+                                    " tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 50ms"))
     GTEST_SKIP() << "the network cannot be shaped here";
   const std::string train =
       "lockstep train mlp --data digits --hidden 256,256 --steps 25 --batch 16 --threads 1 --quiet";

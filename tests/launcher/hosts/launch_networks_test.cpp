@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,65 +16,53 @@
 
 #include "base/text.h"
 #include "tests/launcher/job.h"
+#include "tests/support/namespaces.h"
 
 namespace lockstep::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using testing::run_quietly;
 
-constexpr const char* kAddressA = "10.79.0.1";
-constexpr const char* kAddressB = "10.79.0.2";
+constexpr const char* kAddressA = "10.80.7.1";
+constexpr const char* kAddressB = "10.80.7.2";
 
-bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
-
-/// Two namespaces and an sshd in each. `why_not()` says why there are none.
+/// An sshd on each. `why_not()` says why there are none.
 class TwoHosts {
  public:
-  TwoHosts() : a_(fmt::format("lstest{}a", ::getpid())), b_(fmt::format("lstest{}b", ::getpid())), why_not_(make()) {}
+  TwoHosts() : why_not_(make()) {}
   ~TwoHosts() {
-    for (const auto& name : {a_, b_}) {
-      kill_all_in(name);
-      run("ip netns del " + name);
-    }
+    for (const int host : {0, 1}) network.kill_all_on(host);
     if (made_run_directory_) ::rmdir("/run/sshd");
     std::error_code ignored;
     if (!setup.directory.empty()) fs::remove_all(setup.directory, ignored);
   }
 
   const std::string& why_not() const { return why_not_; }
-  const std::string& b() const { return b_; }
-  bool set_link(const char* state) { return run(fmt::format("ip -n {} link set eth0 {}", b_, state)); }
-  /// Acts like a power failure, as far as a kernel that still runs can.
-  static void kill_all_in(const std::string& name) { run(fmt::format("ip netns pids {} | xargs -r kill -9", name)); }
+  std::string b() const { return network.name(1); }
+  bool set_link(const char* state) { return run_quietly(fmt::format("ip -n {} link set eth0 {}", b(), state)); }
 
+  const testing::Namespaces network{2};
   TestJobSetup setup;
 
  private:
   std::string make() {
     for (const char* program : {"ip", "ssh", "ssh-keygen", "/usr/sbin/sshd"})
-      if (!run(fmt::format("command -v {}", program))) return fmt::format("there is no {}", program);
-    if (::geteuid() != 0 || !run("ip netns add " + a_) || !run("ip netns add " + b_))
-      return "this process may not make network namespaces";
-    const bool joined = run(fmt::format("ip link add eth0 netns {} type veth peer name eth0 netns {}", a_, b_)) &&
-                        configure(a_, kAddressA) && configure(b_, kAddressB);
-    if (!joined) return "network namespaces cannot be joined here";
+      if (!run_quietly(fmt::format("command -v {}", program))) return fmt::format("there is no {}", program);
+    if (!network.why_not().empty()) return network.why_not();
+    if (!network.join()) return "network namespaces cannot be joined here";
     setup.directory = make_test_directory();
     if (!start_sshd()) return "sshd does not start";
-    setup.prefix = {"ip", "netns", "exec", a_};
+    setup.prefix = {"ip", "netns", "exec", network.name(0)};
     setup.environment = {{"OMPI_MCA_plm_rsh_agent", fmt::format("ssh -F {}/ssh", setup.directory)}};
     return {};
-  }
-
-  static bool configure(const std::string& name, const char* address) {
-    return run(fmt::format("ip -n {} addr add {}/24 dev eth0", name, address)) &&
-           run(fmt::format("ip -n {} link set lo up", name)) && run(fmt::format("ip -n {} link set eth0 up", name));
   }
 
   bool start_sshd() {
     const std::string& directory = setup.directory;
     for (const char* key : {"host", "user"})
-      if (!run(fmt::format("ssh-keygen -q -t ed25519 -N '' -f {}/{}", directory, key))) return false;
+      if (!run_quietly(fmt::format("ssh-keygen -q -t ed25519 -N '' -f {}/{}", directory, key))) return false;
     made_run_directory_ = ::mkdir("/run/sshd", 0755) == 0;
     std::ofstream(directory + "/sshd") << fmt::format(
         "Port 22\nHostKey {0}/host\nAuthorizedKeysFile {0}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
@@ -85,8 +72,10 @@ class TwoHosts {
     const std::string key = first_line(directory + "/host.pub");
     std::ofstream(directory + "/known") << kAddressA << ' ' << key << '\n' << kAddressB << ' ' << key << '\n';
     write_client_config("user", "known");
-    return run(fmt::format("ip netns exec {} /usr/sbin/sshd -f {}/sshd", a_, directory)) &&
-           run(fmt::format("ip netns exec {} /usr/sbin/sshd -f {}/sshd", b_, directory));
+    const auto serve = [&](int host) {
+      return run_quietly(fmt::format("ip netns exec {} /usr/sbin/sshd -f {}/sshd", network.name(host), directory));
+    };
+    return serve(0) && serve(1);
   }
 
  public:
@@ -98,7 +87,6 @@ class TwoHosts {
   }
 
  private:
-  std::string a_, b_;
   bool made_run_directory_ = false;
   std::string why_not_;
 };
@@ -129,17 +117,17 @@ Deadline within_ten() { return Deadline::after_seconds(10); }
 
 TEST_F(LaunchNetworksTest, RendezvousIsReachableFromBothHosts) {
   Job job =
-      start("echo rank $OMPI_COMM_WORLD_RANK joins at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.79.0..)");
+      start("echo rank $OMPI_COMM_WORLD_RANK joins at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.80.7..)");
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] rank 0 joins at 10.79.0.1, 10.79.0.1\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] rank 1 joins at 10.79.0.1, 10.79.0.2\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[0@10.80.7.1] rank 0 joins at 10.80.7.1, 10.80.7.1\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.80.7.2] rank 1 joins at 10.80.7.1, 10.80.7.2\n"));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AMpiProgramRunsOverTheNetwork) {
   Job job({"--hosts", fmt::format("{}:1,{}:1", kAddressA, kAddressB), "--", MPI_LEAVE_PROGRAM, "abort"}, hosts_.setup);
   EXPECT_EQ(job.wait(), 17) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2 (host 10.79.0.2, pid "));
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2 (host 10.80.7.2, pid "));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
@@ -150,13 +138,13 @@ TEST_F(LaunchNetworksTest, TwoSecondOutageOnlyDelaysTheJob) {
   std::this_thread::sleep_for(std::chrono::seconds(2));
   ASSERT_TRUE(hosts_.set_link("up"));
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] done"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.80.7.2] done"));
 }
 
 TEST_F(LaunchNetworksTest, ALinkThatIsGoneIsALostHostAndBothSidesCleanUp) {
   Job job = start(kWait, {"--host-timeout-seconds", "6"});
   ASSERT_TRUE(ready(job)) << job.err();
-  ASSERT_TRUE(run(fmt::format("ip -n {} link del eth0", hosts_.b())));
+  ASSERT_TRUE(run_quietly(fmt::format("ip -n {} link del eth0", hosts_.b())));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr(lost_host() + "it was last heard from "));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
@@ -174,21 +162,21 @@ TEST_F(LaunchNetworksTest, ALinkThatIsDownForLongCostsTheRanksThereUntilItIsUp) 
           hosts_.setup);
   ASSERT_TRUE(ready(job)) << job.err();
   ASSERT_TRUE(hosts_.set_link("down"));
-  ASSERT_TRUE(job.says("[0@10.79.0.1] 0 of 1")) << job.err();
+  ASSERT_TRUE(job.says("[0@10.80.7.1] 0 of 1")) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("restart 1 of 3: " + lost_host() + "it was last heard from "));
   ASSERT_TRUE(hosts_.set_link("up"));
   std::ofstream(job.directory() + "/go") << "yes";
   EXPECT_EQ(job.wait(Deadline::after_seconds(60)), 0) << job.err();
-  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] 0 of 2 again\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] 1 of 2 again\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[0@10.80.7.1] 0 of 2 again\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.80.7.2] 1 of 2 again\n"));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AHostThatIsRemovedIsNamed) {
   Job job = start(kWait, {"--host-timeout-seconds", "6"});
   ASSERT_TRUE(ready(job)) << job.err();
-  TwoHosts::kill_all_in(hosts_.b());
-  ASSERT_TRUE(run("ip netns del " + hosts_.b()));
+  hosts_.network.kill_all_on(1);
+  ASSERT_TRUE(run_quietly("ip netns del " + hosts_.b()));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr(lost_host()));
   // Its directories lay in a file system that both hosts see.
@@ -207,14 +195,14 @@ TEST_F(LaunchNetworksTest, AnUnknownHostKeyIsNamed) {
   hosts_.write_client_config("user", "nobody");
   Job job = start("echo ran");
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("host 10.79.0.2: its host key is unknown ("));
+  EXPECT_THAT(job.err(), HasSubstr("host 10.80.7.2: its host key is unknown ("));
 }
 
 TEST_F(LaunchNetworksTest, ARefusedKeyIsNamed) {
   hosts_.write_client_config("host", "known");
   Job job = start("echo ran");
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("host 10.79.0.2: it refuses the key ("));
+  EXPECT_THAT(job.err(), HasSubstr("host 10.80.7.2: it refuses the key ("));
 }
 
 }  // namespace

@@ -30,6 +30,15 @@ class Namespaces {
   std::string address(int host) const { return fmt::format("10.80.7.{}", host + 1); }
   std::string name(int host) const { return fmt::format("lsnet{}{}", maker_, host == hosts_ ? 's' : 'a' + host); }
   std::string switch_name() const { return name(hosts_); }
+  /// Plugs all cables into one switch. False where there is none to be had.
+  bool join() const {
+    std::string plug = fmt::format("ip -n {0} link add br0 type bridge && ip -n {0} link set br0 up", switch_name());
+    for (int host = 0; host < hosts_; ++host)
+      plug += fmt::format(" && ip -n {} link set v{} master br0", switch_name(), host);
+    return run_quietly(plug);
+  }
+  /// Acts like a power failure, as far as a kernel that still runs can.
+  void kill_all_on(int host) const { run_quietly(fmt::format("ip netns pids {} | xargs -r kill -9", name(host))); }
   /// This process, whose only thread calls it.
   void enter(const std::string& name) const {
     const UniqueFd name_space(::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC));
