@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <exception>
 #include <string>
@@ -26,3 +26,7 @@ std::string refusal_of(const Work& work) {
 }
 
 }  // namespace lockstep::testing
+
+/// The statement at the end is refused, and the refusal has `text` in it.
+#define EXPECT_REFUSED(text, ...) \
+  EXPECT_THAT(lockstep::testing::refusal_of([&] { __VA_ARGS__; }), ::testing::HasSubstr(text))
