@@ -28,6 +28,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/dtype.h"
 #include "lockstep/base/env.h"
+#include "tests/support/refusal.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep {
@@ -56,13 +57,9 @@ TEST(Error, CodesAreTheDocumentedOnes) {
 TEST(Error, AssertionsNamePlaceConditionAndDetail) {
   const int two = 2;
   EXPECT_NO_THROW(LOCKSTEP_ASSERT(two == 2));
-  try {
-    LOCKSTEP_ASSERT(two == 3, "two is {}", two);
-    FAIL() << "passed";
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("base_test.cpp"));
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("two == 3: two is 2"));
-  }
+  const auto error = testing::thrown<InternalError>([&] { LOCKSTEP_ASSERT(two == 3, "two is {}", two); });
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("base_test.cpp"));
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("two == 3: two is 2"));
 }
 
 TEST(Text, NumbersMustFillTheText) {
@@ -320,14 +317,10 @@ TEST_F(AtomicFileTest, GitLfsPointersAreRefused) {
   for (const char* version : {"https://git-lfs.github.com/spec/v1", "https://hawser.github.com/spec/v1"}) {
     const std::string path = temporary_.write("pointer", "version " + std::string(version) + rest);
     EXPECT_EQ(open_regular(path).problem, "is a Git LFS pointer, and not the file that it stands for");
-    try {
-      MappedFile{path};
-      ADD_FAILURE();
-    } catch (const IoError& error) {
-      EXPECT_EQ(error.line(), path +
-                                  ": is a Git LFS pointer, and not the file that it stands for → fetch that with "
-                                  "git lfs pull");
-    }
+    EXPECT_EQ(testing::thrown<IoError>([&] { MappedFile{path}; }).line(),
+              path +
+                  ": is a Git LFS pointer, and not the file that it stands for → fetch that with "
+                  "git lfs pull");
   }
   // The text alone is none: it may be the beginning of anything.
   for (const std::string& other : {std::string("version https://git-lfs"), std::string("version 1"), std::string(),
@@ -424,13 +417,9 @@ TEST(Stop, TheFirstSignalIsRemembered) {
     EXPECT_EQ(stop_request(), SIGTERM);
     EXPECT_NO_THROW(throw_if_stopped("testing"));
   }
-  try {
-    throw_if_stopped("testing");
-    FAIL() << "continued";
-  } catch (const InterruptedError& error) {
-    EXPECT_EQ(error.code(), 128 + SIGTERM);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("testing"));
-  }
+  const auto error = testing::thrown<InterruptedError>([&] { throw_if_stopped("testing"); });
+  EXPECT_EQ(error.code(), 128 + SIGTERM);
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("testing"));
 }
 
 // Of a library nobody hears but warnings, and a program may take those.

@@ -17,6 +17,7 @@
 #include "base/flight_layout.h"
 #include "base/flight_snapshot.h"
 #include "lockstep/base/env.h"
+#include "tests/support/refusal.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::flight {
@@ -25,7 +26,6 @@ namespace {
 using lockstep::testing::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Runs `act` in a process of its own, whose stderr goes to `err`; its status.
 template <class Act>
@@ -299,14 +299,7 @@ TEST_F(FlightRecord, HandlersOfTheProgramStay) {
 TEST_F(FlightRecord, CorruptRecordsAreRefused) {
   const std::string whole = bytes_of_one();
   ASSERT_EQ(whole.size(), kFileBytes);
-  const auto refused = [&](const std::string& bytes) {
-    try {
-      decode(bytes, "F");
-    } catch (const IoError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto refused = [&](const std::string& bytes) { return testing::what_of<IoError>([&] { decode(bytes, "F"); }); };
   EXPECT_EQ(refused(whole), "");
   EXPECT_THAT(refused(""), HasSubstr("F: is no flight record"));
   EXPECT_THAT(refused("lkflight"), HasSubstr("ends at byte 8 of 66560"));
@@ -352,14 +345,7 @@ TEST_F(FlightRecord, UntrustedNamesArePrintable) {
 }
 
 TEST_F(FlightRecord, OtherFilesAreRefused) {
-  const auto refused = [](const std::string& path) {
-    try {
-      read_bytes(path);
-    } catch (const IoError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto refused = [](const std::string& path) { return testing::what_of<IoError>([&] { read_bytes(path); }); };
   EXPECT_THAT(refused("/nowhere"), HasSubstr("No such file"));
   EXPECT_THAT(refused("/dev/zero"), HasSubstr("not a regular file"));
   EXPECT_THAT(refused(path_.path().string()), HasSubstr("is a directory"));

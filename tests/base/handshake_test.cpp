@@ -8,6 +8,7 @@
 #include "base/codec.h"
 #include "base/error.h"
 #include "base/scope.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -229,13 +230,9 @@ TEST(JobSecret, OfTheEnvironment) {
   EXPECT_TRUE(JobSecret::from([](const std::string&) { return std::nullopt; }).empty());
   EXPECT_EQ(of("0123456789abcdef").text(), "0123456789abcdef");
   for (const std::string& wrong : {std::string(), std::string("hunter2"), std::string(1025, 'x')}) {
-    try {
-      of(wrong);
-      ADD_FAILURE() << wrong.size();
-    } catch (const UsageError& error) {
-      EXPECT_THAT(error.line(), HasSubstr(fmt::format("has {} characters, where 16 to 1024", wrong.size())));
-      EXPECT_THAT(error.line(), Not(HasSubstr("hunter2")));
-    }
+    const auto error = testing::thrown<UsageError>([&] { of(wrong); });
+    EXPECT_THAT(error.line(), HasSubstr(fmt::format("has {} characters, where 16 to 1024", wrong.size())));
+    EXPECT_THAT(error.line(), Not(HasSubstr("hunter2")));
   }
 }
 

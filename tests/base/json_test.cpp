@@ -7,22 +7,15 @@
 #include <limits>
 #include <string>
 
+#include "tests/support/refusal.h"
+
 namespace lockstep {
 namespace {
 
 std::string complaint(const std::string& text, int deepest = 3) {
-  std::string said = "nothing was thrown", ordered = said;
-  try {
-    static_cast<void>(parse_json(text, deepest));
-  } catch (const JsonError& error) {
-    said = error.what();
-  }
-  try {
-    static_cast<void>(parse_ordered_json(text, deepest));
-  } catch (const JsonError& error) {
-    ordered = error.what();
-  }
-  EXPECT_EQ(said, ordered);
+  const std::string nothing = "nothing was thrown";
+  const auto said = testing::what_of<JsonError>([&] { static_cast<void>(parse_json(text, deepest)); }, nothing);
+  EXPECT_EQ(testing::what_of<JsonError>([&] { static_cast<void>(parse_ordered_json(text, deepest)); }, nothing), said);
   return said;
 }
 
@@ -37,12 +30,8 @@ TEST(Json, ParseErrorsNameTheirPosition) {
   EXPECT_EQ(complaint("[1, x]"), "is not JSON at byte 5");
   EXPECT_EQ(complaint("{\"\xff\": 1}"), "is not JSON at byte 3");
   EXPECT_EQ(complaint("{} {}"), "is not JSON at byte 4");
-  try {
-    static_cast<void>(parse_json("x", 0, /*offset=*/8));
-    FAIL();
-  } catch (const JsonError& error) {
-    EXPECT_STREQ(error.what(), "is not JSON at byte 9");
-  }
+  EXPECT_STREQ(testing::thrown<JsonError>([&] { static_cast<void>(parse_json("x", 0, /*offset=*/8)); }).what(),
+               "is not JSON at byte 9");
 }
 
 TEST(Json, NumbersOutsideTheRangeOfDouble) {

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -15,15 +16,12 @@ using ::testing::HasSubstr;
 
 TEST(SharedLibrary, MissingLibraryListsTheFilesTried) {
   constexpr std::array names = {"liblockstep-none.so.2", "liblockstep-none.so.1"};
-  try {
-    const SharedLibrary library("NCCL", names, "install libnccl2");
-    FAIL() << "opened what is not there";
-  } catch (const CudaError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("cannot load NCCL: liblockstep-none.so.2: "), HasSubstr("; liblockstep-none.so.1: ")));
-    EXPECT_EQ(error.remedy(), "install libnccl2");
-    EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));
-  }
+  const auto error =
+      testing::thrown<CudaError>([&] { const SharedLibrary library("NCCL", names, "install libnccl2"); });
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("cannot load NCCL: liblockstep-none.so.2: "), HasSubstr("; liblockstep-none.so.1: ")));
+  EXPECT_EQ(error.remedy(), "install libnccl2");
+  EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));
 }
 
 TEST(SharedLibrary, OpensTheFirstExistingFileAndBindsItsFunctions) {
@@ -37,13 +35,9 @@ TEST(SharedLibrary, OpensTheFirstExistingFileAndBindsItsFunctions) {
 TEST(SharedLibrary, MissingFunctionIsNamed) {
   constexpr std::array names = {"libm.so.6"};
   const SharedLibrary library("cuDNN", names, "");
-  try {
-    library.symbol("cudnnNoSuchFunction");
-    FAIL() << "found what is not there";
-  } catch (const CudaError& error) {
-    EXPECT_STREQ(error.what(), "cuDNN has no cudnnNoSuchFunction");
-    EXPECT_EQ(error.remedy(), "install a newer cuDNN");
-  }
+  const auto error = testing::thrown<CudaError>([&] { library.symbol("cudnnNoSuchFunction"); });
+  EXPECT_STREQ(error.what(), "cuDNN has no cudnnNoSuchFunction");
+  EXPECT_EQ(error.remedy(), "install a newer cuDNN");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "lockstep/base/settings.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -25,13 +26,9 @@ const Fruit kApple{"apple", 1}, kPear{"pear", 2};
 template <class Family>
 std::string refusal(Registry<Family>& registry, const Family& family) {
   const auto before = registry.all();
-  try {
-    registry.add(family);
-  } catch (const UsageError& error) {
-    EXPECT_EQ(registry.all(), before);
-    return error.what();
-  }
-  return "nothing was thrown";
+  const auto error = testing::thrown<UsageError>([&] { registry.add(family); });
+  EXPECT_EQ(registry.all(), before);
+  return error.what();
 }
 
 TEST(Registry, FindsFamiliesByName) {
@@ -40,12 +37,8 @@ TEST(Registry, FindsFamiliesByName) {
   EXPECT_EQ(fruit.find("plum"), nullptr);
   EXPECT_EQ(&fruit.named("apple"), &kApple);
   EXPECT_THAT(fruit.names(), ElementsAre("apple", "pear"));
-  try {
-    fruit.named("paer");
-    ADD_FAILURE();
-  } catch (const UsageError& error) {
-    EXPECT_THAT(error.line(), HasSubstr("unknown fruit 'paer' → did you mean 'pear'?"));
-  }
+  EXPECT_THAT(testing::thrown<UsageError>([&] { fruit.named("paer"); }).line(),
+              HasSubstr("unknown fruit 'paer' → did you mean 'pear'?"));
 }
 
 TEST(Registry, AcceptsFamiliesOfAProgram) {

@@ -5,19 +5,17 @@ the whole of it on a machine that only claims to have one.
 """
 import argparse
 import copy
-import gc
 import json
 import math
 import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-import types
 import unittest
 import unittest.mock
-import weakref
 
 sys.dont_write_bytecode = True
 parser = argparse.ArgumentParser()
@@ -27,7 +25,7 @@ places, others = parser.parse_known_args()
 SOURCE, BUILD = places.source, (places.build or places.source / "build").absolute()
 sys.path.insert(0, str(SOURCE / "bench"))
 
-from gpu_check import correctness, machine, peers, report, speed  # noqa: E402
+from gpu_check import build, correctness, machine, peers, report, sources, speed  # noqa: E402
 from gpu_check.check import Check, Late, Skip, run_section  # noqa: E402
 from harness.processes import Failure, clean_up  # noqa: E402
 
@@ -80,6 +78,30 @@ DATA = {  # of a passed section each
 }
 
 
+class Case(unittest.TestCase):
+    def directory(self) -> pathlib.Path:
+        made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.addCleanup(made.cleanup)
+        return pathlib.Path(made.name)
+
+    def checking(self, build: pathlib.Path, quick: bool = False, seconds: float = 60) -> Check:
+        check = Check(build, ["GPU"], quick, {}, time.monotonic() + seconds)
+        self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
+        return check
+
+
+def write(root: pathlib.Path, files: dict) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def executable(path: pathlib.Path, text: str) -> pathlib.Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def whole_report() -> dict:
     sections = [{"name": name, "title": f"About {name}", "status": "passed", "problems": [], "seconds": 1.5,
                  "commands": [f"build/lockstep {name}"], "data": copy.deepcopy(data)} for name, data in DATA.items()]
@@ -87,7 +109,7 @@ def whole_report() -> dict:
             "command": "scripts/gpu-check", "seconds": 300.0, "sections": sections}
 
 
-class Report(unittest.TestCase):
+class Report(Case):
     def test_holds_every_section_with_its_commands(self):
         self.assertEqual(set(DATA), set(report.RENDERERS))
         text = report.markdown(json.loads(json.dumps(whole_report())))
@@ -131,23 +153,19 @@ class Report(unittest.TestCase):
             self.assertTrue(columns is None or line.count("|") == columns, line)
 
 
-class Conclusions(unittest.TestCase):
+class Conclusions(Case):
     RUN = {"losses": [2.0, 1.0, 0.5], "norms": [3.0, 2.0, 1.0]}
 
-    def differing(self, **changes) -> dict:
-        return correctness.compared(self.RUN | changes, self.RUN)
-
     def test_ranks_are_equal_within_what_is_stated(self):
-        self.assertTrue(correctness.within(self.differing(), "f32"))
-        self.assertTrue(correctness.within(self.differing(losses=[2.00001, 1.001, 0.5015]), "f32"))
-        self.assertFalse(correctness.within(self.differing(losses=[2.0001, 1.0, 0.5]), "f32"), "the first step is exact")
-        self.assertFalse(correctness.within(self.differing(losses=[2.0, 1.0, 0.503]), "f32"))
-        self.assertFalse(correctness.within(self.differing(norms=[3.001, 2.0, 1.0]), "f32"))
-        self.assertFalse(correctness.within(self.differing(losses=[2.0, math.nan, 0.5]), "f32"))
-        self.assertTrue(correctness.within(self.differing(losses=[2.02, 1.01, 0.51]), "bf16"))
-        self.assertFalse(correctness.within(self.differing(losses=[2.1, 1.0, 0.5]), "bf16"))
-        self.assertTrue(correctness.within(self.differing(losses=[2.005, 1.0025, 0.5]), "fp16"))
-        self.assertFalse(correctness.within(self.differing(losses=[2.02, 1.0, 0.5]), "fp16"))
+        for precision, equal, changes in (
+                ("f32", True, {}), ("f32", True, {"losses": [2.00001, 1.001, 0.5015]}),
+                ("f32", False, {"losses": [2.0001, 1.0, 0.5]}),  # the first step is exact
+                ("f32", False, {"losses": [2.0, 1.0, 0.503]}), ("f32", False, {"norms": [3.001, 2.0, 1.0]}),
+                ("f32", False, {"losses": [2.0, math.nan, 0.5]}), ("bf16", True, {"losses": [2.02, 1.01, 0.51]}),
+                ("bf16", False, {"losses": [2.1, 1.0, 0.5]}), ("fp16", True, {"losses": [2.005, 1.0025, 0.5]}),
+                ("fp16", False, {"losses": [2.02, 1.0, 0.5]})):
+            differing = correctness.compared(self.RUN | changes, self.RUN)
+            self.assertEqual(correctness.within(differing, precision), equal, (precision, changes))
 
     def test_kernels_with_shared_memory_are_watched(self):
         kernels = SOURCE / "nn/ops/cuda"
@@ -172,10 +190,9 @@ class Conclusions(unittest.TestCase):
         self.assertEqual(group["refused"], [{"name": "max-autotune", "why": "too slow"}])
 
 
-class Sections(unittest.TestCase):
+class Sections(Case):
     def setUp(self):
-        self.check = Check(BUILD, ["GPU"], True, {}, time.monotonic() + 60)
-        self.addCleanup(lambda: subprocess.run(["rm", "-rf", self.check.scratch], check=True))
+        self.check = self.checking(BUILD, quick=True)
 
     def run_one(self, action, limit_s=20):
         return run_section(self.check, "x", "X", limit_s, action)
@@ -190,14 +207,11 @@ class Sections(unittest.TestCase):
         self.assertIn("ended with 3: error: broken → mend it", section.problems[0])
         self.assertEqual(len(section.commands), 1)
 
-        def skips(check, data):
-            raise Skip("not here")
-
+        skips = unittest.mock.Mock(side_effect=Skip("not here"))
         self.assertEqual((self.run_one(skips).status, self.run_one(skips).problems), ("skipped", ["not here"]))
-        self.assertEqual(self.run_one(lambda check, data: data["missing"]).status, "failed")
-        self.assertEqual(self.run_one(lambda check, data: check.missing).status, "failed")
-        self.assertEqual(self.run_one(lambda check, data: next(iter([]))).status, "failed")
-        self.assertEqual(self.run_one(lambda check, data: check.problem("odd")).status, "failed")
+        for action in (lambda check, data: data["missing"], lambda check, data: check.missing,
+                       lambda check, data: next(iter([])), lambda check, data: check.problem("odd")):
+            self.assertEqual(self.run_one(action).status, "failed")
         self.assertEqual(self.run_one(lambda check, data: None).status, "passed")
 
     def test_what_hangs_is_ended_with_all_it_started(self):
@@ -272,7 +286,7 @@ class Sections(unittest.TestCase):
         self.assertEqual((section.status, section.data), ("passed", {"said": ["0rank0\n", "1rank1\n"]}), section.problems)
 
 
-class Peers(unittest.TestCase):
+class Peers(Case):
     """PyTorch's part, played by a program that answers as gpu_step.py does."""
 
     PLAYED = r"""#!/bin/bash
@@ -294,23 +308,21 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
 """
 
     def section(self, limit_s: float, measured: list = (), **more):
-        with tempfile.TemporaryDirectory() as directory:
-            for name, text in (("python3", self.PLAYED), ("lockstep", self.LOCKSTEP)):
-                (pathlib.Path(directory) / name).write_text(text)
-                (pathlib.Path(directory) / name).chmod(0o755)
-            check = Check(pathlib.Path(directory), ["GPU"], False, {}, time.monotonic() + 100)
-            self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
-            check.env |= {"PATH": f"{directory}:{check.env['PATH']}", **more}
-            torch = peers.Peers(check.env, check.scratch, quick=False, compile_s=-7)  # and 10 s more
-            self.addCleanup(torch.stop)
-            torch.wait_until_built()
-            return run_section(check, "pytorch", "PyTorch", limit_s,
-                               lambda check, data: speed.against_pytorch(check, data, torch, "", measured))
+        directory = self.directory()
+        for name, text in (("python3", self.PLAYED), ("lockstep", self.LOCKSTEP)):
+            executable(directory / name, text)
+        check = self.checking(directory, seconds=100)
+        check.env |= {"PATH": f"{directory}:{check.env['PATH']}", **more}
+        torch = peers.Peers(check.env, check.scratch, quick=False, compile_s=-7)  # and 10 s more
+        self.addCleanup(torch.stop)
+        torch.wait_until_built()
+        return run_section(check, "pytorch", "PyTorch", limit_s,
+                           lambda check, data: speed.against_pytorch(check, data, torch, "", measured))
 
     def test_one_that_hangs_does_so_once(self):
-        with tempfile.TemporaryDirectory() as directory:
-            section = self.section(9, HANG=f"{directory}/hung")
-            self.assertTrue((pathlib.Path(directory) / "hung").exists())
+        directory = self.directory()
+        section = self.section(9, HANG=f"{directory}/hung")
+        self.assertTrue((directory / "hung").exists())
         self.assertLess(section.seconds, 16)
         self.assertEqual(section.problems, ["there was time for 0 of 3 rounds"])
         first = section.data["groups"][0]
@@ -355,204 +367,231 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
         self.assertEqual(speed._still_in(("a", "b", "c"), {"a": {1: 3}, "b": {1: 1}, "c": {1: 2}}), ["b", "c"])
 
 
-class FakeTorch:
-    """As much of PyTorch as gpu_step.py asks for, without a GPU. A captured graph owns nothing, as CUDA's."""
-
-    class Thing:
-        def __init__(self, *arguments, **more):
-            pass
-
-        def cuda(self, **more):
-            return self
-
-        to = parameters = cuda
-
-        def __call__(self, *arguments):
-            return FakeTorch.Thing()
-
-        def backward(self):
-            pass
-
-        zero_grad = step = wait_stream = lambda self, *arguments, **more: None
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *what):
-            return False
-
-        def __float__(self):
-            return 1.0
-
-    class Graph(Thing):
-        def replay(self):
-            return None
-
-    def __init__(self):
-        thing, made = FakeTorch.Thing, []
-        self.made = made
-
-        def making(*arguments, **more):
-            made.append(weakref.ref(it := thing()))
-            return it
-
-        self.manual_seed = lambda seed: None
-        self.compile = lambda forward, mode: forward
-        self.autocast = lambda *arguments, **more: thing()
-        self.channels_last, self.bfloat16 = "channels_last", "bfloat16"
-        self.cuda = types.SimpleNamespace(Stream=thing, current_stream=thing, stream=thing, synchronize=lambda: None,
-                                          empty_cache=lambda: None, CUDAGraph=FakeTorch.Graph, graph=thing)
-        self.optim = types.SimpleNamespace(AdamW=making)
-        self.models = types.SimpleNamespace(
-            MODELS={"mlp": types.SimpleNamespace(make=making, batch=lambda samples: (making(), making()))},
-            loss_of=lambda logits, labels: thing())
+class Sources(Case):
+    def test_a_change_shows(self):
+        root = self.directory()
+        write(root, {"CMakeLists.txt": "x", "nn/CMakeLists.txt": "x", "nn/a.cu": "1"})
+        first = sources.digest(root)
+        write(root, {"nn/notes.md": "not a source"})
+        self.assertEqual(sources.digest(root), first)
+        write(root, {"nn/a.cu": "2"})
+        second = sources.digest(root)
+        self.assertNotEqual(second, first)
+        write(root, {"new_module/CMakeLists.txt": "x"})
+        self.assertNotEqual(sources.digest(root), second)
 
 
-class GraphedStep(unittest.TestCase):
-    """bench/peers/torch/gpu_step.py: PyTorch's step in a CUDA graph."""
-
-    def test_keeps_what_its_graph_reads(self):
-        sys.path.insert(0, str(SOURCE / "bench/peers/torch"))
-        self.addCleanup(sys.path.remove, str(SOURCE / "bench/peers/torch"))
-        import gpu_step
-        for configuration in ("eager+graph", "compile+graph"):
-            torch = FakeTorch()
-            with unittest.mock.patch.dict(sys.modules, models=torch.models):
-                step = gpu_step.Step(torch, "mlp", 4, configuration)
-            gc.collect()
-            self.assertEqual(len(torch.made), 4, "module, inputs, labels, optimizer")
-            self.assertTrue(all(made() is not None for made in torch.made), configuration)
-            self.assertGreater(len(step.measure(2, 1e-4)["step_ms"]), 1)
-            del step
-            gc.collect()
-            self.assertTrue(all(made() is None for made in torch.made), "and lets go of it")
-
-    def test_what_is_not_compiled_in_time_is_refused_and_the_others_stay(self):
-        sys.path.insert(0, str(SOURCE / "bench/peers/torch"))
-        self.addCleanup(sys.path.remove, str(SOURCE / "bench/peers/torch"))
-        import gpu_step
-        torch = FakeTorch()
-        torch.__version__ = "2"
-        torch.cuda.get_device_name = lambda: "GPU"
-
-        def compile_for_ever(forward, mode):
-            while True:
-                try:
-                    time.sleep(60)
-                except gpu_step.Late:
-                    if not hasattr(torch, "swallowed"):
-                        torch.swallowed = True
-                        continue
-                    raise RuntimeError("backend='inductor' raised:") from None
-
-        torch.compile = compile_for_ever
-        with unittest.mock.patch.dict(sys.modules, models=torch.models):
-            worker = gpu_step.Worker(torch, "mlp", time.monotonic() + 0.5)
-            self.assertNotIn("refused", worker.build(4, "eager+graph"))
-            begin = time.monotonic()
-            self.assertIn("not compiled in time", worker.build(4, "compile")["refused"])
-            self.assertLess(time.monotonic() - begin, 10)
-            self.assertIn("not compiled in time", worker.build(4, "eager")["refused"], "its time is up")
-            self.assertIn("step_ms", worker.step(4, "eager+graph", 2, 1e-4))
-
-
-class Changed(unittest.TestCase):
+class Changed(Case):
     """compute-sanitizer takes the time for kernels alone that have changed."""
 
     def test_a_kernel_changes_with_what_it_includes(self):
-        with tempfile.TemporaryDirectory() as directory:
-            root = pathlib.Path(directory)
-            (root / "nn/ops/cuda").mkdir(parents=True)
-            (root / "include/lockstep").mkdir(parents=True)
-            (root / "nn/ops/cuda/norm.cu").write_text('#include "nn/ops/cuda/reduce.cuh"\n')
-            (root / "nn/ops/cuda/reduce.cuh").write_text('#include "lockstep/x.h"\n#include <cuda.h>\n')
-            (root / "include/lockstep/x.h").write_text('#include "nn/ops/cuda/norm.cu"\n')
-            first = correctness.digests(root)
-            (root / "include/lockstep/x.h").write_text("1")
-            second = correctness.digests(root)
-            self.assertEqual({name for name in first if first[name] != second[name]}, {"norm"})
+        root = self.directory()
+        write(root, {"nn/ops/cuda/norm.cu": '#include "nn/ops/cuda/reduce.cuh"\n',
+                     "nn/ops/cuda/reduce.cuh": '#include "lockstep/x.h"\n#include <cuda.h>\n',
+                     "include/lockstep/x.h": '#include "nn/ops/cuda/norm.cu"\n'})
+        first = correctness.digests(root)
+        (root / "include/lockstep/x.h").write_text("1")
+        second = correctness.digests(root)
+        self.assertEqual({name for name in first if first[name] != second[name]}, {"norm"})
 
     def test_what_was_clean_before_is_not_run_again(self):
-        with tempfile.TemporaryDirectory() as directory:
-            root = pathlib.Path(directory)
-            (root / "docs/results").mkdir(parents=True)
-            (root / "bin").mkdir()
-            tool = root / "bin/compute-sanitizer"
-            tool.write_text(f'#!/bin/bash\necho "$2" >>{root}/said\necho "ERROR SUMMARY: 0 errors"\n')
-            tool.chmod(0o755)
-            check = Check(root, ["GPU"], False, {}, time.monotonic() + 60)
-            self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
-            check.env |= {"PATH": f"{root}/bin:{check.env['PATH']}"}
-            (root / "tests.json").write_text(json.dumps(
-                [{"name": f"nn_cuda_{name}_gpu_test", "command": ["true"], "environment": [], "timeout_s": 9}
-                 for name in correctness.WATCHED]))
-            with unittest.mock.patch.object(correctness, "ROOT", root):
-                def run() -> tuple:
-                    section = run_section(check, "sanitizer", "S", 50, correctness.sanitizer)
-                    self.assertEqual((section.status, section.problems), ("passed", []))
-                    said = len((root / "said").read_text().splitlines()) if (root / "said").exists() else 0
-                    (root / "said").unlink(missing_ok=True)
-                    return section, said
+        root = self.directory()
+        (root / "bin").mkdir()
+        executable(root / "bin/compute-sanitizer", f'#!/bin/bash\necho "$2" >>{root}/said\necho "ERROR SUMMARY: 0 errors"\n')
+        check = self.checking(root)
+        check.env |= {"PATH": f"{root}/bin:{check.env['PATH']}"}
+        write(root, {"tests.json": json.dumps(
+            [{"name": f"nn_cuda_{name}_gpu_test", "command": ["true"], "environment": [], "timeout_s": 9}
+             for name in correctness.WATCHED])})
+        with unittest.mock.patch.object(correctness, "ROOT", root):
+            def run() -> tuple:
+                section = run_section(check, "sanitizer", "S", 50, correctness.sanitizer)
+                self.assertEqual((section.status, section.problems), ("passed", []))
+                said = len((root / "said").read_text().splitlines()) if (root / "said").exists() else 0
+                (root / "said").unlink(missing_ok=True)
+                return section, said
 
-                section, said = run()
-                self.assertEqual(said, 2 * len(correctness.WATCHED))
-                whole = whole_report() | {"gpus": ["GPU"], "sections": [vars(section)]}
-                (root / "docs/results/gpu-x-1.json").write_text(json.dumps(whole))
-                (root / "docs/results/gpu-x-2.json").write_text("[]")
-                (root / "nn/ops/cuda").mkdir(parents=True)
-                (root / "nn/ops/cuda/loss.cu").write_text("changed")
-                section, said = run()
-                self.assertEqual(said, 2, "loss, with two tools")
-                text = report.markdown(whole | {"sections": [vars(section)]})
-                self.assertIn("| nn_cuda_norm_gpu_test | racecheck | no error on 2026-11-21, unchanged since |", text)
-                check.gpus = ["another GPU"]
-                self.assertEqual(run()[1], 2 * len(correctness.WATCHED))
+            section, said = run()
+            self.assertEqual(said, 2 * len(correctness.WATCHED))
+            whole = whole_report() | {"gpus": ["GPU"], "sections": [vars(section)]}
+            write(root, {"docs/results/gpu-x-1.json": json.dumps(whole), "docs/results/gpu-x-2.json": "[]",
+                         "nn/ops/cuda/loss.cu": "changed"})
+            section, said = run()
+            self.assertEqual(said, 2, "loss, with two tools")
+            text = report.markdown(whole | {"sections": [vars(section)]})
+            self.assertIn("| nn_cuda_norm_gpu_test | racecheck | no error on 2026-11-21, unchanged since |", text)
+            check.gpus = ["another GPU"]
+            self.assertEqual(run()[1], 2 * len(correctness.WATCHED))
 
 
-class Program(unittest.TestCase):
+class Choice(Case):
+    """Of the packed program and a build."""
+
+    def test_a_program_that_does_not_start_is_built_anew(self):
+        root = self.directory()
+        place = root / ".gpu"
+        program = place / "build" / "lockstep"
+        write(root, {"CMakeLists.txt": "x"})
+        write(place, {"build/lockstep": "", "packed.json": json.dumps(
+            {"programs": True, "sources": sources.digest(root), "revision": "1", "multiarch": "x86_64-linux-gnu"})})
+        made = []
+
+        def make(where, package):
+            made.append(package)
+            where.mkdir()
+            executable(where / "lockstep", "#!/bin/sh\n")
+
+        with unittest.mock.patch.multiple(build, PLACE=place, ARCHIVE=place / "none", ROOT=root, make=make):
+            executable(program, "#!/bin/sh\necho \"version `GLIBC_2.99' not found\" >&2\nexit 1\n".replace("`", ""))
+            with self.assertRaisesRegex(Failure, "does not start here: .*GLIBC_2.99"):
+                build.choose(None, no_build=True)
+            self.assertEqual(build.choose(None, no_build=False)[0], root / "build-gpu")
+            self.assertFalse(any("CMAKE_PREFIX_PATH" in flag for flag in build.cmake_flags(made[0])))
+            self.assertTrue(any("CUDNN_FRONTEND" in flag for flag in build.cmake_flags(made[0])))
+            program.write_text("#!/bin/sh\nexit 0\n")
+            self.assertEqual(build.choose(None, no_build=False)[0], place / "build")
+            self.assertEqual(len(made), 1)
+
+
+class Packed(Case):
+    """Tests of an archive, which is unpacked elsewhere than it was made."""
+
+    def setUp(self):
+        self.root = self.directory()
+        self.check = self.checking(self.root / ".gpu/build", quick=True)
+        self.check.build.mkdir(parents=True)
+
+    def test_are_found_and_find_their_files(self):
+        (self.root / "tests").mkdir()
+        program = executable(self.check.build / "a_test", '#!/bin/bash\ncat "$LOCKSTEP_TEST_SOURCE/golden" && [[ $CACHE == */.gpu/build/cache ]]\n')
+        write(self.root, {"golden": "right\n", ".gpu/build/tests.json": json.dumps(
+            [{"name": "a_gpu_test", "command": ["@BUILD@/a_test", "@SOURCE@/tests/x"], "timeout_s": 10,
+              "environment": ["CACHE=@BUILD@/cache", "LOCKSTEP_TEST_SOURCE=@SOURCE@"]}])})
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir("/")
+        with unittest.mock.patch.object(correctness, "ROOT", self.root):
+            test, = correctness.tests_of(self.check)
+            self.assertEqual(test["command"], [str(program), f"{self.root}/tests/x"])
+            data = {}
+            correctness.test_programs(self.check, data)
+        self.assertEqual(self.check.section.problems, [])
+        self.assertEqual([program["code"] for program in data["programs"]], [0])
+
+    def test_pack_for_gpu_says_where_the_sources_are(self):
+        script = (SOURCE / "scripts/pack-for-gpu").read_text()
+        program = script.split("<<'PY'\n")[1].split("\nPY\n")[0]
+        built, place = self.root / "built", self.root / "place"
+        (built / "tests").mkdir(parents=True)
+        (place / "tests").mkdir(parents=True)
+        listed = {"tests": [{"name": "a_gpu_test", "command": [f"{self.root}/tests/support/run_ranks", "2"],
+                             "properties": [{"name": "ENVIRONMENT", "value": [f"XDG_CACHE_HOME={built}/cache"]}]}]}
+        write(self.root, {"listed.json": json.dumps(listed)})
+        subprocess.run([sys.executable, "-c", program, self.root / "listed.json", self.root, built, place], check=True)
+        test, = json.loads((place / "tests.json").read_text())
+        self.assertEqual(test["command"], ["@SOURCE@/tests/support/run_ranks", "2"])
+        self.assertEqual(test["environment"], ["XDG_CACHE_HOME=@BUILD@/cache", "LOCKSTEP_TEST_SOURCE=@SOURCE@"])
+
+    @unittest.skipUnless((BUILD / "tests/parity_tests").exists(), "it is not built")
+    def test_parity_reads_where_it_is_told(self):
+        def passes(**more) -> bool:
+            done = subprocess.run([BUILD / "tests/parity_tests", "--gtest_filter=Ops.CrossEntropy"], cwd="/", timeout=60,
+                                  env=self.check.env | more, capture_output=True, text=True)
+            self.assertIn("Ops.CrossEntropy", done.stdout)
+            return done.returncode == 0
+
+        golden = self.root / "tests/parity/golden"
+        golden.parent.mkdir(parents=True)
+        golden.symlink_to((SOURCE / "tests/parity/golden").absolute())
+        self.assertTrue(passes())
+        self.assertTrue(passes(LOCKSTEP_TEST_SOURCE=str(self.root)))
+        golden.unlink()
+        self.assertFalse(passes(LOCKSTEP_TEST_SOURCE=str(self.root)))
+
+    def test_have_no_other_path_of_the_machine_that_built_them(self):
+        sources_of_gpu_tests = [*SOURCE.glob("tests/*/cuda/*.cpp"), *SOURCE.glob("tests/*/*cuda*_test.cpp"),
+                                *SOURCE.glob("tests/parity/*_test.cpp"), *SOURCE.glob("tests/nn/gradient*_test.cpp")]
+        self.assertGreater(len(sources_of_gpu_tests), 30)
+        alone = {"twins_test.cpp", "weight_files_test.cpp", "gradient_coverage_test.cpp"}  # which need no GPU
+        for path in sources_of_gpu_tests:
+            if path.name not in alone:
+                self.assertNotIn("LOCKSTEP_SOURCE_DIR", path.read_text(), path)
+
+
+class Archive(Case):
+    def test_is_unpacked_once_and_whole(self):
+        directory = self.directory()
+        place = directory / ".gpu"
+        write(place, {"tree/packed.json": '{"programs": false}', "tree/bin/mpirun": "1"})
+        archive, program = place / "lockstep-gpu.tar.xz", place / "bin" / "mpirun"
+
+        def pack():
+            with tarfile.open(archive, "w:xz") as made:
+                made.add(place / "tree", ".")
+
+        with unittest.mock.patch.multiple(build, PLACE=place, ARCHIVE=archive, ROOT=directory):
+            build.unpack()
+            self.assertEqual(build.packed(), {})
+            pack()
+            whole = archive.read_bytes()
+            archive.write_bytes(whole[:len(whole) // 2])
+            with self.assertRaisesRegex(Failure, "cannot be unpacked"):
+                build.unpack()
+            archive.write_bytes(whole)
+            build.unpack()
+            self.assertEqual(build.packed(), {"programs": False})
+            program.write_text("kept")
+            build.unpack()
+            self.assertEqual(program.read_text(), "kept")
+            # Another one, though it may be of an earlier hour.
+            pack()
+            os.utime(archive, (1, 1))
+            build.unpack()
+            self.assertEqual(program.read_text(), "1")
+
+
+class Program(Case):
     def run_check(self, *arguments, path=None):
         env = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
         return subprocess.run([SOURCE / "scripts/gpu-check", *map(str, arguments)], capture_output=True, text=True,
                               env=env, timeout=200)
 
+    def refused(self, code: int, *arguments) -> str:
+        done = self.run_check(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        return done.stderr
+
     @unittest.skipIf(machine.gpu_names(), "this machine has a GPU")
     def test_without_a_gpu_it_says_so_in_one_line(self):
-        done = self.run_check()
-        self.assertEqual((done.returncode, done.stdout), (4, ""))
-        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
-        self.assertIn("there is no GPU", done.stderr)
+        self.assertIn("there is no GPU", self.refused(4))
 
     def test_wrong_usage_is_one_line(self):
         for arguments in (["--only", "test"], ["--fast"], ["--out"]):
-            done = self.run_check(*arguments)
-            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.refused(2, *arguments)
 
     @unittest.skipIf(machine.gpu_names(), "this machine has a GPU")
     def test_every_section_is_reported_where_all_of_them_fail(self):
         """nvidia-smi reports a GPU that nobody can use."""
-        with tempfile.TemporaryDirectory() as directory:
-            smi = pathlib.Path(directory) / "nvidia-smi"
-            smi.write_text('#!/bin/bash\n[[ $1 != -L ]] || echo "GPU 0: NVIDIA Pretended GPU (UUID: GPU-0)"\n')
-            smi.chmod(0o755)
-            out = pathlib.Path(directory) / "out"
-            done = self.run_check("--no-build", "--build", BUILD, "--out", out, "--quick", path=directory)
-            self.assertEqual(done.returncode, 1, done.stderr)
-            reports = sorted(out.iterdir())
-            self.assertEqual([path.suffix for path in reports], [".json", ".md"])
-            self.assertTrue(reports[0].name.startswith("gpu-pretended-gpu-20"))
-            data = json.loads(reports[0].read_text())
-            by_name = {section["name"]: section for section in data["sections"]}
-            self.assertEqual(set(by_name), set(DATA))
-            self.assertEqual(by_name["machine"]["status"], "passed", by_name["machine"]["problems"])
-            for name in ("ranks", "contexts", "graphs", "timeline", "throughput"):
-                self.assertEqual(by_name[name]["status"], "failed", name)
-                self.assertRegex(" ".join(by_name[name]["problems"]), "driver|CPU only", name)
-            for name in ("communication", "pytorch"):
-                self.assertEqual(by_name[name]["status"], "skipped", name)
-            text = reports[1].read_text()
-            self.assertEqual(text, done.stdout)
-            self.assertEqual(text.count("\n### "), len(DATA))
+        directory = self.directory()
+        executable(directory / "nvidia-smi", '#!/bin/bash\n[[ $1 != -L ]] || echo "GPU 0: NVIDIA Pretended GPU (UUID: GPU-0)"\n')
+        out = directory / "out"
+        done = self.run_check("--no-build", "--build", BUILD, "--out", out, "--quick", path=directory)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        reports = sorted(out.iterdir())
+        self.assertEqual([path.suffix for path in reports], [".json", ".md"])
+        self.assertTrue(reports[0].name.startswith("gpu-pretended-gpu-20"))
+        data = json.loads(reports[0].read_text())
+        by_name = {section["name"]: section for section in data["sections"]}
+        self.assertEqual(set(by_name), set(DATA))
+        self.assertEqual(by_name["machine"]["status"], "passed", by_name["machine"]["problems"])
+        for name in ("ranks", "contexts", "graphs", "timeline", "throughput"):
+            self.assertEqual(by_name[name]["status"], "failed", name)
+            self.assertRegex(" ".join(by_name[name]["problems"]), "driver|CPU only", name)
+        for name in ("communication", "pytorch"):
+            self.assertEqual(by_name[name]["status"], "skipped", name)
+        text = reports[1].read_text()
+        self.assertEqual(text, done.stdout)
+        self.assertEqual(text.count("\n### "), len(DATA))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -44,22 +45,14 @@ TEST(Agree, AllWell) {
 TEST(Agree, SameFailureIsReportedOnce) {
   const auto work = [] { throw IoError("no such file: x.idx", "check --data"); };
   if (group().rank() == 0) {
-    try {
-      run_collectively(group(), work);
-      FAIL();
-    } catch (const IoError& error) {
-      EXPECT_STREQ(error.what(), "no such file: x.idx");
-      EXPECT_EQ(error.remedy(), "check --data");
-    }
+    const auto error = testing::thrown<IoError>([&] { run_collectively(group(), work); });
+    EXPECT_STREQ(error.what(), "no such file: x.idx");
+    EXPECT_EQ(error.remedy(), "check --data");
     return;
   }
-  try {
-    run_collectively(group(), work);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.code(), 3);
-    EXPECT_THAT(error.what(), HasSubstr("rank 0"));
-  }
+  const auto error = testing::thrown<PeerError>([&] { run_collectively(group(), work); });
+  EXPECT_EQ(error.code(), 3);
+  EXPECT_THAT(error.what(), HasSubstr("rank 0"));
 }
 
 TEST(Agree, OneRankFails) {
@@ -70,13 +63,9 @@ TEST(Agree, OneRankFails) {
     EXPECT_THROW(run_collectively(group(), work), CheckpointError);
     return;
   }
-  try {
-    run_collectively(group(), work);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.code(), 6);
-    EXPECT_EQ(std::string(error.what()), fmt::format("rank {} failed: cut short", last()));
-  }
+  const auto error = testing::thrown<PeerError>([&] { run_collectively(group(), work); });
+  EXPECT_EQ(error.code(), 6);
+  EXPECT_EQ(std::string(error.what()), fmt::format("rank {} failed: cut short", last()));
 }
 
 TEST(Agree, DifferentFailuresAreAllReported) {
@@ -92,12 +81,8 @@ TEST(Agree, OtherExceptionsCountToo) {
     EXPECT_THROW(run_collectively(group(), work), std::runtime_error);
     return;
   }
-  try {
-    run_collectively(group(), work);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.code(), 1);
-  }
+  const auto error = testing::thrown<PeerError>([&] { run_collectively(group(), work); });
+  EXPECT_EQ(error.code(), 1);
 }
 
 // The code of a device or a host that has not as much memory, whoever notices.
@@ -109,12 +94,8 @@ TEST(Agree, OutOfMemoryIsNoInternalError) {
     EXPECT_THROW(run_collectively(group(), work), std::bad_alloc);
     return;
   }
-  try {
-    run_collectively(group(), work);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));
-  }
+  const auto error = testing::thrown<PeerError>([&] { run_collectively(group(), work); });
+  EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));
 }
 
 TEST(LargestOfRanks, ElementByElement) {
@@ -127,12 +108,7 @@ TEST(LargestOfRanks, ElementByElement) {
 TEST(LargestOfRanks, OfEquallyMany) {
   if (group().size() == 1) return;
   const std::vector<double> mine(group().rank() == last() ? 2 : 1);
-  try {
-    largest_of_ranks(group(), mine);
-    FAIL() << "nobody has seen it";
-  } catch (const OutOfStepError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("values where rank"));
-  }
+  EXPECT_THROWN(OutOfStepError, "values where rank", largest_of_ranks(group(), mine));
 }
 
 TEST(Manifest, Equal) {
@@ -176,14 +152,10 @@ TEST(Manifest, ManyDifferencesAreCounted) {
   }
   Manifest mine;
   for (int i = 0; i < 9; ++i) mine.emplace_back(fmt::format("key{}", i), group().rank() == last() ? "x" : "y");
-  try {
-    compare_manifests(group(), mine);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("key4=x"));
-    EXPECT_THAT(error.what(), Not(HasSubstr("key5=x")));
-    EXPECT_THAT(error.what(), HasSubstr("4 more"));
-  }
+  const auto error = testing::thrown<Error>([&] { compare_manifests(group(), mine); });
+  EXPECT_THAT(error.what(), HasSubstr("key4=x"));
+  EXPECT_THAT(error.what(), Not(HasSubstr("key5=x")));
+  EXPECT_THAT(error.what(), HasSubstr("4 more"));
 }
 
 }  // namespace

@@ -134,8 +134,7 @@ TEST(MoreGroups, OtherSecretAtTheSamePort) {
   World world = testing::world();
   world.rendezvous.secret = JobSecret::of_text("another job, as it seems");
   if (first->rank() == 0) {
-    EXPECT_THAT(testing::refusal_of([&] { make_group(world, testing::group_options()); }),
-                HasSubstr("this process has another group at"));
+    EXPECT_REFUSED("this process has another group at", make_group(world, testing::group_options()));
   }
   expect_that_it_sums(*first);
   first->shutdown();

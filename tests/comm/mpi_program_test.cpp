@@ -11,11 +11,10 @@
 #include "base/error.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::unique_ptr<ProcessGroup> make(const std::string& backend,
                                    GroupOptions::Progress progress = GroupOptions::Progress::kInline) {
@@ -41,17 +40,6 @@ void use_mpi() {
   EXPECT_EQ(sum, testing::world().size);
 }
 
-template <class Action>
-std::string refused(Action&& action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.line();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
 // One group after the other, with every backend whose ranks MPI joins.
 TEST(MpiProgram, GroupsLeaveMpiInitialised) {
   ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
@@ -68,12 +56,12 @@ TEST(MpiProgram, GroupsLeaveMpiInitialised) {
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &after);
   EXPECT_EQ(before, after);
   EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
-  EXPECT_THAT(refused([] { make("mpi"); }), HasSubstr("make groups before MPI_Finalize"));
+  EXPECT_REFUSED("make groups before MPI_Finalize", make("mpi"));
 }
 
 TEST(MpiProgram, AThreadThatMpiDoesNotAllow) {
   ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
-  EXPECT_THAT(refused([] { make("mpi", GroupOptions::Progress::kThread); }), HasSubstr("MPI_THREAD_MULTIPLE"));
+  EXPECT_REFUSED("MPI_THREAD_MULTIPLE", make("mpi", GroupOptions::Progress::kThread));
   // Left the choice, a group does without.
   const auto group = make_group(testing::world(), {.timeout_seconds = 30, .backend = "mpi", .spare_core = true});
   expect_a_sum(*group);
@@ -109,7 +97,7 @@ TEST(MpiProgram, TwoGroupsAtATime) {
 TEST(MpiProgram, NoGroupAfterTheEndOfMpi) {
   make("shm")->shutdown();
   ASSERT_TRUE(is_finalized());
-  EXPECT_THAT(refused([] { make("shm"); }), HasSubstr("call MPI_Init in the program"));
+  EXPECT_REFUSED("call MPI_Init in the program", make("shm"));
 }
 
 }  // namespace

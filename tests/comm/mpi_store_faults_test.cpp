@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "comm/mpi/mpi_store.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -22,12 +23,7 @@ TEST(MpiStoreFaults, ARankThatDoesNotComeIsNamed) {
     std::this_thread::sleep_for(2s);
   } else {
     const auto attempt = [&] {
-      try {
-        store.barrier("the start", Deadline::after(500ms));
-        return std::string("no error");
-      } catch (const TimeoutError& error) {
-        return error.line();
-      }
+      return testing::thrown<TimeoutError>([&] { store.barrier("the start", Deadline::after(500ms)); }).line();
     };
     const std::string line = attempt();
     EXPECT_THAT(line, AllOf(HasSubstr("the start timed out after "),

@@ -292,14 +292,14 @@ TEST(Loader, ADataSetThatDoesNotSayHowItIsRead) {
     EXPECT_THAT(refusal_of([&] { numbers.next(); }),
                 AllOf(HasSubstr("'points' does not say how its samples are read"), HasSubstr("or read(")));
     Loader tokens(std::make_shared<Unread>(true), sampler_of(4, 2), {.workers = workers});
-    EXPECT_THAT(refusal_of([&] { tokens.next(); }), HasSubstr("override read_tokens("));
+    EXPECT_REFUSED("override read_tokens(", tokens.next());
     Loader in_order(std::make_shared<Unread>(), Slice{0, 4}, 2, {.workers = workers});
-    EXPECT_THAT(refusal_of([&] { in_order.next(); }), HasSubstr("or read("));
+    EXPECT_REFUSED("or read(", in_order.next());
   }
   float x[2];
   std::int32_t label = 0, tokens[2], labels[2];
-  EXPECT_THAT(refusal_of([&] { Unread(true).read(0, x, label); }), HasSubstr("has tokens, and is read as numbers"));
-  EXPECT_THAT(refusal_of([&] { Probe(4).read_tokens(0, tokens, labels); }), HasSubstr("has numbers, and is read as"));
+  EXPECT_REFUSED("has tokens, and is read as numbers", Unread(true).read(0, x, label));
+  EXPECT_REFUSED("has numbers, and is read as", Probe(4).read_tokens(0, tokens, labels));
 }
 
 // A sample with a mask of numbers, which is its index all over, and a kind, an integer.
@@ -344,14 +344,10 @@ TEST_P(LoaderTest, HandsOutFurtherInputs) {
 }
 
 TEST(Loader, FurtherInputsThatCannotBe) {
-  EXPECT_THAT(refusal_of([] {
-                Masked(3, {{.name = "mask"}, {.name = "mask"}});
-              }),
-              HasSubstr("the data set 'masked' has two further inputs named 'mask'"));
-  EXPECT_THAT(refusal_of([] { Masked(3, {{.name = "", .dims = {2}}}); }),
-              HasSubstr("has a further input without a name"));
-  EXPECT_THAT(refusal_of([] { Masked(3, {{.name = "mask", .dims = {-1}}}); }),
-              HasSubstr("has the input 'mask' of an extent of -1"));
+  EXPECT_REFUSED("the data set 'masked' has two further inputs named 'mask'",
+                 Masked(3, {{.name = "mask"}, {.name = "mask"}}));
+  EXPECT_REFUSED("has a further input without a name", Masked(3, {{.name = "", .dims = {2}}}));
+  EXPECT_REFUSED("has the input 'mask' of an extent of -1", Masked(3, {{.name = "mask", .dims = {-1}}}));
   class Lazy final : public Dataset {
    public:
     Lazy() : Dataset({.name = "lazy", .size = 4, .dims = {2}, .classes = 2, .further_inputs = {{.name = "mask"}}}) {}
@@ -364,16 +360,16 @@ TEST(Loader, FurtherInputsThatCannotBe) {
 
 TEST(Loader, InvalidArgumentsAreRefused) {
   const auto dataset = std::make_shared<Probe>(10);
-  EXPECT_THAT(refusal_of([&] { Loader(nullptr, sampler_of(10, 2), {}); }), HasSubstr("without a data set"));
-  EXPECT_THAT(refusal_of([&] { Loader(nullptr, Slice{0, 1}, 1, {}); }), HasSubstr("without a data set"));
-  EXPECT_THAT(refusal_of([&] { Loader(dataset, sampler_of(11, 2), {}); }), HasSubstr("make the sampler with .length"));
+  EXPECT_REFUSED("without a data set", Loader(nullptr, sampler_of(10, 2), {}));
+  EXPECT_REFUSED("without a data set", Loader(nullptr, Slice{0, 1}, 1, {}));
+  EXPECT_REFUSED("make the sampler with .length", Loader(dataset, sampler_of(11, 2), {}));
   for (const Slice slice : {Slice{5, 6}, Slice{11, 0}, Slice{~std::uint64_t{0}, 2}})
-    EXPECT_THAT(refusal_of([&] { Loader(dataset, slice, 2, {}); }), HasSubstr("the data set's own samples"));
+    EXPECT_REFUSED("the data set's own samples", Loader(dataset, slice, 2, {}));
   struct Sized : Dataset {
     explicit Sized(std::vector<std::int64_t> dims) : Dataset({.name = "sized", .size = 1, .dims = std::move(dims)}) {}
   };
-  EXPECT_THAT(refusal_of([&] { Sized({2, -3}); }), HasSubstr("an extent of -3"));
-  EXPECT_THAT(refusal_of([&] { Sized({1 << 30, 1 << 30, 1 << 30}); }), HasSubstr("fits into memory"));
+  EXPECT_REFUSED("an extent of -3", Sized({2, -3}));
+  EXPECT_REFUSED("fits into memory", Sized({1 << 30, 1 << 30, 1 << 30}));
 }
 
 template <class L>
@@ -388,10 +384,8 @@ TEST(Loader, DestroyedInTheMiddleOfAnEpoch) {
   for (const int workers : {0, 2}) {
     std::optional<Loader> loader;
     loader.emplace(std::make_shared<Probe>(10), sampler_of(10, 2), LoaderOptions{.workers = workers});
-    EXPECT_THAT(refusal_of([&] {
-                  for ([[maybe_unused]] const Batch& batch : loader->epoch()) loader.reset();
-                }),
-                HasSubstr("an epoch is continued after its loader was destroyed"));
+    EXPECT_REFUSED("an epoch is continued after its loader was destroyed", for ([[maybe_unused]] const Batch& batch
+                                                                                : loader->epoch()) loader.reset());
   }
 }
 
@@ -420,15 +414,12 @@ TEST(LoaderMisuse, AnEpochThatOutlivesItsLoader) {
                                LoaderOptions{.workers = 0});
   const auto epoch = loader->epoch();
   loader.reset();
-  EXPECT_THAT(refusal_of([&] { epoch.begin(); }), HasSubstr("loader"));
+  EXPECT_REFUSED("loader", epoch.begin());
 }
 
 TEST(LoaderMisuse, InvalidParts) {
-  EXPECT_THAT(refusal_of([] { concatenate({nullptr}, "all"); }), HasSubstr("one that is none"));
-  EXPECT_THAT(refusal_of([] {
-                concatenate({std::make_shared<Probe>(3), nullptr}, "all");
-              }),
-              HasSubstr("one that is none"));
+  EXPECT_REFUSED("one that is none", concatenate({nullptr}, "all"));
+  EXPECT_REFUSED("one that is none", concatenate({std::make_shared<Probe>(3), nullptr}, "all"));
 }
 
 // A device may still read a batch when the caller asks for the following one.

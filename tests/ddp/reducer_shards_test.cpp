@@ -15,8 +15,6 @@ namespace lockstep::ddp {
 namespace {
 
 using lockstep::testing::group;
-using lockstep::testing::refusal_of;
-using ::testing::HasSubstr;
 
 const std::vector<SlotSpec> kSlots = {{"a", 300}, {"b", 1}, {"c", 4000}, {"d", 17, DType::kF64}};
 
@@ -130,35 +128,35 @@ TEST(ReducerShards, AnUnusedGradientEndsTheStepOnEveryRank) {
       if (slot != 2 || turn.first != 0) reducer.mark_ready(slot);
     if (!reducer.was_last_turn()) reducer.end_shards();
   } while (!reducer.was_last_turn());
-  EXPECT_THAT(refusal_of([&] { reducer.finish({}, [](auto) {}); }), HasSubstr("no gradient for c on "));
+  EXPECT_REFUSED("no gradient for c on ", reducer.finish({}, [](auto) {}));
 }
 
 TEST(ReducerShards, CallsOutOfOrderAreRefused) {
   const auto ranks = static_cast<std::size_t>(group().size());
   Reducer plain(group(), kSlots, {});
   plain.begin_step(1);
-  EXPECT_THAT(refusal_of([&] { plain.begin_shards(); }), HasSubstr("where ranks are summed"));
+  EXPECT_REFUSED("where ranks are summed", plain.begin_shards());
   plain.contribute_nothing();
   plain.finish({}, [](auto) {});
 
   Reducer reducer(group(), kSlots, {}, {.tree = &group().define_tree(2 * ranks)});
-  EXPECT_THAT(refusal_of([&] { reducer.begin_shards(); }), HasSubstr("outside of a step"));
+  EXPECT_REFUSED("outside of a step", reducer.begin_shards());
   reducer.begin_step(1);
-  EXPECT_THAT(refusal_of([&] { reducer.mark_ready(0); }), HasSubstr("was not begun"));
-  EXPECT_THAT(refusal_of([&] { reducer.contribute_nothing(); }), HasSubstr("in a step in shards"));
+  EXPECT_REFUSED("was not begun", reducer.mark_ready(0));
+  EXPECT_REFUSED("in a step in shards", reducer.contribute_nothing());
   reducer.begin_shards();
-  EXPECT_THAT(refusal_of([&] { reducer.begin_shards(); }), HasSubstr("before those before them have ended"));
-  EXPECT_THAT(refusal_of([&] { reducer.finish({}, [](auto) {}); }), HasSubstr("before this rank's last shards"));
-  EXPECT_THAT(refusal_of([&] { reducer.skip_shard(1); }), HasSubstr("not to be computed"));
+  EXPECT_REFUSED("before those before them have ended", reducer.begin_shards());
+  EXPECT_REFUSED("before this rank's last shards", reducer.finish({}, [](auto) {}));
+  EXPECT_REFUSED("not to be computed", reducer.skip_shard(1));
   reducer.skip_shard(0);
-  EXPECT_THAT(refusal_of([&] { reducer.skip_shard(0); }), HasSubstr("not to be computed"));
-  EXPECT_THAT(refusal_of([&] { reducer.mark_ready(0); }), HasSubstr("twice"));
+  EXPECT_REFUSED("not to be computed", reducer.skip_shard(0));
+  EXPECT_REFUSED("twice", reducer.mark_ready(0));
   reducer.end_shards();
-  EXPECT_THAT(refusal_of([&] { reducer.end_shards(); }), HasSubstr("not under way"));
+  EXPECT_REFUSED("not under way", reducer.end_shards());
   reducer.begin_shards();
   reducer.skip_shard(0);
   reducer.finish({}, [](auto) {});
-  EXPECT_THAT(refusal_of([&] { reducer.begin_shards(); }), HasSubstr("outside of a step"));
+  EXPECT_REFUSED("outside of a step", reducer.begin_shards());
 }
 
 }  // namespace

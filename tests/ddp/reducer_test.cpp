@@ -326,7 +326,7 @@ TEST(Reducer, HooksAreComparedAndRegisteredOnce) {
   const auto taken = std::make_shared<HalvingHook>();
   Reducer first(group(), some_slots(), {}), second(group(), some_slots(), {});
   first.register_comm_hook(taken);
-  EXPECT_THAT(refusal_of([&] { second.register_comm_hook(taken); }), HasSubstr("that another reducer has already"));
+  EXPECT_REFUSED("that another reducer has already", second.register_comm_hook(taken));
   Reducer late(group(), some_slots(), {});
   late.begin_step(1);
   late.contribute_nothing();

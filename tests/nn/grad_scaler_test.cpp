@@ -22,8 +22,6 @@ namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
-using lockstep::testing::refusal_of;
-using ::testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -180,8 +178,8 @@ TEST_F(GradScalers, StepsMayComeInParts) {
     with->begin_step(0.01);
     with->add_squares(std::vector<std::size_t>{2});
     with->add_squares(std::vector<std::size_t>{0, 1});
-    EXPECT_THAT(refusal_of([&] { with->update(std::vector<std::size_t>{0}); }), HasSubstr("before it is known"));
-    EXPECT_THAT(refusal_of([&] { with->compute_update_scale(loss, {}, 0); }), HasSubstr("the sum of its squares"));
+    EXPECT_REFUSED("before it is known", with->update(std::vector<std::size_t>{0}));
+    EXPECT_REFUSED("the sum of its squares", with->compute_update_scale(loss, {}, 0));
     with->sum_squares(squares);
     with->compute_update_scale(loss, squares, 0);
     with->update(std::vector<std::size_t>{2});
@@ -385,22 +383,22 @@ TEST_F(GradScalers, MovingAveragesMaySkipTheSameSteps) {
 
 TEST_F(GradScalers, InvalidScalesAreRefused) {
   for (const double scale : {0.0, -1.0, 1e39, static_cast<double>(kNan), 1e-40})
-    EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.initial_scale = scale}); }), HasSubstr("losses scaled by"));
-  EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.growth_factor = 1.0}); }), HasSubstr("grows by 1"));
-  EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.backoff_factor = 1.0}); }), HasSubstr("falls by 1"));
+    EXPECT_REFUSED("losses scaled by", GradScaler(*backend, {.initial_scale = scale}));
+  EXPECT_REFUSED("grows by 1", GradScaler(*backend, {.growth_factor = 1.0}));
+  EXPECT_REFUSED("falls by 1", GradScaler(*backend, {.backoff_factor = 1.0}));
   for (const std::int64_t interval : {std::int64_t{0}, std::int64_t{1} << 25})
-    EXPECT_THAT(refusal_of([&] { GradScaler(*backend, {.growth_interval = interval}); }), HasSubstr("grows after"));
+    EXPECT_REFUSED("grows after", GradScaler(*backend, {.growth_interval = interval}));
   GradScaler scaler(*backend);
-  EXPECT_THAT(refusal_of([&] { scaler.set_state({.scale = 0}); }), HasSubstr("losses scaled by 0"));
-  EXPECT_THAT(refusal_of([&] { scaler.set_state({.scale = 1, .good_steps = -1}); }), HasSubstr("-1 steps"));
+  EXPECT_REFUSED("losses scaled by 0", scaler.set_state({.scale = 0}));
+  EXPECT_REFUSED("-1 steps", scaler.set_state({.scale = 1, .good_steps = -1}));
   EXPECT_EQ(scaler.state(), GradScaler::State{.scale = 65536});
   const auto other = make_cpu_backend(1);
   Parameters parameters(*other);
   const auto optimizer = make_sgd(parameters.named(), {});
-  EXPECT_THAT(refusal_of([&] { optimizer->set_scaler(&scaler); }), HasSubstr("of another backend"));
+  EXPECT_REFUSED("of another backend", optimizer->set_scaler(&scaler));
   Tape tape(*backend);
-  EXPECT_THAT(refusal_of([&] { tape.set_loss_scale(backend->empty({2})); }), HasSubstr("losses scaled by f32 [2]"));
-  EXPECT_THAT(refusal_of([&] { tape.set_loss_scale(backend->empty({1}, DType::kI32)); }), HasSubstr("i32"));
+  EXPECT_REFUSED("losses scaled by f32 [2]", tape.set_loss_scale(backend->empty({2})));
+  EXPECT_REFUSED("i32", tape.set_loss_scale(backend->empty({1}, DType::kI32)));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "lockstep/nn/models/models.h"
 #include "tests/nn/values.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::nn {
 namespace {
@@ -185,40 +186,22 @@ TEST_F(RnnLayers, MismatchedShapesAreRefused) {
   EXPECT_THROW(layer.forward(tape, tape.input(backend->empty({2, 1, 3}, DType::kI32))), UsageError);
   std::vector<RnnState> states = {{backend->zeros({3, 5}), backend->zeros({3, 5})}};
   EXPECT_THROW(layer.forward(tape, tape.input(backend->zeros({2, 1, 3})), states), UsageError);
-  const auto refusal_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const UsageError& error) {
-      return error.line();
-    }
-    return "nothing";
-  };
-  using ::testing::HasSubstr;
   nn::Gru gru(context, 3, 5);
   const Var x = tape.input(backend->zeros({2, 1, 3}));
   states = {{backend->zeros({2, 5}), backend->zeros({2, 5})}};
-  EXPECT_THAT(refusal_of([&] { gru.forward(tape, x, states); }), HasSubstr("a GRU was given a state with c"));
-  EXPECT_THAT(refusal_of([&] { gru.forward(tape, x, {}, backend->empty({3}, DType::kI32)); }),
-              HasSubstr("a GRU over [2, 1, 3] with lengths [3]"));
-  EXPECT_THAT(refusal_of([&] { gru.forward(tape, x, {}, backend->zeros({2})); }), HasSubstr("lengths"));
-  EXPECT_THAT(refusal_of([&] { gru(tape, {x, x, x}); }), HasSubstr("3"));
+  EXPECT_REFUSED("a GRU was given a state with c", gru.forward(tape, x, states));
+  EXPECT_REFUSED("a GRU over [2, 1, 3] with lengths [3]", gru.forward(tape, x, {}, backend->empty({3}, DType::kI32)));
+  EXPECT_REFUSED("lengths", gru.forward(tape, x, {}, backend->zeros({2})));
+  EXPECT_REFUSED("3", gru(tape, {x, x, x}));
   nn::Rnn both(context, 3, 5, {.bidirectional = true});
-  EXPECT_THAT(refusal_of([&] { both.forward(tape, x, states); }),
-              HasSubstr("1 states for an RNN of 1 layers in two directions"));
+  EXPECT_REFUSED("1 states for an RNN of 1 layers in two directions", both.forward(tape, x, states));
   const auto all = both.named_parameters();
-  EXPECT_THAT(refusal_of([&] {
-                rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter, all[3].parameter});
-              }),
-              HasSubstr("an LSTM with weights [5, 3] and [5, 5]"));
-  EXPECT_THAT(refusal_of([&] {
-                rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter}, {.cell = RnnCell::kTanh});
-              }),
-              HasSubstr("both biases or none"));
-  EXPECT_THAT(refusal_of([&] {
-                concat_last(tape, x, tape.input(backend->zeros({2, 1, 4})));
-              }),
-              HasSubstr("[2, 1, 3] of f32 beside [2, 1, 4]"));
-  EXPECT_THAT(refusal_of([&] { nn::Gru(context, 3, 0); }), HasSubstr("a GRU of 1 layers with 0 features"));
+  EXPECT_REFUSED("an LSTM with weights [5, 3] and [5, 5]",
+                 rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter, all[3].parameter}));
+  EXPECT_REFUSED("both biases or none",
+                 rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter}, {.cell = RnnCell::kTanh}));
+  EXPECT_REFUSED("[2, 1, 3] of f32 beside [2, 1, 4]", concat_last(tape, x, tape.input(backend->zeros({2, 1, 4}))));
+  EXPECT_REFUSED("a GRU of 1 layers with 0 features", nn::Gru(context, 3, 0));
 }
 
 class RnnModels : public RnnLayers {

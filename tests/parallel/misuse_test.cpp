@@ -12,9 +12,6 @@
 namespace lockstep::parallel {
 namespace {
 
-using lockstep::testing::refusal_of;
-using ::testing::HasSubstr;
-
 class DataParallelMisuse : public ::testing::Test {
  protected:
   std::unique_ptr<nn::Module> layer() {
@@ -46,7 +43,7 @@ TEST_F(DataParallelMisuse, NoSamples) {
 TEST_F(DataParallelMisuse, ItEndsBeforeBackward) {
   const nn::Var loss = loss_of(tape, (*model)(tape, tape.input(rows(6))));
   model.reset();
-  EXPECT_THAT(refusal_of([&] { tape.backward(loss); }), HasSubstr("a DataParallel that is gone"));
+  EXPECT_REFUSED("a DataParallel that is gone", tape.backward(loss));
   tape.reset();
 }
 
@@ -61,21 +58,17 @@ TEST_F(DataParallelMisuse, ItEndsBeforeItsTape) {
 TEST_F(DataParallelMisuse, AValueOfAnotherTape) {
   nn::Tape other(devices[0]);
   const nn::Var x = other.input(rows(6));
-  EXPECT_THAT(refusal_of([&] { (*model)(tape, x); }), HasSubstr("of another tape"));
+  EXPECT_REFUSED("of another tape", (*model)(tape, x));
   other.reset();
-  EXPECT_THAT(refusal_of([&] { (*model)(tape, x); }), HasSubstr("its tape has forgotten"));
-  EXPECT_THAT(refusal_of([&] { (*model)(other, tape.input(rows(6))); }), HasSubstr("of another tape"));
+  EXPECT_REFUSED("its tape has forgotten", (*model)(tape, x));
+  EXPECT_REFUSED("of another tape", (*model)(other, tape.input(rows(6))));
 }
 
 TEST_F(DataParallelMisuse, WrongShapesNameTheDevice) {
-  EXPECT_THAT(refusal_of([&] {
-                (*model)(tape, tape.input(devices[0].zeros({6, 5})));
-              }),
-              HasSubstr("Linear with a weight of [3, 4] was given [2, 5]"));
-  EXPECT_THAT(refusal_of([&] {
-                (*model)(tape, tape.input(devices[0].empty({6, 4}, DType::kI32)));
-              }),
-              HasSubstr("replica 0 of 3 on cpu:0: Linear was given [2, 4] of i32"));
+  EXPECT_REFUSED("Linear with a weight of [3, 4] was given [2, 5]",
+                 (*model)(tape, tape.input(devices[0].zeros({6, 5}))));
+  EXPECT_REFUSED("replica 0 of 3 on cpu:0: Linear was given [2, 4] of i32",
+                 (*model)(tape, tape.input(devices[0].empty({6, 4}, DType::kI32))));
 }
 
 // What a module returns that computes its loss itself is a loss.
@@ -97,7 +90,7 @@ TEST_F(DataParallelMisuse, AModuleThatReturnsItsLoss) {
   tape.backward(with_loss(tape, tape.input(rows(6))));
   EXPECT_TRUE(with_loss.named_parameters().front().parameter->has_gradient());
   tape.reset();
-  EXPECT_THAT(refusal_of([&] { tape.backward((*model)(tape, tape.input(rows(6)))); }), HasSubstr("which is no loss"));
+  EXPECT_REFUSED("which is no loss", tape.backward((*model)(tape, tape.input(rows(6)))));
 }
 
 }  // namespace

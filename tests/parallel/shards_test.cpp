@@ -175,34 +175,28 @@ TEST(Shards, RefuseWhatTheyCannotDo) {
   EXPECT_THAT(
       refusal_of([&] { DistributedDataParallel(*model, group(), {.broadcast_buffers = false, .tree = &tree}); }),
       HasSubstr("buffers of its own"));
-  EXPECT_THAT(refusal_of([&] { DistributedDataParallel(*model, group(), {.tree = &tree, .shards_at_once = 0}); }),
-              HasSubstr("no shard at a time"));
+  EXPECT_REFUSED("no shard at a time", DistributedDataParallel(*model, group(), {.tree = &tree, .shards_at_once = 0}));
   if (rank_backend().device().kind == DeviceKind::kCpu) {
-    EXPECT_THAT(refusal_of([&] { DistributedDataParallel(*model, group(), {.tree = &tree, .shards_at_once = 2}); }),
-                HasSubstr("nothing to compute them with"));
+    EXPECT_REFUSED("nothing to compute them with",
+                   DistributedDataParallel(*model, group(), {.tree = &tree, .shards_at_once = 2}));
     nn::Linear nobody_knows(context, 2, 2);
-    EXPECT_THAT(refusal_of([&] {
-                  DistributedDataParallel(nobody_knows, group(),
-                                          {.tree = &tree, .shards_at_once = 2, .shard_backend = make_rank_backend});
-                }),
-                HasSubstr("knows how to build again"));
+    EXPECT_REFUSED("knows how to build again",
+                   DistributedDataParallel(nobody_knows, group(),
+                                           {.tree = &tree, .shards_at_once = 2, .shard_backend = make_rank_backend}));
   }
   DistributedDataParallel plain(*model, group());
   nn::Tape tape(rank_backend());
   const auto none = [](std::uint32_t) { return std::int64_t{0}; };
   const auto loss = [](const DistributedDataParallel::ShardPass&) { return nn::Var(); };
-  EXPECT_THAT(refusal_of([&] { plain.run_shards(tape, 1, none, loss); }), HasSubstr("where ranks are summed"));
+  EXPECT_REFUSED("where ranks are summed", plain.run_shards(tape, 1, none, loss));
 
   Training training(group(), ranks + 1, {});
-  EXPECT_THAT(refusal_of([&] { training.ddp().contribute_nothing(); }), HasSubstr("in a step in shards"));
-  EXPECT_THAT(refusal_of([&] {
-                training.ddp()(training.tape(),
-                               training.tape().input(rank_backend().zeros({1, kImageSide, kImageSide, kImagePlanes})));
-              }),
-              HasSubstr("outside of run_shards()"));
+  EXPECT_REFUSED("in a step in shards", training.ddp().contribute_nothing());
+  EXPECT_REFUSED("outside of run_shards()",
+                 training.ddp()(training.tape(), training.tape().input(
+                                                     rank_backend().zeros({1, kImageSide, kImageSide, kImagePlanes}))));
   training.step(1, 9);
-  EXPECT_THAT(refusal_of([&] { training.ddp().run_shards(training.tape(), 9, none, loss); }),
-              HasSubstr("gradients of the last one are there"));
+  EXPECT_REFUSED("gradients of the last one are there", training.ddp().run_shards(training.tape(), 9, none, loss));
 }
 
 TEST(Shards, RefuseSynchronisedNormalisation) {
@@ -211,8 +205,7 @@ TEST(Shards, RefuseSynchronisedNormalisation) {
   nn::Context context{rank_backend(), generator};
   const auto model = model_with_norm(context);
   convert_sync_batchnorm(*model, group());
-  EXPECT_THAT(refusal_of([&] { DistributedDataParallel(*model, group(), {.tree = &tree}); }),
-              HasSubstr("synchronised batch normalisation"));
+  EXPECT_REFUSED("synchronised batch normalisation", DistributedDataParallel(*model, group(), {.tree = &tree}));
 }
 
 }  // namespace

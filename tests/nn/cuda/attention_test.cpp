@@ -71,29 +71,24 @@ class CudaAttention : public DeviceTest {
 TEST_P(CudaAttention, Forward) {
   for (const AttentionSizes& s : kAttentionSizes) {
     SCOPED_TRACE(s.text());
-    const Tensor qkv_host = random(s.qkv(), 1), qkv = activation(qkv_host);
-    const Tensor expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
-    cpu->attention().forward(qkv_host, s.heads, {}, expected, log_sums);
-    const auto got = results({activation_like(s.y()), {s.log_sums()}},
-                             [&](const auto& out) { attention->forward(qkv, s.heads, {}, out[0], out[1]); });
-    expect_close(expected, got[0], tolerance(s.tokens));
-    expect_close(log_sums, got[1], {DType::kF32, 32.0, 8.0});
+    const Operand qkv = activations(random(s.qkv(), 1));
+    DeviceTest::compare(cpu->attention(), *attention, {activation_like(s.y()), {s.log_sums()}},
+                        {tolerance(s.tokens), {DType::kF32, 32.0, 8.0}},
+                        [&](auto& on, Side at, const auto& out) { on.forward(at(qkv), s.heads, {}, out[0], out[1]); });
   }
 }
 
 TEST_P(CudaAttention, Backward) {
   for (const AttentionSizes& s : kAttentionSizes) {
     SCOPED_TRACE(s.text());
-    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
-    const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
-    cpu->attention().forward(qkv_host, s.heads, {}, y_host, log_sums_host);
-    rounded(y_host);
-    cpu->attention().backward(qkv_host, s.heads, {}, y_host, log_sums_host, dy_host, expected);
-    const Tensor qkv = activation(qkv_host), y = activation(y_host), dy = activation(dy_host);
-    const Tensor log_sums = plain(log_sums_host);
-    const auto got = results({activation_like(s.qkv())},
-                             [&](const auto& out) { attention->backward(qkv, s.heads, {}, y, log_sums, dy, out[0]); });
-    expect_close(expected, got[0], tolerance(s.tokens, 4.0));
+    const Operand qkv = activations(random(s.qkv(), 1)), dy = activations(random(s.y(), 2));
+    const Tensor y_host = cpu->empty(s.y()), log_sums_host = cpu->empty(s.log_sums());
+    cpu->attention().forward(qkv.host, s.heads, {}, y_host, log_sums_host);
+    const Operand y = activations(rounded(y_host)), log_sums = plains(log_sums_host);
+    DeviceTest::compare(cpu->attention(), *attention, {activation_like(s.qkv())}, {tolerance(s.tokens, 4.0)},
+                        [&](auto& on, Side at, const auto& out) {
+                          on.backward(at(qkv), s.heads, {}, at(y), at(log_sums), at(dy), out[0]);
+                        });
   }
 }
 

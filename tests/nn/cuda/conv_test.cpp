@@ -50,18 +50,17 @@ class CudaConv : public DeviceTest {
 TEST_P(CudaConv, Forward) {
   for (const Layer& layer : kLayers) {
     SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
-    const Tensor x_host = random(layer.x, 1), w_host = random(layer.w(), 2), b_host = random({layer.out}, 3);
-    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
-    const Tensor product = cpu->empty(layer.y());
-    cpu->conv().forward(x_host, w_host, 0, Tensor(), layer.window, Epilogue::kNone, product);
+    const Operand x = activations(random(layer.x, 1)), w = activations(random(layer.w(), 2));
+    const Tensor b_host = random({layer.out}, 3), product = cpu->empty(layer.y());
+    cpu->conv().forward(x.host, w.host, 0, Tensor(), layer.window, Epilogue::kNone, product);
     for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
       for (const bool bias : {false, true}) {
-        const Tensor expected = cpu->empty(layer.y());
-        cpu->conv().forward(x_host, w_host, 0, bias ? b_host : Tensor(), layer.window, epilogue, expected);
-        const auto got = results({activation_like(layer.y())}, [&](const auto& made) {
-          conv->forward(x, w, 0, bias ? b : Tensor(), layer.window, epilogue, made[0]);
-        });
-        expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.out, type()),
+        const Operand b = activations(bias ? b_host : Tensor());
+        const auto y =
+            compare(cpu->conv(), *conv, {activation_like(layer.y())}, {}, [&](auto& on, Side at, const auto& made) {
+              on.forward(at(x), at(w), 0, at(b), layer.window, epilogue, made[0]);
+            });
+        expect_close(y.expected[0], y.got[0], tolerance_of_sum(layer.w().count() / layer.out, type()),
                      bias ? sizes_of(*cpu, product) : Tensor());
       }
   }
@@ -70,12 +69,9 @@ TEST_P(CudaConv, Forward) {
 TEST_P(CudaConv, BackwardInput) {
   for (const Layer& layer : kLayers) {
     SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
-    const Tensor dy_host = random(layer.y(), 1), w_host = random(layer.w(), 2), expected = cpu->empty(layer.x);
-    const Tensor dy = activation(dy_host), w = activation(w_host);
-    cpu->conv().backward_input(dy_host, w_host, 0, layer.window, expected);
-    const auto got = results({activation_like(layer.x)},
-                             [&](const auto& made) { conv->backward_input(dy, w, 0, layer.window, made[0]); });
-    expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.x[3], type()));
+    const Operand dy = activations(random(layer.y(), 1)), w = activations(random(layer.w(), 2));
+    compare(cpu->conv(), *conv, {activation_like(layer.x)}, {tolerance_of_sum(layer.w().count() / layer.x[3], type())},
+            [&](auto& on, Side at, const auto& made) { on.backward_input(at(dy), at(w), 0, layer.window, made[0]); });
   }
 }
 
@@ -89,21 +85,16 @@ TEST_P(CudaConv, BackwardWeight) {
                                                            {true, false, false}}) {
       SCOPED_TRACE(fmt::format("{} to {}, accumulate {} {}, bias {}", to_string(layer.x), to_string(layer.y()),
                                accumulate_w, accumulate_b, bias));
-      const Tensor x_host = random(layer.x, 1), dy_host = random(layer.y(), 2);
+      const Operand x = activations(random(layer.x, 1)), dy = activations(random(layer.y(), 2));
       const Tensor dw_before = random_tensor(*cpu, layer.w(), 3), db_before = random_tensor(*cpu, {layer.out}, 4);
-      const Tensor dw = cpu->empty(layer.w()), db = cpu->empty({layer.out}), added = cpu->empty(layer.w());
-      cpu->conv().backward_weight(x_host, dy_host, layer.window, false, added, false, Tensor());
-      cpu->pointwise().copy(dw_before, dw);
-      cpu->pointwise().copy(db_before, db);
-      cpu->conv().backward_weight(x_host, dy_host, layer.window, accumulate_w, dw, accumulate_b, bias ? db : Tensor());
-      const Tensor x = activation(x_host), dy = activation(dy_host);
-      const auto got =
-          results({{layer.w(), DType::kF32, dw_before}, {{layer.out}, DType::kF32, db_before}}, [&](const auto& made) {
-            conv->backward_weight(x, dy, layer.window, accumulate_w, made[0], accumulate_b, bias ? made[1] : Tensor());
-          });
+      const Tensor added = cpu->empty(layer.w());
+      cpu->conv().backward_weight(x.host, dy.host, layer.window, false, added, false, Tensor());
       const std::int64_t terms = layer.y().count() / layer.out;
-      expect_close(dw, got[0], of_weights(terms, added));
-      expect_close(db, got[1], tolerance_of_sum(terms, DType::kF32));
+      compare(cpu->conv(), *conv, {{layer.w(), DType::kF32, dw_before}, {{layer.out}, DType::kF32, db_before}},
+              {of_weights(terms, added), tolerance_of_sum(terms, DType::kF32)},
+              [&, add_w = accumulate_w, add_b = accumulate_b, with_bias = bias](auto& on, Side at, const auto& made) {
+                on.backward_weight(at(x), at(dy), layer.window, add_w, made[0], add_b, with_bias ? made[1] : Tensor());
+              });
     }
 }
 

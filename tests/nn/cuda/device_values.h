@@ -71,6 +71,29 @@ struct Output {
   Tensor initial = {};
 };
 
+/// `ulps` units in the last place of f32 of `scale`, which is about the largest term of a result, or of the result if
+/// that is larger. For results in bf16 2⁻⁸ of it is added, in f16 2⁻¹¹.
+struct Tolerance {
+  DType dtype = DType::kF32;
+  double ulps = 4.0;
+  double scale = 1.0;
+};
+/// The same numbers, as a result of the output's type has them.
+constexpr Tolerance kSame = {.ulps = 0.0};
+
+/// An operand of a call that runs with the CPU's kernels and with CUDA's.
+struct Operand {
+  Tensor host, device;
+};
+/// Which of the two a call takes: `at(x)`.
+struct Side {
+  bool on_device;
+  const Tensor& operator()(const Operand& operand) const { return on_device ? operand.device : operand.host; }
+};
+
+inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance,
+                         const Tensor& rounded_before = {});
+
 class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
  protected:
   DType type() const { return GetParam().dtype; }
@@ -108,6 +131,37 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
       made.push_back(on_host(first[i], outputs[i]));
     }
     return made;
+  }
+
+  Operand activations(const Tensor& host) { return {host, host.defined() ? activation(host) : Tensor()}; }
+  Operand plains(const Tensor& host) { return {host, host.defined() ? plain(host) : Tensor()}; }
+
+  struct OfBoth {
+    std::vector<Tensor> expected, got;
+  };
+  /// Runs `call(kernels, at, out)` with the CPU's kernels, and with the device's as results() does, on outputs that
+  /// begin alike. Each output must be as close as its tolerance says; those without one are returned only.
+  template <class Kernels, class Call>
+  OfBoth compare(Kernels& on_cpu, Kernels& on_device, const std::vector<Output>& outputs,
+                 const std::vector<Tolerance>& tolerances, const Call& call) {
+    OfBoth both;
+    for (const Output& output : outputs) {
+      both.expected.push_back(cpu->empty(output.shape, is_half(output.dtype) ? DType::kF32 : output.dtype));
+      const Tensor& made = both.expected.back();
+      if (output.initial.defined()) std::memcpy(made.raw(), output.initial.raw(), made.bytes());
+    }
+    call(on_cpu, Side{false}, both.expected);
+    both.got = results(outputs, [&](const std::vector<Tensor>& out) { call(on_device, Side{true}, out); });
+    for (std::size_t i = 0; i < tolerances.size(); ++i) {
+      SCOPED_TRACE(fmt::format("output {}", i));
+      if (both.expected[i].dtype() != DType::kF32) {
+        EXPECT_EQ(std::memcmp(both.expected[i].raw(), both.got[i].raw(), both.got[i].bytes()), 0);
+        continue;
+      }
+      if (tolerances[i].ulps == 0.0 && is_half(outputs[i].dtype)) rounded(both.expected[i]);
+      expect_close(both.expected[i], both.got[i], tolerances[i]);
+    }
+    return both;
   }
 
   void upload(const Tensor& host, const Tensor& device) {
@@ -213,14 +267,6 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   }
 };
 
-/// `ulps` units in the last place of f32 of `scale`, which is about the largest term of a result, or of the result if
-/// that is larger. For results in bf16 2⁻⁸ of it is added, in f16 2⁻¹¹.
-struct Tolerance {
-  DType dtype = DType::kF32;
-  double ulps = 4.0;
-  double scale = 1.0;
-};
-
 /// For reports: what the test that runs tolerates, and its largest error as a share of that.
 inline void note_error(const Tolerance& tolerance, double share) {
   static const ::testing::TestInfo* noted = nullptr;
@@ -273,7 +319,7 @@ inline Deviation largest_deviation(const Tensor& expected, const Tensor& actual,
 }
 
 inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance,
-                         const Tensor& rounded_before = {}) {
+                         const Tensor& rounded_before) {
   ASSERT_EQ(expected.count(), actual.count());
   const Deviation largest = largest_deviation(expected, actual, tolerance, rounded_before);
   ASSERT_LE(largest.share, 1.0) << "element " << largest.element << " is " << largest.actual << ", expected "

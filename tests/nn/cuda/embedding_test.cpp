@@ -44,13 +44,10 @@ const Case kEmbeddingCases[] = {{1, 1, 1, false},     {5, 19, 6, false},      {3
 TEST_P(CudaEmbedding, Forward) {
   for (const auto& [rows, columns, count, half] : kEmbeddingCases) {
     SCOPED_TRACE(fmt::format("{} of ({}, {})", count, rows, columns));
-    const Tensor table_host = random({rows, columns}, 1), table = activation(table_host);
-    const Tensor numbers_host = numbers_of(some_numbers(count, rows, half), {count});
-    const Tensor numbers = plain(numbers_host), expected = cpu->empty({count, columns});
-    cpu->embedding().forward(table_host, numbers_host, expected);
-    const auto got = results({activation_like({count, columns})},
-                             [&](const auto& out) { embedding->forward(table, numbers, out[0]); });
-    expect_same(expected, got[0]);
+    const Operand table = activations(random({rows, columns}, 1));
+    const Operand numbers = plains(numbers_of(some_numbers(count, rows, half), {count}));
+    compare(cpu->embedding(), *embedding, {activation_like({count, columns})}, {kSame},
+            [&](auto& on, Side at, const auto& out) { on.forward(at(table), at(numbers), out[0]); });
   }
 }
 
@@ -79,15 +76,13 @@ TEST_P(CudaEmbedding, Backward) {
   for (const auto& [rows, columns, count, half] : kEmbeddingCases)
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(fmt::format("{} of ({}, {}), accumulate {}", count, rows, columns, accumulate));
-      const Tensor dy_host = random({count, columns}, 1), before = random_tensor(*cpu, {rows, columns}, 2);
-      const Tensor numbers_host = numbers_of(some_numbers(count, rows, half), {count});
-      const Tensor dy = activation(dy_host), numbers = plain(numbers_host), expected = cpu->empty({rows, columns});
-      cpu->pointwise().copy(before, expected);
-      cpu->embedding().backward(numbers_host, dy_host, accumulate, expected);
-      const auto got = results({{{rows, columns}, DType::kF32, before}},
-                               [&](const auto& out) { embedding->backward(numbers, dy, accumulate, out[0]); });
+      const Operand dy = activations(random({count, columns}, 1));
+      const Operand numbers = plains(numbers_of(some_numbers(count, rows, half), {count}));
       // The CPU adds up the rows of a token one by one.
-      expect_close(expected, got[0], {DType::kF32, 8.0 + static_cast<double>(count) / 8.0});
+      compare(
+          cpu->embedding(), *embedding, {{{rows, columns}, DType::kF32, random_tensor(*cpu, {rows, columns}, 2)}},
+          {{DType::kF32, 8.0 + static_cast<double>(count) / 8.0}},
+          [&, add = accumulate](auto& on, Side at, const auto& out) { on.backward(at(numbers), at(dy), add, out[0]); });
     }
 }
 
@@ -119,16 +114,14 @@ TEST_P(CudaEmbedding, AddRows) {
   for (const auto& [batch, tokens, columns, first, rows] : kPositions) {
     SCOPED_TRACE(fmt::format("({}, {}, {})", batch, tokens, columns));
     const Shape shape = {batch, tokens, columns};
-    const Tensor x_host = random(shape, 1), table_host = random({rows, columns}, 2), expected = cpu->empty(shape);
-    const Tensor x = activation(x_host), table = activation(table_host);
-    cpu->embedding().add_rows(x_host, table_host, first, expected);
-    const std::int64_t from = first;
+    const Operand x = activations(random(shape, 1)), table = activations(random({rows, columns}, 2));
     const auto apart =
-        results({activation_like(shape)}, [&](const auto& out) { embedding->add_rows(x, table, from, out[0]); });
-    expect_same(rounded(expected), apart[0]);
-    const auto in_place = results({activation_like(shape, x_host)},
-                                  [&](const auto& out) { embedding->add_rows(out[0], table, from, out[0]); });
-    expect_same(expected, in_place[0]);
+        compare(cpu->embedding(), *embedding, {activation_like(shape)}, {kSame},
+                [&, from = first](auto& on, Side at, const auto& out) { on.add_rows(at(x), at(table), from, out[0]); });
+    const auto in_place = results({activation_like(shape, x.host)}, [&, from = first](const auto& out) {
+      embedding->add_rows(out[0], table.device, from, out[0]);
+    });
+    expect_same(apart.expected[0], in_place[0]);
   }
 }
 
@@ -136,14 +129,12 @@ TEST_P(CudaEmbedding, AddRowsBackward) {
   for (const auto& [batch, tokens, columns, first, rows] : kPositions)
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(fmt::format("({}, {}, {}), accumulate {}", batch, tokens, columns, accumulate));
-      const Tensor dy_host = random({batch, tokens, columns}, 1), before = random_tensor(*cpu, {rows, columns}, 2);
-      const Tensor dy = activation(dy_host), expected = cpu->empty({rows, columns});
-      cpu->pointwise().copy(before, expected);
-      cpu->embedding().add_rows_backward(dy_host, first, accumulate, expected);
-      const std::int64_t from = first;
-      const auto got = results({{{rows, columns}, DType::kF32, before}},
-                               [&](const auto& out) { embedding->add_rows_backward(dy, from, accumulate, out[0]); });
-      expect_close(expected, got[0], {DType::kF32, 8.0 + static_cast<double>(batch) / 8.0});
+      const Operand dy = activations(random({batch, tokens, columns}, 1));
+      compare(cpu->embedding(), *embedding, {{{rows, columns}, DType::kF32, random_tensor(*cpu, {rows, columns}, 2)}},
+              {{DType::kF32, 8.0 + static_cast<double>(batch) / 8.0}},
+              [&, from = first, add = accumulate](auto& on, Side at, const auto& out) {
+                on.add_rows_backward(at(dy), from, add, out[0]);
+              });
     }
 }
 

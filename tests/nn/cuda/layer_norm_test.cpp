@@ -42,16 +42,14 @@ TEST_P(CudaLayerNorm, Forward) {
     for (const bool bias : {true, false}) {
       SCOPED_TRACE(to_string(shape));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
-      const Tensor x_host = random(shape, 1), gamma = random_tensor(*cpu, {columns}, 2);
-      const Tensor beta = bias ? random_tensor(*cpu, {columns}, 3) : Tensor();
-      const Forward expected = on_cpu(x_host, gamma, beta);
-      const Tensor x = activation(x_host), g = plain(gamma), b = bias ? plain(beta) : Tensor();
-      const auto got = results({activation_like(shape), {{rows}}, {{rows}}},
-                               [&](const auto& out) { norm->forward(x, g, b, kLayerNormEps, out[0], out[1], out[2]); });
-      const double steep = steepest(expected.inverse);
-      expect_close(expected.mean, got[1], {DType::kF32, 8.0});
-      expect_close(expected.inverse, got[2], {DType::kF32, 32.0, steep * steep});
-      expect_close(expected.y, got[0], {type(), 32.0, 2.0 * steep});
+      const Operand x = activations(random(shape, 1)), gamma = plains(random_tensor(*cpu, {columns}, 2));
+      const Operand beta = plains(bias ? random_tensor(*cpu, {columns}, 3) : Tensor());
+      const double steep = steepest(on_cpu(x.host, gamma.host, beta.host).inverse);
+      compare(cpu->layer_norm(), *norm, {activation_like(shape), {{rows}}, {{rows}}},
+              {{type(), 32.0, 2.0 * steep}, {DType::kF32, 8.0}, {DType::kF32, 32.0, steep * steep}},
+              [&](auto& on, Side at, const auto& out) {
+                on.forward(at(x), at(gamma), at(beta), kLayerNormEps, out[0], out[1], out[2]);
+              });
     }
 }
 
@@ -110,25 +108,18 @@ TEST_P(CudaLayerNorm, BackwardParameters) {
         if (shape.count() > 4096 && (which != 0 || !accumulate)) continue;  // a GPU in software takes seconds for it
         SCOPED_TRACE(fmt::format("{} {} {}", to_string(shape), which, accumulate));
         const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
-        const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
-        const Forward forward = on_cpu(x_host, gamma, Tensor());
-        const Tensor before = random_tensor(*cpu, {columns}, 4), dgamma = cpu->empty({columns});
-        const Tensor dbeta = cpu->empty({columns});
-        cpu->pointwise().copy(before, dgamma);
-        cpu->pointwise().copy(before, dbeta);
-        cpu->layer_norm().backward_parameters(x_host, dy_host, forward.mean, forward.inverse, accumulate, dgamma,
-                                              accumulate, dbeta);
-        const Tensor x = activation(x_host), dy = activation(dy_host), m = plain(forward.mean);
-        const Tensor i = plain(forward.inverse);
-        const Output like = {{columns}, DType::kF32, before};
-        const auto got = results({like, like}, [&](const auto& out) {
-          norm->backward_parameters(x, dy, m, i, accumulate, which == 2 ? Tensor() : out[0], accumulate,
-                                    which == 1 ? Tensor() : out[1]);
-        });
+        const Operand x = activations(random(shape, 1)), dy = activations(random(shape, 2));
+        const Forward forward = on_cpu(x.host, random_tensor(*cpu, {columns}, 3), Tensor());
+        const Operand m = plains(forward.mean), i = plains(forward.inverse);
+        const Output like = {{columns}, DType::kF32, random_tensor(*cpu, {columns}, 4)};
         const double steep = steepest(forward.inverse), sum = std::sqrt(static_cast<double>(rows));
         const double ulps = 8.0 + static_cast<double>(rows) / 8.0;  // the CPU adds up the rows one by one
-        expect_close(which == 2 ? before : dgamma, got[0], {DType::kF32, ulps, 2.0 * steep * sum});
-        expect_close(which == 1 ? before : dbeta, got[1], {DType::kF32, ulps, sum});
+        compare(cpu->layer_norm(), *norm, {like, like},
+                {{DType::kF32, ulps, 2.0 * steep * sum}, {DType::kF32, ulps, sum}},
+                [&](auto& on, Side at, const auto& out) {
+                  on.backward_parameters(at(x), at(dy), at(m), at(i), accumulate, which == 2 ? Tensor() : out[0],
+                                         accumulate, which == 1 ? Tensor() : out[1]);
+                });
       }
 }
 

@@ -49,12 +49,9 @@ TEST_P(CudaLinear, Forward) {
 TEST_P(CudaLinear, BackwardInput) {
   for (const auto& [n, in, out] : all_sizes()) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
-    const Tensor dy_host = random({n, out}, 1), w_host = random({out, in}, 2), expected = cpu->empty({n, in});
-    const Tensor dy = activation(dy_host), w = activation(w_host);
-    cpu->linear().backward_input(dy_host, w_host, expected);
-    const auto got =
-        results({activation_like({n, in})}, [&](const auto& made) { linear->backward_input(dy, w, made[0]); });
-    expect_close(expected, got[0], tolerance_of_sum(out, type()));
+    const Operand dy = activations(random({n, out}, 1)), w = activations(random({out, in}, 2));
+    compare(cpu->linear(), *linear, {activation_like({n, in})}, {tolerance_of_sum(out, type())},
+            [&](auto& on, Side at, const auto& made) { on.backward_input(at(dy), at(w), made[0]); });
   }
 }
 
@@ -62,14 +59,10 @@ TEST_P(CudaLinear, BackwardWeight) {
   for (const auto& [n, in, out] : all_sizes())
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(fmt::format("n {} in {} out {} accumulate {}", n, in, out, accumulate));
-      const Tensor x_host = random({n, in}, 1), dy_host = random({n, out}, 2);
-      const Tensor before = random_tensor(*cpu, {out, in}, 3), expected = cpu->empty({out, in});
-      const Tensor x = activation(x_host), dy = activation(dy_host);
-      cpu->pointwise().copy(before, expected);
-      cpu->linear().backward_weight(x_host, dy_host, accumulate, expected);
-      const auto got = results({{{out, in}, DType::kF32, before}},
-                               [&](const auto& made) { linear->backward_weight(x, dy, accumulate, made[0]); });
-      expect_close(expected, got[0], tolerance_of_sum(n, DType::kF32));
+      const Operand x = activations(random({n, in}, 1)), dy = activations(random({n, out}, 2));
+      compare(cpu->linear(), *linear, {{{out, in}, DType::kF32, random_tensor(*cpu, {out, in}, 3)}},
+              {tolerance_of_sum(n, DType::kF32)},
+              [&](auto& on, Side at, const auto& made) { on.backward_weight(at(x), at(dy), accumulate, made[0]); });
     }
 }
 
@@ -77,13 +70,10 @@ TEST_P(CudaLinear, BackwardBias) {
   for (const auto& [n, in, out] : all_sizes())
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(fmt::format("n {} out {} accumulate {}", n, out, accumulate));
-      const Tensor dy_host = random({n, out}, 1), before = random_tensor(*cpu, {out}, 2), expected = cpu->empty({out});
-      const Tensor dy = activation(dy_host);
-      cpu->pointwise().copy(before, expected);
-      cpu->linear().backward_bias(dy_host, accumulate, expected);
-      const auto got = results({{{out}, DType::kF32, before}},
-                               [&](const auto& made) { linear->backward_bias(dy, accumulate, made[0]); });
-      expect_close(expected, got[0], tolerance_of_sum(n, DType::kF32));
+      const Operand dy = activations(random({n, out}, 1));
+      compare(cpu->linear(), *linear, {{{out}, DType::kF32, random_tensor(*cpu, {out}, 2)}},
+              {tolerance_of_sum(n, DType::kF32)},
+              [&](auto& on, Side at, const auto& made) { on.backward_bias(at(dy), accumulate, made[0]); });
     }
 }
 
@@ -92,18 +82,13 @@ TEST_P(CudaLinear, BackwardWeightAndBias) {
     for (const bool add_weight : {false, true})
       for (const bool add_bias : {false, true}) {
         SCOPED_TRACE(fmt::format("n {} in {} out {} accumulate {} {}", n, in, out, add_weight, add_bias));
-        const Tensor x_host = random({n, in}, 1), dy_host = random({n, out}, 2);
+        const Operand x = activations(random({n, in}, 1)), dy = activations(random({n, out}, 2));
         const Tensor dw_before = random_tensor(*cpu, {out, in}, 3), db_before = random_tensor(*cpu, {out}, 4);
-        const Tensor dw = cpu->empty({out, in}), db = cpu->empty({out});
-        cpu->pointwise().copy(dw_before, dw);
-        cpu->pointwise().copy(db_before, db);
-        cpu->linear().backward_weight_and_bias(x_host, dy_host, add_weight, dw, add_bias, db);
-        const Tensor x = activation(x_host), dy = activation(dy_host);
-        const auto got = results(
-            {{{out, in}, DType::kF32, dw_before}, {{out}, DType::kF32, db_before}},
-            [&](const auto& made) { linear->backward_weight_and_bias(x, dy, add_weight, made[0], add_bias, made[1]); });
-        expect_close(dw, got[0], tolerance_of_sum(n, DType::kF32));
-        expect_close(db, got[1], tolerance_of_sum(n, DType::kF32));
+        compare(cpu->linear(), *linear, {{{out, in}, DType::kF32, dw_before}, {{out}, DType::kF32, db_before}},
+                {tolerance_of_sum(n, DType::kF32), tolerance_of_sum(n, DType::kF32)},
+                [&](auto& on, Side at, const auto& made) {
+                  on.backward_weight_and_bias(at(x), at(dy), add_weight, made[0], add_bias, made[1]);
+                });
       }
 }
 

@@ -34,19 +34,18 @@ TEST_P(CudaLoss, CrossEntropy) {
     for (std::int64_t i = 0; i < rows; ++i) labels.push_back(static_cast<std::int32_t>(i * 7919 % classes));
     if (rows > 1) labels.back() = static_cast<std::int32_t>(classes - 1);
     for (std::int64_t i = 0; i < rows; i += 3) host.f32()[i * classes + labels[static_cast<std::size_t>(i)]] = 9.0f;
-    const Tensor host_labels = labels_of(labels), totals = cpu->empty({2}), dlogits = cpu->empty(shape);
+    const Operand x_of_both = activations(host), labels_of_both = plains(labels_of(labels));
+    const Tensor &x = x_of_both.device, &to = labels_of_both.device;
     const float scale = 0.3f;
     for (const float smoothing : {0.0f, 0.1f}) {
-      cpu->loss().cross_entropy(host, host_labels, scale, smoothing, totals, dlogits);
-
-      const Tensor x = activation(host), to = plain(host_labels);
-      const auto both = results({{{2}}, activation_like(shape)},
-                                [&](const auto& out) { loss->cross_entropy(x, to, scale, smoothing, out[0], out[1]); });
       // The CPU adds up exp() of a row one after the other in f32, the GPU in many short sums.
       const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
-      expect_close(totals, both[0], {DType::kF32, ulps});
-      EXPECT_EQ(totals.f32()[1], both[0].f32()[1]);
-      expect_close(dlogits, both[1], {type(), ulps, static_cast<double>(scale)});
+      const std::vector<Tolerance> tolerances = {{DType::kF32, ulps}, {type(), ulps, static_cast<double>(scale)}};
+      const auto [expected, both] = compare(
+          cpu->loss(), *loss, {{{2}}, activation_like(shape)}, tolerances, [&](auto& on, Side at, const auto& out) {
+            on.cross_entropy(at(x_of_both), at(labels_of_both), scale, smoothing, out[0], out[1]);
+          });
+      EXPECT_EQ(expected[0].f32()[1], both[0].f32()[1]);
       const auto alone =
           results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, scale, smoothing, out[0], Tensor()); });
       expect_same(both[0], alone[0]);
@@ -60,8 +59,7 @@ TEST_P(CudaLoss, CrossEntropy) {
       const auto apart = results({{{2}}, activation_like(shape)}, [&](const auto& out) {
         loss->cross_entropy(shifted, to, scale, smoothing, out[0], out[1]);
       });
-      expect_close(totals, apart[0], {DType::kF32, ulps});
-      expect_close(dlogits, apart[1], {type(), ulps, static_cast<double>(scale)});
+      for (std::size_t i = 0; i < 2; ++i) expect_close(expected[i], apart[i], tolerances[i]);
     }
   }
 }
@@ -97,41 +95,35 @@ TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
   const Tensor host = cpu->empty({1, classes});
   for (std::int64_t i = 0; i < classes; ++i) host.f32()[i] = -0.03125f * static_cast<float>(i);
   rounded(host);
-  const Tensor labels = labels_of({3}), totals = cpu->empty({2}), dlogits = cpu->empty({1, classes});
-  cpu->loss().cross_entropy(host, labels, 1.0f, 0.0f, totals, dlogits);
-  const Tensor x = activation(host), to = plain(labels);
-  const auto got = results({{{2}}, activation_like({1, classes})},
-                           [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], out[1]); });
+  const Operand x = activations(host), to = plains(labels_of({3}));
   // Below its normal numbers f16 has as many as fit: they are why losses are scaled.
-  expect_close(dlogits, got[1], {type(), 64.0, type() == DType::kF16 ? 0x1p-8 : 0.0});
+  compare(cpu->loss(), *loss, {activation_like({1, classes}), {{2}}},
+          {{type(), 64.0, type() == DType::kF16 ? 0x1p-8 : 0.0}},
+          [&](auto& on, Side at, const auto& out) { on.cross_entropy(at(x), at(to), 1.0f, 0.0f, out[1], out[0]); });
 }
 
 // LossScale: of the gradient alone.
 TEST_P(CudaLoss, ANumberOnTheDeviceScalesToo) {
-  const Tensor factor_host = tensor_of(*cpu, {1}, {1024.0f}), factor = plain(factor_host);
+  const Operand factor = plains(tensor_of(*cpu, {1}, {1024.0f}));
   for (const std::int64_t classes : {10, 2000, 20000}) {
     const Shape shape = {3, classes};
-    const Tensor host = logits(shape, 1), labels = labels_of({0, 3, 9}), totals = cpu->empty({2});
-    const Tensor dlogits = cpu->empty(shape), same = cpu->empty(shape), x = activation(host), to = plain(labels);
-    cpu->loss().cross_entropy(host, labels, 512.0f, 0.1f, totals, dlogits);
-    cpu->loss().cross_entropy(host, labels, {0.5f, factor_host}, 0.1f, totals, same);
-    expect_same(dlogits, same);
-    const auto got = results({{{2}}, activation_like(shape)}, [&](const auto& out) {
-      loss->cross_entropy(x, to, {0.5f, factor}, 0.1f, out[0], out[1]);
-    });
+    const Operand x = activations(logits(shape, 1)), to = plains(labels_of({0, 3, 9}));
+    const Tensor totals = cpu->empty({2}), dlogits = cpu->empty(shape);
+    cpu->loss().cross_entropy(x.host, to.host, 512.0f, 0.1f, totals, dlogits);
     const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
-    expect_close(totals, got[0], {DType::kF32, ulps});
-    expect_close(dlogits, got[1], {type(), ulps, 512.0});
+    const auto scaled = compare(cpu->loss(), *loss, {{{2}}, activation_like(shape)},
+                                {{DType::kF32, ulps}, {type(), ulps, 512.0}}, [&](auto& on, Side at, const auto& out) {
+                                  on.cross_entropy(at(x), at(to), {0.5f, at(factor)}, 0.1f, out[0], out[1]);
+                                });
+    expect_same(dlogits, scaled.expected[1]);
   }
-  const Tensor x_host = random_tensor(*cpu, {1037}, 1), target_host = random_tensor(*cpu, {1037}, 2);
-  const Tensor x = on_device(x_host, DType::kF32, GetParam().offset), target = plain(target_host);
-  const Tensor totals = cpu->empty({2}), dx = cpu->empty({1037});
-  cpu->loss().squared_error(x_host, target_host, {0.5f, factor_host}, totals, dx);
-  const auto got = results({{{2}}, {{1037}}}, [&](const auto& out) {
-    loss->squared_error(x, target, {0.5f, factor}, out[0], out[1]);
-  });
-  expect_close(totals, got[0], {DType::kF32, 8.0, 1037.0});
-  expect_close(dx, got[1], {DType::kF32, 2.0});
+  const Tensor x_host = random_tensor(*cpu, {1037}, 1);
+  const Operand x = {x_host, on_device(x_host, DType::kF32, GetParam().offset)};
+  const Operand target = plains(random_tensor(*cpu, {1037}, 2));
+  compare(cpu->loss(), *loss, {{{2}}, {{1037}}}, {{DType::kF32, 8.0, 1037.0}, {DType::kF32, 2.0}},
+          [&](auto& on, Side at, const auto& out) {
+            on.squared_error(at(x), at(target), {0.5f, at(factor)}, out[0], out[1]);
+          });
 }
 
 TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {
@@ -140,14 +132,14 @@ TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {
     const auto last = static_cast<std::int32_t>(classes - 1);
     host.f32()[2 * classes + last] = 1.0f;
     host.f32()[3 * classes + last] = host.f32()[3 * classes + last / 2] = 2.0f;
-    const Tensor x = activation(host), totals = cpu->empty({2});
+    const Operand x = activations(host);
     for (const auto& labels :
          std::vector<std::vector<std::int32_t>>{{0, last, last, last / 2}, {last, last, 0, last}, {0, 0, last, last}}) {
-      const Tensor host_labels = labels_of(labels), to = plain(host_labels);
-      cpu->loss().cross_entropy(host, host_labels, 1.0f, 0.0f, totals, Tensor());
-      const auto got =
-          results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], Tensor()); });
-      EXPECT_EQ(totals.f32()[1], got[0].f32()[1]) << classes;
+      const Operand to = plains(labels_of(labels));
+      const auto [expected, got] = compare(cpu->loss(), *loss, {{{2}}}, {}, [&](auto& on, Side at, const auto& out) {
+        on.cross_entropy(at(x), at(to), 1.0f, 0.0f, out[0], Tensor());
+      });
+      EXPECT_EQ(expected[0].f32()[1], got[0].f32()[1]) << classes;
     }
   }
 }
@@ -165,13 +157,11 @@ TEST_P(CudaLoss, CountsInTop) {
       }
       std::vector<std::int32_t> labels;
       for (std::int64_t i = 0; i < rows; ++i) labels.push_back(static_cast<std::int32_t>(i * 7919 % classes));
-      const Tensor host_labels = labels_of(labels), total = cpu->empty({1});
-      const Tensor x = activation(host), to = plain(host_labels);
+      const Operand x = activations(host), to = plains(labels_of(labels));
       for (const std::int64_t k : {1, 2, 5, 1000}) {
         SCOPED_TRACE(fmt::format("{} x {}, top {}", rows, classes, k));
-        cpu->loss().count_in_top(host, host_labels, k, total);
-        const auto got = results({{{1}}}, [&](const auto& out) { loss->count_in_top(x, to, k, out[0]); });
-        EXPECT_EQ(total.f32()[0], got[0].f32()[0]);
+        compare(cpu->loss(), *loss, {{{1}}}, {kSame},
+                [&](auto& on, Side at, const auto& out) { on.count_in_top(at(x), at(to), k, out[0]); });
       }
     }
 }
@@ -259,15 +249,13 @@ TEST_P(CudaLoss, Total) {
 TEST_P(CudaLoss, SquaredError) {
   if (type() != DType::kF32) return;  // it has no other
   for (const std::int64_t n : {1, 3, 4, 5, 1023, 4096, 4099, 20000}) {
-    const Tensor x_host = random({n}, 1), target_host = random({n}, 2), totals = cpu->empty({2}), dx = cpu->empty({n});
-    cpu->loss().squared_error(x_host, target_host, 0.3f, totals, dx);
-    const Tensor x = activation(x_host), target = activation(target_host);
-    const auto both = results({{{2}}, activation_like({n})},
-                              [&](const auto& out) { loss->squared_error(x, target, 0.3f, out[0], out[1]); });
-    expect_close(totals, both[0], {DType::kF32, 1.0, 0.0});
-    expect_close(dx, both[1], {DType::kF32, 2.0});
-    const auto alone = results({{{2}}}, [&](const auto& out) { loss->squared_error(x, target, 0.3f, out[0], {}); });
-    expect_same(both[0], alone[0]);
+    const Operand x = activations(random({n}, 1)), target = activations(random({n}, 2));
+    const auto both =
+        compare(cpu->loss(), *loss, {{{2}}, activation_like({n})}, {{DType::kF32, 1.0, 0.0}, {DType::kF32, 2.0}},
+                [&](auto& on, Side at, const auto& out) { on.squared_error(at(x), at(target), 0.3f, out[0], out[1]); });
+    const auto alone =
+        results({{{2}}}, [&](const auto& out) { loss->squared_error(x.device, target.device, 0.3f, out[0], {}); });
+    expect_same(both.got[0], alone[0]);
   }
   const Tensor host = random({5000}, 1);
   host.f32()[4321] = kNaN;

@@ -43,21 +43,16 @@ TEST_P(CudaPool, Max) {
       for (std::int64_t i = 0; i < x_host.count(); i += 3) x_host.f32()[i] = 0.25f;  // ties
       for (std::int64_t i = 0; i < x_host.count(); i += 5) x_host.f32()[i] = -1.0f;  // windows below zero
       const DType choice = PoolKernels::choice_type(c.window);
-      const Tensor y = cpu->empty(c.y_shape()), choices = cpu->empty(c.y_shape(), choice), dx = cpu->empty(c.shape);
-      cpu->pool().max_forward(x_host, c.window, epilogue, y, choices);
-      cpu->pool().max_backward(dy_host, choices, c.window, dx);
-
-      const Tensor x = activation(x_host), dy = activation(dy_host), chosen = plain(choices);
-      const auto forward = results({activation_like(c.y_shape()), {c.y_shape(), choice}},
-                                   [&](const auto& out) { pool->max_forward(x, c.window, epilogue, out[0], out[1]); });
-      expect_same(y, forward[0]);
-      EXPECT_EQ(std::memcmp(choices.raw(), forward[1].raw(), choices.bytes()), 0);
+      const Operand x = activations(x_host), dy = activations(dy_host);
+      const auto forward = compare(
+          cpu->pool(), *pool, {activation_like(c.y_shape()), {c.y_shape(), choice}}, {kSame, kSame},
+          [&](auto& on, Side at, const auto& out) { on.max_forward(at(x), c.window, epilogue, out[0], out[1]); });
       const auto alone = results({activation_like(c.y_shape())},
-                                 [&](const auto& out) { pool->max_forward(x, c.window, epilogue, out[0], {}); });
-      expect_same(y, alone[0]);
-      const auto backward = results({activation_like(c.shape)},
-                                    [&](const auto& out) { pool->max_backward(dy, chosen, c.window, out[0]); });
-      expect_same(rounded(dx), backward[0]);
+                                 [&](const auto& out) { pool->max_forward(x.device, c.window, epilogue, out[0], {}); });
+      expect_same(forward.expected[0], alone[0]);
+      const Operand chosen = plains(forward.expected[1]);
+      compare(cpu->pool(), *pool, {activation_like(c.shape)}, {kSame},
+              [&](auto& on, Side at, const auto& out) { on.max_backward(at(dy), at(chosen), c.window, out[0]); });
     }
 }
 
@@ -72,13 +67,10 @@ TEST_P(CudaPool, MaxKeepsNaN) {
           x_host.f32()[channels * (place ^ 5) + 1] = kNaN;  // the last of several is chosen
           x_host.f32()[channels * place] = kInfinity;
           x_host.f32()[channels * place + 2] = -kInfinity;
-          const Tensor y = cpu->empty(c.y_shape()), choices = cpu->empty(c.y_shape(), DType::kU8);
-          cpu->pool().max_forward(x_host, window, epilogue, y, choices);
-          const Tensor x = activation(x_host);
-          const auto got = results({activation_like(c.y_shape()), {c.y_shape(), DType::kU8}},
-                                   [&](const auto& out) { pool->max_forward(x, window, epilogue, out[0], out[1]); });
-          expect_same(y, got[0]);
-          EXPECT_EQ(std::memcmp(choices.raw(), got[1].raw(), choices.bytes()), 0);
+          const Operand x = activations(x_host);
+          compare(
+              cpu->pool(), *pool, {activation_like(c.y_shape()), {c.y_shape(), DType::kU8}}, {kSame, kSame},
+              [&](auto& on, Side at, const auto& out) { on.max_forward(at(x), c.window, epilogue, out[0], out[1]); });
         }
 }
 
@@ -88,16 +80,12 @@ TEST_P(CudaPool, Average) {
     const Tensor x_host = random(c.shape, 1), dy_host = random(c.y_shape(), 2);
     if (x_host.count() > 40) x_host.f32()[33] = kNaN;
     if (x_host.count() > 40) x_host.f32()[36] = kInfinity;
-    const Tensor y = cpu->empty(c.y_shape()), dx = cpu->empty(c.shape);
-    cpu->pool().average_forward(x_host, c.window, y);
-    cpu->pool().average_backward(dy_host, c.window, dx);
-    const Tensor x = activation(x_host), dy = activation(dy_host);
-    const auto forward =
-        results({activation_like(c.y_shape())}, [&](const auto& out) { pool->average_forward(x, c.window, out[0]); });
-    expect_close(y, forward[0], {type(), 8.0});
-    const auto backward =
-        results({activation_like(c.shape)}, [&](const auto& out) { pool->average_backward(dy, c.window, out[0]); });
-    expect_close(dx, backward[0], {type(), 8.0});
+    const Operand x = activations(x_host), dy = activations(dy_host);
+    compare(cpu->pool(), *pool, {activation_like(c.y_shape()), activation_like(c.shape)},
+            {{type(), 8.0}, {type(), 8.0}}, [&](auto& on, Side at, const auto& out) {
+              on.average_forward(at(x), c.window, out[0]);
+              on.average_backward(at(dy), c.window, out[1]);
+            });
   }
 }
 
@@ -109,17 +97,12 @@ TEST_P(CudaPool, AdaptiveAverage) {
   };
   for (const auto& [shape, y_shape] : cases) {
     SCOPED_TRACE(to_string(shape));
-    const Tensor x_host = random(shape, 1), dy_host = random(y_shape, 2);
-    const Tensor y = cpu->empty(y_shape), dx = cpu->empty(shape);
-    cpu->pool().adaptive_average_forward(x_host, y);
-    cpu->pool().adaptive_average_backward(dy_host, dx);
-    const Tensor x = activation(x_host), dy = activation(dy_host);
-    const auto forward =
-        results({activation_like(y_shape)}, [&](const auto& out) { pool->adaptive_average_forward(x, out[0]); });
-    expect_close(y, forward[0], {type(), 8.0});
-    const auto backward =
-        results({activation_like(shape)}, [&](const auto& out) { pool->adaptive_average_backward(dy, out[0]); });
-    expect_close(dx, backward[0], {type(), 8.0});
+    const Operand x = activations(random(shape, 1)), dy = activations(random(y_shape, 2));
+    compare(cpu->pool(), *pool, {activation_like(y_shape), activation_like(shape)}, {{type(), 8.0}, {type(), 8.0}},
+            [&](auto& on, Side at, const auto& out) {
+              on.adaptive_average_forward(at(x), out[0]);
+              on.adaptive_average_backward(at(dy), out[1]);
+            });
   }
 }
 

@@ -328,11 +328,10 @@ TEST_P(CudaRnn, NoBiases) {
     const LayerSizes& s = layer.sizes;
     RnnWeights host = weights_for(layer), device = on_device_of(host);
     host.b_ih = host.b_hh = device.b_ih = device.b_hh = Tensor();
-    const Tensor x_host = random(s.x(), 5), x = activation(x_host), y = cpu->empty(s.y());
-    cpu->rnn().forward({.cell = cell}, x_host, host, {}, y, {}, false);
-    const auto got = results({activation_like(s.y())},
-                             [&](const auto& out) { rnn->forward({.cell = cell}, x, device, {}, out[0], {}, true); });
-    expect_close(y, got[0], tolerance());
+    const Operand x = activations(random(s.x(), 5));
+    compare(cpu->rnn(), *rnn, {activation_like(s.y())}, {tolerance()}, [&](auto& on, Side at, const auto& out) {
+      on.forward({.cell = cell}, at(x), at.on_device ? device : host, {}, out[0], {}, at.on_device);
+    });
   }
 }
 
