@@ -149,7 +149,7 @@ endfunction()
 function(lockstep_export_component target name export_name)
   lockstep_parts_of(parts ${name})
   foreach(part IN LISTS parts)
-    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${part}>)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${part}> $<$<TARGET_EXISTS:${part}_host>:$<TARGET_OBJECTS:${part}_host>>)
   endforeach()
   set_target_properties(${target} PROPERTIES OUTPUT_NAME lockstep_${name} EXPORT_NAME ${export_name}
                                              LINKER_LANGUAGE CXX)

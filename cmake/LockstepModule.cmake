@@ -1,4 +1,5 @@
-# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES modules…] [LINKS libraries…])
+# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [OPENS files…] [NO_CUDA files…] [SEES modules…]
+#                 [LINKS libraries…])
 #
 # One static library per module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
 # this one may include; the dependency test (tests/layering) checks the includes against that list. Programs of others that
@@ -10,10 +11,11 @@
 # LIGHT: it decides, starts and reports, and what it computes takes no time: -O1 compiles it in two thirds of the time.
 #
 # CUDA lists what a build with CUDA adds, NO_CUDA what stands in its place in one without. The former is a library of
-# its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which
-# is the same files compiled for the CPU (tests/soft_cuda).
+# its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which has
+# the same .cu files compiled for the CPU (tests/soft_cuda), and the objects of the same .cpp files. OPENS lists those of
+# CUDA that open NVIDIA's libraries: these need a GPU, and have a twin there.
 function(lockstep_module name)
-  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS" ${ARGN})
+  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;OPENS;NO_CUDA;SEES;LINKS" ${ARGN})
   if(MODULE_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_module(${name}): unknown arguments ${MODULE_UNPARSED_ARGUMENTS}")
   endif()
@@ -41,13 +43,26 @@ function(lockstep_module name)
     return()
   endif()
 
-  list(TRANSFORM MODULE_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  list(TRANSFORM MODULE_APART PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  foreach(list MODULE_CUDA MODULE_OPENS MODULE_APART)
+    list(TRANSFORM ${list} PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  endforeach()
+  set(host ${MODULE_CUDA})
+  list(FILTER host INCLUDE REGEX "[.]cpp$")
+  list(FILTER MODULE_CUDA EXCLUDE REGEX "[.]cpp$")
   lockstep_kernels_together(MODULE_CUDA SOURCES ${MODULE_CUDA} APART ${MODULE_APART})
-  add_library(lockstep_${name}_cuda STATIC ${MODULE_CUDA})
-  lockstep_precompiled(lockstep_${name}_cuda)
-  lockstep_together(lockstep_${name}_cuda SOURCES ${MODULE_CUDA} APART ${MODULE_APART})
-  target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} PRIVATE lockstep::cuda)
+  add_library(lockstep_${name}_cuda STATIC ${MODULE_CUDA} ${MODULE_OPENS})
+  set(libraries lockstep_${name}_cuda)
+  if(host)
+    add_library(lockstep_${name}_cuda_host OBJECT ${host})
+    list(APPEND libraries lockstep_${name}_cuda_host)
+    lockstep_together(lockstep_${name}_cuda_host SOURCES ${host} APART ${MODULE_APART})
+    target_sources(lockstep_${name}_cuda PRIVATE $<TARGET_OBJECTS:lockstep_${name}_cuda_host>)
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES $<TARGET_OBJECTS:lockstep_${name}_cuda_host>)
+  endif()
+  foreach(library IN LISTS libraries)
+    lockstep_precompiled(${library})
+    target_link_libraries(${library} PUBLIC lockstep_${name} PRIVATE lockstep::cuda)
+  endforeach()
   set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
   set(is_linked $<IN_LIST:$<TARGET_PROPERTY:TYPE>,EXECUTABLE;SHARED_LIBRARY;MODULE_LIBRARY>)
   target_link_libraries(lockstep_${name} INTERFACE "$<${is_linked}:${chosen}>")

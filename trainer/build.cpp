@@ -326,9 +326,10 @@ std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend&
 }
 
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
-                                        const RunWeights& weights) {
+                                        const RunWeights& weights, bool draws) {
   check_sizes(config, dataset);
-  nn::Generator generator(config.seed);
+  const bool all_are_loaded = !config.weights.empty() && !config.non_strict && !config.reset_head;
+  nn::Generator generator = draws && !all_are_loaded ? nn::Generator(config.seed) : nn::Generator::zeros();
   nn::Context context{backend, generator};
   const nn::ModelSpec spec = model_spec(config.model, dataset);
   std::unique_ptr<nn::Module> model;
@@ -337,7 +338,6 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   } else {
     if (weights.metadata) check_meaning(config, dataset, *weights.metadata);
     check_vocabulary(config, weights.tensors, dataset);
-    const bool all_are_loaded = !config.non_strict && !config.reset_head;
     model =
         checkpoint::make_model_of_file(context, spec, weights.tensors, config.weights,
                                        {.metadata = weights.metadata.has_value(), .all_are_loaded = all_are_loaded});

@@ -80,10 +80,11 @@ std::int64_t tokens_of(const ModelConfig& model);
 /// Complete, with the shape of `dataset`'s samples and its classes.
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
-/// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Throws
+/// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Without
+/// `draws` first values are zeros, for a rank that is sent another one's: drawing takes longer than sending. Throws
 /// UsageError, also where metadata names other classes or tokens than the data have, and IoError.
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
-                                        const RunWeights& weights = {});
+                                        const RunWeights& weights = {}, bool draws = true);
 
 /// The same model on a backend of shapes (nn::make_meta_backend): frozen like it, without values.
 std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend& meta, const data::Dataset& dataset);

@@ -76,7 +76,7 @@ class Run {
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
       // The file's tensors go with this statement.
-      model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}));
+      model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}), group_.rank() == 0);
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());

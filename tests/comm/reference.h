@@ -1,6 +1,7 @@
 // What collectives must give, by plain loops; and numbers to try them on.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -32,14 +33,21 @@ inline double real_of(std::uint64_t bits) {
   return (static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5) * static_cast<double>(1u << (bits % 12));
 }
 
+/// After so many elements they repeat themselves: making them would take longer than the collective. It is a prime: no
+/// chunk or slice is a multiple of it, and a misplaced one shows.
+inline constexpr std::size_t kPeriod = 10007;
+
 template <class Make>
 Bytes elements(std::size_t count, std::uint64_t seed, int rank, const Make& make) {
   using T = decltype(make(seed));
   Bytes bytes(count * sizeof(T));
-  for (std::size_t i = 0; i < count; ++i) {
+  const std::size_t fresh = std::min(count, kPeriod);
+  for (std::size_t i = 0; i < fresh; ++i) {
     const T value = make(mix(seed, rank, i));
     std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
   }
+  for (std::size_t i = fresh; i < count; i += fresh)
+    std::memcpy(bytes.data() + i * sizeof(T), bytes.data(), std::min(fresh, count - i) * sizeof(T));
   return bytes;
 }
 

@@ -30,6 +30,18 @@ class Tree(package.Case):
         cls.has_mpi = "Open MPI v" in run([cls.prefix / "bin/lockstep", "version"]).stdout
 
 
+    @classmethod
+    def build_consumers(cls, *flags):
+        shutil.copytree(SOURCE / "tests/install/package", cls.here / "consumer", dirs_exist_ok=True)
+        cls.configure(cls.here / "consumer", f"-DEXAMPLES={cls.prefix / 'share/lockstep/examples'}")
+        run(["cmake", "--build", cls.here / "consumer/build", "--parallel", "2", *flags], timeout=600)
+
+
+class Examples(Tree):
+    def test_all_of_them_compile_against_the_package(self):
+        self.build_consumers()
+
+
 class Headers(Tree):
     # The only header that includes another library's.
     def flags_of(self, header):
@@ -95,6 +107,11 @@ class Headers(Tree):
                     input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
 
 
+# Those that are run.
+PROGRAMS = ("consumer process_state sum reduce all_reduce regression "
+            "sum_static reduce_static all_reduce_static regression_static").split()
+
+
 class Installed(Tree):
     def test_the_libraries_show_their_own_names_and_need_what_they_use(self):
         functions = {}
@@ -117,9 +134,7 @@ class Installed(Tree):
     def consumer(self, name="consumer"):
         build = self.here / "consumer/build"
         if not build.exists():
-            shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer", dirs_exist_ok=True)
-            self.configure(self.here / "consumer", f"-DEXAMPLES={self.prefix / 'share/lockstep/examples'}")
-            run(["cmake", "--build", build, "--parallel", "2"], timeout=600)
+            self.build_consumers("--target", *PROGRAMS, *(["over_mpi"] if self.has_mpi else []))
         example = build / "examples/examples" / name
         return example if example.exists() else build / name
 
@@ -284,7 +299,9 @@ class Packages(unittest.TestCase):
     def test_debians_has_all_and_names_what_it_needs(self):
         with tempfile.TemporaryDirectory(prefix="lockstep-deb-") as directory:
             here = pathlib.Path(directory)
-            run(["cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", here])
+            # Packing, not compressing, is what is tried.
+            run(["cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", here,
+                 "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"])
             package_file = next(here.glob("lockstep_*.deb"))
             needed = run(["dpkg-deb", "--field", package_file, "Depends"]).stdout
             for library in ("libc6", "libhwloc", "libssl", "libdnnl"):
@@ -300,7 +317,6 @@ class Packages(unittest.TestCase):
     def test_rpms_has_all_and_names_what_it_needs(self):
         with tempfile.TemporaryDirectory(prefix="lockstep-rpm-") as directory:
             here = pathlib.Path(directory)
-            # Packing, not compressing, is what is tried.
             run(["cpack", "-G", "RPM", "--config", BUILD / "CPackConfig.cmake", "-B", here,
                  "-D", "CPACK_RPM_COMPRESSION_TYPE=none", "-D", "CPACK_STRIP_FILES=OFF"])
             package_file = next(here.glob("lockstep-*.rpm"))

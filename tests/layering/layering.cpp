@@ -280,7 +280,7 @@ std::vector<std::string> names_elsewhere(const fs::path& root, const std::set<st
       const std::string before = at->prefix();
       const bool compared = before.ends_with("== ") || before.ends_with("!= ") || before.ends_with("starts_with(");
       for (const auto& name : names) {
-        if (words.contains(name) && !compared) continue;
+        if (at->str().find(name) == std::string::npos || (words.contains(name) && !compared)) continue;
         if (std::regex_search(at->str(), std::regex("(^|[^A-Za-z0-9_/-])" + name + "([^A-Za-z0-9_-]|$)")))
           found.push_back(fmt::format("{}: {} knows '{}' by its name", line.at(), at->str(), name));
       }

@@ -55,7 +55,7 @@ class Models : public ::testing::TestWithParam<Example> {
   }
 
   std::unique_ptr<nn::Module> model() {
-    nn::Generator generator(1);
+    nn::Generator generator = nn::Generator::zeros();
     nn::Context context{*backend_, generator};
     auto made = nn::make_model(context, example_.spec);
     fill(*made, case_, example_.norm_bias);

@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 const std::string kTrainF32 = "lockstep train cnn --data digits --device cpu --threads 1 --seed 3 ";
-const std::string kTrain = kTrainF32 + "--precision bf16 ";
+const std::string kTrainBf16 = kTrainF32 + "--precision bf16 ";
 
 /// Where this CPU has no AVX-512, what is tested instead is that everything says so.
 class Bf16Training : public ::testing::Test {
@@ -39,19 +39,19 @@ class Bf16Training : public ::testing::Test {
 
 TEST_F(Bf16Training, ShardsHaveTheSameBitsOnAnyNumberOfRanks) {
   const std::string flags = "--global-batch 40 --shards 4 --steps 5";
-  const std::string one = hash_of(kTrain + flags);
+  const std::string one = hash_of(kTrainBf16 + flags);
   for (const char* ranks : {"2", "3"})
-    EXPECT_EQ(hash_of("lockstep launch -n " + std::string(ranks) + " -- " + kTrain + flags), one) << ranks;
+    EXPECT_EQ(hash_of("lockstep launch -n " + std::string(ranks) + " -- " + kTrainBf16 + flags), one) << ranks;
 }
 
 TEST_F(Bf16Training, RanksHaveTheSameParameters) {
-  hash_of("lockstep launch -n 2 -- " + kTrain + "--steps 6 --batch 7 --check-replicas 1");
+  hash_of("lockstep launch -n 2 -- " + kTrainBf16 + "--steps 6 --batch 7 --check-replicas 1");
 }
 
 // Parameters and moments are f32, and the copies of bf16 are made of them.
 TEST_F(Bf16Training, ResumesToTheBit) {
   for (const std::string model : {"cnn", "lstm"}) {
-    const std::string train = std::regex_replace(kTrain, std::regex("cnn"), model);
+    const std::string train = std::regex_replace(kTrainBf16, std::regex("cnn"), model);
     const std::string whole = hash_of(train + "--steps 7");
     if (whole == "refused") continue;
     const std::string kept = train + "--checkpoint-dir kept-" + model + " --checkpoint-every 3 --keep 9 ";
@@ -63,7 +63,7 @@ TEST_F(Bf16Training, ResumesToTheBit) {
 }
 
 TEST_F(Bf16Training, IsNotF32) {
-  const std::string bf16 = hash_of(kTrain + "--steps 2");
+  const std::string bf16 = hash_of(kTrainBf16 + "--steps 2");
   if (bf16 == "refused") return;
   EXPECT_NE(hash_of(kTrainF32 + "--steps 2"), bf16);
 }
@@ -71,7 +71,7 @@ TEST_F(Bf16Training, IsNotF32) {
 TEST_F(Bf16Training, SaysOnceWhereItIsEmulated) {
   const std::string capped = "ONEDNN_MAX_CPU_ISA=AVX512_CORE lockstep ";
   const bool emulates = run(capped + "version").out.find("bf16: emulated") != std::string::npos;
-  const Outcome outcome = run(capped + "launch -n 2 -- " + kTrain + "--steps 2");
+  const Outcome outcome = run(capped + "launch -n 2 -- " + kTrainBf16 + "--steps 2");
   const std::string all = outcome.out + outcome.err, warning = "oneDNN emulates them, which is slower than f32";
   EXPECT_EQ(outcome.code, emulates ? 0 : 2) << all;
   const auto first = all.find(warning);
@@ -86,7 +86,7 @@ TEST_F(Bf16Training, SaysWithWhichInstructions) {
   if (how == "not on this CPU") GTEST_SKIP() << "it is refused";
   for (const std::string capped : {"", "ONEDNN_MAX_CPU_ISA=AVX512_CORE "}) {
     const std::string by = capped.empty() ? how : "emulated, slower than f32";
-    const Outcome trained = run(capped + kTrain + "--steps 1");
+    const Outcome trained = run(capped + kTrainBf16 + "--steps 1");
     EXPECT_THAT(trained.out + trained.err, HasSubstr(", bf16 (" + by + ")"));
     const std::string bench = capped + "lockstep bench step linear --batch 4 --steps 2 --warmup-steps 1 ";
     EXPECT_THAT(run(bench + "--precision bf16").out, HasSubstr(", bf16 (" + by + ")"));

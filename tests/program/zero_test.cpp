@@ -61,12 +61,13 @@ std::string on_zero_hosts(const std::string& kind, int ranks) {
 
 TEST(Zero, TheSameBitsAsWithout) {
   for (const int ranks : {1, 2, 3, 4})
-    for (const std::string options :
+    for (const std::string options :  // the last one is of a large model: on one number of ranks
          {"cnn --data digits --steps 8 --batch 10 --threads 1",
           "mlp --data digits --steps 8 --batch 10 --threads 1 --optimizer lamb --clip-norm 0.5 --bucket-mb 0.01 "
           "--first-bucket-mb 0.001 --ema 0.9",
           "cnn --data digits --steps 8 --global-batch 64 --threads 1 --optimizer lars --accumulate 2 --no-decay *.bias",
           "resnet18-cifar --data random:3x16x16,90 --classes 10 --steps 3 --batch 7 --threads 1 --find-unused"}) {
+      if (options.starts_with("resnet") && ranks != 3) continue;
       const std::string line = on_ranks(ranks) + "lockstep train " + options;
       const ZeroResult without = zero_result_of(line);
       ASSERT_EQ(without.params.size(), 64u);

@@ -178,6 +178,7 @@ class CudaStep : public ::testing::TestWithParam<std::string> {};
 TEST_P(CudaStep, FollowsTheCpu) {
   for (const bool adam : {true, false})
     for (const double clip : {0.0, 0.5}) {
+      if (GetParam() == "cnn" && adam == (clip > 0)) continue;  // slow in software
       Setting setting = {.model = GetParam(), .adam = adam, .clip_norm = clip};
       setting.lr = adam ? 1e-3 : 2e-2;
       Training cpu(setting);
@@ -197,9 +198,10 @@ TEST_P(CudaStep, FollowsTheCpu) {
     }
 }
 
-// 1,437 digits in steps of 96 leave 93 for the last one of an epoch.
+// 189 samples in steps of 16 leave 13 for the last one of an epoch.
 TEST_P(CudaStep, StepGraphsMatchEagerSteps) {
-  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .capture = false, .global_batch = 96};
+  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .capture = false, .global_batch = 16};
+  setting.data = "random:1x8x8,189";
   Training eager(setting);
   setting.capture = true;
   Training captured(setting);

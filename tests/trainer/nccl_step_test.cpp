@@ -77,7 +77,6 @@ TEST_P(NcclStep, HooksOfTheCpuAreRefused) {
   gpus->shutdown();
 }
 
-// 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
 TEST_P(NcclStep, StepGraphsMatchEagerSteps) {
   NcclTraining eager({.capture = false, .clip_norm = 1.0});
   NcclTraining captured({.clip_norm = 1.0});
@@ -186,7 +185,7 @@ TEST_P(NcclStep, GraphsReleaseTheirMemoryOnAllRanks) {
   for (const bool evaluates : {false, true}) {
     SCOPED_TRACE(evaluates);
     const int before = 7;  // 1,437 digits: the eighth step is the last of an epoch
-    NcclSetting setting = {.capture = false, .hidden = {256, 256}};
+    NcclSetting setting = {.capture = false, .data = "digits", .global_batch = 180, .hidden = {256, 256}};
     std::vector<TrainingStep::Outcome> wanted;
     std::string hash;
     double loss = 0;

@@ -27,7 +27,8 @@ struct NcclSetting {
   bool cuda = true;
   bool capture = true;
   double clip_norm = 0;
-  std::uint64_t global_batch = 180;
+  std::string data = "random:1x8x8,237";  // in steps of 30: 27 are left for the eighth, the last one of an epoch
+  std::uint64_t global_batch = 30;
   std::vector<std::int64_t> hidden = {32, 24};
   std::string hook = "none";
   int zero = 0;
@@ -46,7 +47,7 @@ class NcclTraining {
   explicit NcclTraining(const NcclSetting& setting)
       : backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
         generator_(static_cast<std::uint64_t>(testing::group().rank()) + 1),  // rank 0's parameters become everyone's
-        splits_(data::open_data("digits")),
+        splits_(data::open_data(setting.data, {.classes = 10})),
         module_(nn::make_model(context_, {.name = "mlp",
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
