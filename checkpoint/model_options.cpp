@@ -49,28 +49,32 @@ Applies to_weights(const std::string& file) {
           .remedy = "add --weights FILE, or leave it out"};
 }
 
-void add_weight_file(OptionTable& table, const WeightFile& weights, const std::string& help) {
+void add_weight_file(OptionTable& table, WeightsOptions& config, const std::string& help) {
   table.add({.name = "weights",
              .placeholder = "FILE",
              .help = help + ": safetensors, an index of several, or a file of torch.save()",
-             .value = text(weights.file)});
+             .value = text(config.weights)});
   table.add({.name = "weights-key",
              .placeholder = "KEY",
              .help = "key of the dictionary of tensors to load, if a file of torch.save() holds several: model or "
                      "ema.state_dict, for example",
              .default_text = "the model's, if only one is possible",
-             .value = text(weights.key),
-             .applies = to_weights(weights.file)});
+             .value = text(config.weights_key),
+             .applies = to_weights(config.weights)});
   table.add({.name = "non-strict",
              .kind = OptionKind::kFlag,
              .help = "initialize weights that the file lacks, and ignore weights that the model lacks",
-             .value = boolean(weights.non_strict),
-             .applies = to_weights(weights.file)});
+             .value = boolean(config.non_strict),
+             .applies = to_weights(config.weights)});
   table.add({.name = "keep-prefix",
              .kind = OptionKind::kFlag,
              .help = "use names in the file as they are: a leading \"module.\" is not removed",
-             .value = boolean(weights.keep_prefix),
-             .applies = to_weights(weights.file)});
+             .value = boolean(config.keep_prefix),
+             .applies = to_weights(config.weights)});
+}
+
+nn::LoadOptions load_options_of(const WeightsOptions& config) {
+  return {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .match_other_names = true};
 }
 
 }  // namespace lockstep::checkpoint

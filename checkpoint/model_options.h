@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/options.h"
+#include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
 #include "options/declared_settings.h"
 #include "options/table.h"
@@ -23,13 +25,10 @@ std::optional<std::string> other_model(const std::vector<options::Declared>& sam
 /// gives them.
 void add_model_structure(options::OptionTable& table, nn::ModelConfig& model, const std::string& default_text);
 
-/// Where --weights and how its names are read go.
-struct WeightFile {
-  std::string &file, &key;
-  bool &non_strict, &keep_prefix;
-};
-/// `help` goes before the formats.
-void add_weight_file(options::OptionTable& table, const WeightFile& weights, const std::string& help);
+/// --weights, and how its names are read. `help` goes before the formats.
+void add_weight_file(options::OptionTable& table, WeightsOptions& config, const std::string& help);
+/// For models of the command line, whose files may have other names.
+nn::LoadOptions load_options_of(const WeightsOptions& config);
 /// For settings that have no effect without such a file.
 options::Applies to_weights(const std::string& file);
 

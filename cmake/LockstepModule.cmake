@@ -1,9 +1,11 @@
-# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [OPENS files…] [NO_CUDA files…] [SEES modules…]
-#                 [LINKS libraries…])
+# lockstep_module(NAME [LIGHT] SOURCES files… [FAMILIES folders…] [APART files…] [CUDA files…] [OPENS files…] [NO_CUDA files…]
+#                 [SEES modules…] [LINKS libraries…])
 #
 # One static library per module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
 # this one may include; the dependency test (tests/layering) checks the includes against that list. Programs of others that
 # link it see the public headers (include/) and no option of this build.
+#
+# FAMILIES: folders of which every .cpp file is a source, so that a model or a data set is its file and its row in a list.
 #
 # Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
 # are each compiled alone: kernels of the CPU, whose inlining is theirs, and what takes long itself.
@@ -15,10 +17,14 @@
 # the same .cu files compiled for the CPU (tests/soft_cuda), and the objects of the same .cpp files. OPENS lists those of
 # CUDA that open NVIDIA's libraries: these need a GPU, and have a twin there.
 function(lockstep_module name)
-  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;OPENS;NO_CUDA;SEES;LINKS" ${ARGN})
+  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;FAMILIES;APART;CUDA;OPENS;NO_CUDA;SEES;LINKS" ${ARGN})
   if(MODULE_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_module(${name}): unknown arguments ${MODULE_UNPARSED_ARGUMENTS}")
   endif()
+  foreach(folder IN LISTS MODULE_FAMILIES)
+    file(GLOB found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+    list(APPEND MODULE_SOURCES ${found})
+  endforeach()
   if(NOT LOCKSTEP_HAVE_CUDA)
     list(APPEND MODULE_SOURCES ${MODULE_NO_CUDA})
   endif()

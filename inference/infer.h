@@ -7,6 +7,7 @@
 
 #include "lockstep/base/dtype.h"
 #include "lockstep/base/settings.h"
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/session/session.h"
 #include "options/table.h"
@@ -26,12 +27,8 @@ constexpr Precision activations_of(InferPrecision precision) {
 constexpr DType dtype_of(InferPrecision precision) { return lockstep::dtype_of(activations_of(precision)); }
 
 /// `device`: of a list all, with a copy of the weights each; `quiet`: no report.
-struct InferConfig : session::DeviceOptions {
+struct InferConfig : session::DeviceOptions, checkpoint::WeightsOptions {
   nn::ModelConfig model;  // sizes that are not given are those of the weights
-  std::string weights;
-  std::string weights_key;  // of its dictionaries the one that is meant (nn::ReadOptions)
-  bool non_strict = false;
-  bool keep_prefix = false;
 
   std::string input;                  // a file, several with commas between, a directory, random:SHAPE[,LEN], -
   std::optional<std::string> prompt;  // text itself

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/model_metadata.h"
+#include "checkpoint/model_options.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "nn/ops/meta_backend.h"
@@ -15,9 +16,7 @@ namespace lockstep::inference {
 namespace {
 
 nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
-  return nn::load_state(
-      module, tensors, config.weights,
-      {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}, .match_other_names = true});
+  return nn::load_state(module, tensors, config.weights, checkpoint::load_options_of(config));
 }
 
 std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& backend, const InferModel& model,

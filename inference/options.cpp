@@ -85,7 +85,7 @@ void add_model(OptionTable& table, InferConfig& config) {
   checkpoint::add_model_name(table, config.model);
   table.group("Model");
   checkpoint::add_weight_file(
-      table, {config.weights, config.weights_key, config.non_strict, config.keep_prefix},
+      table, config,
       "its weights; a file that lockstep train saved also has the model's sizes, classes and characters");
   checkpoint::add_model_structure(table, config.model, "the weights'");
 }

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/model_metadata.h"
+#include "checkpoint/model_options.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
 #include "lockstep/ddp/comm_hook.h"
@@ -237,8 +238,7 @@ void check_task(const TrainConfig& config, const nn::Module& model, const std::v
 }
 
 void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {
-  nn::LoadOptions options = {
-      .strict = !config.non_strict, .keep_prefix = config.keep_prefix, .match_other_names = true};
+  nn::LoadOptions options = checkpoint::load_options_of(config);
   if (config.reset_head) leave_head_out(config, model, options);
   checkpoint::log_report(nn::load_state(model, tensors, config.weights, options), config.weights, "are initialized");
 }

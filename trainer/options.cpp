@@ -34,15 +34,6 @@ Applies to_checkpoints(const std::string& directory) {
           .remedy = "add --checkpoint-dir DIR, or leave it out"};
 }
 
-}  // namespace
-
-namespace {
-
-void add_weight_file(OptionTable& table, TrainConfig& config) {
-  checkpoint::add_weight_file(table, {config.weights, config.weights_key, config.non_strict, config.keep_prefix},
-                              "file to start from");
-}
-
 /// --save, and what is trained of the weights.
 void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
@@ -424,7 +415,7 @@ OptionTable train_options(TrainConfig& config) {
       "train", "Trains MODEL on DATA, alone or as one of the ranks that mpirun, srun or lockstep launch has started.");
   add_model_options(table, config);
   add_training_options(table, config);
-  add_weight_file(table, config);
+  checkpoint::add_weight_file(table, config, "file to start from");
   add_tuning_options(table, config);
   add_batch_options(table, config);
   add_accumulate_option(table, config);
@@ -479,7 +470,7 @@ OptionTable eval_options(TrainConfig& config) {
   add_model_options(table, config);
   add_split_option(table, config);
   add_loss_options(table, config, /*training=*/false);
-  add_weight_file(table, config);
+  checkpoint::add_weight_file(table, config, "file to start from");
   table.group("Batches");
   table.add(batch_option(config, "samples per rank in a batch"));
   add_workers_option(table, config);

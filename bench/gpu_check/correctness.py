@@ -250,7 +250,7 @@ def contexts(check: Check, data: dict) -> None:
 # ---- compute-sanitizer ----
 
 # Tests of all kernels that we wrote, as nn_cuda_NAME_gpu_test; those with the most shared memory first.
-WATCHED = ("attention", "elementwise", "few_channels", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim",
+WATCHED = ("attention", "operators", "few_channels", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim",
            "pool", "pointwise", "rnn")
 # Files of nn/ops/cuda that a test is about, where it is not NAME.cu alone.
 KERNELS = {"attention": ("attention_forward.cu", "attention_backward.cu"), "embedding": ("embedding.cu", "token_order.cu"),

@@ -1,4 +1,4 @@
-// What a run wants of its checkpoints.
+// What a run wants of its checkpoints, and of a file of weights.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,14 @@ struct CheckpointOptions {
   std::string checkpoint_mirror = {};                 // a second copy on another host: HOST:DIR or DIR; empty: none
   std::string resume = {};                            // auto, or the path of a checkpoint; empty: start anew
   bool resume_data_changed = false;                   // though the data are others than the checkpoint's
+};
+
+/// A file of weights, and how its names are read.
+struct WeightsOptions {
+  std::string weights = {};      // safetensors, or what torch.save() has written; empty: none
+  std::string weights_key = {};  // of its dictionaries the one that is meant (nn::ReadOptions)
+  bool non_strict = false;       // weights that are missing or unexpected are left alone
+  bool keep_prefix = false;      // names are taken as they are (nn::LoadOptions)
 };
 
 }  // namespace lockstep::checkpoint

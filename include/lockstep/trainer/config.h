@@ -32,12 +32,13 @@ inline constexpr const char* kAllBlocks = "blocks";  // of a model: TrainConfig:
 
 inline constexpr const char *kSplitTrain = "train", *kSplitValidation = "val", *kSplitTest = "test", *kSplitAll = "all";
 
-/// The options of a session, of DistributedDataParallel and of checkpoints are a part of it. train() decides by itself
-/// on those without a flag: all_devices, default_threads, spare_core, defer_unused_check, tree, shards_at_once,
-/// shard_backend.
+/// The options of a session, of DistributedDataParallel, of checkpoints and of weights, which it starts from, are a
+/// part of it. train() decides by itself on those without a flag: all_devices, default_threads, spare_core,
+/// defer_unused_check, tree, shards_at_once, shard_backend.
 struct TrainConfig : session::SessionOptions,
                      parallel::DistributedDataParallel::Options,
-                     checkpoint::CheckpointOptions {
+                     checkpoint::CheckpointOptions,
+                     checkpoint::WeightsOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
@@ -96,10 +97,6 @@ struct TrainConfig : session::SessionOptions,
   bool estimate_memory = true;
 
   // Files and reports.
-  std::string weights;          // to start from: safetensors, or what torch.save() has written
-  std::string weights_key;      // of its dictionaries the one that is meant (nn::ReadOptions)
-  bool non_strict = false;      // weights that are missing or unexpected are left alone
-  bool keep_prefix = false;     // names in weight files are taken as they are (nn::LoadOptions)
   bool reset_head = false;      // reinitialize the last layer: the file's is ignored
   std::string freeze;           // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
   std::string save;             // weights to write at the end (nn::write_weights), also onto `weights`

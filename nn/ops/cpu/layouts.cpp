@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cpu/transpose.h"
-#include "nn/ops/cpu/elements.h"
 
 namespace lockstep::nn::cpu {
 namespace {
