@@ -19,8 +19,8 @@
 namespace lockstep::testing {
 
 struct Setting {
-  std::string hosts;  // one letter per rank: its host
-  int doomed = -1;    // must die by SIGKILL
+  std::string hosts = {};  // one letter per rank: its host
+  int doomed = -1;         // must die by SIGKILL
   double timeout_seconds = 20;
   unsigned alarm_seconds = 40;  // a rank that takes longer is ended
 };

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -28,13 +29,9 @@ TEST(Interfaces, ChosenInterfaceGivesTheAddresses) {
 }
 
 TEST(Interfaces, MissingInterfaceIsAUsageError) {
-  try {
-    usable_addresses(with("nosuch"), "");
-    FAIL();
-  } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("LOCKSTEP_SOCKET_IFNAME=\"nosuch\" names no interface"));
-    EXPECT_THAT(error.remedy(), HasSubstr("lo"));
-  }
+  const auto error = testing::thrown<UsageError>([&] { usable_addresses(with("nosuch"), ""); });
+  EXPECT_THAT(error.what(), HasSubstr("LOCKSTEP_SOCKET_IFNAME=\"nosuch\" names no interface"));
+  EXPECT_THAT(error.remedy(), HasSubstr("lo"));
 }
 
 TEST(Interfaces, RouteToTheRendezvousComesFirst) {

@@ -29,33 +29,43 @@ using testing::throws;
 constexpr std::size_t kMuch = 3'000'000;
 
 /// Runs `body` on a group of forked ranks, which the caller moves on, and on one with a thread where there is one.
-void on_groups(const Setting& setting, const testing::GroupBody& body) {
-  on_group(setting, body, GroupOptions::Progress::kInline);
-  const bool one_host = setting.hosts == std::string(setting.hosts.size(), setting.hosts[0]);
-  if (!one_host) on_group(setting, body, GroupOptions::Progress::kThread);
+/// On each of `all_hosts`.
+void on_groups(const std::vector<std::string>& all_hosts, Setting setting, const testing::GroupBody& body) {
+  for (const std::string& hosts : all_hosts) {
+    setting.hosts = hosts;
+    on_group(setting, body, GroupOptions::Progress::kInline);
+    if (hosts != std::string(hosts.size(), hosts[0])) on_group(setting, body, GroupOptions::Progress::kThread);
+  }
+}
+
+/// Its peers may have ended before.
+void end_of(ProcessGroup& group) {
+  try {
+    group.shutdown();
+  } catch (const Error&) {
+  }
 }
 
 TEST(PairFaults, AnotherSizeOrType) {
-  for (const char* hosts : {"aa", "ab"})
-    on_groups({.hosts = hosts}, [](ProcessGroup& group) {
-      std::vector<float> values(8);
-      const std::span<float> few = std::span(values).first(4);
-      if (group.rank() == 1) {
-        group.send(few, 0);
-        group.send(std::span(values), 0);
-        // It hears of the failure, or of the end of the one that has failed.
-        return throws<Error>([&] { group.barrier().wait_host(); }, {});
-      }
-      group.recv(few, 1);
-      const bool well = throws<OutOfStepError>(
-          [&] { group.recv(few, 1); },
-          {"rank 1 (host ", "is in send #2 to this rank (8 f32)", "this rank is in receive #2 from rank 1", "(4 f32)"});
-      return well && throws<OutOfStepError>([&] { group.barrier(); }, {"receive #2"});
-    });
+  on_groups({"aa", "ab"}, {}, [](ProcessGroup& group) {
+    std::vector<float> values(8);
+    const std::span<float> few = std::span(values).first(4);
+    if (group.rank() == 1) {
+      group.send(few, 0);
+      group.send(std::span(values), 0);
+      // It hears of the failure, or of the end of the one that has failed.
+      return throws<Error>([&] { group.barrier().wait_host(); }, {});
+    }
+    group.recv(few, 1);
+    const bool well = throws<OutOfStepError>(
+        [&] { group.recv(few, 1); },
+        {"rank 1 (host ", "is in send #2 to this rank (8 f32)", "this rank is in receive #2 from rank 1", "(4 f32)"});
+    return well && throws<OutOfStepError>([&] { group.barrier(); }, {"receive #2"});
+  });
 }
 
 TEST(PairFaults, ASendWhereTheOtherRankIsInAnAllToAll) {
-  on_groups({.hosts = "aa"}, [](ProcessGroup& group) {
+  on_groups({"aa"}, {}, [](ProcessGroup& group) {
     std::vector<float> values(8), theirs(8);
     // Its peer ends.
     if (group.rank() == 1) return throws<Error>([&] { group.all_to_all(std::span(values), std::span(theirs)); }, {});
@@ -65,49 +75,46 @@ TEST(PairFaults, ASendWhereTheOtherRankIsInAnAllToAll) {
 }
 
 TEST(PairFaults, ARankThatDoesNotSend) {
-  for (const char* hosts : {"aaa", "aba"})
-    on_groups({.hosts = hosts, .timeout_seconds = 0.8}, [](ProcessGroup& group) {
-      std::vector<double> values(kMuch);
-      if (group.rank() == 0) {
-        // Not the other two, who are not asked for anything.
-        return throws<TimeoutError>(
-            [&] { group.recv(std::span(values), 1); },
-            {"receive #1 from rank 1 (host ", "(3000000 f64) timed out after ", "waiting for rank 1 (host "}, "rank 2");
-      }
-      std::this_thread::sleep_for(1600ms);
-      return true;
-    });
+  on_groups({"aaa", "aba"}, {.timeout_seconds = 0.8}, [](ProcessGroup& group) {
+    std::vector<double> values(kMuch);
+    if (group.rank() == 0) {
+      // Not the other two, who are not asked for anything.
+      return throws<TimeoutError>(
+          [&] { group.recv(std::span(values), 1); },
+          {"receive #1 from rank 1 (host ", "(3000000 f64) timed out after ", "waiting for rank 1 (host "}, "rank 2");
+    }
+    std::this_thread::sleep_for(1600ms);
+    return true;
+  });
 }
 
 TEST(PairFaults, ARankThatDoesNotReceive) {
-  for (const char* hosts : {"aa", "ab"})
-    on_groups({.hosts = hosts, .timeout_seconds = 0.8}, [](ProcessGroup& group) {
-      const std::vector<double> values(kMuch);
-      if (group.rank() == 0)
-        return throws<TimeoutError>([&] { group.send(std::span(values), 1); },
-                                    {"send #1 to rank 1 (host ", "timed out after ", "waiting for rank 1 (host "});
-      std::this_thread::sleep_for(1600ms);
-      return true;
-    });
+  on_groups({"aa", "ab"}, {.timeout_seconds = 0.8}, [](ProcessGroup& group) {
+    const std::vector<double> values(kMuch);
+    if (group.rank() == 0)
+      return throws<TimeoutError>([&] { group.send(std::span(values), 1); },
+                                  {"send #1 to rank 1 (host ", "timed out after ", "waiting for rank 1 (host "});
+    std::this_thread::sleep_for(1600ms);
+    return true;
+  });
 }
 
 TEST(PairFaults, ARankThatDies) {
-  for (const char* hosts : {"aa", "ab"})
-    for (const bool sends : {false, true})
-      on_groups({.hosts = hosts, .doomed = 1}, [sends](ProcessGroup& group) {
-        std::vector<float> values(kMuch);
-        if (group.rank() == 1) {
-          std::this_thread::sleep_for(300ms);
-          die();
-        }
-        const auto work = [&] {
-          if (sends)
-            group.send(std::span(values), 1);
-          else
-            group.recv(std::span(values), 1);
-        };
-        return throws<DeviceError>(work, {"rank 1 (host ", "has ended", sends ? "send #1" : "receive #1"});
-      });
+  for (const bool sends : {false, true})
+    on_groups({"aa", "ab"}, {.doomed = 1}, [sends](ProcessGroup& group) {
+      std::vector<float> values(kMuch);
+      if (group.rank() == 1) {
+        std::this_thread::sleep_for(300ms);
+        die();
+      }
+      const auto work = [&] {
+        if (sends)
+          group.send(std::span(values), 1);
+        else
+          group.recv(std::span(values), 1);
+      };
+      return throws<DeviceError>(work, {"rank 1 (host ", "has ended", sends ? "send #1" : "receive #1"});
+    });
 }
 
 // What has come is not taken for all.
@@ -130,7 +137,7 @@ TEST(PairFaults, ARankThatDiesAmidASend) {
 
 // A send notices it by itself: nothing is received from that rank, and no channel leads to it.
 TEST(PairFaults, AReceiverThatDiesOnAnotherChannel) {
-  on_groups({.hosts = "aabb", .doomed = 3}, [](ProcessGroup& group) {
+  on_groups({"aabb"}, {.doomed = 3}, [](ProcessGroup& group) {
     std::vector<float> values(5 * kMuch);  // more than the kernels take
     const std::span<float> few = std::span(values).first(4);
     if (group.rank() == 3) {
@@ -146,22 +153,20 @@ TEST(PairFaults, AReceiverThatDiesOnAnotherChannel) {
 
 // What a rank says before it ends comes first: on the connection of the channel, though no operation is under way.
 TEST(PairFaults, AFailureThatARankAnnouncesBeforeItEnds) {
-  for (const char* hosts : {"ab", "aab"})
-    on_groups({.hosts = hosts}, [](ProcessGroup& group) {
-      const int last = group.size() - 1;
-      std::vector<float> values(8);
-      if (group.rank() == last)
-        return throws<OutOfStepError>([&] { group.recv(std::span(values), last - 1); },
-                                      {"send #1 to this rank (4 f32)"});
-      if (group.rank() == last - 1) group.send(std::span(values).first(4), last);
-      const auto waits = [&] { group.recv(std::span(values), group.rank() == 0 ? 1 : last); };
-      return throws<OutOfStepError>(waits, {fmt::format("rank {} (host b) is out of step", last), "send #1"});
-    });
+  on_groups({"ab", "aab"}, {}, [](ProcessGroup& group) {
+    const int last = group.size() - 1;
+    std::vector<float> values(8);
+    if (group.rank() == last)
+      return throws<OutOfStepError>([&] { group.recv(std::span(values), last - 1); }, {"send #1 to this rank (4 f32)"});
+    if (group.rank() == last - 1) group.send(std::span(values).first(4), last);
+    const auto waits = [&] { group.recv(std::span(values), group.rank() == 0 ? 1 : last); };
+    return throws<OutOfStepError>(waits, {fmt::format("rank {} (host b) is out of step", last), "send #1"});
+  });
 }
 
 // What nobody receives yet is read once, and lets those who wait for something else sleep.
 TEST(PairFaults, UnreceivedMessageDoesNotKeepWaitersBusy) {
-  on_groups({.hosts = "abc"}, [](ProcessGroup& group) {
+  on_groups({"abc"}, {}, [](ProcessGroup& group) {
     std::vector<float> values(kMuch);
     const std::span<float> few = std::span(values).first(4);
     if (group.rank() == 0) {
@@ -194,29 +199,24 @@ TEST(PairFaults, UnreceivedMessageDoesNotKeepWaitersBusy) {
 
 // What is sent and never received is lost: the receiver says so at the end.
 TEST(PairFaults, ASendThatIsNotReceived) {
-  for (const char* hosts : {"aa", "ab"})
-    on_groups({.hosts = hosts, .timeout_seconds = 5}, [](ProcessGroup& group) {
-      const std::vector<float> values(4);
-      if (group.rank() == 1) {
-        std::vector<float> mine(4);
-        group.recv(std::span(mine), 0);
-        return throws<OutOfStepError>(
-            [&] { group.shutdown(); },
-            {"rank 0 (host ", "has issued send #2 to this rank (4 f32)", "without receiving"});
-      }
-      group.send(std::span(values), 1);
-      group.send(std::span(values), 1);
-      try {
-        group.shutdown();
-      } catch (const Error&) {  // its peer has ended
-      }
-      return true;
-    });
+  on_groups({"aa", "ab"}, {.timeout_seconds = 5}, [](ProcessGroup& group) {
+    const std::vector<float> values(4);
+    if (group.rank() == 1) {
+      std::vector<float> mine(4);
+      group.recv(std::span(mine), 0);
+      return throws<OutOfStepError>([&] { group.shutdown(); },
+                                    {"rank 0 (host ", "has issued send #2 to this rank (4 f32)", "without receiving"});
+    }
+    group.send(std::span(values), 1);
+    group.send(std::span(values), 1);
+    end_of(group);
+    return true;
+  });
 }
 
 // The call of rank 1 is taken while rank 0 waits for that of rank 2.
 TEST(PairFaults, SendThatIsNotReceivedByAnIdleRank) {
-  on_groups({.hosts = "abc", .timeout_seconds = 5}, [](ProcessGroup& group) {
+  on_groups({"abc"}, {.timeout_seconds = 5}, [](ProcessGroup& group) {
     std::vector<float> values(4);
     const std::span<float> all(values);
     if (group.rank() == 0) {
@@ -228,10 +228,7 @@ TEST(PairFaults, SendThatIsNotReceivedByAnIdleRank) {
     if (group.rank() == 1) group.send(all, 2);
     if (group.rank() == 2) group.recv(all, 1);
     if (group.rank() == 2) group.send(all, 0);
-    try {
-      group.shutdown();
-    } catch (const Error&) {  // a peer has ended
-    }
+    end_of(group);
     return true;
   });
 }
@@ -257,7 +254,7 @@ TEST(PairFaults, ARankThatSeldomAnswers) {
 }
 
 TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
-  on_groups({.hosts = "aa", .timeout_seconds = 5}, [](ProcessGroup& group) {
+  on_groups({"aa"}, {.timeout_seconds = 5}, [](ProcessGroup& group) {
     group.barrier().wait_host();  // rank 0 ends at once: not during rank 1's rendezvous
     std::vector<float> values(4);
     if (group.rank() == 1) return throws<Error>([&] { group.shutdown(); }, {});
@@ -268,7 +265,7 @@ TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
 
 // Who has been asked to stop frees what it was receiving into: nobody writes there afterwards.
 TEST(PairFaults, AStopWhileReceiving) {
-  on_groups({.hosts = "ab"}, [](ProcessGroup& group) {
+  on_groups({"ab"}, {}, [](ProcessGroup& group) {
     group.barrier().wait_host();
     if (group.rank() == 1) {
       std::this_thread::sleep_for(300ms);

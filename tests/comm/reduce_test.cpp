@@ -88,7 +88,8 @@ TEST(Reduce, ManyBytes) {
                  std::equal(before.end() - static_cast<std::ptrdiff_t>(element), before.end(),
                             result.end() - static_cast<std::ptrdiff_t>(element));
         };
-        const auto where = testing::Message() << bytes << " bytes of " << lockstep::name_of(dtype) << " in " << sources;
+        const auto where = ::testing::Message()
+                           << bytes << " bytes of " << lockstep::name_of(dtype) << " in " << sources;
 
         auto copies = parts;
         auto targets = places(copies);

@@ -21,6 +21,7 @@
 #include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/allocations.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -191,13 +192,9 @@ TEST(Shm, MoreThanTheMachineHas) {
 
 TEST(Shm, FreeSharedMemoryIsChecked) {
   EXPECT_NO_THROW(check_shared_memory(1000, 2, 1000));
-  try {
-    check_shared_memory(64'000'001, 2, 64'000'000);
-    FAIL();
-  } catch (const DeviceError& error) {
-    EXPECT_STREQ(error.what(), "not enough memory: 2 ranks ask for 64.0 MB of shared memory, 64.0 MB are free");
-    EXPECT_THAT(error.remedy(), HasSubstr("--memory"));
-  }
+  const auto error = testing::thrown<DeviceError>([&] { check_shared_memory(64'000'001, 2, 64'000'000); });
+  EXPECT_STREQ(error.what(), "not enough memory: 2 ranks ask for 64.0 MB of shared memory, 64.0 MB are free");
+  EXPECT_THAT(error.remedy(), HasSubstr("--memory"));
   EXPECT_GT(available_memory_bytes(), 0u);
 }
 

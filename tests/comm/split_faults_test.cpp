@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -93,13 +94,11 @@ TEST(SplitFaults, ARankOfASubgroupDies) {
       works(*part);
       if (group.rank() == 3) die();
       if (group.rank() == 1) {
-        try {
-          for (;;) works(*part);
-        } catch (const DeviceError& error) {
-          const std::string line = error.line();
-          return line.find("rank 3 (host ") != line.npos &&
-                 line.find("rank 1 of its subgroup) has ended") != line.npos && line.find("log of rank 3") != line.npos;
-        }
+        const std::string line = testing::thrown<DeviceError>([&] {
+                                   for (;;) works(*part);
+                                 }).line();
+        return line.find("rank 3 (host ") != line.npos && line.find("rank 1 of its subgroup) has ended") != line.npos &&
+               line.find("log of rank 3") != line.npos;
       }
       // The other part has nothing to do with it.
       for (int i = 0; i < 100; ++i)

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "lockstep/comm/make_group.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,14 +26,10 @@ World discover(const Variables& variables) {
 }
 
 std::string complaint(const Variables& variables) {
-  try {
-    discover(variables);
-  } catch (const UsageError& error) {
-    EXPECT_EQ(error.code(), 2);
-    EXPECT_FALSE(error.remedy().empty());
-    return error.what();
-  }
-  return "no complaint";
+  const auto error = testing::thrown<UsageError>([&] { discover(variables); });
+  EXPECT_EQ(error.code(), 2);
+  EXPECT_FALSE(error.remedy().empty());
+  return error.what();
 }
 
 void expect_world(const World& world, int rank, int size, int local_rank, int local_size, Starter starter) {
@@ -254,12 +251,7 @@ TEST(MakeGroup, TimeoutsHaveARange) {
        {0.0, -1.0, 1.1e6, 1e300, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     GroupOptions options;
     options.timeout_seconds = seconds;
-    try {
-      make_group({}, options);
-      ADD_FAILURE() << seconds;
-    } catch (const UsageError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("a timeout of "));
-    }
+    EXPECT_THROWN(UsageError, "a timeout of ", make_group({}, options));
   }
   for (const double seconds : {1e-9, 1e6}) {
     GroupOptions options;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "tests/support/json.h"
+#include "tests/support/refusal.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {
@@ -32,12 +33,11 @@ std::string read(const fs::path& path) {
 class Bpe : public ::testing::Test {
  protected:
   std::string complaint(const std::string& vocabulary, const std::string& merges) {
-    try {
-      const BytePairs pairs(directory_.write("vocab.json", vocabulary), directory_.write("merges.txt", merges));
-    } catch (const IoError& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
+    return testing::what_of<IoError>(
+        [&] {
+          const BytePairs pairs(directory_.write("vocab.json", vocabulary), directory_.write("merges.txt", merges));
+        },
+        "nothing was thrown");
   }
   // The golden vocabulary with one entry changed; null takes it out.
   static std::string vocabulary_with(const std::string& token, const nlohmann::json& number) {
@@ -148,12 +148,7 @@ TEST_F(Bpe, LongWords) {
 TEST_F(Bpe, InvalidUtf8NamesTheByte) {
   for (const std::string& bad : {std::string("ab\xff"), std::string("ab\xc3"), std::string("ab\xc0\x80"),
                                  std::string("ab\xed\xa0\x80"), std::string("ab\xf4\x90\x80\x80")}) {
-    try {
-      static_cast<void>(golden_.encode(bad, "prompt.txt"));
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const IoError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("prompt.txt: byte 2 is not UTF-8"));
-    }
+    EXPECT_THROWN(IoError, "prompt.txt: byte 2 is not UTF-8", static_cast<void>(golden_.encode(bad, "prompt.txt")));
   }
 }
 
@@ -230,13 +225,10 @@ TEST(TokenNumbers, AreReadAndWritten) {
   EXPECT_THAT(numbers.encode("", "it"), IsEmpty());
   EXPECT_EQ(numbers.decode(std::vector<std::int32_t>{3, 4}), " 3 4");
   for (const char* bad : {"10", "-1", "x", "1.5", "99999999999999999999"}) {
-    try {
-      static_cast<void>(numbers.encode(std::string("1 ") + bad, "it"));
-      ADD_FAILURE() << bad;
-    } catch (const IoError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr(bad), HasSubstr("byte 2")));
-      EXPECT_THAT(error.remedy(), HasSubstr("--vocab"));
-    }
+    const auto error =
+        testing::thrown<IoError>([&] { static_cast<void>(numbers.encode(std::string("1 ") + bad, "it")); });
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(bad), HasSubstr("byte 2")));
+    EXPECT_THAT(error.remedy(), HasSubstr("--vocab"));
   }
 }
 

@@ -41,13 +41,7 @@ class Cifar10Test : public ::testing::Test {
     return open_data("cifar10:" + directory_.path().string(), options);
   }
   std::string error() const {
-    try {
-      open();
-    } catch (const IoError& thrown) {
-      EXPECT_FALSE(thrown.remedy().empty());
-      return thrown.what();
-    }
-    return "nothing was thrown";
+    return testing::refusal_of<IoError>([&] { open(); });
   }
   // The byte that a number was.
   static int byte_of(float number, std::size_t channel) {
@@ -131,14 +125,8 @@ TEST_F(Cifar10Test, FilesThatChangeWhileTheyAreInUseAreNamed) {
   const DataSplits splits = open();
   std::vector<float> x(splits.train->sample_elements());
   std::int32_t label = 0;
-  const auto error_of = [&](std::uint64_t sample) -> std::string {
-    try {
-      splits.train->read(sample, x, label);
-    } catch (const IoError& thrown) {
-      EXPECT_FALSE(thrown.remedy().empty());
-      return thrown.what();
-    }
-    return "";
+  const auto error_of = [&](std::uint64_t sample) {
+    return testing::refusal_of<IoError>([&] { splits.train->read(sample, x, label); });
   };
   std::filesystem::resize_file(directory_.path("data_batch_2.bin"), kRecord + 7);
   EXPECT_EQ(error_of(2), "");
@@ -162,13 +150,7 @@ class Cifar100Test : public ::testing::Test {
     return open_data("cifar100:" + directory_.path().string(), options);
   }
   std::string error() const {
-    try {
-      open();
-    } catch (const IoError& thrown) {
-      EXPECT_FALSE(thrown.remedy().empty());
-      return thrown.what();
-    }
-    return "nothing was thrown";
+    return testing::refusal_of<IoError>([&] { open(); });
   }
 
   TemporaryDirectory directory_;

@@ -17,6 +17,7 @@
 #include "lockstep/data/loader.h"
 #include "tests/data/golden.h"
 #include "tests/data/idx_files.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::data {
 namespace {
@@ -52,14 +53,7 @@ class ImagesTest : public ::testing::Test {
   }
   template <class E = IoError>
   std::string error(const OpenOptions& options = {}) const {
-    try {
-      open(options);
-    } catch (const E& thrown) {
-      EXPECT_FALSE(thrown.remedy().empty());
-      EXPECT_EQ(thrown.line().find('\n'), std::string::npos);
-      return thrown.what();
-    }
-    return "nothing was thrown";
+    return testing::refusal_of<E>([&] { open(options); });
   }
   static std::vector<float> read(const Dataset& dataset, std::uint64_t index, std::int32_t* label = nullptr) {
     std::vector<float> x(dataset.sample_elements());
@@ -110,12 +104,8 @@ TEST_F(ImagesTest, TrainAndValAreFoundAndLabelledAlike) {
   EXPECT_THAT(error(), HasSubstr("neither classes nor the parts"));
   fs::create_directory(directory_.path("test"));
   EXPECT_THAT(error(), HasSubstr("(test, train)"));
-  try {
-    open();
-  } catch (const IoError& refusal) {
-    EXPECT_THAT(refusal.remedy(),
-                AllOf(HasSubstr("rename the part to validate on to val"), HasSubstr("/train: then every tenth image")));
-  }
+  EXPECT_THAT(testing::thrown<IoError>([&] { open(); }).remedy(),
+              AllOf(HasSubstr("rename the part to validate on to val"), HasSubstr("/train: then every tenth image")));
 }
 
 TEST_F(ImagesTest, WholeAndTestParts) {
@@ -245,27 +235,15 @@ TEST_F(ImagesTest, TooManyCorruptFilesAreAnError) {
   for (int i = 0; i < 8; i += 2) put_text(fmt::format("a/{}.png", i), "corrupt");
   const DataSplits splits = open({.settings = {{"max-corrupt", 3}}});
   for (std::uint64_t i = 0; i < 6; ++i) EXPECT_NO_THROW(read(*splits.train, i)) << i;
-  try {
-    read(*splits.train, 6);
-    FAIL() << "nothing was thrown";
-  } catch (const IoError& thrown) {
-    EXPECT_THAT(thrown.line(),
-                AllOf(HasSubstr("4 images are corrupt"), HasSubstr("a/6.png"), HasSubstr("--max-corrupt 3")));
-  }
+  EXPECT_THAT(testing::thrown<IoError>([&] { read(*splits.train, 6); }).line(),
+              AllOf(HasSubstr("4 images are corrupt"), HasSubstr("a/6.png"), HasSubstr("--max-corrupt 3")));
   EXPECT_NO_THROW(read(*open({.settings = {{"max-corrupt", 4}}}).train, 6));
 }
 
 TEST_F(ImagesTest, OnlyCorruptFilesAreAnError) {
   for (int i = 0; i < 20; ++i) put_text(fmt::format("a/{}.png", i), "corrupt\n");
   const DataSplits splits = open();
-  for (int again = 0; again < 2; ++again) {
-    try {
-      read(*splits.train, 5);
-      FAIL() << "nothing was thrown";
-    } catch (const IoError& thrown) {
-      EXPECT_THAT(thrown.what(), HasSubstr("none of its 18 images"));
-    }
-  }
+  for (int again = 0; again < 2; ++again) EXPECT_THROWN(IoError, "none of its 18 images", read(*splits.train, 5));
 }
 
 // Batches of some ranks, put together in the order of the epoch: samples by index.

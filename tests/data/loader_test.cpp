@@ -191,13 +191,9 @@ TEST_P(LoaderTest, ErrorsSurfaceInTheirStep) {
   Loader loader(dataset, sampler_of(40, 4), GetParam());
   for (std::uint64_t step = 0; step < 6; ++step) ASSERT_EQ(loader.next().plan.step_in_epoch, step);
   for (int again = 0; again < 3; ++again) {
-    try {
-      loader.next();
-      FAIL() << "no error";
-    } catch (const IoError& error) {
-      EXPECT_EQ(error.what(), "sample " + std::to_string(indices[2]) + " is broken");
-      EXPECT_EQ(error.remedy(), "mend it");
-    }
+    const auto error = testing::thrown<IoError>([&] { loader.next(); });
+    EXPECT_EQ(error.what(), "sample " + std::to_string(indices[2]) + " is broken");
+    EXPECT_EQ(error.remedy(), "mend it");
   }
 }
 
@@ -384,8 +380,10 @@ TEST(Loader, DestroyedInTheMiddleOfAnEpoch) {
   for (const int workers : {0, 2}) {
     std::optional<Loader> loader;
     loader.emplace(std::make_shared<Probe>(10), sampler_of(10, 2), LoaderOptions{.workers = workers});
-    EXPECT_REFUSED("an epoch is continued after its loader was destroyed", for ([[maybe_unused]] const Batch& batch
-                                                                                : loader->epoch()) loader.reset());
+    const auto destroy_on_the_way = [&] {
+      for ([[maybe_unused]] const Batch& batch : loader->epoch()) loader.reset();
+    };
+    EXPECT_REFUSED("an epoch is continued after its loader was destroyed", destroy_on_the_way());
   }
 }
 

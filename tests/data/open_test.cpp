@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/built_in.h"
 #include "tests/data/idx_files.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::data {
 namespace {
@@ -18,15 +19,7 @@ using ::testing::HasSubstr;
 
 template <class E>
 std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
-  try {
-    open_data(spec, options);
-  } catch (const E& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    EXPECT_EQ(error.line().find('\n'), std::string::npos);
-    return error.line();
-  }
-  ADD_FAILURE() << spec << ": no error, or another one";
-  return "";
+  return testing::refusal_of<E>([&] { open_data(spec, options); });
 }
 
 TEST(OpenRandom, Tokens) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "data/text_file.h"
+#include "tests/support/refusal.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {
@@ -26,14 +27,7 @@ class Tables : public ::testing::Test {
   }
   std::string error(const std::string& text, const TextTableOptions& options = {},
                     const std::string& name = "t.csv") const {
-    try {
-      read(text, options, name);
-    } catch (const Error& error) {
-      EXPECT_FALSE(error.remedy().empty()) << error.what();
-      return error.line();
-    }
-    ADD_FAILURE() << text << ": no error";
-    return "";
+    return testing::refusal_of<Error>([&] { read(text, options, name); });
   }
   static std::vector<std::string> firsts(const TextTable& table) {
     std::vector<std::string> all;
