@@ -5,18 +5,18 @@
 #include "base/error.h"
 #include "base/flight_record.h"
 #include "comm/flight.h"
-#include "comm/wait.h"
 
 namespace lockstep::comm {
 
 // Slices are cut at multiples of 64 bytes, so each rank's is its text.
 static_assert(Engine::kTextBytes % kArenaAlignment == 0);
 
-Engine::Engine(int rank, int size)
+Engine::Engine(int rank, int size, StallDiagnosis::Patience patience)
     : rank_(rank),
       size_(size),
       flight_group_(next_flight_group()),
       pairs_(size, *this),
+      stall_(*this, size, patience),
       texts_memory_(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size) * kTextBytes)),
       texts_(texts_memory_->data()) {
   queue_.reserve(512);
@@ -56,20 +56,33 @@ void Engine::check_transfers() {
   }
 }
 
+void Engine::watch_stall() {
+  if (idle()) return;
+  compare_waits();
+  stall_.look(first(), progress(), Clock::now());
+}
+
 void Engine::watch_stall_of(const PairTransfer& transfer) {
-  if (!transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
-  const std::string peer = name_of(transfer.peer);
-  const int in_job = job_ranks().of(transfer.peer);
-  flight::set_missing({&in_job, 1});
-  warn_of_stall(describe(transfer, peer), transfers_stall_.waited_seconds(), peer + where_is(in_job));
+  if (transfers_stall_.is_due(pairs_.progress(), Clock::now()))
+    warn_of_stall(transfer, transfers_stall_.waited_seconds(), job_rank(transfer.peer), name_of(transfer.peer));
 }
 
 void Engine::throw_gone(const PairTransfer& transfer) {
   LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(transfer.peer), describe(transfer, name_of(transfer.peer)));
 }
 
+void Engine::time_out(double waited_seconds) {
+  compare_waits();  // ranks in different operations are not late
+  const auto [ranks, names] = stall_.suspects(first());
+  give_up_on(ranks);
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),
+      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                  ranks.empty() ? 0 : ranks.front()));
+}
+
 void Engine::time_out(const PairTransfer& transfer, double waited_seconds) {
-  throw_transfer_timeout(transfer, waited_seconds, job_ranks().of(transfer.peer), name_of(transfer.peer),
+  throw_transfer_timeout(transfer, waited_seconds, job_rank(transfer.peer), name_of(transfer.peer),
                          trouble_with(transfer.peer));
 }
 
@@ -111,14 +124,6 @@ std::vector<std::string> Engine::texts() const {
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r) all.emplace_back(reinterpret_cast<const char*>(text_of(r)));
   return all;
-}
-
-void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
-  give_up_on(ranks);
-  throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),
-      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                  ranks.empty() ? 0 : ranks.front()));
 }
 
 }  // namespace lockstep::comm

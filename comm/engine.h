@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/pairs.h"
+#include "comm/stall.h"
 #include "comm/store.h"
 #include "comm/wait.h"
 #include "lockstep/base/deadline.h"
@@ -28,7 +29,7 @@ namespace lockstep::comm {
 ///
 /// No allocation once the queue, and what the engine keeps beside it, have been as large as they get. Arenas must
 /// outlive their operations.
-class Engine : protected PairStreams {
+class Engine : protected PairStreams, protected StallReports {
  public:
   /// An exchange of short texts, collective and blocking: every rank's on every rank, by rank. With `within_host` it is
   /// among the ranks of each host alone; the texts of others are then meaningless.
@@ -101,9 +102,9 @@ class Engine : protected PairStreams {
   /// For a rank that waits by other means, beside check_peers(): throws if another rank is known to have ended.
   virtual void check_ended_peers() {}
   /// For a rank that waits, too: finds out why nothing moves, and logs the reason after a long wait.
-  virtual void watch_stall() = 0;
+  void watch_stall();
   /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
-  [[noreturn]] virtual void time_out(double waited_seconds) = 0;
+  [[noreturn]] void time_out(double waited_seconds);
 
   // The same for sends and receives.
 
@@ -121,7 +122,7 @@ class Engine : protected PairStreams {
   virtual void leave() {}
 
  protected:
-  Engine(int rank, int size);
+  Engine(int rank, int size, StallDiagnosis::Patience patience = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -129,6 +130,12 @@ class Engine : protected PairStreams {
   /// advance() for operations.
   virtual bool advance_operations() = 0;
   virtual const JobRanks& job_ranks() const = 0;
+  std::string suspect_text(int rank) const override { return name_of(rank); }
+  int job_rank(int rank) const final { return job_ranks().of(rank); }
+  /// Changes when an operation moves.
+  virtual std::uint64_t progress() const { return completed_; }
+  /// For a rank that waits: compares its operation with those in which the others wait. Throws OutOfStepError.
+  virtual void compare_waits() {}
   /// Whether the other rank of a transfer, which waits for it, is known to have ended, or the way to it to be lost.
   virtual bool is_gone(const PairTransfer& transfer) { return static_cast<void>(transfer), false; }
   /// Says so.
@@ -148,14 +155,12 @@ class Engine : protected PairStreams {
   /// What has to stay while an exchange is under way.
   std::shared_ptr<void> texts_memory() const { return texts_memory_; }
 
-  /// The TimeoutError of first(), which waits for `ranks` of the job, or for unknown ones; `names` has their names.
-  [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
-
  private:
   const int rank_;
   const int size_;
   const std::uint16_t flight_group_;  // its number among the process's engines
   PairQueues pairs_;
+  StallDiagnosis stall_;
   StallNotice transfers_stall_;
   std::vector<Op> queue_;  // taken, not complete: from head_ on
   std::size_t head_ = 0;

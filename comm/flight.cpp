@@ -7,7 +7,7 @@
 #include "base/flight_snapshot.h"
 #include "base/status_report.h"
 #include "base/text.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 

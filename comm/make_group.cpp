@@ -8,9 +8,9 @@
 #include "comm/device_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
+#include "comm/stall.h"
 #include "comm/store.h"
 #include "comm/subgroup.h"
-#include "comm/wait.h"
 #include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {

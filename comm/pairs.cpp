@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "comm/flight.h"
+#include "comm/stall.h"
 
 namespace lockstep::comm {
 namespace {
@@ -107,6 +109,11 @@ void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds,
   throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}{}", describe(transfer, peer),
                                  waited_seconds, peer, trouble.empty() ? "" : fmt::format(" ({})", trouble)),
                      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", job_rank));
+}
+
+void warn_of_stall(const PairTransfer& transfer, double waited_seconds, int job_rank, const std::string& peer) {
+  flight::set_missing({&job_rank, 1});
+  warn_of_stall(describe(transfer, peer), waited_seconds, peer + where_is(job_rank));
 }
 
 void PairQueues::finish(Queue& queue) {

@@ -60,6 +60,8 @@ std::string describe(const PairTransfer& transfer, const std::string& peer);
 /// messages name it; `trouble`, if any, is what is known of the way to it.
 [[noreturn]] void throw_transfer_timeout(const PairTransfer& transfer, double waited_seconds, int job_rank,
                                          const std::string& peer, const std::string& trouble = {});
+/// Says that it has waited so long (Note [Stall notices]).
+void warn_of_stall(const PairTransfer& transfer, double waited_seconds, int job_rank, const std::string& peer);
 
 /// Streams of bytes between this rank and each other one. Nothing of it blocks.
 class PairStreams {

@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 #include "comm/flight.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 
 namespace lockstep::comm {
 namespace {
@@ -15,14 +15,6 @@ std::string key_of(const std::string& name, int rank) { return fmt::format("{}/{
 void check_key(const std::string& key) {
   if (key.empty() || key.size() > Store::kMostKeyBytes)
     throw UsageError(fmt::format("a key of {} bytes, where 1 to {} are possible", key.size(), Store::kMostKeyBytes));
-}
-
-std::string keys_text(const std::vector<std::string>& keys) {
-  constexpr std::size_t kNamed = 4;
-  std::vector<std::string> named(keys.begin(),
-                                 keys.begin() + static_cast<std::ptrdiff_t>(std::min(kNamed, keys.size())));
-  if (keys.size() > kNamed) named.push_back(fmt::format("{} more", keys.size() - kNamed));
-  return join(named, ", ");
 }
 
 }  // namespace
@@ -50,44 +42,44 @@ std::vector<std::optional<std::string>> Store::try_get(std::span<const std::stri
   return do_get(keys, deadline);
 }
 
-Store::Values Store::get_all(std::span<const std::string> keys, Deadline deadline, const std::string& doing,
-                             FunctionRef<bool(const Values&)> speaks,
-                             FunctionRef<std::vector<int>(const Values&)> missing) {
+std::vector<std::string> Store::await(std::span<const std::string> keys, Deadline deadline,
+                                      FunctionRef<std::string(const Values&)> doing,
+                                      FunctionRef<bool(const Values&)> speaks,
+                                      FunctionRef<std::vector<int>(const Values&)> missing) {
   const auto begin = Clock::now();
   for (auto pause = stall_warning();; pause *= 2) {
     const auto next = Deadline::after(begin + pause - Clock::now());
     const bool last = pause == Clock::duration::zero() || next.when() >= deadline.when();
     auto values = try_get(keys, last ? deadline : next);
-    if (last || std::ranges::all_of(values, [](const auto& value) { return value.has_value(); })) return values;
-    if (speaks(values)) maybe_warn_of_stall(doing, seconds_between(begin, Clock::now()), missing(values));
+    if (std::ranges::all_of(values, [](const auto& value) { return value.has_value(); })) {
+      std::vector<std::string> texts;
+      for (auto& value : values) texts.push_back(*std::move(value));
+      return texts;
+    }
+    const double waited = seconds_between(begin, Clock::now());
+    if (last) time_out(doing(values), waited, missing(values));
+    if (speaks(values)) maybe_warn_of_stall(doing(values), waited, missing(values));
   }
 }
 
-std::string Store::get(const std::string& key, Deadline deadline) {
-  const std::vector<std::string> keys = {key};
-  const auto begin = Clock::now();
-  const std::string doing = fmt::format("getting '{}'", key);
-  auto values = get_all(
+std::vector<std::string> Store::await(std::span<const std::string> keys, Deadline deadline) {
+  const auto doing = [&](const Values& values) {
+    std::vector<std::string> unset;
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      if (!values[i]) unset.push_back(fmt::format("'{}'", keys[i]));
+    return "getting " + first_names(unset, 4, ", ");
+  };
+  return await(
       keys, deadline, doing, [](const Values&) { return true; }, [](const Values&) { return std::vector<int>(); });
-  if (!values[0]) time_out(doing, seconds_between(begin, Clock::now()), {});
-  return *std::move(values[0]);
 }
 
-void Store::wait(std::span<const std::string> keys, Deadline deadline) {
-  const auto begin = Clock::now();
-  const auto values = get_all(
-      keys, deadline, fmt::format("getting {} values", keys.size()), [](const Values&) { return true; },
-      [](const Values&) { return std::vector<int>(); });
-  std::vector<std::string> unset;
-  for (std::size_t i = 0; i < keys.size(); ++i)
-    if (!values[i]) unset.push_back(fmt::format("'{}'", keys[i]));
-  if (!unset.empty()) time_out(fmt::format("getting {}", keys_text(unset)), seconds_between(begin, Clock::now()), {});
-}
+std::string Store::get(const std::string& key, Deadline deadline) { return await({&key, 1}, deadline).front(); }
+
+void Store::wait(std::span<const std::string> keys, Deadline deadline) { await(keys, deadline); }
 
 void Store::barrier(const std::string& name, Deadline deadline) { all_gather_text(name, {}, deadline); }
 
 std::vector<std::string> Store::all_gather_text(const std::string& name, std::string_view mine, Deadline deadline) {
-  const auto begin = Clock::now();
   set(key_of(name, rank_), mine);
   std::vector<std::string> keys;
   for (int r = 0; r < size_; ++r) keys.push_back(key_of(name, r));
@@ -103,27 +95,22 @@ std::vector<std::string> Store::all_gather_text(const std::string& name, std::st
     return std::ranges::none_of(std::span(values).first(static_cast<std::size_t>(rank_)),
                                 [](const auto& value) { return value.has_value(); });
   };
-  auto values = get_all(keys, deadline, name, speaks, unset);
-  if (const auto missing = unset(values); !missing.empty())
-    time_out(name, seconds_between(begin, Clock::now()), missing);
-  std::vector<std::string> texts;
-  for (auto& value : values) texts.push_back(*std::move(value));
-  return texts;
+  return await(
+      keys, deadline, [&](const Values&) { return name; }, speaks, unset);
 }
 
 std::string Store::broadcast_text(const std::string& name, std::string_view mine, int root, Deadline deadline) {
   check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
-  const auto begin = Clock::now();
   const std::vector<std::string> keys = {key_of(name, root)};
   if (rank_ == root) {
     set(keys[0], mine);
     return std::string(mine);
   }
-  auto values = get_all(
-      keys, deadline, name, [&](const Values&) { return rank_ == (root == 0 ? 1 : 0); },
-      [&](const Values&) { return std::vector<int>{root}; });
-  if (!values[0]) time_out(name, seconds_between(begin, Clock::now()), {root});
-  return *std::move(values[0]);
+  return await(
+             keys, deadline, [&](const Values&) { return name; },
+             [&](const Values&) { return rank_ == (root == 0 ? 1 : 0); },
+             [&](const Values&) { return std::vector<int>{root}; })
+      .front();
 }
 
 Store::Absent Store::describe_absent(std::vector<int> missing) {

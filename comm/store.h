@@ -114,10 +114,12 @@ class Store {
 
  private:
   using Values = std::vector<std::optional<std::string>>;
-  /// try_get() until all are there or `deadline`. If `speaks(values)`, which sees the values so far, logs that <doing>
-  /// stalls, and names the ranks of `missing`.
-  Values get_all(std::span<const std::string> keys, Deadline deadline, const std::string& doing,
-                 FunctionRef<bool(const Values&)> speaks, FunctionRef<std::vector<int>(const Values&)> missing);
+  /// Their values, when all are there; at `deadline` time_out() of what `doing(values)` says. Until then, if
+  /// `speaks(values)`, which sees the values so far, logs that this stalls, and names the ranks of `missing`.
+  std::vector<std::string> await(std::span<const std::string> keys, Deadline deadline,
+                                 FunctionRef<std::string(const Values&)> doing, FunctionRef<bool(const Values&)> speaks,
+                                 FunctionRef<std::vector<int>(const Values&)> missing);
+  std::vector<std::string> await(std::span<const std::string> keys, Deadline deadline);
   /// Those of `missing` as texts; also who is first, and whether that one has never joined.
   struct Absent {
     std::vector<int> ranks;

@@ -37,7 +37,7 @@ Clock::duration sending_time_of(int fd) {
 }  // namespace
 
 HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
-    : Engine(connections.rank, connections.ranks),
+    : Engine(connections.rank, connections.ranks, {.at_least = 2 * patience_for(timeout)}),
       connections_(std::move(connections)),
       here_(connections_.peers.hosts()[static_cast<std::size_t>(connections_.host)]),
       timeout_(timeout),
@@ -53,6 +53,7 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
     sockets_.emplace_back(channel_->link(i).rank(), channel_->link(i).fd());
   put_texts(connections_.board.part(connections_.local) + connections_.layout.texts, connections_.board.part_bytes());
   entries_to_poll_.reserve(links + 1);
+  states_.resize(static_cast<std::size_t>(size()));
   missing_.reserve(64);
 }
 

@@ -45,14 +45,18 @@ class HostEngine final : public Engine {
 
   void check_peers() override;
   void check_ended_peers() override;
-  void watch_stall() override;
-  [[noreturn]] void time_out(double waited_seconds) override;
   void announce_abort(const std::exception_ptr& failure) override;
 
  private:
   bool advance_operations() override;
   std::string name_of(int rank) const override { return connections_.peers.name_of(rank); }
   const JobRanks& job_ranks() const override { return connections_.peers.job_ranks(); }
+  std::uint64_t progress() const override {
+    return posted_ + finished_ + completed() + (channel_ ? channel_->progress() : 0);
+  }
+  void find_states(const Op&, std::span<PeerState> states) override { find_states_by(Witnesses::kHost, states); }
+  std::string suspect_text(int rank) const override;
+  bool speaks(const Op& op, unsigned times) override { return sync_.claim_stall_warning(op.op_index, times); }
   bool is_gone(const PairTransfer& transfer) override;
   [[noreturn]] void throw_gone(const PairTransfer& transfer) override;
   std::string trouble_with(int peer) const override { return links_.trouble_with(peer); }
@@ -76,10 +80,10 @@ class HostEngine final : public Engine {
   void check_locals();
   void check_links();
   void check_connections();
-  void find_who_is_silent(std::vector<int>& silent) const;
-  void find_who_is_missing(bool as_others_say);
-  std::string missing_text();
-  std::uint64_t progress() const { return posted_ + finished_ + completed() + (channel_ ? channel_->progress() : 0); }
+  /// Who counts: this rank alone, those at the other ends of its links, or the other ranks of this host as well.
+  enum class Witnesses { kSelf, kLinks, kHost };
+  void find_states_by(Witnesses witnesses, std::span<PeerState> states) const;
+  const std::vector<int>& find_missing_by(Witnesses witnesses);
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void throw_lost(int rank, int error, const std::string& waiting_in) const;
   [[noreturn]] void throw_silent(int rank, Clock::duration silence, const std::string& waiting_in) const;
@@ -103,10 +107,9 @@ class HostEngine final : public Engine {
   // Of a stall:
   std::uint64_t progress_at_last_look_ = 0;
   Clock::time_point still_since_{};
-  StallNotice stall_;
   Clock::time_point next_connection_check_{};
-  std::vector<int> silent_;   // whom this rank misses in the first operation
-  std::vector<int> missing_;  // whom all of them wait for, as far as is known
+  std::vector<PeerState> states_;
+  std::vector<int> missing_;  // in the first operation
 };
 
 /// The group of the ranks of `store`, whose `peers` are on several hosts: memory inside a host, sockets between them.

@@ -11,9 +11,6 @@
 namespace lockstep::comm {
 namespace {
 
-// How long an operation stands still before the ranks report to each other whom they wait for. Shorter than the
-// timeout, and longer than a slow step.
-constexpr Clock::duration kPatience = std::chrono::seconds(1);
 constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
 // What this rank's last words may take.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
@@ -49,12 +46,10 @@ void HostEngine::check_peers() {
   progress_at_last_look_ = progress;
   if (idle()) return;
   // A rank that has received reports of waiting reports its own waiting at once, so that it does not count as missing.
-  if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(channel_ && channel_->others_say_they_wait())) return;
-  find_who_is_silent(silent_);
-  if (channel_) channel_->announce_wait(silent_);
+  if (!channel_ || (now - still_since_ < patience_for(timeout_) && !channel_->others_say_they_wait())) return;
+  channel_->announce_wait(find_missing_by(Witnesses::kSelf));
   // The others here have no links, or other ones.
-  find_who_is_missing(false);
-  if (channel_) sync_.blame(completed() + 1, missing_);
+  sync_.blame(completed() + 1, find_missing_by(Witnesses::kLinks));
 }
 
 /// Others may say something to a rank that has no operation under way, but waits for a transfer.
@@ -180,78 +175,47 @@ void HostEngine::check_ended_peers() {
   connections_.peers.throw_ended(rank, {});
 }
 
-/// Whom this rank itself misses in the first operation: ranks of this host that have not come to it, else those at the
-/// other ends of its links that have not said that they wait in it, too. Only this is reported to others: what they
-/// conclude from it must not return as an observation.
-void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
-  silent.clear();
+/// Of the first operation. Only what this rank sees itself is reported to other hosts: what they conclude from it must
+/// not return as an observation.
+void HostEngine::find_states_by(Witnesses witnesses, std::span<PeerState> states) const {
   const std::uint64_t index = completed() + 1;
-  for (int i = 0; i < sync_.size(); ++i)
-    if (!sync_.has_posted(i, index)) silent.push_back(rank_of_local(i));
-  if (!silent.empty() || !channel_ || finished_ >= index) return;
-  for (std::size_t i = 0; i < channel_->links(); ++i)
-    if (channel_->waits_for(i) && channel_->said_to_wait_for(i, index) == nullptr)
-      silent.push_back(channel_->link(i).rank());
-}
-
-/// Those who have said that they wait are not to blame; those whom they miss are. `as_others_say`: also those whom
-/// the other ranks of this host have found.
-void HostEngine::find_who_is_missing(bool as_others_say) {
-  find_who_is_silent(missing_);
-  const std::uint64_t index = completed() + 1;
-  if (!missing_.empty() && connections_.peers.host_of(missing_.front()) == connections_.host) return;
-  const auto waits_too = [&](int rank) {
-    if (connections_.peers.host_of(rank) == connections_.host) return true;
-    for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
-      if (channel_->link(i).rank() == rank) return channel_->said_to_wait_for(i, index) != nullptr;
-    return false;
+  const auto suspect = [&](int rank, PeerState state) {
+    PeerState& known = states[static_cast<std::size_t>(rank)];
+    known = std::max(known, state);
   };
-  const auto add = [&](int rank) {
-    if (rank >= 0 && !waits_too(rank) && std::find(missing_.begin(), missing_.end(), rank) == missing_.end())
-      missing_.push_back(rank);
-  };
-  if (channel_ && finished_ < index)
-    for (std::size_t i = 0; i < channel_->links(); ++i)
-      if (const std::vector<int>* const said = channel_->said_to_wait_for(i, index))
-        for (const int rank : *said) add(rank);
-  for (int i = 0; as_others_say && i < sync_.drivers(); ++i)
-    if (i != sync_.local() && !sync_.has_finished(i, index))
-      for (const int rank : sync_.blamed_by(i, index)) add(rank);
-  std::sort(missing_.begin(), missing_.end());
-}
-
-/// Fills missing_, too.
-std::string HostEngine::missing_text() {
-  find_who_is_missing(true);
-  if (missing_.empty())
+  const std::size_t links = channel_ && finished_ < index ? channel_->links() : 0;
+  // Those who have reported that they wait are not to blame; those whom they miss are.
+  const auto blame = [&](int rank) {
+    if (rank < 0 || rank >= size() || local_of(rank)) return;
     for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
-      if (channel_->waits_for(i)) missing_.push_back(channel_->link(i).rank());
-  if (missing_.empty())
-    for (int i = 0; i < sync_.size(); ++i)
-      if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
-  std::vector<std::string> names;
-  for (const int rank : missing_) {
-    names.push_back(connections_.peers.name_of(rank));
-    const auto local = std::ranges::find(here_, rank) - here_.begin();
-    if (local < sync_.size())
-      names.back() += ", " + sync_.progress_of(static_cast<int>(local)) +
-                      where_is(connections_.peers.job_ranks().of(rank), names.size() - 1);
+      if (channel_->link(i).rank() == rank && channel_->said_to_wait_for(i, index) != nullptr) return;
+    suspect(rank, PeerState::kLate);
+  };
+  for (std::size_t i = 0; i < links; ++i) {
+    const std::vector<int>* const said = channel_->said_to_wait_for(i, index);
+    if (channel_->waits_for(i))
+      suspect(channel_->link(i).rank(), said != nullptr ? PeerState::kWaits : PeerState::kLate);
+    if (said != nullptr && witnesses != Witnesses::kSelf) std::ranges::for_each(*said, blame);
   }
-  return first_names(names);
+  for (int i = 0; witnesses == Witnesses::kHost && i < sync_.drivers(); ++i)
+    if (i != sync_.local() && !sync_.has_finished(i, index)) std::ranges::for_each(sync_.blamed_by(i, index), blame);
+  for (int i = 0; i < sync_.size(); ++i)
+    if (!sync_.has_posted(i, index))
+      suspect(rank_of_local(i), PeerState::kAbsent);
+    else if (waits_for_local(i))
+      suspect(rank_of_local(i), PeerState::kStarted);
 }
 
-void HostEngine::watch_stall() {
-  // Twice the patience: by then all have reported to each other.
-  if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
-  const std::string whom = missing_text();
-  flight::set_missing(connections_.peers.job_ranks().of(missing_));
-  if (!missing_.empty() && sync_.claim_stall_warning(completed() + 1, stall_.times()))
-    warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
+const std::vector<int>& HostEngine::find_missing_by(Witnesses witnesses) {
+  std::ranges::fill(states_, PeerState::kDone);
+  find_states_by(witnesses, states_);
+  find_suspects(states_, PeerState::kLate, missing_);
+  return missing_;
 }
 
-void HostEngine::time_out(double waited_seconds) {
-  const std::string whom = missing_text();
-  throw_timeout(waited_seconds, connections_.peers.job_ranks().of(missing_), whom);
+std::string HostEngine::suspect_text(int rank) const {
+  const auto local = local_of(rank);
+  return name_of(rank) + (local ? ", " + sync_.progress_of(*local) : "");
 }
 
 void HostEngine::announce_abort(const std::exception_ptr& failure) {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/flight_record.h"
 #include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
@@ -28,7 +27,7 @@ MpiEngine::MpiEngine(std::unique_ptr<Session> session, const Tuning& tuning, Clo
 
 MpiEngine::MpiEngine(const Session& session, std::unique_ptr<Session>&& own, const Tuning& tuning,
                      Clock::duration patience)
-    : Engine(session.rank(), session.size()),
+    : Engine(session.rank(), session.size(), {.at_least = 2 * patience, .confirms = patience + 2 * kCheckEvery}),
       own_session_(std::move(own)),
       session_(session),
       tuning_(tuning),
@@ -36,7 +35,7 @@ MpiEngine::MpiEngine(const Session& session, std::unique_ptr<Session>&& own, con
       patience_(patience),
       transfers_(session, most_messages(tuning, session.size())),
       messages_(session),
-      stall_watch_(session, transfers_.tags(), patience) {
+      wait_notices_(session, transfers_.tags(), patience) {
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
 }
@@ -55,8 +54,6 @@ bool MpiEngine::advance_operations() {
   if (!transfers_.test()) return begun;
   last_look_ = {};
   ++moves_;
-  due_ = false;
-  suspects_.clear();
   retire();
   begin_taken();
   return true;
@@ -98,7 +95,7 @@ void MpiEngine::wake_up() const {
 }
 
 void MpiEngine::leave() {
-  stall_watch_.abandon_notices();
+  wait_notices_.abandon_notices();
   if (own_session_ != nullptr) own_session_->finalize();
 }
 
@@ -115,44 +112,19 @@ CollectiveAlgorithm& MpiEngine::algorithm_for(Slot& slot, const Op& op) {
   return slot.barrier;
 }
 
-void MpiEngine::watch_stall() {
-  if (idle()) return;
+void MpiEngine::compare_waits() {
   const auto now = Clock::now();
   // Something moved since the last look, or the long gap between the two is this rank's own doing: no stall.
   if (now - last_look_ > patience_ / 2) next_check_ = now + patience_;
   last_look_ = now;
-  // Not before all who wait have had the time to say so.
-  due_ = stall_.is_due(moves_, now, 2 * patience_) || due_;
   if (now < next_check_) return;
   next_check_ = now + kCheckEvery;
   const CollectiveAlgorithm& first = first_under_way();
-  stall_watch_.check(first.op(), completed(), transfers_.missing(first));
-  maybe_warn_of_stall(first, now);
+  wait_notices_.check(first.op(), completed(), transfers_.missing(first));
 }
 
-/// A rank that has just come to the operation reports waiting only after a while; ranks that have reported by then are
-/// no suspects.
-void MpiEngine::maybe_warn_of_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
-  auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
-  if (std::exchange(due_, false) && suspects_.empty()) {
-    suspects_ = silent();
-    confirm_at_ = now + patience_ + 2 * kCheckEvery;
-    return;
-  }
-  if (suspects_.empty() || now < confirm_at_) return;
-  const auto still = silent();
-  std::erase_if(suspects_, [&](int rank) { return !std::ranges::binary_search(still, rank); });
-  flight::set_missing(session_.job_ranks().of(suspects_));
-  if (!suspects_.empty() && stall_watch_.is_first_to_wait(first.op()))
-    warn_of_stall(describe(first.op()), stall_.waited_seconds(), stall_watch_.names_of(suspects_));
-  suspects_.clear();
-}
-
-void MpiEngine::time_out(double waited_seconds) {
-  watch_stall();  // ranks in different operations are not late
-  const CollectiveAlgorithm& first = first_under_way();
-  const auto silent = stall_watch_.silent(first.op(), transfers_.missing(first));
-  throw_timeout(waited_seconds, session_.job_ranks().of(silent), stall_watch_.names_of(silent));
+void MpiEngine::find_states(const Op& op, std::span<PeerState> states) {
+  wait_notices_.find_states(op, transfers_.missing(first_under_way()), states);
 }
 
 }  // namespace lockstep::comm

@@ -12,17 +12,11 @@
 #include "comm/mpi/algorithms.h"
 #include "comm/mpi/pair_messages.h"
 #include "comm/mpi/session.h"
-#include "comm/mpi/stall_watch.h"
 #include "comm/mpi/transfers.h"
+#include "comm/mpi/wait_notices.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
-
-/// How long an operation stands still before the ranks compare where they are (Note [Stalls]): long enough that a slow
-/// step is none, and well inside the timeout.
-constexpr Clock::duration patience_for(Clock::duration timeout) {
-  return std::min<Clock::duration>(std::chrono::seconds(1), timeout / 3);
-}
 
 /// Runs operations in their order, a few at a time, as MPI's messages: all on the thread that owns MPI, none of them
 /// blocking. After an exception it cannot be used any more.
@@ -41,9 +35,6 @@ class MpiEngine final : public Engine {
 
   WaitPolicy wait_policy(bool by_thread) const override;
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
-  /// Throws OutOfStepError (Note [Stalls]).
-  void watch_stall() override;
-  [[noreturn]] void time_out(double waited_seconds) override;
   void leave() override;
 
  private:
@@ -52,6 +43,11 @@ class MpiEngine final : public Engine {
   /// Throws MpiError, and OutOfStepError when bytes arrive that no operation of this rank expects.
   bool advance_operations() override;
   std::string name_of(int rank) const override { return session_.name_of_rank(rank); }
+  std::uint64_t progress() const override { return moves_; }
+  /// Throws OutOfStepError (Note [Wait notices]).
+  void compare_waits() override;
+  void find_states(const Op& op, std::span<PeerState> states) override;
+  bool speaks(const Op& op, unsigned) override { return wait_notices_.is_first_to_wait(op); }
   const JobRanks& job_ranks() const override { return session_.job_ranks(); }
   std::size_t write_some(int to, std::span<const std::byte> bytes) override { return messages_.write_some(to, bytes); }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return messages_.read_some(from, bytes); }
@@ -75,7 +71,6 @@ class MpiEngine final : public Engine {
   CollectiveAlgorithm& algorithm_for(Slot& slot, const Op& op);
   bool begin_taken();
   void retire();
-  void maybe_warn_of_stall(const CollectiveAlgorithm& first, Clock::time_point now);
   const CollectiveAlgorithm& first_under_way() { return *slot_of(completed() + 1).active; }
 
   const std::unique_ptr<Session> own_session_;
@@ -85,20 +80,16 @@ class MpiEngine final : public Engine {
   const Clock::duration patience_;
   Transfers transfers_;
   PairMessages messages_;
-  StallWatch stall_watch_;
+  WaitNotices wait_notices_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::uint64_t begun_ = 0;
   // What ends the sleep of a thread that has nothing under way.
   mutable std::mutex mutex_;
   mutable std::condition_variable wakeup_;
 
-  Clock::time_point last_look_;  // of watch_stall()
+  Clock::time_point last_look_;  // of compare_waits()
   Clock::time_point next_check_;
   std::uint64_t moves_ = 0;
-  StallNotice stall_;
-  bool due_ = false;
-  std::vector<int> suspects_;       // whom this rank will say that it waits for
-  Clock::time_point confirm_at_{};  // if they are still silent then
 };
 
 }  // namespace lockstep::comm

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/failure.h"
 

@@ -18,11 +18,12 @@
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/device_arena.h"
 #include "comm/nccl/device_pairs.h"
+#include "comm/nccl/kernels.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
 #include "comm/nccl/partials.h"
 #include "comm/nccl/stall_poll.h"
-#include "comm/nccl/sum_along_tree.h"
+#include "comm/stall.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
@@ -176,7 +177,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
   guard([&] {
     progress_exchange_.emplace(control_);
     history_check_.emplace(control_);
-    stall_poll_.emplace(control_.store(), rank(), size(), crc32c(std::as_bytes(std::span(&id, 1))));
+    stall_poll_.emplace(control_, crc32c(std::as_bytes(std::span(&id, 1))));
     join_ranks(*communicator_, id, control_, *progress_exchange_, timeout(), [&] {
       throw_if_stopped("joining the other ranks");
       check_processes();
@@ -445,10 +446,9 @@ void NcclGroup::wait_for_pair(const PairTransfer& transfer, Deadline deadline, D
   LOCKSTEP_ASSERT(!capturing_, "a wait for a transfer in a capture");
   guard([&] {
     const auto look = [&] {
-      if (!pairs_stall_.is_due(pairs_.progress(), Clock::now())) return;
-      const std::string peer = pairs_.name_of(transfer.peer);
-      warn_of_stall(describe(transfer, peer), pairs_stall_.waited_seconds(),
-                    peer + where_is(control_.job_rank(transfer.peer)));
+      if (pairs_stall_.is_due(pairs_.progress(), Clock::now()))
+        warn_of_stall(transfer, pairs_stall_.waited_seconds(), control_.job_rank(transfer.peer),
+                      pairs_.name_of(transfer.peer));
     };
     wait_on_host(deadline, done, look, [&](double waited_seconds) { time_out(transfer, waited_seconds); });
   });

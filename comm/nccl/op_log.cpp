@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/flight_record.h"
-#include "comm/nccl/count_up.h"
+#include "comm/nccl/kernels.h"
 
 namespace lockstep::comm {
 namespace {

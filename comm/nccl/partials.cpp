@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "comm/nccl/sum_along_tree.h"
+#include "comm/nccl/kernels.h"
 
 namespace lockstep::comm {
 

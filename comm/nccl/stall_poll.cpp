@@ -1,10 +1,10 @@
 #include "comm/nccl/stall_poll.h"
 
 #include <algorithm>
-#include <span>
+#include <utility>
 
 #include "base/error.h"
-#include "comm/flight.h"
+#include "comm/store.h"
 
 namespace lockstep::comm {
 namespace {
@@ -15,23 +15,26 @@ constexpr auto kReportAfter = std::chrono::seconds(3);
 
 }  // namespace
 
-StallPoll::StallPoll(Store* store, int rank, int size, std::uint32_t number)
-    : store_(store), rank_(static_cast<std::size_t>(rank)), size_(static_cast<std::size_t>(size)), number_(number) {}
+StallPoll::StallPoll(ProcessGroup& control, std::uint32_t number)
+    : control_(control),
+      store_(control.store()),
+      number_(number),
+      diagnosis_(*this, control.size(), {.confirms = kReportAfter}) {}
 
 void StallPoll::look(const Op& op, Clock::time_point now) {
-  if (store_ == nullptr) return;
-  const bool due = notice_.is_due(op.sequence, now);
+  if (store_ == nullptr || stall_warning() == Clock::duration::zero()) return;
   if (op.sequence != sequence_) {
     sequence_ = op.sequence;
-    keys_.clear();
-    said_ = false;
-    report_at_.reset();
+    has_said_ = false;
     next_poll_ = now + kPollEvery;
   }
-  if (stall_warning() == Clock::duration::zero() || (!due && now < next_poll_)) return;
-  next_poll_ = now + kPollEvery;
   try {
-    ask(op, due, now);
+    if (now >= next_poll_) {
+      next_poll_ = now + kPollEvery;
+      ask();
+      if (std::ranges::any_of(said_, [](const auto& value) { return value.has_value(); })) say();
+    }
+    diagnosis_.look(op, op.sequence, now);
   } catch (const InterruptedError&) {
     throw;
   } catch (const Error&) {
@@ -40,32 +43,34 @@ void StallPoll::look(const Op& op, Clock::time_point now) {
   }
 }
 
-void StallPoll::ask(const Op& op, bool due, Clock::time_point now) {
-  for (std::size_t r = keys_.size(); r < size_; ++r)
-    keys_.push_back(fmt::format("waiting in NCCL's operation #{} of group {}/{}", op.sequence, number_, r));
-  const auto say = [&] {
-    if (!said_) store_->set(keys_[rank_], "");
-    said_ = true;
-  };
-  if (due && !report_at_) {
-    say();
-    report_at_ = now + kReportAfter;
+void StallPoll::find_states(const Op&, std::span<PeerState> states) {
+  say();
+  ask();
+  if (!answered()) {
+    states.front() = PeerState::kAbsent;
+    return;
   }
-  const auto said = store_->try_get(keys_, Deadline::after({}));
-  const auto has_said = [](const std::optional<std::string>& value) { return value.has_value(); };
-  if (std::ranges::any_of(said, has_said)) say();
-  if (!report_at_ || now < *report_at_) return;
-  report_at_.reset();
-  // Without an answer to its own key nothing is known of the others either.
-  if (!said[rank_]) return warn_of_stall(describe(op), notice_.waited_seconds(), "rank 0, which does not answer");
-  if (std::ranges::any_of(std::span(said).first(rank_), has_said)) return;
-  std::vector<std::string> missing;
-  for (std::size_t r = 0; r < size_; ++r)
-    if (!said[r])
-      missing.push_back(
-          fmt::format("rank {}, which does not wait in it{}", r, where_is(static_cast<int>(r), missing.size())));
-  warn_of_stall(describe(op), notice_.waited_seconds(),
-                missing.empty() ? "a GPU or the network between them: every rank waits in it" : first_names(missing));
+  for (std::size_t rank = 0; rank < said_.size(); ++rank)
+    if (!said_[rank]) states[rank] = PeerState::kAbsent;
+}
+
+bool StallPoll::speaks(const Op&, unsigned) {
+  const auto lower = std::span(said_).first(static_cast<std::size_t>(control_.rank()));
+  return !answered() || std::ranges::none_of(lower, [](const auto& value) { return value.has_value(); });
+}
+
+std::string StallPoll::key_of(int rank) const {
+  return fmt::format("waiting in NCCL's operation #{} of group {}/{}", sequence_, number_, rank);
+}
+
+void StallPoll::say() {
+  if (!std::exchange(has_said_, true)) store_->set(key_of(control_.rank()), "");
+}
+
+void StallPoll::ask() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < control_.size(); ++rank) keys.push_back(key_of(rank));
+  said_ = store_->try_get(keys, Deadline::after({}));
 }
 
 }  // namespace lockstep::comm

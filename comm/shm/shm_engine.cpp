@@ -4,10 +4,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/flight_record.h"
 #include "comm/backends.h"
 #include "comm/engine.h"
-#include "comm/flight.h"
 #include "comm/reduce.h"
 
 namespace lockstep::comm {
@@ -324,32 +322,11 @@ void ShmEngine::check_ended_peers() {
   }
 }
 
-std::vector<int> ShmEngine::missing() const {
-  std::vector<int> missing;
+void ShmEngine::find_states(const Op& op, std::span<PeerState> states) {
   for (int r = 0; r < size(); ++r)
-    if (waits_for(r)) missing.push_back(r);
-  return missing;
-}
-
-std::string ShmEngine::names_of(const std::vector<int>& missing) const {
-  std::vector<std::string> names;
-  for (const int rank : missing)
-    names.push_back(fmt::format("{}, {}{}", peers_.name_of(rank), board_.progress_of(rank),
-                                where_is(peers_.job_ranks().of(rank), names.size())));
-  return first_names(names);
-}
-
-void ShmEngine::watch_stall() {
-  if (idle() || !stall_.is_due(completed(), Clock::now())) return;
-  const auto who = missing();
-  flight::set_missing(peers_.job_ranks().of(who));
-  if (!who.empty() && board_.claim_stall_warning(completed() + 1, stall_.times()))
-    warn_of_stall(describe(first()), stall_.waited_seconds(), names_of(who));
-}
-
-void ShmEngine::time_out(double waited_seconds) {
-  const auto who = missing();
-  throw_timeout(waited_seconds, peers_.job_ranks().of(who), names_of(who));
+    if (waits_for(r))
+      states[static_cast<std::size_t>(r)] =
+          board_.has_posted(r, op.op_index) ? PeerState::kStarted : PeerState::kAbsent;
 }
 
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout) {

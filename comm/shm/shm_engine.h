@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,8 +60,6 @@ class ShmEngine final : public Engine {
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
   void check_peers() override;
   void check_ended_peers() override;
-  void watch_stall() override;
-  [[noreturn]] void time_out(double waited_seconds) override;
 
   /// What it takes of each rank's part of `board`.
   static std::size_t board_bytes(int ranks);
@@ -68,6 +67,9 @@ class ShmEngine final : public Engine {
  private:
   bool advance_operations() override;
   std::string name_of(int rank) const override { return peers_.name_of(rank); }
+  void find_states(const Op& op, std::span<PeerState> states) override;
+  std::string suspect_text(int rank) const override { return name_of(rank) + ", " + board_.progress_of(rank); }
+  bool speaks(const Op& op, unsigned times) override { return board_.claim_stall_warning(op.op_index, times); }
   const JobRanks& job_ranks() const override { return peers_.job_ranks(); }
   bool is_gone(const PairTransfer& transfer) override { return peers_.has_ended(transfer.peer); }
   [[noreturn]] void throw_gone(const PairTransfer& transfer) override {
@@ -113,8 +115,6 @@ class ShmEngine final : public Engine {
   int out_of_step() const;
   /// Whether `rank` is one of those that the first operation waits for: to post it first of all, else to finish it.
   bool waits_for(int rank) const;
-  std::vector<int> missing() const;
-  std::string names_of(const std::vector<int>& missing) const;
 
   Peers peers_;
   Segment memory_;
@@ -128,7 +128,6 @@ class ShmEngine final : public Engine {
   std::optional<SocketLevels> levels_;  // nothing: one
   unsigned stage_ = 0;                  // that this rank has reached of operation worked_ + 1, if that is in two
   int next_to_post_ = 0;                // ranks before it have posted operation worked_ + 1
-  StallNotice stall_;
 };
 
 /// The group of the ranks of `store`, which must all be on one host: no data goes through the kernel or another

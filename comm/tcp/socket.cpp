@@ -11,7 +11,7 @@
 #include "base/network.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 
 namespace lockstep::comm {
 namespace {

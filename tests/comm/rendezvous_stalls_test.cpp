@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "base/status_report.h"
+#include "comm/stall.h"
 #include "comm/store.h"
-#include "comm/wait.h"
 #include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 #include "lockstep/comm/process_group.h"
 #include "tests/support/ranks.h"
 

@@ -1,13 +1,18 @@
 #include "comm/wait.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "comm/shm/slot_board.h"
+#include "comm/stall.h"
 
 namespace lockstep::comm {
 namespace {
@@ -113,6 +118,50 @@ TEST_F(StallNotices, IgnoreTimeSpentOutsideOfWaits) {
 TEST_F(StallNotices, CanBeDisabled) {
   set_stall_warning(0s);
   EXPECT_THAT(due(1000), ElementsAre());
+}
+
+/// Four ranks, this one the first, of which the test says what they have done.
+class StallsOfFour : public StallNotices, private StallReports {
+ protected:
+  /// What is logged in so many seconds in which nothing moves.
+  std::string said(int seconds, std::uint64_t moves = 1) {
+    ::testing::internal::CaptureStderr();
+    for (int look = 0; look < 10 * seconds; ++look) diagnosis_.look(op_, moves, now_ += 100ms);
+    return ::testing::internal::GetCapturedStderr();
+  }
+  void find_states(const Op&, std::span<PeerState> states) override { std::ranges::copy(states_, states.begin()); }
+  std::string suspect_text(int rank) const override { return fmt::format("rank {} (host b)", rank); }
+  int job_rank(int rank) const override { return rank; }
+  std::string other_cause() const override { return cause_; }
+  bool speaks(const Op&, unsigned) override { return speaks_; }
+
+  Op op_;
+  std::vector<PeerState> states_ = std::vector<PeerState>(4);
+  std::string cause_;
+  bool speaks_ = true;
+  StallDiagnosis diagnosis_{*this, 4, {.at_least = 12s, .confirms = 3s}};
+};
+
+TEST_F(StallsOfFour, TheMostSuspectAreNamedIfTheyStayIt) {
+  states_ = {PeerState::kDone, PeerState::kLate, PeerState::kWaits, PeerState::kLate};
+  EXPECT_EQ(said(14), "");
+  states_[1] = PeerState::kWaits;
+  EXPECT_THAT(said(2), ::testing::HasSubstr("has waited 15 s for rank 3 (host b) →"));
+  EXPECT_EQ(diagnosis_.suspects(op_).job_ranks, std::vector{3});
+  states_[2] = PeerState::kAbsent;
+  EXPECT_EQ(diagnosis_.suspects(op_).names, "rank 2 (host b)");
+}
+
+TEST_F(StallsOfFour, AreSaidByOneWhereSomethingIsWaitedFor) {
+  EXPECT_EQ(said(100), "");
+  cause_ = "the network";
+  EXPECT_THAT(said(100), ::testing::HasSubstr("s for the network →"));
+  states_[1] = PeerState::kStarted;
+  EXPECT_EQ(said(13, 2), "");
+  EXPECT_EQ(said(13, 3), "") << "something has moved";
+  EXPECT_THAT(said(3, 3), ::testing::HasSubstr("s for rank 1 "));
+  speaks_ = false;
+  EXPECT_EQ(said(100, 4), "");
 }
 
 TEST_F(StallNotices, OneRankPerHostWarns) {

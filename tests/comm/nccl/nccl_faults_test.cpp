@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "comm/nccl/nccl_group.h"
-#include "comm/wait.h"
+#include "comm/stall.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"

@@ -1,47 +1,46 @@
-// Finds out why nothing moves.
+// What ranks that wait say to each other.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "comm/mpi/session.h"
 #include "comm/mpi/tag.h"
+#include "comm/stall.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 
-/// Note [Stalls]
+/// Note [Wait notices]
 /// A rank that has waited for a while sends all others a notice of the operation that it is in, once per operation, and
 /// reads their notices. It is an OutOfStepError at once if two ranks are in different operations under the same number,
 /// or if one has finished the operation in which the other waits for it. A rank that is merely late reports nothing,
-/// and the others wait for it until the deadline. Ranks that report waiting are not the cause, so the TimeoutError
-/// names the silent ones.
+/// and the others wait for it until the deadline.
 ///
 /// Used by the thread that owns MPI, when an operation has stood still; costs nothing before.
-class StallWatch {
+class WaitNotices {
  public:
   /// `patience`: how long a rank whose message is another operation's has to say which, as it finds out later than this
   /// one.
-  StallWatch(const Session& session, const TagLayout& tags, Clock::duration patience);
-  ~StallWatch();
-  StallWatch(const StallWatch&) = delete;
-  StallWatch& operator=(const StallWatch&) = delete;
+  WaitNotices(const Session& session, const TagLayout& tags, Clock::duration patience);
+  ~WaitNotices();
+  WaitNotices(const WaitNotices&) = delete;
+  WaitNotices& operator=(const WaitNotices&) = delete;
 
   /// `op` is the first operation that is not complete, `missing` the ranks whose messages it waits for, `completed`
   /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
   void check(const Op& op, std::uint64_t completed, const std::vector<int>& missing);
 
-  /// Ranks `op` waits for that have not reported waiting; if all have, any other rank that has not; otherwise all of
-  /// `missing`.
-  std::vector<int> silent(const Op& op, const std::vector<int>& missing);
+  /// What the ranks of `missing` have reported, and the others.
+  void find_states(const Op& op, const std::vector<int>& missing, std::span<PeerState> states);
   /// Whether this rank is the lowest one that has reported waiting in `op`.
   bool is_first_to_wait(const Op& op) const;
-  std::string names_of(const std::vector<int>& ranks) const;
 
   /// Lets go of notices that nobody has taken; before the session is finalised.
   void abandon_notices();

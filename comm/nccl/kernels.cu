@@ -1,4 +1,4 @@
-#include "comm/nccl/sum_along_tree.h"
+#include "comm/nccl/kernels.h"
 
 #include <algorithm>
 
@@ -6,6 +6,12 @@
 
 namespace lockstep::comm {
 namespace {
+
+__global__ void count_up(std::uint64_t* count, std::uint64_t* word) {
+  const std::uint64_t next = *count + 1;
+  *count = next;
+  *word = next;
+}
 
 constexpr int kBlock = 256;
 constexpr std::size_t kMostBlocks = 1024;
@@ -36,6 +42,10 @@ void start(const TreeSources& sources, std::byte* to, std::size_t count, StreamV
 }
 
 }  // namespace
+
+void launch_count_up(std::uint64_t* count, std::uint64_t* word, StreamView stream) {
+  launch("counting operations", count_up, dim3(1), dim3(1), stream, count, word);
+}
 
 void launch_sum_along_tree(const TreeSources& sources, DType dtype, std::byte* to, std::size_t count,
                            StreamView stream) {

@@ -1,4 +1,4 @@
-#include "comm/mpi/stall_watch.h"
+#include "comm/mpi/wait_notices.h"
 
 #include <algorithm>
 #include <span>
@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/flight.h"
 #include "comm/mpi/transfers.h"
-#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -17,7 +15,7 @@ constexpr int kNoticeTag = 1;
 
 }  // namespace
 
-StallWatch::StallWatch(const Session& session, const TagLayout& tags, Clock::duration patience)
+WaitNotices::WaitNotices(const Session& session, const TagLayout& tags, Clock::duration patience)
     : session_(session),
       tags_(tags),
       patience_(patience),
@@ -26,19 +24,19 @@ StallWatch::StallWatch(const Session& session, const TagLayout& tags, Clock::dur
   static_assert(std::is_trivially_copyable_v<Notice>);
 }
 
-StallWatch::~StallWatch() {
+WaitNotices::~WaitNotices() {
   if (std::ranges::any_of(sending_, [](MPI_Request request) { return request != MPI_REQUEST_NULL; }))
     keep_for_mpi(mine_);
 }
 
-void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<int>& missing) {
+void WaitNotices::check(const Op& op, std::uint64_t completed, const std::vector<int>& missing) {
   notify(op, completed);
   listen();
   compare_notices(op, missing);
   probe_messages(op);
 }
 
-void StallWatch::notify(const Op& op, std::uint64_t completed) {
+void WaitNotices::notify(const Op& op, std::uint64_t completed) {
   if (mine_->op.op_index == op.op_index) return;
   // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
   int done = 0;
@@ -53,7 +51,7 @@ void StallWatch::notify(const Op& op, std::uint64_t completed) {
                 "notifying the other ranks of a stall");
 }
 
-void StallWatch::listen() {
+void WaitNotices::listen() {
   constexpr const char* kDoing = "reading the other ranks' notices";
   for (;;) {
     int found = 0;
@@ -66,7 +64,7 @@ void StallWatch::listen() {
   }
 }
 
-void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) const {
+void WaitNotices::compare_notices(const Op& op, const std::vector<int>& missing) const {
   for (int peer = 0; peer < session_.size(); ++peer) {
     const Notice& notice = heard_[static_cast<std::size_t>(peer)];
     if (notice.op.op_index == op.op_index && notice.op.history != op.history)
@@ -76,7 +74,7 @@ void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) 
   }
 }
 
-void StallWatch::probe_messages(const Op& op) {
+void WaitNotices::probe_messages(const Op& op) {
   for (int peer = 0; peer < session_.size(); ++peer) {
     if (peer == session_.rank()) continue;
     int found = 0;
@@ -106,36 +104,29 @@ void StallWatch::probe_messages(const Op& op) {
   }
 }
 
-void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours) const {
+void WaitNotices::out_of_step(int peer, const std::string& theirs, const Op& ours) const {
   throw OutOfStepError(
       fmt::format("out of step: {} {}, this rank is in {}", session_.name_of_rank(peer), theirs, describe(ours)),
       kSameProgram);
 }
 
-std::vector<int> StallWatch::silent(const Op& op, const std::vector<int>& missing) {
+void WaitNotices::find_states(const Op& op, const std::vector<int>& missing, std::span<PeerState> states) {
   listen();
-  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].op.op_index >= op.op_index; };
-  std::vector<int> ranks;
-  std::copy_if(missing.begin(), missing.end(), std::back_inserter(ranks), [&](int rank) { return !waits_too(rank); });
-  if (ranks.empty())
-    for (int rank = 0; rank < session_.size(); ++rank)
-      if (rank != session_.rank() && !waits_too(rank)) ranks.push_back(rank);
-  return ranks.empty() ? missing : ranks;
+  for (int rank = 0; rank < session_.size(); ++rank) {
+    if (rank == session_.rank()) continue;
+    const bool waits = heard_[static_cast<std::size_t>(rank)].op.op_index >= op.op_index;
+    const bool awaited = std::ranges::binary_search(missing, rank);
+    states[static_cast<std::size_t>(rank)] =
+        awaited ? (waits ? PeerState::kWaits : PeerState::kLate) : (waits ? PeerState::kDone : PeerState::kQuiet);
+  }
 }
 
-bool StallWatch::is_first_to_wait(const Op& op) const {
+bool WaitNotices::is_first_to_wait(const Op& op) const {
   const auto lower = std::span(heard_).first(static_cast<std::size_t>(session_.rank()));
   return std::ranges::none_of(lower, [&](const Notice& notice) { return notice.op.op_index >= op.op_index; });
 }
 
-std::string StallWatch::names_of(const std::vector<int>& ranks) const {
-  std::vector<std::string> names;
-  for (const int rank : ranks)
-    names.push_back(session_.name_of_rank(rank) + where_is(session_.job_ranks().of(rank), names.size()));
-  return first_names(names);
-}
-
-void StallWatch::abandon_notices() {
+void WaitNotices::abandon_notices() {
   for (MPI_Request& request : sending_)
     if (request != MPI_REQUEST_NULL) check_mpi(MPI_Request_free(&request), "ending MPI");
 }

@@ -1,4 +1,4 @@
-// The kernel of allreduces along a tree.
+// What runs on the GPU beside NCCL's own kernels.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,9 @@
 #include "lockstep/base/dtype.h"
 
 namespace lockstep::comm {
+
+/// CompletionWord's: adds 1 to `count` on the GPU, and shows it in `word`, host memory that the GPU can write.
+void launch_count_up(std::uint64_t* count, std::uint64_t* word, StreamView stream);
 
 /// Partial sums in the order of their leaves, and how they are added (TreeProgram): a kernel's parameter, of which a
 /// launch takes 4 KB.
