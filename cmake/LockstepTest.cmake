@@ -1,3 +1,6 @@
+# Files of tests that are compiled at a time.
+set(LOCKSTEP_TESTS_TOGETHER 12)
+
 # What GoogleTest prints where a filter matches nothing: such an entry fails.
 set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 
@@ -98,6 +101,13 @@ function(lockstep_tier tier)
   endif()
 endfunction()
 
+# lockstep_shared_tests(SOURCES files… LINKS targets…), before tests of these files: programs of this directory that have any
+# of them have all. They are compiled once, and see neither a GPU in software nor a real one.
+function(lockstep_shared_tests)
+  cmake_parse_arguments(T "" "" "SOURCES;LINKS" ${ARGN})
+  lockstep_test_objects(shared)
+endfunction()
+
 # What follows is part of lockstep_test, and reads its variables.
 
 # The program that tests of this directory and kind ("soft", "gpu" or nothing) belong to; made when first asked for.
@@ -124,7 +134,7 @@ function(lockstep_test_program result)
   add_executable(${program} EXCLUDE_FROM_ALL)
   # A few files at a time, so that the programs of a module are compiled side by side.
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests LINKER_LANGUAGE CXX
-                                              UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
+                                              UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE ${LOCKSTEP_TESTS_TOGETHER})
   target_link_libraries(${program} PRIVATE GTest::gtest GTest::gmock)
   if(T_RANKS)
     target_link_libraries(${program} PRIVATE lockstep_ranks_main)
@@ -147,13 +157,18 @@ function(lockstep_test_program result)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TEST_TARGETS ${program})
 endfunction()
 
-# Each file once, however many tests need it.
+# Each file once, however many tests need it; as objects if it has been compiled for several programs.
 function(lockstep_add_to_test_program program)
   get_target_property(there ${program} SOURCES)
   foreach(source IN LISTS T_SOURCES)
     get_filename_component(source ${source} ABSOLUTE)
+    get_property(objects DIRECTORY PROPERTY LOCKSTEP_OBJECTS_OF_${source})
+    if(objects)
+      set(source $<TARGET_OBJECTS:${objects}>)
+    endif()
     if(NOT source IN_LIST there)
       target_sources(${program} PRIVATE ${source})
+      list(APPEND there ${source})
     endif()
   endforeach()
   target_link_libraries(${program} PRIVATE ${T_LINKS})
@@ -161,6 +176,37 @@ function(lockstep_add_to_test_program program)
   if(T_DEPENDS)
     add_dependencies(${program} ${T_DEPENDS})
   endif()
+endfunction()
+
+# The test's files become objects of this directory, named after a reason, which its programs have in common.
+function(lockstep_test_objects reason)
+  file(RELATIVE_PATH objects ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+  string(APPEND objects _${reason}_test_objects)
+  if(NOT TARGET ${objects})
+    add_library(${objects} OBJECT EXCLUDE_FROM_ALL)
+    target_link_libraries(${objects} PRIVATE GTest::gtest GTest::gmock)
+    # Neither library of CUDA's files is linked yet that would say where its headers are.
+    set(cuda_headers $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
+    target_include_directories(${objects} SYSTEM PRIVATE $<$<TARGET_EXISTS:lockstep_cuda>:${cuda_headers}>)
+    lockstep_test_options(${objects})
+    # Position-independent as the programs are which they become part of, and the headers.
+    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ${LOCKSTEP_UNITY_BUILD}
+                                                UNITY_BUILD_BATCH_SIZE ${LOCKSTEP_TESTS_TOGETHER})
+    target_compile_options(${objects} PRIVATE -fPIE)
+  endif()
+  set(sources ${T_SOURCES})
+  set(T_SOURCES "")
+  foreach(source IN LISTS sources)
+    get_filename_component(source ${source} ABSOLUTE)
+    get_property(before DIRECTORY PROPERTY LOCKSTEP_OBJECTS_OF_${source})
+    if(NOT before)
+      list(APPEND T_SOURCES ${source})
+    endif()
+  endforeach()
+  lockstep_add_to_test_program(${objects})
+  foreach(source IN LISTS T_SOURCES)
+    set_property(DIRECTORY PROPERTY LOCKSTEP_OBJECTS_OF_${source} ${objects})
+  endforeach()
 endfunction()
 
 # GoogleTest's filter for the suites of the test's own files.
@@ -191,27 +237,10 @@ endfunction()
 
 # NAME_test in software, NAME_test.lazy if asked for, and NAME_gpu_test.
 function(lockstep_cuda_test_entries)
-  file(RELATIVE_PATH module ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
-  set(objects ${module}_cuda_test_objects)
-  if(NOT TARGET ${objects})
-    add_library(${objects} OBJECT EXCLUDE_FROM_ALL)
-    target_link_libraries(${objects} PRIVATE GTest::gtest GTest::gmock)
-    # Neither library of CUDA's files is linked yet that would say where its headers are.
-    target_include_directories(${objects} SYSTEM PRIVATE
-                               $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
-    lockstep_test_options(${objects})
-    # Position-independent as the programs are which they become part of, and the headers.
-    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
-    target_compile_options(${objects} PRIVATE -fPIE)
-  endif()
-  lockstep_add_to_test_program(${objects})
+  lockstep_test_objects(cuda)
   foreach(kind soft gpu)
     lockstep_test_program(${kind} ${kind})
-    get_target_property(there ${${kind}} SOURCES)
-    if(NOT "$<TARGET_OBJECTS:${objects}>" IN_LIST there)
-      target_sources(${${kind}} PRIVATE $<TARGET_OBJECTS:${objects}>)
-    endif()
-    target_link_libraries(${${kind}} PRIVATE ${T_LINKS})
+    lockstep_add_to_test_program(${${kind}})
     lockstep_filter_of(filter ${${kind}})
   endforeach()
   set(labels ${T_LABELS})
@@ -222,8 +251,8 @@ function(lockstep_cuda_test_entries)
   set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2
                                                FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}")
   if(T_LAZY)
-    # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
-    add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
+    # When streams run has nothing to do with where arrays lie, nor with how well 16 bits learn.
+    add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsIn*)
     set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2
                                                       FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}"
                                                       ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)

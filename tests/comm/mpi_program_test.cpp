@@ -34,7 +34,7 @@ bool is_finalized() {
   return finalized != 0;
 }
 
-void use_mpi() {
+void allreduce_of_mpi() {
   int one = 1, sum = 0;
   ASSERT_EQ(MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD), MPI_SUCCESS);
   EXPECT_EQ(sum, testing::world().size);
@@ -48,9 +48,9 @@ TEST(MpiProgram, GroupsLeaveMpiInitialised) {
   for (const char* backend : {"mpi", "shm", "auto", "mpi"}) {
     const auto group = make(backend);
     expect_a_sum(*group);
-    use_mpi();
+    allreduce_of_mpi();
     group->shutdown();
-    use_mpi();
+    allreduce_of_mpi();
   }
   EXPECT_FALSE(is_finalized());
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &after);
@@ -75,10 +75,10 @@ TEST(MpiProgram, ThreadsWhereMpiAllowsThem) {
   if (provided == MPI_THREAD_MULTIPLE) {
     const auto group = make("mpi", GroupOptions::Progress::kThread);
     expect_a_sum(*group);
-    use_mpi();
+    allreduce_of_mpi();
     group->shutdown();
   }
-  use_mpi();
+  allreduce_of_mpi();
   EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 using reference::Bytes;
 
-std::unique_ptr<ProcessGroup> make(const std::string& sockets) {
+std::unique_ptr<ProcessGroup> make_over(const std::string& sockets) {
   ::setenv("LOCKSTEP_SHM_SOCKETS", sockets.c_str(), 1);
   GroupOptions options = testing::group_options();
   options.timeout_seconds = 20;
@@ -59,7 +59,7 @@ struct Reduction {
 
 TEST(TwoLevels, SumWithinSocketsAndThenAcross) {
   for (const int sockets : {1, 2, 3, 64}) {
-    const auto group = make(std::to_string(sockets));
+    const auto group = make_over(std::to_string(sockets));
     const int parts = std::min(sockets, group->size());
     std::uint64_t seed = 0;
     for (const std::size_t count : {20'000u, 65'537u, 300'003u})
@@ -79,7 +79,7 @@ TEST(TwoLevels, SumWithinSocketsAndThenAcross) {
 
 // In one level: results that are rounded once, and few bytes.
 TEST(TwoLevels, CollapseWhereTheyCostBitsOrTime) {
-  const auto group = make("2");
+  const auto group = make_over("2");
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     Reduction one(*group, dtype, ReduceOp::kSum, 100'000, 7);
     one.start();
@@ -94,7 +94,7 @@ TEST(TwoLevels, CollapseWhereTheyCostBitsOrTime) {
 }
 
 TEST(TwoLevels, SeveralOperationsUnderWay) {
-  const auto group = make("2");
+  const auto group = make_over("2");
   for (int round = 0; round < 20; ++round) {
     std::vector<std::unique_ptr<Reduction>> all;
     for (std::uint64_t i = 0; i < 6; ++i)
@@ -108,11 +108,11 @@ TEST(TwoLevels, SeveralOperationsUnderWay) {
 
 TEST(TwoLevels, InvalidSettings) {
   for (const char* value : {"0", "-1", "65", "two", ""})
-    EXPECT_REFUSED("is no number of sockets", make(value)) << value;
+    EXPECT_REFUSED("is no number of sockets", make_over(value)) << value;
   const int rank = testing::world().rank;
-  EXPECT_REFUSED("has another LOCKSTEP_SHM_SOCKETS than this one", make(rank == 1 ? "3" : "2"));
+  EXPECT_REFUSED("has another LOCKSTEP_SHM_SOCKETS than this one", make_over(rank == 1 ? "3" : "2"));
   // Wherever ranks may run: it is as good as none.
-  const auto group = make("auto");
+  const auto group = make_over("auto");
   Reduction one(*group, DType::kF32, ReduceOp::kSum, 50'000, 3);
   one.start();
   one.work.wait_host();

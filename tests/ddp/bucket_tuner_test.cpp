@@ -24,7 +24,7 @@ BucketChoice tune(const std::vector<std::size_t>& sizes, std::size_t preferred,
   return tuner.choice();
 }
 
-std::vector<SlotSpec> slots_of(std::initializer_list<std::size_t> mib) {
+std::vector<SlotSpec> slots_of_mib(std::initializer_list<std::size_t> mib) {
   std::vector<SlotSpec> slots;
   for (const auto one : mib) slots.push_back({"p" + std::to_string(slots.size()), one * kMib / 4, DType::kF32});
   return slots;
@@ -90,10 +90,10 @@ TEST(BucketTuner, OneSizeIsTheChoice) {
 }
 
 TEST(BucketTuner, SizesThatGiveTheSameBucketsAreTriedOnce) {
-  EXPECT_THAT(tried(slots_of({3, 3, 3, 3}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 8, 25));
-  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 2, 25));
-  EXPECT_THAT(tried(slots_of({1, 1, 1, 1}), {.bucket_bytes = 2 * kMib}), ElementsAre(1, 2, 4));
-  EXPECT_THAT(tried(slots_of({40, 40, 40}), {.bucket_bytes = 25 * kMib}), ElementsAre(25, 120));
+  EXPECT_THAT(tried(slots_of_mib({3, 3, 3, 3}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 8, 25));
+  EXPECT_THAT(tried(slots_of_mib({1, 1, 1, 1}), {.bucket_bytes = 25 * kMib}), ElementsAre(1, 2, 25));
+  EXPECT_THAT(tried(slots_of_mib({1, 1, 1, 1}), {.bucket_bytes = 2 * kMib}), ElementsAre(1, 2, 4));
+  EXPECT_THAT(tried(slots_of_mib({40, 40, 40}), {.bucket_bytes = 25 * kMib}), ElementsAre(25, 120));
   EXPECT_THAT(tried({}, {.bucket_bytes = 25 * kMib}), ElementsAre(25));
   EXPECT_THAT(tried({{"p", 1, DType::kF32}}, {.bucket_bytes = 25 * kMib}), ElementsAre(25));
 }

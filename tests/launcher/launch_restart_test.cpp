@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Reports, as any program may.
-const std::string kReport = "say() { echo \"$@\" >&$LOCKSTEP_STATUS_FD; }\n";
+const std::string kSay = "say() { echo \"$@\" >&$LOCKSTEP_STATUS_FD; }\n";
 
 const std::string kLogs = " --log-dir {}/logs";
 
@@ -60,7 +60,7 @@ TEST(RestartTest, AFailureIsRestartedFromTheCheckpointThatWasReported) {
   };
   expect_job(
       "-n 2 --max-restarts 3" + kLogs,
-      kReport +
+      kSay +
           "echo attempt $LOCKSTEP_ATTEMPT\n"
           "[ $LOCKSTEP_ATTEMPT = 1 ] && { say progress 11; say done; exit 0; }\n"
           "[ $rank = 0 ] && { say progress 3; say checkpointed 10; say progress 12; sleep 0.1; : > $TMPDIR/../go; "
@@ -80,7 +80,7 @@ TEST(RestartTest, ALoopOfCrashesEndsWithTheReason) {
 }
 
 TEST(RestartTest, RestartsAreCounted) {
-  expect_job("-n 1 --max-restarts 2", kReport + "say checkpointed $((LOCKSTEP_ATTEMPT + 1)); exit 4",
+  expect_job("-n 1 --max-restarts 2", kSay + "say checkpointed $((LOCKSTEP_ATTEMPT + 1)); exit 4",
              {.start = kOwn, .code = 4, .err = {"--max-restarts 2 allows no more"}, .then = has_restarts(2)});
 }
 
@@ -115,7 +115,7 @@ TEST(RestartTest, AStopEndsThePauseBeforeARestart) {
     ASSERT_TRUE(job.says("restart 4 of 100 in 2 s")) << job.err();
     job.send(SIGINT);
   };
-  expect_job("-n 1 --max-restarts 100", kReport + "say progress $LOCKSTEP_ATTEMPT; exit 9",
+  expect_job("-n 1 --max-restarts 100", kSay + "say progress $LOCKSTEP_ATTEMPT; exit 9",
              {.start = kOwn, .act = asks, .code = 130, .seconds = 20});
 }
 
@@ -131,7 +131,7 @@ TEST(RestartTest, RanksAreTakenOffDownToTheLeast) {
 
 TEST(RestartTest, NothingIsLeftWhereTheLauncherIsKilledInALaterAttempt) {
   expect_job("-n 2 --max-restarts 5",
-             kReport +
+             kSay +
                  "say checkpointed $((LOCKSTEP_ATTEMPT + 1)); [ $LOCKSTEP_ATTEMPT = 2 ] || exit 9\n"
                  "trap '' TERM; echo ready; while :; do sleep 0.01; done",
              {.start = kOwn, .ready = 2, .act = sends(SIGKILL), .code = 137, .clean_seconds = 5});

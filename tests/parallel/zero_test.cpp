@@ -24,7 +24,7 @@ namespace {
 using lockstep::testing::group;
 using lockstep::testing::rank_backend;
 
-constexpr std::int64_t kIn = 41, kHidden = 301, kClasses = 7;  // 12,341 weights: blocks are cut by their end
+constexpr std::int64_t kIn = 41, kHidden = 301, kOutputs = 7;  // 12,341 weights: blocks are cut by their end
 
 using Options = DistributedDataParallel::Options;
 using Bytes = std::vector<std::vector<std::byte>>;
@@ -36,12 +36,12 @@ std::vector<std::byte> bytes_of(const nn::Tensor& tensor) {
 }
 
 /// Two branches, of which a pass may leave out one.
-class Branches final : public nn::Module {
+class TwoBranches final : public nn::Module {
  public:
-  explicit Branches(nn::Context& context)
+  explicit TwoBranches(nn::Context& context)
       : first_(register_module<nn::Linear>("first", context, kIn, kHidden)),
-        left_(register_module<nn::Linear>("left", context, kHidden, kClasses)),
-        right_(register_module<nn::Linear>("right", context, kHidden, kClasses)) {}
+        left_(register_module<nn::Linear>("left", context, kHidden, kOutputs)),
+        right_(register_module<nn::Linear>("right", context, kHidden, kOutputs)) {}
   nn::Var forward(nn::Tape& tape, nn::Var x) override {
     const nn::Var hidden = nn::relu(tape, first_.forward(tape, x));
     if (leaves_out_right) return left_.forward(tape, hidden);
@@ -81,7 +81,7 @@ class ZeroTraining {
       values.push_back(
           static_cast<float>(SplitMix64::word(seed * 100 + rank, static_cast<std::uint64_t>(i)) % 1000) / 500 - 1);
     const nn::Tensor labels = rank_backend().empty({kRows}, DType::kI32);
-    const std::vector<std::int32_t> classes = {static_cast<std::int32_t>(seed % kClasses), 1, 2};
+    const std::vector<std::int32_t> classes = {static_cast<std::int32_t>(seed % kOutputs), 1, 2};
     rank_backend().upload(std::as_bytes(std::span(classes)), labels);
     tape_.reset();
     const nn::Var y = (*ddp_)(tape_, tape_.input(nn::tensor_of(rank_backend(), {kRows, kIn}, values)));
@@ -101,14 +101,14 @@ class ZeroTraining {
   }
   nn::Optimizer& optimizer() { return *optimizer_; }
   DistributedDataParallel& ddp() { return *ddp_; }
-  Branches& model() { return model_; }
+  TwoBranches& model() { return model_; }
   void end() { ddp_.reset(); }
 
  private:
   bool unused_;
   nn::Generator generator_{1};
   nn::Context context_{rank_backend(), generator_};
-  Branches model_{context_};
+  TwoBranches model_{context_};
   nn::Tape tape_{rank_backend()};
   std::optional<DistributedDataParallel> ddp_;
   std::unique_ptr<nn::Optimizer> optimizer_;
@@ -368,7 +368,7 @@ TEST(Zero, IsRefusedWhereItCannotBe) {
 TEST(Zero, OptionsThatContradictAreRefused) {
   nn::Generator generator(1);
   nn::Context context{rank_backend(), generator};
-  Branches model(context);
+  TwoBranches model(context);
   for (const int zero : {-1, 2, 3})
     EXPECT_REFUSED("give 1, which shards updates and the optimizers' state",
                    DistributedDataParallel ddp(model, group(), {.zero = zero}));
