@@ -235,6 +235,7 @@ TEST_P(CudaLoss, NoSamples) {
 }
 
 TEST_P(CudaLoss, Total) {
+  if (type() != DType::kF32) return;  // it has no other
   for (const std::int64_t n : {0, 1, 1023, 5000, 2000001}) {
     const Tensor x_host = random_tensor(*cpu, {n}, 1), totals = cpu->empty({2});
     cpu->loss().total(x_host, totals);
