@@ -2,12 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <iterator>
+#include <sstream>
+
 #include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "inference/infer.h"
 #include "lockstep/base/device.h"
 #include "tests/support/json.h"
+#include "tests/support/refusal.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -18,13 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string complaint(std::vector<std::string> args) {
-  try {
-    run(args);
-  } catch (const UsageError& error) {
-    return error.line();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
+  return testing::thrown<UsageError>([&] { run(args); }).line();
 }
 
 Sources words(std::vector<std::string> args) {
@@ -91,6 +89,11 @@ TEST(BenchStepFlags, PeaksAreNumbersOrMeasured) {
     EXPECT_THROW(parsed({"--peak-tflops", wrong}), UsageError) << wrong;
 }
 
+std::vector<std::string> flags_in(const std::string& line) {
+  std::istringstream words(line);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
 // Each set of flags is one that applies together.
 inference::InferConfig infer_config(std::vector<std::string> flags) {
   inference::InferConfig config;
@@ -99,32 +102,11 @@ inference::InferConfig infer_config(std::vector<std::string> flags) {
 }
 
 TEST(InferFlags, ReachTheConfiguration) {
-  auto config = infer_config({"gpt",
-                              "--weights=w.safetensors",
-                              "--weights-key=ema.model",
-                              "--non-strict",
-                              "--keep-prefix",
-                              "--layers=2",
-                              "--heads=3",
-                              "--width=6",
-                              "--context=7",
-                              "--input=to",
-                              "--lines",
-                              "--tokens=9",
-                              "--samples=4",
-                              "--top-k=11",
-                              "--temperature=0.5",
-                              "--vocab=v.json",
-                              "--merges=m.txt",
-                              "--seed=12",
-                              "--threads=3",
-                              "--device=cuda:1",
-                              "--precision=bf16",
-                              "--tf32",
-                              "--json",
-                              "--warmup=13",
-                              "--log-level=warn",
-                              "--quiet"});
+  auto config =
+      infer_config(flags_in("gpt --weights=w.safetensors --weights-key=ema.model --non-strict --keep-prefix --layers=2 "
+                            "--heads=3 --width=6 --context=7 --input=to --lines --tokens=9 --samples=4 --top-k=11 "
+                            "--temperature=0.5 --vocab=v.json --merges=m.txt --seed=12 --threads=3 --device=cuda:1 "
+                            "--precision=bf16 --tf32 --json --warmup=13 --log-level=warn --quiet"));
   EXPECT_EQ(config.model.name, "gpt");
   EXPECT_EQ(config.model.settings.integer("layers"), 2);
   EXPECT_EQ(config.model.settings.integer("heads"), 3);
@@ -169,72 +151,19 @@ trainer::TrainConfig train_config(std::vector<std::string> flags) {
 }
 
 TEST(TrainFlags, ReachTheConfiguration) {
-  auto config = train_config({"resnet18",
-                              "--data",
-                              "images:x",
-                              "--classes=9",
-                              "--augment=no",
-                              "--image-size=96",
-                              "--max-corrupt=3",
-                              "--global-batch",
-                              "64",
-                              "--tail=pad",
-                              "--workers=0",
-                              "--steps",
-                              "7",
-                              "--eval-every=2",
-                              "--loss=cross_entropy",
-                              "--label-smoothing=0.1",
-                              "--opt",
-                              "sgd",
-                              "--lr",
-                              "0.1",
-                              "--min-lr=0.01",
-                              "--momentum=0.8",
-                              "--nesterov",
-                              "--weight-decay=0",
-                              "--schedule=cosine",
-                              "--warmup=5",
-                              "--clip-norm=1",
-                              "--loss-scale=1024",
-                              "--ema=0.99",
-                              "--seed=42",
-                              "--device=cuda:0,3",
-                              "--share-devices",
-                              "--backend=nccl",
-                              "--precision=fp16",
-                              "--tf32",
-                              "--deterministic=yes",
-                              "--autotune=no",
-                              "--graphs=no",
-                              "--timeout-seconds=5",
-                              "--stall-warning-seconds=0.5",
-                              "--bucket-mb=0.5",
-                              "--first-bucket-mb=0.25",
-                              "--comm-hook=powersgd:4",
-                              "--accumulate=4",
-                              "--find-unused",
-                              "--no-broadcast-buffers",
-                              "--sync-batchnorm",
-                              "--check-replicas=1",
-                              "--weights=w.safetensors",
-                              "--weights-key=ema.model",
-                              "--non-strict",
-                              "--keep-prefix",
-                              "--reset-head",
-                              "--freeze=conv1.*,bn1.*",
-                              "--zero-init-residual",
-                              "--save=s.safetensors",
-                              "--checkpoint-dir=c",
-                              "--checkpoint-every=17",
-                              "--checkpoint-mirror=b:m",
-                              "--keep=4",
-                              "--resume=auto",
-                              "--resume-data-changed",
-                              "--metrics=m.jsonl",
-                              "--trace=t.json",
-                              "--log-level=warn",
-                              "--log-every=3"});
+  auto config = train_config(
+      flags_in("resnet18 --data images:x --classes=9 --augment=no --image-size=96 --max-corrupt=3 "
+               "--global-batch 64 --tail=pad --workers=0 --steps 7 --eval-every=2 --loss=cross_entropy "
+               "--label-smoothing=0.1 --opt sgd --lr 0.1 --min-lr=0.01 --momentum=0.8 --nesterov "
+               "--weight-decay=0 --schedule=cosine --warmup=5 --clip-norm=1 --loss-scale=1024 --ema=0.99 "
+               "--seed=42 --device=cuda:0,3 --share-devices --backend=nccl --precision=fp16 --tf32 "
+               "--deterministic=yes --autotune=no --graphs=no --timeout-seconds=5 --stall-warning-seconds=0.5 "
+               "--bucket-mb=0.5 --first-bucket-mb=0.25 --comm-hook=powersgd:4 --accumulate=4 --find-unused "
+               "--no-broadcast-buffers --sync-batchnorm --check-replicas=1 --weights=w.safetensors "
+               "--weights-key=ema.model --non-strict --keep-prefix --reset-head --freeze=conv1.*,bn1.* "
+               "--zero-init-residual --save=s.safetensors --checkpoint-dir=c --checkpoint-every=17 "
+               "--checkpoint-mirror=b:m --keep=4 --resume=auto --resume-data-changed --metrics=m.jsonl "
+               "--trace=t.json --log-level=warn --log-every=3"));
   EXPECT_EQ(config.model.name, "resnet18");
   EXPECT_EQ(config.data, "images:x");
   EXPECT_EQ(config.classes, 9);
@@ -295,8 +224,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.trace, "t.json");
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
-  config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--encrypt",
-                         "--static-graph", "--batch=8", "--epochs=3", "--betas=0.8,0.9", "--eps=1e-6"});
+  config = train_config(
+      flags_in("linear --in=3 --out=4 --threads=2 --parallel=dp --quiet --encrypt --static-graph --batch=8 "
+               "--epochs=3 --betas=0.8,0.9 --eps=1e-6"));
   EXPECT_EQ(config.model.settings.integer("in"), 3);
   EXPECT_EQ(config.model.settings.integer("out"), 4);
   EXPECT_EQ(config.threads, 2);

@@ -44,7 +44,8 @@ struct Differentiated {
   double tolerance = 2e-3;  // of the largest gradient element, at least of 1
 };
 
-using Function = std::function<Var(Tape&, std::span<const Var>)>;
+using Inputs = std::span<const Var>;
+using Function = std::function<Var(Tape&, Inputs)>;
 using Objective = std::function<double(const Var&)>;
 
 inline void expect_same_gradient(Backend& backend, const std::string& what, const Differentiated& by, const Tensor& x,
@@ -135,6 +136,12 @@ class Gradient : public ::testing::Test {
     auto made = std::make_unique<Parameter>(*backend, value.shape());
     backend->pointwise().copy(value, made->value());
     return made;
+  }
+  Tensor random(const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); }
+  std::unique_ptr<Parameter> weights(const Shape& shape, std::uint64_t seed) { return parameter(random(shape, seed)); }
+  void expect_gradients(const Differentiated& by, const Function& op) { testing::expect_gradients(*backend, by, op); }
+  void expect_loss_gradients(const Differentiated& by, double scale, const Function& op) {
+    testing::expect_loss_gradients(*backend, by, scale, op);
   }
 
   std::unique_ptr<Backend> backend = make_gradient_backend();

@@ -25,7 +25,7 @@ TEST_F(Gradient, Rnn) {
       const std::int64_t inputs = c.x.count() / (c.x[0] * c.x[1]), gates = gates_of(cell) * c.width;
       // ReLU's arguments stay away from 0, where its gradient jumps: half of the features are always positive.
       const auto make = [&](const Shape& shape, std::uint64_t seed) {
-        auto values = values_of(*backend, random_tensor(*backend, shape, seed));
+        auto values = values_of(*backend, random(shape, seed));
         for (std::size_t i = 0; i < values.size() && cell == RnnCell::kRelu; ++i)
           values[i] = shape.size() == 2 ? 0.1f * values[i] : i % 2 == 0 ? 1.5f : -1.5f;
         return parameter(tensor_of(*backend, shape, values));
@@ -38,8 +38,8 @@ TEST_F(Gradient, Rnn) {
         parameters.push_back(made[i].get());
       }
       RnnState first;
-      if (c.begins) first.h = random_tensor(*backend, {c.x[0], c.width}, 6);
-      if (c.begins && cell == RnnCell::kLstm) first.c = random_tensor(*backend, {c.x[0], c.width}, 7);
+      if (c.begins) first.h = random({c.x[0], c.width}, 6);
+      if (c.begins && cell == RnnCell::kLstm) first.c = random({c.x[0], c.width}, 7);
       RnnOptions options = {.cell = cell, .reverse = c.reverse};
       if (c.ragged) {
         const std::array<std::int32_t, 3> lengths = {3, 1, 0};
@@ -48,26 +48,24 @@ TEST_F(Gradient, Rnn) {
       }
       // Of sequences of different lengths not every device knows the last state.
       const bool hands_out = c.begins && (!c.ragged || cell != RnnCell::kLstm);
-      expect_gradients(*backend, {{random_tensor(*backend, c.x, 5)}, parameters},
-                       [&](Tape& tape, std::span<const Var> x) {
-                         RnnState state = first;
-                         return rnn(tape, x[0], {*made[0], *made[1], made[2].get(), made[3].get()}, options,
-                                    hands_out ? &state : nullptr);
-                       });
+      expect_gradients({{random(c.x, 5)}, parameters}, [&](Tape& tape, Inputs x) {
+        RnnState state = first;
+        return rnn(tape, x[0], {*made[0], *made[1], made[2].get(), made[3].get()}, options,
+                   hands_out ? &state : nullptr);
+      });
     }
   // Twice on one tape: the second contribution is added. Without biases.
-  const auto w_ih = parameter(random_tensor(*backend, {12, 3}, 1)),
-             w_hh = parameter(random_tensor(*backend, {12, 3}, 2));
+  const auto w_ih = weights({12, 3}, 1), w_hh = weights({12, 3}, 2);
   const RnnParameters shared = {*w_ih, *w_hh};
-  expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 3}, 5)}, {w_ih.get(), w_hh.get()}},
-                   [&](Tape& tape, std::span<const Var> x) { return rnn(tape, rnn(tape, x[0], shared), shared); });
+  expect_gradients({{random({2, 3, 3}, 5)}, {w_ih.get(), w_hh.get()}},
+                   [&](Tape& tape, Inputs x) { return rnn(tape, rnn(tape, x[0], shared), shared); });
 }
 
 TEST_F(Gradient, ConcatLast) {
   for (const Shape& shape : {Shape{1, 1}, {2, 3}, {3, 1, 5}, {2, 4, 2}, {7}}) {
     SCOPED_TRACE(to_string(shape));
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 3), random_tensor(*backend, shape, 4)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return concat_last(tape, x[0], x[1]); });
+    expect_gradients({{random(shape, 3), random(shape, 4)}, {}},
+                     [&](Tape& tape, Inputs x) { return concat_last(tape, x[0], x[1]); });
   }
 }
 

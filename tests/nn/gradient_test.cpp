@@ -17,13 +17,12 @@ using namespace lockstep::nn::testing;
 TEST_F(Gradient, Linear) {
   for (const auto& [n, in, out] : {std::array<std::int64_t, 3>{1, 1, 1}, {3, 7, 5}, {17, 3, 1}, {2, 33, 17}}) {
     for (const bool with_bias : {true, false}) {
-      const auto w = parameter(random_tensor(*backend, {out, in}, 1));
-      const auto b = parameter(random_tensor(*backend, {out}, 2));
+      const auto w = weights({out, in}, 1);
+      const auto b = weights({out}, 2);
       std::vector<Parameter*> parameters = {w.get()};
       if (with_bias) parameters.push_back(b.get());
-      expect_gradients(
-          *backend, {{random_tensor(*backend, {n, in}, 3)}, parameters},
-          [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, with_bias ? b.get() : nullptr); });
+      expect_gradients({{random({n, in}, 3)}, parameters},
+                       [&](Tape& tape, Inputs x) { return linear(tape, x[0], *w, with_bias ? b.get() : nullptr); });
     }
   }
 }
@@ -31,9 +30,8 @@ TEST_F(Gradient, Linear) {
 TEST_F(Gradient, LinearWithRelu) {
   const auto w = parameter(random_halves(*backend, {9, 7}, 1));
   const auto b = parameter(random_halves(*backend, {9}, 2, 0.125f));
-  expect_gradients(
-      *backend, {{random_halves(*backend, {5, 7}, 3)}, {w.get(), b.get()}},
-      [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get(), Epilogue::kRelu); });
+  expect_gradients({{random_halves(*backend, {5, 7}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, Inputs x) { return linear(tape, x[0], *w, b.get(), Epilogue::kRelu); });
 }
 
 // 16 outputs, which devices may differentiate GELU of while they compute something else, and 5, which they may not.
@@ -41,30 +39,28 @@ TEST_F(Gradient, LinearWithRelu) {
 TEST_F(Gradient, LinearWithGelu) {
   for (const std::int64_t out : {16, 5})
     for (const int readers : {1, 2, 3}) {
-      const auto w = parameter(random_tensor(*backend, {out, 7}, 1)), b = parameter(random_tensor(*backend, {out}, 2));
-      const auto v = parameter(random_tensor(*backend, {out, out}, 4));
-      expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {w.get(), b.get(), v.get()}},
-                       [&](Tape& tape, std::span<const Var> x) {
-                         const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kGelu);
-                         const Var y = linear(tape, h, *v, nullptr);
-                         return readers == 1 ? y : readers == 2 ? add(tape, h, y) : add(tape, y, add(tape, y, h));
-                       });
+      const auto w = weights({out, 7}, 1), b = weights({out}, 2);
+      const auto v = weights({out, out}, 4);
+      expect_gradients({{random({2, 3, 7}, 3)}, {w.get(), b.get(), v.get()}}, [&](Tape& tape, Inputs x) {
+        const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kGelu);
+        const Var y = linear(tape, h, *v, nullptr);
+        return readers == 1 ? y : readers == 2 ? add(tape, h, y) : add(tape, y, add(tape, y, h));
+      });
     }
 }
 
 // Devices may let their rows lie apart: for whoever reads them, for the loss, and for both.
 TEST_F(Gradient, Logits) {
-  const auto w = parameter(random_tensor(*backend, {5, 7}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+  const auto w = weights({5, 7}, 1), b = weights({5}, 2);
   const Tensor labels = backend->empty({2, 3}, DType::kI32);
   const std::vector<std::int32_t> numbers = {0, 4, 2, 1, 3, 4};
   backend->upload(std::as_bytes(std::span(numbers)), labels);
-  const Differentiated inputs = {{random_tensor(*backend, {2, 3, 7}, 3)}, {w.get(), b.get()}};
-  expect_gradients(*backend, inputs,
-                   [&](Tape& tape, std::span<const Var> x) { return logits(tape, x[0], *w, b.get()); });
-  expect_loss_gradients(*backend, inputs, 0.5, [&](Tape& tape, std::span<const Var> x) {
+  const Differentiated inputs = {{random({2, 3, 7}, 3)}, {w.get(), b.get()}};
+  expect_gradients(inputs, [&](Tape& tape, Inputs x) { return logits(tape, x[0], *w, b.get()); });
+  expect_loss_gradients(inputs, 0.5, [&](Tape& tape, Inputs x) {
     return cross_entropy(tape, logits(tape, x[0], *w, b.get()), labels, 0.5f).value;
   });
-  expect_gradients(*backend, inputs, [&](Tape& tape, std::span<const Var> x) {
+  expect_gradients(inputs, [&](Tape& tape, Inputs x) {
     const Var y = logits(tape, x[0], *w, b.get());
     return add(tape, y, y);
   });
@@ -72,10 +68,10 @@ TEST_F(Gradient, Logits) {
 
 TEST_F(Gradient, LinearFrozen) {
   for (const bool freeze_weight : {true, false}) {
-    const auto w = parameter(random_tensor(*backend, {4, 3}, 1)), b = parameter(random_tensor(*backend, {4}, 2));
+    const auto w = weights({4, 3}, 1), b = weights({4}, 2);
     (freeze_weight ? w : b)->set_requires_grad(false);
-    expect_gradients(*backend, {{random_tensor(*backend, {5, 3}, 3)}, {w.get(), b.get()}},
-                     [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get()); });
+    expect_gradients({{random({5, 3}, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, Inputs x) { return linear(tape, x[0], *w, b.get()); });
   }
 }
 
@@ -101,15 +97,14 @@ const std::vector<Geometry>& geometries() {
 TEST_F(Gradient, Conv2d) {
   for (const auto& g : geometries()) {
     for (const bool with_bias : {true, false}) {
-      const auto w = parameter(random_tensor(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
-      const auto b = parameter(random_tensor(*backend, {g.out}, 2));
+      const auto w = weights({g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1);
+      const auto b = weights({g.out}, 2);
       std::vector<Parameter*> parameters = {w.get()};
       if (with_bias) parameters.push_back(b.get());
       SCOPED_TRACE(to_string(g.x) + (with_bias ? " with bias" : ""));
-      expect_gradients(*backend, {{random_tensor(*backend, g.x, 3)}, parameters},
-                       [&](Tape& tape, std::span<const Var> x) {
-                         return conv2d(tape, x[0], *w, with_bias ? b.get() : nullptr, g.window);
-                       });
+      expect_gradients({{random(g.x, 3)}, parameters}, [&](Tape& tape, Inputs x) {
+        return conv2d(tape, x[0], *w, with_bias ? b.get() : nullptr, g.window);
+      });
     }
   }
 }
@@ -119,19 +114,18 @@ TEST_F(Gradient, Conv2dWithRelu) {
     const auto w = parameter(random_halves(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
     const auto b = parameter(random_halves(*backend, {g.out}, 2, 0.125f));
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients(
-        *backend, {{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
-        [&](Tape& tape, std::span<const Var> x) { return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu); });
+    expect_gradients({{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, Inputs x) { return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu); });
   }
 }
 
 TEST_F(Gradient, Conv2dFrozen) {
   for (const bool freeze_weight : {true, false}) {
     const Window window = {{3, 3}, {1, 1}, {1, 1}};
-    const auto w = parameter(random_tensor(*backend, {5, 3, 3, 2}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+    const auto w = weights({5, 3, 3, 2}, 1), b = weights({5}, 2);
     (freeze_weight ? w : b)->set_requires_grad(false);
-    expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 3, 2}, 3)}, {w.get(), b.get()}},
-                     [&](Tape& tape, std::span<const Var> x) { return conv2d(tape, x[0], *w, b.get(), window); });
+    expect_gradients({{random({2, 4, 3, 2}, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, Inputs x) { return conv2d(tape, x[0], *w, b.get(), window); });
   }
 }
 
@@ -139,15 +133,13 @@ TEST_F(Gradient, Conv2dMaxPool) {
   for (const Window& pool : {Window{{2, 2}, {2, 2}, {0, 0}}, Window{{3, 3}, {2, 2}, {1, 1}}})
     for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
       for (const auto frozen : {0, 1, 2, 3}) {
-        const auto w = parameter(random_tensor(*backend, {5, 3, 3, 2}, 1)),
-                   b = parameter(random_tensor(*backend, {5}, 2));
+        const auto w = weights({5, 3, 3, 2}, 1), b = weights({5}, 2);
         w->set_requires_grad((frozen & 1) == 0);
         b->set_requires_grad((frozen & 2) == 0);
         SCOPED_TRACE(fmt::format("kernel {} frozen {}", pool.kernel[0], frozen));
-        expect_gradients(*backend, {{shuffled_grid(*backend, {2, 5, 4, 2}, 3)}, {w.get(), b.get()}},
-                         [&](Tape& tape, std::span<const Var> x) {
-                           return conv2d_max_pool(tape, x[0], *w, b.get(), {{3, 3}, {1, 1}, {1, 1}}, epilogue, pool);
-                         });
+        expect_gradients({{shuffled_grid(*backend, {2, 5, 4, 2}, 3)}, {w.get(), b.get()}}, [&](Tape& tape, Inputs x) {
+          return conv2d_max_pool(tape, x[0], *w, b.get(), {{3, 3}, {1, 1}, {1, 1}}, epilogue, pool);
+        });
       }
 }
 
@@ -164,24 +156,23 @@ const std::vector<Geometry>& poolings() {
 
 TEST_F(Gradient, AdaptiveAvgPool2d) {
   for (const Shape& shape : {Shape{2, 8, 8, 3}, Shape{1, 1, 2, 5}, Shape{2, 5, 9, 1}})
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
-                     [](Tape& tape, std::span<const Var> x) { return adaptive_avg_pool2d(tape, x[0], 3, 4); });
+    expect_gradients({{random(shape, 1)}, {}},
+                     [](Tape& tape, Inputs x) { return adaptive_avg_pool2d(tape, x[0], 3, 4); });
 }
 
 TEST_F(Gradient, Pool2dMax) {
   for (const auto& g : poolings()) {
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients(*backend, {{shuffled_grid(*backend, g.x, 1)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return pool2d(tape, PoolKind::kMax, x[0], g.window); });
+    expect_gradients({{shuffled_grid(*backend, g.x, 1)}, {}},
+                     [&](Tape& tape, Inputs x) { return pool2d(tape, PoolKind::kMax, x[0], g.window); });
   }
 }
 
 TEST_F(Gradient, Pool2dAverage) {
   for (const auto& g : poolings()) {
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients(*backend, {{random_tensor(*backend, g.x, 1)}, {}}, [&](Tape& tape, std::span<const Var> x) {
-      return pool2d(tape, PoolKind::kAverage, x[0], g.window);
-    });
+    expect_gradients({{random(g.x, 1)}, {}},
+                     [&](Tape& tape, Inputs x) { return pool2d(tape, PoolKind::kAverage, x[0], g.window); });
   }
 }
 
@@ -189,15 +180,15 @@ TEST_F(Gradient, BatchNorm) {
   for (const bool training : {true, false}) {
     for (const Shape& shape : {Shape{2, 1}, Shape{5, 3}, Shape{2, 3, 2, 7}, Shape{3, 2, 2, 16}, Shape{7, 33}}) {
       const std::int64_t channels = shape[shape.size() - 1];
-      const auto gamma = parameter(random_tensor(*backend, {channels}, 1));
-      const auto beta = parameter(random_tensor(*backend, {channels}, 2));
-      const Tensor mean = random_tensor(*backend, {channels}, 4), variance = backend->empty({channels});
+      const auto gamma = weights({channels}, 1);
+      const auto beta = weights({channels}, 2);
+      const Tensor mean = random({channels}, 4), variance = backend->empty({channels});
       backend->pointwise().fill(variance, 0.7f);
       SCOPED_TRACE(to_string(shape) + (training ? " training" : " evaluation"));
       // Not so small a variance that the curvature shows: eps is large, and two rows lie at least 0.5 apart.
-      Tensor x = random_tensor(*backend, shape, 3);
+      Tensor x = random(shape, 3);
       if (shape[0] == 2 && shape.size() == 2) x = tensor_of(*backend, shape, {-0.6f, 0.9f});
-      expect_gradients(*backend, {{x}, {gamma.get(), beta.get()}}, [&](Tape& tape, std::span<const Var> in) {
+      expect_gradients({{x}, {gamma.get(), beta.get()}}, [&](Tape& tape, Inputs in) {
         // The running statistics move in training, which no output depends on; copies keep evaluation's in place.
         const Tensor m = backend->empty({channels}), v = backend->empty({channels});
         backend->pointwise().copy(mean, m);
@@ -215,8 +206,7 @@ TEST_F(Gradient, UnaryFunctions) {
     for (const Shape& shape : {Shape{3}, Shape{2, 3, 3}}) {
       const Tensor x = shuffled_grid(*backend, shape, 1);
       backend->operators().forward(Affine{1.0f, each.middle}, x, x);
-      expect_gradients(*backend, {{x}, {}},
-                       [&](Tape& tape, std::span<const Var> inputs) { return each.function(tape, inputs[0]); });
+      expect_gradients({{x}, {}}, [&](Tape& tape, Inputs inputs) { return each.function(tape, inputs[0]); });
     }
   });
 }
@@ -225,50 +215,42 @@ TEST_F(Gradient, BinaryFunctions) {
   for_cases(kBinaryCases, [&](const BinaryCase& each, auto, const char*) {
     const Tensor x = shuffled_grid(*backend, {4, 5}, 1), y = shuffled_grid(*backend, {4, 5}, 2);
     backend->operators().forward(Affine{1.0f, each.middle}, y, y);
-    expect_gradients(*backend, {{x, y}, {}}, [&](Tape& tape, std::span<const Var> inputs) {
-      return each.function(tape, inputs[0], inputs[1]);
-    });
-    expect_gradients(*backend, {{x}, {}}, [&](Tape& tape, std::span<const Var> inputs) {
-      return each.function(tape, inputs[0], tape.input(y));
-    });
-    expect_gradients(*backend, {{y}, {}}, [&](Tape& tape, std::span<const Var> inputs) {
-      return each.function(tape, tape.input(x), inputs[0]);
-    });
+    expect_gradients({{x, y}, {}},
+                     [&](Tape& tape, Inputs inputs) { return each.function(tape, inputs[0], inputs[1]); });
+    expect_gradients({{x}, {}},
+                     [&](Tape& tape, Inputs inputs) { return each.function(tape, inputs[0], tape.input(y)); });
+    expect_gradients({{y}, {}},
+                     [&](Tape& tape, Inputs inputs) { return each.function(tape, tape.input(x), inputs[0]); });
   });
 }
 
 TEST_F(Gradient, ToF32) {
-  expect_gradients(*backend, {{random_tensor(*backend, {2, 5, 3}, 1)}, {}},
-                   [](Tape& tape, std::span<const Var> x) { return to_f32(tape, x[0]); });
+  expect_gradients({{random({2, 5, 3}, 1)}, {}}, [](Tape& tape, Inputs x) { return to_f32(tape, x[0]); });
 }
 
 TEST_F(Gradient, ToActivations) {
-  expect_gradients(*backend, {{random_tensor(*backend, {2, 5, 3}, 1)}, {}},
-                   [](Tape& tape, std::span<const Var> x) { return to_activations(tape, x[0]); });
+  expect_gradients({{random({2, 5, 3}, 1)}, {}}, [](Tape& tape, Inputs x) { return to_activations(tape, x[0]); });
 }
 
 TEST_F(Gradient, AddOfOneVariableTwice) {
-  expect_gradients(*backend, {{random_tensor(*backend, {3, 7}, 1)}, {}},
-                   [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[0]); });
+  expect_gradients({{random({3, 7}, 1)}, {}}, [](Tape& tape, Inputs x) { return add(tape, x[0], x[0]); });
 }
 
 // The two arms of a residual connection get the same gradient tensor; neither may change it under the other.
 TEST_F(Gradient, AddOfBranchesThatChangeTheirGradient) {
   const auto w = parameter(random_halves(*backend, {6, 6}, 1)), b = parameter(random_halves(*backend, {6}, 2, 0.125f));
-  expect_gradients(*backend, {{shuffled_grid(*backend, {3, 6}, 3)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+  expect_gradients({{shuffled_grid(*backend, {3, 6}, 3)}, {}}, [&](Tape& tape, Inputs x) {
     return add(tape, relu(tape, x[0]), add(tape, x[0], relu(tape, x[0])));
   });
-  expect_gradients(*backend, {{random_halves(*backend, {3, 6}, 3)}, {w.get(), b.get()}},
-                   [&](Tape& tape, std::span<const Var> x) {
-                     const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kRelu);
-                     return add(tape, h, linear(tape, x[0], *w, b.get(), Epilogue::kRelu));
-                   });
+  expect_gradients({{random_halves(*backend, {3, 6}, 3)}, {w.get(), b.get()}}, [&](Tape& tape, Inputs x) {
+    const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kRelu);
+    return add(tape, h, linear(tape, x[0], *w, b.get(), Epilogue::kRelu));
+  });
 }
 
 TEST_F(Gradient, Flatten) {
   for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{2, 3, 3, 1}, Shape{3, 1, 1, 5}, Shape{4, 6}})
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
-                     [](Tape& tape, std::span<const Var> x) { return flatten(tape, x[0]); });
+    expect_gradients({{random(shape, 1)}, {}}, [](Tape& tape, Inputs x) { return flatten(tape, x[0]); });
 }
 
 TEST_F(Gradient, CrossEntropy) {
@@ -278,10 +260,9 @@ TEST_F(Gradient, CrossEntropy) {
     const Tensor labels = backend->empty({n}, DType::kI32);
     backend->upload(std::as_bytes(std::span(classes)), labels);
     for (const float smoothing : {0.0f, 0.3f})
-      expect_loss_gradients(*backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
-                            [&](Tape& tape, std::span<const Var> x) {
-                              return cross_entropy(tape, x[0], labels, 0.25f, smoothing).value;
-                            });
+      expect_loss_gradients({{random({n, k}, 1)}, {}}, 0.25, [&](Tape& tape, Inputs x) {
+        return cross_entropy(tape, x[0], labels, 0.25f, smoothing).value;
+      });
   }
 }
 
@@ -298,14 +279,14 @@ TEST_F(Gradient, Operators) {
   for_operators([&](const OperatorCase& each, const auto& op) {
     for (const Shape& shape : each.shapes)
       if (shape.count() <= 2000)
-        expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
-                         [&](Tape& tape, std::span<const Var> x) { return apply(tape, x[0], op); });
+        expect_gradients({{random(shape, 1)}, {}},
+                         [&](Tape& tape, Inputs x) { return apply(tape, x[0], op); });
   });
 }
 TEST_F(Gradient, Sum) {
   for (const Shape& shape : {Shape{3}, Shape{5, 300}})
-    expect_loss_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
-                          [&](Tape& tape, std::span<const Var> x) { return sum(tape, x[0], 0.5f).value; });
+    expect_loss_gradients({{random(shape, 1)}, {}}, 0.5,
+                          [&](Tape& tape, Inputs x) { return sum(tape, x[0], 0.5f).value; });
 }
 // A penalty beside a cross entropy: what the cross entropy counts is counted, whatever the order.
 TEST_F(Gradient, ASumOfLossesCountsWhatOneOfThemCounts) {
@@ -334,24 +315,23 @@ TEST_F(Gradient, OwnLoss) {
     const Var inside = sub(tape, add(tape, square(tape, mean), exp(tape, logarithm)), affine(tape, logarithm, 1, 1));
     return sum(tape, affine(tape, sum_last(tape, inside), 0.5f), 0.25f).value;
   };
-  const Tensor mean = random_tensor(*backend, {3, 4}, 1), logarithm = random_tensor(*backend, {3, 4}, 2);
-  expect_loss_gradients(*backend, {{mean, logarithm}, {}}, 0.25,
-                        [&](Tape& tape, std::span<const Var> x) { return divergence(tape, x[0], x[1]); });
+  const Tensor mean = random({3, 4}, 1), logarithm = random({3, 4}, 2);
+  expect_loss_gradients({{mean, logarithm}, {}}, 0.25,
+                        [&](Tape& tape, Inputs x) { return divergence(tape, x[0], x[1]); });
 }
 
 TEST_F(Gradient, SquaredError) {
   for (const Shape& shape : {Shape{3}, Shape{5, 3}, Shape{2, 3, 2, 1}}) {
-    const Tensor target = random_tensor(*backend, shape, 2);
-    expect_loss_gradients(
-        *backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
-        [&](Tape& tape, std::span<const Var> x) { return squared_error(tape, x[0], target, 0.5f).value; });
+    const Tensor target = random(shape, 2);
+    expect_loss_gradients({{random(shape, 1)}, {}}, 0.5,
+                          [&](Tape& tape, Inputs x) { return squared_error(tape, x[0], target, 0.5f).value; });
   }
 }
 
 TEST_F(Gradient, LinearOverAxes) {
-  const auto w = parameter(random_tensor(*backend, {5, 3}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
-  expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 3}, 3)}, {w.get(), b.get()}},
-                   [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get()); });
+  const auto w = weights({5, 3}, 1), b = weights({5}, 2);
+  expect_gradients({{random({2, 4, 3}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, Inputs x) { return linear(tape, x[0], *w, b.get()); });
 }
 
 TEST_F(Gradient, LayerNorm) {
@@ -360,16 +340,15 @@ TEST_F(Gradient, LayerNorm) {
       for (const bool with_bias : {true, false}) {
         if (frozen != 0 && shape.count() > 200) continue;  // each element takes two forwards
         const Shape features = {shape[shape.size() - 1]};
-        const auto gamma = parameter(random_tensor(*backend, features, 1));
-        const auto beta = parameter(random_tensor(*backend, features, 2));
+        const auto gamma = weights(features, 1);
+        const auto beta = weights(features, 2);
         gamma->set_requires_grad((frozen & 1) == 0);
         beta->set_requires_grad((frozen & 2) == 0);
         std::vector<Parameter*> parameters = {gamma.get()};
         if (with_bias) parameters.push_back(beta.get());
         SCOPED_TRACE(to_string(shape));
-        expect_gradients(*backend,
-                         {.inputs = {random_tensor(*backend, shape, 3)}, .parameters = parameters, .step = 1e-3},
-                         [&](Tape& tape, std::span<const Var> x) {
+        expect_gradients({.inputs = {random(shape, 3)}, .parameters = parameters, .step = 1e-3},
+                         [&](Tape& tape, Inputs x) {
                            return layer_norm(tape, x[0], *gamma, with_bias ? beta.get() : nullptr, 0.1);
                          });
       }
@@ -380,14 +359,14 @@ TEST_F(Gradient, AddLayerNorm) {
   for (const Shape& shape : {Shape{0, 3}, {1, 2}, {3, 16}, {2, 5, 33}, {2, 1025}}) {
     SCOPED_TRACE(to_string(shape));
     const Shape features = {shape[shape.size() - 1]};
-    const auto gamma = parameter(random_tensor(*backend, features, 1));
-    const auto beta = parameter(random_tensor(*backend, features, 2));
+    const auto gamma = weights(features, 1);
+    const auto beta = weights(features, 2);
     const auto run = [&](bool at_once) {
       gamma->clear_grad();
       beta->clear_grad();
       Tape tape(*backend);
-      const Var x = tape.differentiable_input(random_tensor(*backend, shape, 3));
-      const Var y = tape.differentiable_input(random_tensor(*backend, shape, 4));
+      const Var x = tape.differentiable_input(random(shape, 3));
+      const Var y = tape.differentiable_input(random(shape, 4));
       SumAndNorm made;
       if (at_once) {
         made = add_layer_norm(tape, x, y, *gamma, beta.get(), 0.1);
@@ -398,21 +377,19 @@ TEST_F(Gradient, AddLayerNorm) {
       const Var out = add(tape, made.sum, gelu(tape, made.norm));
       std::vector<std::vector<float>> all = {values_of(*backend, made.sum.value()),
                                              values_of(*backend, made.norm.value())};
-      tape.backward(out, random_tensor(*backend, shape, 5));
+      tape.backward(out, random(shape, 5));
       for (const Tensor& grad : {tape.grad(x), tape.grad(y), gamma->gradient(), beta->gradient()})
         all.push_back(values_of(*backend, grad));
       return all;
     };
     EXPECT_EQ(run(true), run(false));
     if (shape.count() == 0 || shape.count() > 500) continue;  // each element takes two forwards
-    expect_gradients(*backend,
-                     {.inputs = {random_tensor(*backend, shape, 3), random_tensor(*backend, shape, 4)},
-                      .parameters = {gamma.get(), beta.get()},
-                      .step = 1e-3},
-                     [&](Tape& tape, std::span<const Var> x) {
-                       const SumAndNorm made = add_layer_norm(tape, x[0], x[1], *gamma, beta.get(), 0.1);
-                       return add(tape, made.sum, made.norm);
-                     });
+    expect_gradients(
+        {.inputs = {random(shape, 3), random(shape, 4)}, .parameters = {gamma.get(), beta.get()}, .step = 1e-3},
+        [&](Tape& tape, Inputs x) {
+          const SumAndNorm made = add_layer_norm(tape, x[0], x[1], *gamma, beta.get(), 0.1);
+          return add(tape, made.sum, made.norm);
+        });
   }
 }
 
@@ -421,7 +398,7 @@ TEST_F(Gradient, Dropout) {
   const Tensor numbers = backend->empty({3}, DType::kI64);
   backend->upload(std::as_bytes(std::span(state)), numbers);
   for (const Shape& shape : {Shape{3, 16}, {2, 3, 7}, {1, 3}})
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+    expect_gradients({{random(shape, 3)}, {}}, [&](Tape& tape, Inputs x) {
       tape.set_dropout_state(numbers);
       return dropout(tape, x[0], 0.4, 11);
     });
@@ -431,22 +408,20 @@ TEST_F(Gradient, Embedding) {
   const std::array<std::int32_t, 6> numbers = {4, 0, 4, 2, 4, 0};
   const Tensor tokens = backend->empty({2, 3}, DType::kI32);
   backend->upload(std::as_bytes(std::span(numbers)), tokens);
-  const auto table = parameter(random_tensor(*backend, {5, 19}, 1));
-  expect_gradients(*backend, {{}, {table.get()}},
-                   [&](Tape& tape, std::span<const Var>) { return embedding(tape, tokens, *table); });
+  const auto table = weights({5, 19}, 1);
+  expect_gradients({{}, {table.get()}}, [&](Tape& tape, Inputs) { return embedding(tape, tokens, *table); });
   // Twice on one tape, as a table that is also the last layer: the second contribution is added.
-  expect_gradients(*backend, {{}, {table.get()}}, [&](Tape& tape, std::span<const Var>) {
-    return linear(tape, embedding(tape, tokens, *table), *table, nullptr);
-  });
+  expect_gradients({{}, {table.get()}},
+                   [&](Tape& tape, Inputs) { return linear(tape, embedding(tape, tokens, *table), *table, nullptr); });
 }
 
 TEST_F(Gradient, AddPositions) {
-  const auto table = parameter(random_tensor(*backend, {6, 5}, 1));
+  const auto table = weights({6, 5}, 1);
   for (const std::int64_t first : {0, 2})
     for (const bool frozen : {true, false}) {
       table->set_requires_grad(!frozen);
-      expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 5}, 3)}, {table.get()}},
-                       [&](Tape& tape, std::span<const Var> x) { return add_positions(tape, x[0], *table, first); });
+      expect_gradients({{random({2, 4, 5}, 3)}, {table.get()}},
+                       [&](Tape& tape, Inputs x) { return add_positions(tape, x[0], *table, first); });
     }
 }
 
@@ -456,8 +431,8 @@ TEST_F(Gradient, CausalAttention) {
   };
   for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 3, 4}, Case{1, 9, 1, 16}}) {
     SCOPED_TRACE(c.tokens);
-    expect_gradients(*backend, {{random_tensor(*backend, {c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return causal_attention(tape, x[0], c.heads); });
+    expect_gradients({{random({c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
+                     [&](Tape& tape, Inputs x) { return causal_attention(tape, x[0], c.heads); });
   }
 }
 
@@ -465,11 +440,11 @@ TEST_F(Gradient, Attention) {
   const std::array<std::int32_t, 3> lengths = {3, 5, 0};
   AttentionOptions options{.causal = false, .lengths = backend->empty({3}, DType::kI32)};
   backend->upload(std::as_bytes(std::span(lengths)), options.lengths);
-  expect_gradients(*backend, {{random_tensor(*backend, {3, 5, 24}, 3)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return attention(tape, x[0], 2, options); });
-  const auto part = [&](std::uint64_t seed) { return random_tensor(*backend, {3, 5, 8}, seed); };
-  expect_gradients(*backend, {{part(3), part(4), part(5)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return attention(tape, x[0], x[1], x[2], 2, options); });
+  expect_gradients({{random({3, 5, 24}, 3)}, {}},
+                   [&](Tape& tape, Inputs x) { return attention(tape, x[0], 2, options); });
+  const auto part = [&](std::uint64_t seed) { return random({3, 5, 8}, seed); };
+  expect_gradients({{part(3), part(4), part(5)}, {}},
+                   [&](Tape& tape, Inputs x) { return attention(tape, x[0], x[1], x[2], 2, options); });
 }
 
 TEST_F(Gradient, CausalAttentionWithDropout) {
@@ -482,19 +457,17 @@ TEST_F(Gradient, CausalAttentionWithDropout) {
   // The last one is longer than a tile of queries, and small otherwise: each element takes two passes.
   for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 2, 3}, Case{1, 67, 1, 1}}) {
     SCOPED_TRACE(c.tokens);
-    expect_gradients(*backend, {{random_tensor(*backend, {c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) {
-                       tape.set_dropout_state(numbers);
-                       return causal_attention(tape, x[0], c.heads, 0.4, 11);
-                     });
+    expect_gradients({{random({c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}}, [&](Tape& tape, Inputs x) {
+      tape.set_dropout_state(numbers);
+      return causal_attention(tape, x[0], c.heads, 0.4, 11);
+    });
   }
 }
 
 TEST_F(Gradient, SwapFirstAxes) {
   for (const Shape& shape : {Shape{1, 1, 1}, {2, 3, 5}, {4, 3, 1}, {1, 5, 2}, {3, 2, 2, 4}}) {
     SCOPED_TRACE(to_string(shape));
-    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}},
-                     [&](Tape& tape, std::span<const Var> x) { return swap_first_axes(tape, x[0]); });
+    expect_gradients({{random(shape, 3)}, {}}, [&](Tape& tape, Inputs x) { return swap_first_axes(tape, x[0]); });
   }
 }
 
@@ -502,21 +475,20 @@ TEST_F(Gradient, IndexSelect) {
   const std::array<std::int32_t, 4> values = {5, 0, 3, 5};
   const Tensor indices = backend->empty({4}, DType::kI32);
   backend->upload(std::as_bytes(std::span(values)), indices);
-  expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return index_select(tape, x[0], indices); });
+  expect_gradients({{random({2, 3, 7}, 3)}, {}},
+                   [&](Tape& tape, Inputs x) { return index_select(tape, x[0], indices); });
 }
 
 TEST_F(Gradient, TakePositions) {
   const Tensor positions = backend->empty({3, 2}, DType::kI32);
   constexpr std::array<std::int32_t, 6> kPositions = {0, 3, 1, 1, 2, 0};  // one twice
   backend->upload(std::as_bytes(std::span(kPositions)), positions);
-  expect_gradients(*backend, {{random_tensor(*backend, {3, 4, 5}, 4)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return take_positions(tape, x[0], positions); });
+  expect_gradients({{random({3, 4, 5}, 4)}, {}},
+                   [&](Tape& tape, Inputs x) { return take_positions(tape, x[0], positions); });
 }
 
 TEST_F(Gradient, TakePosition) {
-  expect_gradients(*backend, {{random_tensor(*backend, {3, 4, 5}, 4)}, {}},
-                   [&](Tape& tape, std::span<const Var> x) { return take_position(tape, x[0], 2); });
+  expect_gradients({{random({3, 4, 5}, 4)}, {}}, [&](Tape& tape, Inputs x) { return take_position(tape, x[0], 2); });
 }
 
 }  // namespace

@@ -11,10 +11,15 @@
 #include "checkpoint/checkpoints.h"
 #include "lockstep/nn/ops/backend.h"
 #include "session/opening.h"
+#include "tests/support/refusal.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
 namespace {
+
+/// What changes a configuration: `c`.
+using Change = std::function<void(TrainConfig&)>;
+#define SET(...) [](TrainConfig& c) { __VA_ARGS__; }
 
 TrainConfig good() {
   TrainConfig config;
@@ -23,76 +28,63 @@ TrainConfig good() {
   return config;
 }
 
+/// The text of a refusal, which has a remedy; empty for none.
+std::string why_not(const std::function<void()>& check) {
+  const std::string line = lockstep::testing::refusal_of(check);
+  return line.substr(0, line.find(" → "));
+}
+std::string why_not(const TrainConfig& config) {
+  return why_not([&] { validate(config); });
+}
+
 TEST(TrainConfig, DefaultsAreValid) { EXPECT_NO_THROW(validate(good())); }
 
 TEST(TrainConfig, ContradictionsAreRefused) {
-  const std::vector<std::function<void(TrainConfig&)>> faults = {
-      [](auto& c) { c.model.name.clear(); },
-      [](auto& c) { c.data.clear(); },
-      [](auto& c) { c.batch = 8, c.global_batch = 16; },
-      [](auto& c) { c.lr = -1; },
-      [](auto& c) {
-        c.schedule_settings = {{"min-lr", 1.0}}, c.schedule = "cosine";
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"nesterov", true}};
-      },
-      [](auto& c) {
-        c.optimizer = "sgd", c.optimizer_settings = {{"nesterov", true}, {"momentum", 0.0}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"betas", {1.0, 0.9}}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"eps", -1e-8}};
-      },
-      [](auto& c) { c.weight_decay = -0.1; },
-      [](auto& c) { c.clip_norm = -1; },
-      [](auto& c) { c.loss = "entropy"; },
-      [](auto& c) {
-        c.loss_settings = {{"label-smoothing", 1.0}};
-      },
-      [](auto& c) { c.save = "dir/"; },
-      [](auto& c) { c.log_level = "loud"; },
-      [](auto& c) { c.batch = 0; },
-      [](auto& c) { c.global_batch = -1; },
-      [](auto& c) { c.epochs = 0; },
-      [](auto& c) { c.steps = 0; },
-      [](auto& c) { c.log_every = 0; },
-      [](auto& c) { c.workers = -1; },
-      [](auto& c) { c.threads = -1; },
-      [](auto& c) { c.lr = std::numeric_limits<double>::infinity(); },
-      [](auto& c) { c.lr = std::numeric_limits<double>::quiet_NaN(); },
-      [](auto& c) { c.clip_norm = std::numeric_limits<double>::quiet_NaN(); },
-      [](auto& c) {
-        c.optimizer_settings = {{"momentum", 1.5}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"betas", {0.9, std::numeric_limits<double>::quiet_NaN()}}};
-      },
-      [](auto& c) { c.bucket_mb = 1e300; },
-      [](auto& c) { c.tune_bucket_mb = true, c.zero = 1; },
-      [](auto& c) { c.tune_bucket_mb = true, c.local_sgd = 2; },
-      [](auto& c) { c.first_bucket_mb = 0; },
-      [](auto& c) { c.device = "tpu"; },
-      [](auto& c) { c.device = "cuda:1,0,1"; },
-      [](auto& c) { c.device = "cpu:0,0"; },
-      [](auto& c) { c.device = "cuda:0,0", c.parallel = Parallel::kDp; },
-      [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
-      [](auto& c) { c.device = "cpu", c.backend = "nccl"; },
-      [](auto& c) { c.device = "cpu", c.tf32 = true; },
-      [](auto& c) { c.device = "cuda", c.backend = "mpi"; },
-      [](auto& c) { c.device = "cuda:0", c.backend = "shm"; },
-  };
+  const std::vector<Change> faults = {
+      SET(c.model.name.clear()),
+      SET(c.data.clear()),
+      SET(c.batch = 8, c.global_batch = 16),
+      SET(c.lr = -1),
+      SET(c.schedule_settings = {{"min-lr", 1.0}}, c.schedule = "cosine"),
+      SET(c.optimizer_settings = {{"nesterov", true}}),
+      SET(c.optimizer = "sgd", c.optimizer_settings = {{"nesterov", true}, {"momentum", 0.0}}),
+      SET(c.optimizer_settings = {{"betas", {1.0, 0.9}}}),
+      SET(c.optimizer_settings = {{"eps", -1e-8}}),
+      SET(c.weight_decay = -0.1),
+      SET(c.clip_norm = -1),
+      SET(c.loss = "entropy"),
+      SET(c.loss_settings = {{"label-smoothing", 1.0}}),
+      SET(c.save = "dir/"),
+      SET(c.log_level = "loud"),
+      SET(c.batch = 0),
+      SET(c.global_batch = -1),
+      SET(c.epochs = 0),
+      SET(c.steps = 0),
+      SET(c.log_every = 0),
+      SET(c.workers = -1),
+      SET(c.threads = -1),
+      SET(c.lr = std::numeric_limits<double>::infinity()),
+      SET(c.lr = std::numeric_limits<double>::quiet_NaN()),
+      SET(c.clip_norm = std::numeric_limits<double>::quiet_NaN()),
+      SET(c.optimizer_settings = {{"momentum", 1.5}}),
+      SET(c.optimizer_settings = {{"betas", {0.9, std::numeric_limits<double>::quiet_NaN()}}}),
+      SET(c.bucket_mb = 1e300),
+      SET(c.tune_bucket_mb = true, c.zero = 1),
+      SET(c.tune_bucket_mb = true, c.local_sgd = 2),
+      SET(c.first_bucket_mb = 0),
+      SET(c.device = "tpu"),
+      SET(c.device = "cuda:1,0,1"),
+      SET(c.device = "cpu:0,0"),
+      SET(c.device = "cuda:0,0", c.parallel = Parallel::kDp),
+      SET(c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true),
+      SET(c.device = "cpu", c.backend = "nccl"),
+      SET(c.device = "cpu", c.tf32 = true),
+      SET(c.device = "cuda", c.backend = "mpi"),
+      SET(c.device = "cuda:0", c.backend = "shm")};
   for (std::size_t i = 0; i < faults.size(); ++i) {
     auto config = good();
     faults[i](config);
-    try {
-      validate(config);
-      ADD_FAILURE() << "fault " << i << " was accepted";
-    } catch (const UsageError& error) {
-      EXPECT_FALSE(error.remedy().empty()) << error.what();
-    }
+    EXPECT_FALSE(why_not(config).empty()) << "fault " << i << " was accepted";
   }
 }
 
@@ -120,16 +112,6 @@ TEST(TrainConfig, Devices) {
   EXPECT_NO_THROW(validate(config));
 }
 
-std::string why_not(const TrainConfig& config) {
-  try {
-    validate(config);
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.what();
-  }
-  return "";
-}
-
 bool inapplicable(TrainConfig config, const char* setting) {
   return options::inapplicable(*train_options(config).find(setting)).has_value();
 }
@@ -144,118 +126,61 @@ TEST(TrainConfig, UnknownModelIsReportedBeforeMissingData) {
 
 // What a program sets and what would have no effect, and the same where it has one.
 TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
-  using Change = std::function<void(TrainConfig&)>;
   struct Case {
     const char* setting;
     Change set, applies;
   };
   const auto model = [](const char* name) { return [name](TrainConfig& c) { c.model.name = name; }; };
-  const auto sgd = [](TrainConfig& c) { c.optimizer = "sgd"; };
-  const auto weights = [](TrainConfig& c) { c.weights = "w"; };
-  const auto directory = [](TrainConfig& c) { c.checkpoint_dir = "d"; };
-  const auto tokens = [](TrainConfig& c) { c.model.name = "lstm", c.data = "text:t"; };
-  const auto cuda = [](TrainConfig& c) { c.device = "cuda"; };
+  const Change sgd = SET(c.optimizer = "sgd");
+  const Change weights = SET(c.weights = "w");
+  const Change directory = SET(c.checkpoint_dir = "d");
+  const Change tokens = SET(c.model.name = "lstm", c.data = "text:t");
+  const Change cuda = SET(c.device = "cuda");
   const Case cases[] = {
-      {"in",
-       [](auto& c) {
-         c.model.settings = {{"in", 64}};
-       },
-       model("linear")},
-      {"out",
-       [](auto& c) {
-         c.model.settings = {{"out", 10}};
-       },
-       model("linear")},
-      {"hidden",
-       [](auto& c) {
-         c.model.settings = {{"hidden", {8}}};
-       },
-       model("mlp")},
-      {"layers",
-       [](auto& c) {
-         c.model.settings = {{"layers", 2}};
-       },
-       model("lstm")},
-      {"heads",
-       [](auto& c) {
-         c.model.settings = {{"heads", 2}};
-       },
-       model("gpt")},
-      {"width",
-       [](auto& c) {
-         c.model.settings = {{"width", 8}};
-       },
-       model("gpt2")},
-      {"context",
-       [](auto& c) {
-         c.model.settings = {{"context", 8}};
-       },
-       tokens},
-      {"zero-init-residual",
-       [](auto& c) {
-         c.model.settings = {{"zero-init-residual", true}};
-       },
-       model("resnet50")},
-      {"dropout",
-       [](auto& c) {
-         c.model.settings = {{"dropout", 0.5}};
-       },
-       model("lstm")},
-      {"weights-key", [](auto& c) { c.weights_key = "model"; }, weights},
-      {"non-strict", [](auto& c) { c.non_strict = true; }, weights},
-      {"keep-prefix", [](auto& c) { c.keep_prefix = true; }, weights},
-      {"reset-head", [](auto& c) { c.reset_head = true; }, weights},
-      {"momentum",
-       [](auto& c) {
-         c.optimizer_settings = {{"momentum", 0.9}};
-       },
-       sgd},
-      {"nesterov",
-       [](auto& c) {
-         c.optimizer_settings = {{"nesterov", true}};
-       },
-       sgd},
-      {"betas",
-       [](auto& c) {
-         c.model.name = "resnet18", c.optimizer_settings = {{"betas", {0.9, 0.99}}};
-       },
-       [](auto& c) { c.optimizer = "adamw"; }},
-      {"min-lr",
-       [](auto& c) {
-         c.schedule_settings = {{"min-lr", 1e-6}};
-       },
-       [](auto& c) { c.schedule = "step"; }},
-      {"share-devices", [](auto& c) { c.device = "cpu", c.share_devices = true; },
-       [](auto& c) { c.device = "cpu:0,0"; }},
-      {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.find_unused_parameters = true; },
-       [](auto& c) { c.find_unused_parameters = false; }},
-      {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.parallel = Parallel::kDp; },
-       [](auto& c) { c.parallel = Parallel::kDdp; }},
-      {"static-graph", [](auto& c) { c.static_graph = c.find_unused_parameters = true; },
-       [](auto& c) { c.find_unused_parameters = false; }},
-      {"static-graph", [](auto& c) { c.static_graph = true, c.shards = 2; }, [](auto& c) { c.shards = 0; }},
-      {"recompute", [](auto& c) { c.recompute = "blocks"; }, model("resnet18")},
-      {"recompute", [](auto& c) { c.model.name = "resnet18", c.recompute = "2", c.sync_batchnorm = true; },
-       [](auto& c) { c.sync_batchnorm = false; }},
-      {"local-sgd", [](auto& c) { c.local_sgd = 2, c.shards = 2; }, [](auto& c) { c.shards = 0; }},
-      {"local-sgd", [](auto& c) { c.local_sgd = 2, c.comm_hook = "bf16"; }, [](auto& c) { c.comm_hook = "none"; }},
-      {"local-sgd", [](auto& c) { c.local_sgd = 2, c.parallel = Parallel::kDp; },
-       [](auto& c) { c.parallel = Parallel::kDdp; }},
-      {"local-sgd", [](auto& c) { c.local_sgd = 4, c.checkpoint_dir = "d", c.checkpoint_every = 6; },
-       [](auto& c) { c.checkpoint_every = 8; }},
-      {"local-sgd", [](auto& c) { c.local_sgd = 4, c.check_replicas = 1; }, [](auto& c) { c.check_replicas = 4; }},
-      {"autotune", [](auto& c) { c.device = "cpu", c.autotune = true; }, [](auto& c) { c.device = "cuda"; }},
-      {"deterministic", [](auto& c) { c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16; },
-       [](auto& c) { c.model.name = "gpt", c.data = "random:tokens,9"; }},
-      {"loss-scale", [](auto& c) { c.loss_scale = "1024"; }, [](auto& c) { c.precision = Precision::kFp16; }},
-      {"loss-scale", [](auto& c) { c.loss_scale = "dynamic", c.precision = Precision::kBF16; },
-       [](auto& c) { c.precision = Precision::kFp16; }},
-      {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
-      {"no-broadcast-buffers", [](auto& c) { c.broadcast_buffers = false; }, model("resnet18-cifar")},
-      {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
-      {"checkpoint-every", [](auto& c) { c.checkpoint_every = 0; }, directory},
-      {"checkpoint-mirror", [](auto& c) { c.checkpoint_mirror = "b:m"; }, directory},
-      {"keep", [](auto& c) { c.keep = checkpoint::kDefaultKeep; }, directory},
+      {"in", SET(c.model.settings = {{"in", 64}}), model("linear")},
+      {"out", SET(c.model.settings = {{"out", 10}}), model("linear")},
+      {"hidden", SET(c.model.settings = {{"hidden", {8}}}), model("mlp")},
+      {"layers", SET(c.model.settings = {{"layers", 2}}), model("lstm")},
+      {"heads", SET(c.model.settings = {{"heads", 2}}), model("gpt")},
+      {"width", SET(c.model.settings = {{"width", 8}}), model("gpt2")},
+      {"context", SET(c.model.settings = {{"context", 8}}), tokens},
+      {"zero-init-residual", SET(c.model.settings = {{"zero-init-residual", true}}), model("resnet50")},
+      {"dropout", SET(c.model.settings = {{"dropout", 0.5}}), model("lstm")},
+      {"weights-key", SET(c.weights_key = "model"), weights},
+      {"non-strict", SET(c.non_strict = true), weights},
+      {"keep-prefix", SET(c.keep_prefix = true), weights},
+      {"reset-head", SET(c.reset_head = true), weights},
+      {"momentum", SET(c.optimizer_settings = {{"momentum", 0.9}}), sgd},
+      {"nesterov", SET(c.optimizer_settings = {{"nesterov", true}}), sgd},
+      {"betas", SET(c.model.name = "resnet18", c.optimizer_settings = {{"betas", {0.9, 0.99}}}),
+       SET(c.optimizer = "adamw")},
+      {"min-lr", SET(c.schedule_settings = {{"min-lr", 1e-6}}), SET(c.schedule = "step")},
+      {"share-devices", SET(c.device = "cpu", c.share_devices = true), SET(c.device = "cpu:0,0")},
+      {"graphs", SET(c.device = "cuda", c.graphs = true, c.find_unused_parameters = true),
+       SET(c.find_unused_parameters = false)},
+      {"graphs", SET(c.device = "cuda", c.graphs = true, c.parallel = Parallel::kDp), SET(c.parallel = Parallel::kDdp)},
+      {"static-graph", SET(c.static_graph = c.find_unused_parameters = true), SET(c.find_unused_parameters = false)},
+      {"static-graph", SET(c.static_graph = true, c.shards = 2), SET(c.shards = 0)},
+      {"recompute", SET(c.recompute = "blocks"), model("resnet18")},
+      {"recompute", SET(c.model.name = "resnet18", c.recompute = "2", c.sync_batchnorm = true),
+       SET(c.sync_batchnorm = false)},
+      {"local-sgd", SET(c.local_sgd = 2, c.shards = 2), SET(c.shards = 0)},
+      {"local-sgd", SET(c.local_sgd = 2, c.comm_hook = "bf16"), SET(c.comm_hook = "none")},
+      {"local-sgd", SET(c.local_sgd = 2, c.parallel = Parallel::kDp), SET(c.parallel = Parallel::kDdp)},
+      {"local-sgd", SET(c.local_sgd = 4, c.checkpoint_dir = "d", c.checkpoint_every = 6), SET(c.checkpoint_every = 8)},
+      {"local-sgd", SET(c.local_sgd = 4, c.check_replicas = 1), SET(c.check_replicas = 4)},
+      {"autotune", SET(c.device = "cpu", c.autotune = true), SET(c.device = "cuda")},
+      {"deterministic", SET(c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16),
+       SET(c.model.name = "gpt", c.data = "random:tokens,9")},
+      {"loss-scale", SET(c.loss_scale = "1024"), SET(c.precision = Precision::kFp16)},
+      {"loss-scale", SET(c.loss_scale = "dynamic", c.precision = Precision::kBF16),
+       SET(c.precision = Precision::kFp16)},
+      {"threads", SET(c.device = "cuda:0", c.threads = 2), SET(c.device = "auto")},
+      {"no-broadcast-buffers", SET(c.broadcast_buffers = false), model("resnet18-cifar")},
+      {"sync-batchnorm", SET(c.sync_batchnorm = true), model("resnet18")},
+      {"checkpoint-every", SET(c.checkpoint_every = 0), directory},
+      {"checkpoint-mirror", SET(c.checkpoint_mirror = "b:m"), directory},
+      {"keep", SET(c.keep = checkpoint::kDefaultKeep), directory},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(each.setting);
@@ -304,14 +229,10 @@ TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
 }
 
 std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
-  try {
+  return why_not([&] {
     session::check_kind(config, kind, why);
     check_gpu_options(config, kind, why);
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(TrainConfig, OptionsThatADeviceLacks) {
@@ -365,63 +286,43 @@ TEST(TrainConfig, KernelsAreNotedInTheUsersCache) {
 
 // What the ranks compare: a field that changes numbers and is not described would let ranks drift apart unnoticed.
 TEST(TrainConfig, DescribesWhatChangesNumbers) {
-  const std::vector<std::function<void(TrainConfig&)>> changes = {
-      [](auto& c) { c.model.name = "mlp"; },
-      [](auto& c) {
-        c.model.settings = {{"hidden", {7}}};
-      },
-      [](auto& c) { c.data = "random:5,100"; },
-      [](auto& c) { c.classes = 3; },
-      [](auto& c) {
-        c.data_settings = {{"augment", false}};
-      },
-      [](auto& c) {
-        c.data_settings = {{"image-size", 64}};
-      },
-      [](auto& c) { c.batch = 7; },
-      [](auto& c) { c.global_batch = 7; },
-      [](auto& c) { c.tail = sampler::Tail::kDrop; },
-      [](auto& c) { c.epochs = 3; },
-      [](auto& c) { c.steps = 3; },
-      [](auto& c) { c.eval_every = 3; },
-      [](auto& c) { c.loss = "another"; },
-      [](auto& c) {
-        c.loss_settings = {{"label-smoothing", 0.1}};
-      },
-      [](auto& c) { c.optimizer = "sgd"; },
-      [](auto& c) { c.lr = 0.2; },
-      [](auto& c) {
-        c.schedule_settings = {{"min-lr", 1e-9}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"momentum", 0.1}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"nesterov", true}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"betas", {0.9, 0.5}}};
-      },
-      [](auto& c) {
-        c.optimizer_settings = {{"eps", 1e-6}};
-      },
-      [](auto& c) { c.weight_decay = 0.5; },
-      [](auto& c) { c.schedule = "step"; },
-      [](auto& c) { c.warmup = 3; },
-      [](auto& c) { c.clip_norm = 3; },
-      [](auto& c) { c.seed = 3; },
-      [](auto& c) { c.bucket_mb = 3; },
-      [](auto& c) { c.tune_bucket_mb = true; },
-      [](auto& c) { c.first_bucket_mb = 3; },
-      [](auto& c) { c.comm_hook = "bf16"; },
-      [](auto& c) { c.check_replicas = 3; },
-      [](auto& c) { c.precision = Precision::kBF16; },
-      [](auto& c) { c.precision = Precision::kFp16; },
-      [](auto& c) { c.loss_scale = "2"; },
-      [](auto& c) { c.tf32 = true; },
-      [](auto& c) { c.deterministic = false; },
-      [](auto& c) { c.autotune = false; },
-  };
+  const std::vector<Change> changes = {SET(c.model.name = "mlp"),
+                                       SET(c.model.settings = {{"hidden", {7}}}),
+                                       SET(c.data = "random:5,100"),
+                                       SET(c.classes = 3),
+                                       SET(c.data_settings = {{"augment", false}}),
+                                       SET(c.data_settings = {{"image-size", 64}}),
+                                       SET(c.batch = 7),
+                                       SET(c.global_batch = 7),
+                                       SET(c.tail = sampler::Tail::kDrop),
+                                       SET(c.epochs = 3),
+                                       SET(c.steps = 3),
+                                       SET(c.eval_every = 3),
+                                       SET(c.loss = "another"),
+                                       SET(c.loss_settings = {{"label-smoothing", 0.1}}),
+                                       SET(c.optimizer = "sgd"),
+                                       SET(c.lr = 0.2),
+                                       SET(c.schedule_settings = {{"min-lr", 1e-9}}),
+                                       SET(c.optimizer_settings = {{"momentum", 0.1}}),
+                                       SET(c.optimizer_settings = {{"nesterov", true}}),
+                                       SET(c.optimizer_settings = {{"betas", {0.9, 0.5}}}),
+                                       SET(c.optimizer_settings = {{"eps", 1e-6}}),
+                                       SET(c.weight_decay = 0.5),
+                                       SET(c.schedule = "step"),
+                                       SET(c.warmup = 3),
+                                       SET(c.clip_norm = 3),
+                                       SET(c.seed = 3),
+                                       SET(c.bucket_mb = 3),
+                                       SET(c.tune_bucket_mb = true),
+                                       SET(c.first_bucket_mb = 3),
+                                       SET(c.comm_hook = "bf16"),
+                                       SET(c.check_replicas = 3),
+                                       SET(c.precision = Precision::kBF16),
+                                       SET(c.precision = Precision::kFp16),
+                                       SET(c.loss_scale = "2"),
+                                       SET(c.tf32 = true),
+                                       SET(c.deterministic = false),
+                                       SET(c.autotune = false)};
   const auto before = describe(good());
   for (std::size_t i = 0; i < changes.size(); ++i) {
     auto config = good();
