@@ -279,8 +279,7 @@ TEST_F(Gradient, Operators) {
   for_operators([&](const OperatorCase& each, const auto& op) {
     for (const Shape& shape : each.shapes)
       if (shape.count() <= 2000)
-        expect_gradients({{random(shape, 1)}, {}},
-                         [&](Tape& tape, Inputs x) { return apply(tape, x[0], op); });
+        expect_gradients({{random(shape, 1)}, {}}, [&](Tape& tape, Inputs x) { return apply(tape, x[0], op); });
   });
 }
 TEST_F(Gradient, Sum) {
