@@ -81,7 +81,7 @@ void add_format_options(OptionTable& table, bench::Format& format) {
 /// `WarmUp` may be optional.
 template <class WarmUp>
 void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, WarmUp& warmup_steps,
-                     std::string default_warmup) {
+                     const std::string& default_warmup) {
   table.add({.name = "steps",
              .placeholder = "S",
              .help = help,
@@ -90,7 +90,7 @@ void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, 
   table.add({.name = "warmup-steps",
              .placeholder = "S",
              .help = "steps before the measured ones",
-             .default_text = std::move(default_warmup),
+             .default_text = default_warmup,
              .value = integer(warmup_steps, 1, kMost)});
 }
 

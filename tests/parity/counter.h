@@ -51,7 +51,7 @@ inline std::vector<float> initial(const std::string& case_name, const std::strin
                                   const std::vector<std::int64_t>& shape, double norm_bias = 0.0) {
   const std::string key = case_name + "/" + name;
   if (shape.size() > 1) {
-    const auto inputs = static_cast<double>(count_of(shape) / shape[0]);
+    const auto inputs = static_cast<double>(count_of(shape)) / static_cast<double>(shape[0]);
     int exponent = 1;
     while (exponent > -32 && std::pow(4.0, exponent) * inputs > 4.0) --exponent;
     return uniform(key, count_of(shape), exponent);

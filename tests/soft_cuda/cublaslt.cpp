@@ -175,7 +175,7 @@ struct Problem {
     }
     add(static_cast<std::uint64_t>(desc.compute));
     add(desc.epilogue);
-    add(static_cast<std::uint64_t>(desc.turn_a * 4 + desc.turn_b));
+    add(static_cast<std::uint64_t>(desc.turn_a) * 4 + static_cast<std::uint64_t>(desc.turn_b));
     add(static_cast<std::uint64_t>(desc.saved_preactivation_pitch));
     return all;
   }

@@ -117,7 +117,7 @@ class Loader::Epoch {
   struct End {};
   class Iterator {
    public:
-    Iterator(Loader& loader, Lifetime::Ref lifetime) : loader_(loader), lifetime_(std::move(lifetime)) {
+    Iterator(Loader& loader, Lifetime::Ref lifetime) : loader_(loader), lifetime_(lifetime) {
       if (!lifetime_.alive()) [[unlikely]]
         refuse_gone();
       take();

@@ -44,9 +44,9 @@ struct Inputs {
   nn::Vars on(nn::Tape& tape) const;
 
   /// For structured bindings, of two names.
-  template <std::size_t i>
+  template <std::size_t kIndex>
   const nn::Tensor& get() const {
-    return i == 0 ? x : targets;
+    return kIndex == 0 ? x : targets;
   }
 };
 
@@ -80,7 +80,7 @@ nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const
 
 template <>
 struct std::tuple_size<lockstep::trainer::Inputs> : std::integral_constant<std::size_t, 2> {};
-template <std::size_t i>
-struct std::tuple_element<i, lockstep::trainer::Inputs> {
+template <std::size_t kIndex>
+struct std::tuple_element<kIndex, lockstep::trainer::Inputs> {
   using type = const lockstep::nn::Tensor;
 };

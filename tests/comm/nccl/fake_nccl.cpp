@@ -193,7 +193,7 @@ void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
 ncclResult_t finish_group() {
   Comm& comm = *group_comm;
   std::unique_lock lock(mutex);
-  if (!pairs.empty()) grouped.push_back([&comm, moves = std::exchange(pairs, {})] { run_pairs(comm, moves); });
+  if (!pairs.empty()) grouped.emplace_back([&comm, moves = std::exchange(pairs, {})] { run_pairs(comm, moves); });
   if (the_script.call != ncclSuccess && the_script.calls_before-- <= 0) {
     grouped.clear();
     return the_script.call;

@@ -179,7 +179,7 @@ class SoftAutotune : public testing::DeviceTest {
 
 // Note [Odd sizes]: 5 rows of a weight's gradient as 8 of which 3 are zeros, where that is faster.
 TEST_P(SoftAutotune, GradientsOfOddWeightsTakeTheFastestWay) {
-  const Tensor dy_host = random({kN, kOut}, 4), before = random_tensor(*cpu, {kOut, 16}, 5);
+  const Tensor dy_host = random({kN, kOut}, 4), before = testing::random_tensor(*cpu, {kOut, 16}, 5);
   const Tensor even_host = random({kN, 16}, 6), even_x = activation(even_host), dy = apart(dy_host);
   const Tensor dw = cpu->empty({kOut, 16}), sum = cpu->empty({kOut, 16});
   cpu->linear().backward_weight(even_host, dy_host, false, dw);

@@ -49,13 +49,13 @@ class Vars {
       refuse_count(1);
     return vars_[0];
   }
-  /// All of them, which are `count`; else UsageError.
-  template <std::size_t count>
-  std::array<Var, count> as() const {
-    if (size() != count) [[unlikely]]
-      refuse_count(count);
-    std::array<Var, count> all;
-    for (std::size_t i = 0; i < count; ++i) all[i] = vars_[i];
+  /// All of them, which are `kCount`; else UsageError.
+  template <std::size_t kCount>
+  std::array<Var, kCount> as() const {
+    if (size() != kCount) [[unlikely]]
+      refuse_count(kCount);
+    std::array<Var, kCount> all;
+    for (std::size_t i = 0; i < kCount; ++i) all[i] = vars_[i];
     return all;
   }
 

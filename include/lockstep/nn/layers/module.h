@@ -166,12 +166,12 @@ class Module {
  protected:
   Module() = default;
 
-  /// For forward_all(): its inputs, where they are `count`; else UsageError.
-  template <std::size_t count>
-  std::array<Var, count> take(const Vars& inputs) const {
-    if (inputs.size() != count) [[unlikely]]
-      refuse_inputs(inputs.size(), count);
-    return inputs.as<count>();
+  /// For forward_all(): its inputs, where they are `kCount`; else UsageError.
+  template <std::size_t kCount>
+  std::array<Var, kCount> take(const Vars& inputs) const {
+    if (inputs.size() != kCount) [[unlikely]]
+      refuse_inputs(inputs.size(), kCount);
+    return inputs.as<kCount>();
   }
 
   /// What `compute` returns. A UsageError of it names this module's path, unless it names that of a module in it: for
