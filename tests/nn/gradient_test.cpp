@@ -275,7 +275,7 @@ TEST_F(Gradient, MaximumOfEquals) {
   EXPECT_EQ(values_of(*backend, tape.grad(y)), (std::vector<float>{0.5f, 1}));
 }
 
-TEST_F(Gradient, Operators) {
+TEST_F(Gradient, ApplyOperators) {
   for_operators([&](const OperatorCase& each, const auto& op) {
     for (const Shape& shape : each.shapes)
       if (shape.count() <= 2000)
