@@ -40,8 +40,8 @@ enum class Phase : std::uint8_t {
 };
 inline constexpr std::size_t kPhases = 9;
 
-enum class Kind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
-inline constexpr std::size_t kKinds = 5;
+enum class Kind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier, kReduce };
+inline constexpr std::size_t kKinds = 6;
 
 /// An operation as it is issued.
 struct Operation {

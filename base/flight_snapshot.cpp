@@ -125,6 +125,7 @@ const char* name_of(Kind kind) {
     case Kind::kAllGather: return "allgather";
     case Kind::kBroadcast: return "broadcast";
     case Kind::kBarrier: return "barrier";
+    case Kind::kReduce: return "reduce";
   }
   return "?";
 }

@@ -43,6 +43,7 @@ comm::Work BypassGroup::forward(const Op& op) {
     case OpKind::kAllGather: return inner_.all_gather(region);
     case OpKind::kBroadcast: return inner_.broadcast(region, op.root);
     case OpKind::kBarrier: return inner_.barrier();
+    case OpKind::kReduce: return inner_.reduce(region, op.reduce, op.root);
   }
   LOCKSTEP_ASSERT(false, "an unknown operation");
   return {};

@@ -66,6 +66,11 @@ int lockstep_arena_all_reduce(lockstep_arena* arena, size_t offset, size_t count
   return issue(arena, offset, count, dtype, work,
                [&](auto& group, const auto& region) { return group.all_reduce(region, op_of(op)); });
 }
+int lockstep_arena_reduce(lockstep_arena* arena, size_t offset, size_t count, int dtype, int op, int root,
+                          lockstep_work* work) {
+  return issue(arena, offset, count, dtype, work,
+               [&](auto& group, const auto& region) { return group.reduce(region, op_of(op), root); });
+}
 int lockstep_arena_broadcast(lockstep_arena* arena, size_t offset, size_t count, int dtype, int root,
                              lockstep_work* work) {
   return issue(arena, offset, count, dtype, work,

@@ -138,6 +138,13 @@ int lockstep_all_reduce(lockstep_group* group, void* values, size_t count, int d
     held->group->all_reduce_host(buffer(values, count, type, 1, "values"), count, type, op_of(op));
   });
 }
+int lockstep_reduce(lockstep_group* group, void* values, size_t count, int dtype, int op, int root) {
+  return run([&] {
+    const auto held = group_of(group);
+    const DType type = bindings::dtype_of(dtype);
+    held->group->reduce_host(buffer(values, count, type, 1, "values"), count, type, op_of(op), root);
+  });
+}
 int lockstep_broadcast(lockstep_group* group, void* values, size_t count, int dtype, int root) {
   return run([&] {
     const auto held = group_of(group);

@@ -18,7 +18,8 @@ static_assert(static_cast<int>(OpKind::kAllReduce) == static_cast<int>(flight::K
               static_cast<int>(OpKind::kReduceScatter) == static_cast<int>(flight::Kind::kReduceScatter) &&
               static_cast<int>(OpKind::kAllGather) == static_cast<int>(flight::Kind::kAllGather) &&
               static_cast<int>(OpKind::kBroadcast) == static_cast<int>(flight::Kind::kBroadcast) &&
-              static_cast<int>(OpKind::kBarrier) == static_cast<int>(flight::Kind::kBarrier));
+              static_cast<int>(OpKind::kBarrier) == static_cast<int>(flight::Kind::kBarrier) &&
+              static_cast<int>(OpKind::kReduce) == static_cast<int>(flight::Kind::kReduce));
 
 std::atomic<std::uint16_t> g_groups{0};
 

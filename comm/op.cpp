@@ -18,7 +18,7 @@ std::string describe(const OpDescriptor& op, bool with_arena) {
   else if (op.tree > 0)
     add(fmt::format("along tree {}", op.tree));
   if (with_arena) add(fmt::format("arena {} of {} bytes", op.arena_id, op.arena_bytes));
-  if (op.kind == OpKind::kBroadcast) add(fmt::format("from rank {}", op.root));
+  if (has_root(op.kind)) add(fmt::format("{} rank {}", reduces(op.kind) ? "to" : "from", op.root));
   if (op.step >= 0) add(fmt::format("step {}", op.step));
   if (op.bucket >= 0) add(fmt::format("bucket {}", op.bucket));
   const std::string name = fmt::format("{} #{}", name_of(op.kind), op.sequence);

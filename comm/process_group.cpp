@@ -126,8 +126,9 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
-    check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world",
-                "name a rank below ProcessGroup::size()");
+    if (root < 0 || root >= size_)
+      throw UsageError(fmt::format("a {} names rank {} as its root, in a group of {}", name_of(kind), root, size_),
+                       "name a rank below ProcessGroup::size()");
   }
   Op op;
   op.sequence = ++sequence_;
@@ -202,6 +203,9 @@ Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
 Work ProcessGroup::all_gather(const Region& region) { return issue(OpKind::kAllGather, ReduceOp::kSum, 0, region); }
 Work ProcessGroup::broadcast(const Region& region, int root) {
   return issue(OpKind::kBroadcast, ReduceOp::kSum, root, region);
+}
+Work ProcessGroup::reduce(const Region& region, ReduceOp op, int root) {
+  return issue(OpKind::kReduce, op, root, region);
 }
 Work ProcessGroup::barrier() { return issue(OpKind::kBarrier, ReduceOp::kSum, 0, {}); }
 
@@ -299,6 +303,20 @@ void ProcessGroup::broadcast_host(void* values, std::size_t count, DType dtype, 
       [&](const Piece& piece) {
         if (!direct && rank_ != root)
           copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
+      });
+}
+
+void ProcessGroup::reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op, int root) {
+  auto* const bytes = static_cast<std::byte*>(values);
+  const std::size_t element = size_of(dtype);
+  stage(
+      count, kStagedBytes / element,
+      [&](const Piece& piece) {
+        copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
+      },
+      [&](const Piece& piece) { return issue(OpKind::kReduce, op, root, piece_of(piece, dtype)); },
+      [&](const Piece& piece) {
+        if (rank_ == root) copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
       });
 }
 

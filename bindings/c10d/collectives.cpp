@@ -202,9 +202,13 @@ WorkPtr Backend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOp
   const at::Tensor& tensor = only_one(tensors, "reduce");
   check_root(options.rootRank, "reduce");
   const Reduction how(tensor.scalar_type(), options.reduceOp);
-  const bool receives = options.rootRank == getRank();
-  return submit(OpType::REDUCE, "lockstep:reduce", tensors, tensors, options.timeout,
-                [=](ProcessGroup& group) { reduce_all(group, receives ? tensor : tensor.clone(), how); });
+  const int root = static_cast<int>(options.rootRank);
+  const bool receives = root == getRank();
+  return submit(OpType::REDUCE, "lockstep:reduce", tensors, tensors, options.timeout, [=](ProcessGroup& group) {
+    at::Tensor memory = how.prepare(tensor);
+    group.reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op, root);
+    if (receives) how.finish(memory, tensor, group.size());
+  });
 }
 
 WorkPtr Backend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,

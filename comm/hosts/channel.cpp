@@ -276,7 +276,7 @@ void Channel::reduce_next(Operation& operation) {
       reduce_along_tree(op.dtype, to, sources_, operation.tree->all.additions, count);
     else
       reduce_partials(op.dtype, op.reduce, plan.widened(), to, sources_, count);
-    if (op.kind == OpKind::kAllReduce) spread(operation, chunk, at);
+    if (op.kind != OpKind::kReduceScatter) spread(operation, chunk, at);
   } else if (op.kind == OpKind::kAllGather) {
     spread(operation, chunk, at);
   } else if (op.kind == OpKind::kBroadcast) {
@@ -329,12 +329,13 @@ const std::byte* Channel::partials_along_tree(const Operation& operation, const 
   return staging;
 }
 
-/// From one local copy to the others.
+/// From one local copy to the others, as far as their ranks get the result.
 void Channel::spread(const Operation& operation, const Chunk& chunk, int from) const {
-  if (chunk.bytes == 0) return;
+  if (chunk.bytes == 0 || !operation.plan.ends_at(host_)) return;
+  const int only = operation.op.kind == OpKind::kReduce ? local_of(operation.op.root) : -1;
   const std::byte* const source = copy_of(operation, from) + chunk.begin;
   for (int i = 0; i < sync_.size(); ++i)
-    if (i != from) std::memcpy(copy_of(operation, i) + chunk.begin, source, chunk.bytes);
+    if (i != from && (only < 0 || i == only)) std::memcpy(copy_of(operation, i) + chunk.begin, source, chunk.bytes);
 }
 
 bool Channel::spread_all() {

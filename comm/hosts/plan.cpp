@@ -33,10 +33,11 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
   small_ = !by_rank_ && op.bytes() * most_partials <= small_limit(tuning, hosts.size());
   if (op.kind != OpKind::kAllGather) scatterers_ = kAll;
   gathers_ = !small_ && op.kind != OpKind::kReduceScatter;
-  if (op.kind == OpKind::kBroadcast) {
+  at_root_ = op.kind == OpKind::kReduce;
+  if (has_root(op.kind)) {
     for (std::size_t h = 0; h < hosts.size(); ++h)
       if (std::binary_search(hosts[h].begin(), hosts[h].end(), op.root)) root_host_ = static_cast<int>(h);
-    scatterers_ = root_host_;
+    if (op.kind == OpKind::kBroadcast) scatterers_ = root_host_;
   }
   if (small_) {
     chunk_bytes_ = std::max<std::size_t>(op.bytes(), 1);
@@ -61,7 +62,7 @@ Plan::Piece Plan::piece(int host, std::size_t index) const {
 }
 
 std::uint64_t Plan::all_chunks(int host) const {
-  if (small_) return 1;
+  if (small_) return ends_at(host) ? 1 : 0;
   std::uint64_t chunks = 0;
   for (std::size_t i = 0; i < piece_count(host); ++i) chunks += chunks_in(piece(host, i));
   return chunks;

@@ -32,13 +32,14 @@ struct Chunk {
 /// Note [Two levels]
 /// Between hosts an operation has two phases, and each may be left out. Every host owns a part of the region.
 ///   reduce-scatter  every host sends each owner what it has for that owner's part: the reduction of its own ranks'
-///                   contributions (allreduce, reduce_scatter), or the root's bytes (broadcast, from the root's host
-///                   alone); the owner combines them, hosts in the order of their first ranks.
-///   all-gather      the owner sends its part, final now, to all other hosts (allreduce, allgather, broadcast).
+///                   contributions (allreduce, reduce_scatter, reduce), or the root's bytes (broadcast, from the root's
+///                   host alone); the owner combines them, hosts in the order of their first ranks.
+///   all-gather      the owner sends its part, final now, to all other hosts (allreduce, allgather, broadcast), or to
+///                   the root's (reduce).
 /// Where ranks have slices (reduce_scatter, allgather) a host owns those of its ranks; else the hosts' parts are equal.
-/// A region of a few bytes is every host's own as a whole: it is scattered to all, and nothing has to be gathered.
-/// A host sends and receives 2 (H - 1) / H of an allreduce's region, which is the least that it can; all pairs of hosts
-/// exchange at the same time, in both directions.
+/// A region of a few bytes is every host's own as a whole, of a reduce the root's host's: it is scattered to all that
+/// own it, and nothing has to be gathered. A host sends and receives 2 (H - 1) / H of an allreduce's region, which is
+/// the least that it can; all pairs of hosts exchange at the same time, in both directions.
 ///
 /// Along a tree (Note [Reduction tree]) a host sends its partial sums, those that are left when its ranks' are added up
 /// as far as the tree allows: a chunk's message holds one after the other.
@@ -61,7 +62,11 @@ class Plan {
   /// Whether `host` sends in the first phase.
   bool scatters(int host) const { return scatterers_ == kAll || scatterers_ == host; }
   /// Whether `owner` sends its part to `other` in the second.
-  bool gathers(int owner, int other) const { return gathers_ && owner != other && other != root_host_; }
+  bool gathers(int owner, int other) const {
+    return gathers_ && owner != other && (at_root_ ? other == root_host_ : other != root_host_);
+  }
+  /// Whether `host`'s ranks, or one of them, get the result.
+  bool ends_at(int host) const { return !at_root_ || host == root_host_; }
   /// The region is every host's own as a whole.
   bool small() const { return small_; }
   /// Sums of bf16 travel as f32 where a host has several ranks, so that they are rounded once (Rounding::kOnce).
@@ -93,7 +98,8 @@ class Plan {
   std::size_t chunk_bytes_ = 64;
   int ranks_ = 0;
   int scatterers_ = kNone;
-  int root_host_ = -1;  // of a broadcast
+  int root_host_ = -1;    // of a broadcast or a reduce
+  bool at_root_ = false;  // a reduce: nobody else gets the result
   bool gathers_ = false;
   bool by_rank_ = false;
   bool small_ = false;

@@ -59,7 +59,8 @@ void Exchange::start() {
   for (Peer& peer : peers_) {
     peer.slice = chunks_of(peer.rank);
     if (reduces()) unfinished_ += own_.count() * peer.partials + peer.slice.count() * partials_;
-    if (gathers()) unfinished_ += own_.count() + peer.slice.count();
+    if (gathers_at(peer.rank)) unfinished_ += own_.count();
+    if (gathers_at(rank_)) unfinished_ += peer.slice.count();
   }
   if (reduces()) {
     const std::size_t slots = std::min(own_.count(), window_) * places_;
@@ -74,10 +75,8 @@ void Exchange::start() {
       expect(peer);
       scatter(peer);
     }
-    if (gathers()) {
-      collect(peer);
-      gather(peer);
-    }
+    collect(peer);
+    gather(peer);
   }
 }
 
@@ -88,7 +87,7 @@ void Exchange::on_complete(const Message& transfer) {
   if (transfer.phase == kReduceScatter && sent) {
     peer.scattered.tick(transfer.chunk);
     scatter(peer);
-    if (gathers()) collect(peer);
+    collect(peer);
   } else if (transfer.phase == kReduceScatter) {
     peer.arrived.tick(transfer.chunk);
     reduce_arrived();
@@ -147,12 +146,13 @@ void Exchange::reduce_arrived() {
     ++reduced_;
     for (Peer& peer : peers_) {
       expect(peer);
-      if (gathers()) gather(peer);
+      gather(peer);
     }
   }
 }
 
 void Exchange::gather(Peer& peer) {
+  if (!gathers_at(peer.rank)) return;
   while (peer.gathering < reduced_ && peer.gathering - peer.gathered < tuning_.chunks_under_way) {
     const std::uint32_t chunk = peer.gathering++;
     send(peer.rank, kAllGather, chunk, data_ + own_.begin_of(chunk), own_.bytes_of(chunk));
@@ -160,6 +160,7 @@ void Exchange::gather(Peer& peer) {
 }
 
 void Exchange::collect(Peer& peer) {
+  if (!gathers_at(rank_)) return;
   const std::uint32_t free = reduces() ? peer.scattered.prefix() / partials_ : peer.slice.count();
   while (peer.collecting < free && peer.collecting - peer.collected < tuning_.chunks_under_way) {
     const std::uint32_t chunk = peer.collecting++;
@@ -190,15 +191,20 @@ void SmallReduce::start() {
     const int peer = (rank_ + i) % size_;
     std::byte* part = scratch_.get() + static_cast<std::size_t>(peer) * part_bytes_;
     sources_[static_cast<std::size_t>(peer)] = part;
-    receive(peer, 0, 0, part, op().bytes());
-    send(peer, 0, 0, op().data, op().bytes());
-    unfinished_ += 2;
+    if (reduces_at(rank_)) {
+      receive(peer, 0, 0, part, op().bytes());
+      ++unfinished_;
+    }
+    if (reduces_at(peer)) {
+      send(peer, 0, 0, op().data, op().bytes());
+      ++unfinished_;
+    }
   }
 }
 
 void SmallReduce::on_complete(const Message&) {
   // The sends too: what is sent is what the result overwrites.
-  if (--unfinished_ > 0) return;
+  if (--unfinished_ > 0 || !reduces_at(rank_)) return;
   if (op().along == nullptr) return reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
   in_order_.clear();
   for (const int rank : op().along->order()) in_order_.push_back(sources_[static_cast<std::size_t>(rank)]);

@@ -104,7 +104,8 @@ struct Chunks {
 
 /// Two halves. In the first, every rank sends each peer that peer's slice, and reduces its own slice from its own
 /// bytes and what the peers sent, in rank order (Note [Rank order]). In the second, it sends its reduced slice to all.
-/// An allreduce is both, reduce_scatter the first, allgather the second. Slices travel in chunks, several at a time in
+/// An allreduce is both, reduce_scatter the first, allgather the second; a reduce is both, with the second to the root
+/// alone. Slices travel in chunks, several at a time in
 /// both directions, and a chunk's second half starts when its first half is done: bytes flow both ways all the time.
 /// A rank sends and receives 2 (N - 1) / N of the region, which is the least that an allreduce can do.
 ///
@@ -141,7 +142,10 @@ class Exchange final : public CollectiveAlgorithm {
 
   void start() override;
   bool reduces() const { return op().kind != OpKind::kAllGather; }
-  bool gathers() const { return op().kind != OpKind::kReduceScatter; }
+  /// Whether the slices, which are final, come together at `rank`.
+  bool gathers_at(int rank) const {
+    return op().kind != OpKind::kReduceScatter && (op().kind != OpKind::kReduce || rank == op().root);
+  }
 
   void scatter(Peer& peer);
   void expect(Peer& peer);
@@ -164,8 +168,9 @@ class Exchange final : public CollectiveAlgorithm {
   std::size_t scratch_bytes_ = 0;
 };
 
-/// Every rank sends its whole region to every other and reduces all of them itself, in rank order: the same bits
-/// everywhere as with an Exchange (Note [Rank order]), in one exchange instead of two.
+/// Every rank sends its whole region to every other, or to a reduce's root, and who gets all of them reduces them
+/// itself, in rank order: the same bits everywhere as with an Exchange (Note [Rank order]), in one exchange instead of
+/// two.
 class SmallReduce final : public CollectiveAlgorithm {
  public:
   SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers);
@@ -175,6 +180,7 @@ class SmallReduce final : public CollectiveAlgorithm {
 
  private:
   void start() override;
+  bool reduces_at(int rank) const { return op().kind != OpKind::kReduce || rank == op().root; }
 
   const std::size_t part_bytes_;
   int unfinished_ = 0;

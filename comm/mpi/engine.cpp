@@ -102,6 +102,7 @@ void MpiEngine::leave() {
 CollectiveAlgorithm& MpiEngine::algorithm_for(Slot& slot, const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
+    case OpKind::kReduce:
       if (op.bytes() <= small_limit_ && (op.along == nullptr || op.along->one_each())) return slot.small_reduce;
       return slot.exchange;
     case OpKind::kReduceScatter:

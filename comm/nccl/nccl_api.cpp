@@ -122,6 +122,7 @@ ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int siz
   std::byte* const own_data = op.data + own.begin * element;
   switch (op.kind) {
     case OpKind::kAllReduce: return api.all_reduce(op.data, op.data, count, type, reduction, comm, stream);
+    case OpKind::kReduce: return api.reduce(op.data, op.data, count, type, reduction, op.root, comm, stream);
     case OpKind::kBroadcast: return api.broadcast(op.data, op.data, count, type, op.root, comm, stream);
     case OpKind::kReduceScatter:
       if (slices_are_equal(count, element, size))

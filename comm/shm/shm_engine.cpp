@@ -121,6 +121,9 @@ void ShmEngine::work(const Op& op) {
 
 void ShmEngine::work_from_slots(const Op& op) {
   switch (op.kind) {
+    case OpKind::kReduce:
+      if (rank() != op.root) return;
+      [[fallthrough]];
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
       const Stretch wanted = reduced_bytes_of(op);
@@ -146,6 +149,7 @@ void ShmEngine::work_from_slots(const Op& op) {
 void ShmEngine::work_in_place(const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
+    case OpKind::kReduce:
     case OpKind::kReduceScatter: return op.into.data != nullptr ? reduce_into(op) : reduce_slice(op);
     case OpKind::kAllGather:
     case OpKind::kBroadcast:
@@ -186,7 +190,8 @@ void ShmEngine::reduce_slice(const Op& op) {
   if (op.kind == OpKind::kAllReduce)
     reduce_into_all(op.dtype, op.reduce, copies_, count);
   else
-    reduce_in_order(op.dtype, op.reduce, op.data + slice.begin, sources_, count);
+    reduce_in_order(op.dtype, op.reduce, copy_of(op, op.kind == OpKind::kReduce ? op.root : rank()) + slice.begin,
+                    sources_, count);
 }
 
 /// The partial sums of all ranks, each where `at` says, in the order of their leaves.
@@ -226,7 +231,7 @@ void ShmEngine::reduce_into(const Op& op) {
 
 /// What this rank reduces, where each has a result of its own.
 ShmEngine::Stretch ShmEngine::reduced_bytes_of(const Op& op) const {
-  Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank());
+  Stretch wanted = op.kind == OpKind::kReduceScatter ? slice_bytes_of(op, rank()) : Stretch{0, op.bytes()};
   if (op.into.data != nullptr) wanted.bytes = op.into.bytes;
   return wanted;
 }
@@ -244,6 +249,7 @@ ShmEngine::Stretch ShmEngine::slice_bytes_of(const Op& op, int rank) const {
 ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
   switch (op.kind) {
     case OpKind::kAllReduce:
+    case OpKind::kReduce:
     case OpKind::kReduceScatter: return {0, op.bytes()};
     case OpKind::kAllGather: return slice_bytes_of(op, rank);
     case OpKind::kBroadcast: return rank == op.root ? Stretch{0, op.bytes()} : Stretch{};

@@ -107,6 +107,8 @@ enum lockstep_op { LOCKSTEP_SUM = 0, LOCKSTEP_MIN = 1, LOCKSTEP_MAX = 2, LOCKSTE
 
 /* Afterwards every rank's `count` values are the reduction of all ranks'. */
 int lockstep_all_reduce(lockstep_group* group, void* values, size_t count, int dtype, int op);
+/* Afterwards rank `root`'s are that, and those of the other ranks as before. */
+int lockstep_reduce(lockstep_group* group, void* values, size_t count, int dtype, int op, int root);
 /* Afterwards they are rank `root`'s. */
 int lockstep_broadcast(lockstep_group* group, void* values, size_t count, int dtype, int root);
 /* `all` gets every rank's `count` values, in rank order. The two do not overlap. */
@@ -167,6 +169,8 @@ int lockstep_arena_destroy(lockstep_arena* arena);
 /* They start an operation on `count` elements from byte `offset` of the arena. `work` may be NULL. */
 int lockstep_arena_all_reduce(lockstep_arena* arena, size_t offset, size_t count, int dtype, int op,
                               lockstep_work* work);
+int lockstep_arena_reduce(lockstep_arena* arena, size_t offset, size_t count, int dtype, int op, int root,
+                          lockstep_work* work);
 int lockstep_arena_broadcast(lockstep_arena* arena, size_t offset, size_t count, int dtype, int root,
                              lockstep_work* work);
 /* Each rank contributes its slice; afterwards every rank has all of them. */

@@ -140,7 +140,7 @@ TEST_F(CInterface, InvalidNumbers) {
               HasSubstr("dtype 7, where 0 to 6 are known"));
   EXPECT_THAT(refusal(lockstep_all_reduce(group_, &value, 1, -1, LOCKSTEP_SUM)), HasSubstr("dtype -1"));
   EXPECT_THAT(refusal(lockstep_all_reduce(group_, &value, 1, LOCKSTEP_F32, 4)), HasSubstr("op 4, where 0 to 3"));
-  EXPECT_THAT(refusal(lockstep_broadcast(group_, &value, 1, LOCKSTEP_F32, 1)), HasSubstr("outside the world"));
+  EXPECT_THAT(refusal(lockstep_broadcast(group_, &value, 1, LOCKSTEP_F32, 1)), HasSubstr("as its root"));
   EXPECT_THAT(refusal(lockstep_all_reduce(group_, &value, std::numeric_limits<std::size_t>::max() / 2, LOCKSTEP_F32,
                                           LOCKSTEP_SUM)),
               HasSubstr("values of f32"));

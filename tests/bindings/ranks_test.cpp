@@ -52,6 +52,9 @@ TEST_F(CRanks, Everything) {
     check(lockstep_all_reduce(group_, values.data(), count, LOCKSTEP_I32, LOCKSTEP_SUM));
     for (std::size_t i = 0; i < count; ++i)
       wrong += values[i] != static_cast<std::int32_t>(i % 1000 * ranks + ranks * (ranks - 1) / 2) ? 1 : 0;
+    values.assign(count, rank_ + 1);
+    check(lockstep_reduce(group_, values.data(), count, LOCKSTEP_I32, LOCKSTEP_MAX, 0));
+    for (const auto value : values) wrong += value != (rank_ == 0 ? size_ : rank_ + 1) ? 1 : 0;
     values.assign(count, rank_);
     check(lockstep_broadcast(group_, values.data(), count, LOCKSTEP_I32, size_ - 1));
     for (const auto value : values) wrong += value != size_ - 1 ? 1 : 0;

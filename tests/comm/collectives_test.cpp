@@ -53,6 +53,9 @@ Expected expected_of(OpKind kind, DType dtype, ReduceOp op, std::size_t count, i
     return Expected{slice.begin * element, Bytes(begin, begin + static_cast<std::ptrdiff_t>(slice.count * element))};
   };
   switch (kind) {
+    case OpKind::kReduce:
+      if (group().rank() != root) return {};
+      [[fallthrough]];
     case OpKind::kAllReduce: return {0, reference::reduce_on_hosts(dtype, op, parts, hosts())};
     case OpKind::kReduceScatter:
       return slice_bytes(reference::reduce_on_hosts(dtype, op, parts, hosts()), group().rank());
@@ -76,6 +79,7 @@ Work issue(OpKind kind, const Region& region, ReduceOp op, int root) {
     case OpKind::kReduceScatter: return group().reduce_scatter(region, op);
     case OpKind::kAllGather: return group().all_gather(region);
     case OpKind::kBroadcast: return group().broadcast(region, root);
+    case OpKind::kReduce: return group().reduce(region, op, root);
     case OpKind::kBarrier: break;
   }
   return group().barrier();
@@ -129,6 +133,7 @@ TEST(Collectives, MatchPlainLoops) {
       for (const ReduceOp op : reference::kReduceOps) {
         ASSERT_TRUE(check(*arena, OpKind::kAllReduce, dtype, op, count, 0, ++seed));
         ASSERT_TRUE(check(*arena, OpKind::kReduceScatter, dtype, op, count, 0, ++seed));
+        ASSERT_TRUE(check(*arena, OpKind::kReduce, dtype, op, count, static_cast<int>(count) % group().size(), ++seed));
       }
       ASSERT_TRUE(check(*arena, OpKind::kAllGather, dtype, ReduceOp::kSum, count, 0, ++seed));
       for (int root = 0; root < group().size(); ++root)
@@ -142,7 +147,8 @@ TEST(Collectives, LargeRegionsAroundChunkEdges) {
   const auto arena = group().allocate(ranks * 2 * chunk + 4096);
   std::uint64_t seed = 1000;
   for (const std::size_t bytes : {chunk, ranks * chunk - 64, ranks * chunk, ranks * chunk + 4, ranks * 2 * chunk + 4}) {
-    for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast})
+    for (const OpKind kind :
+         {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kReduce})
       ASSERT_TRUE(check(*arena, kind, DType::kF32, ReduceOp::kSum, bytes / 4, group().size() - 1, ++seed));
     ASSERT_TRUE(check(*arena, OpKind::kAllReduce, DType::kBF16, ReduceOp::kSum, bytes / 2 - 1, 0, ++seed));
   }
@@ -150,7 +156,7 @@ TEST(Collectives, LargeRegionsAroundChunkEdges) {
   for (const std::size_t bytes : {std::size_t{1} << 18, ranks << 15})
     for (const std::size_t more : {0u, 8u, 64u, 4096u})
       for (const DType dtype : reference::kDTypes)
-        for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter})
+        for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kReduce})
           for (const std::size_t size : {bytes - more, bytes + more})
             ASSERT_TRUE(check(*arena, kind, dtype, ReduceOp::kSum, size / size_of(dtype), 0, ++seed));
 }
@@ -189,7 +195,7 @@ TEST(Collectives, RandomSequencesWithManyUnderWay) {
   for (std::uint64_t i = 0; i < 600; ++i) {
     const std::size_t place = random() % kRegions;
     ASSERT_NO_FATAL_FAILURE(finish(under_way[place]));
-    const auto kind = static_cast<OpKind>(random() % 5);
+    const auto kind = static_cast<OpKind>(random() % 6);
     const DType dtype = reference::kDTypes[random() % std::size(reference::kDTypes)];
     const ReduceOp op = reference::kReduceOps[random() % std::size(reference::kReduceOps)];
     const int root = static_cast<int>(random() % static_cast<std::uint64_t>(group().size()));
@@ -353,6 +359,7 @@ TEST(Collectives, MisuseIsARecoverableUsageError) {
   EXPECT_THROW(group().all_reduce({}, ReduceOp::kSum), UsageError);
   EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, group().size()), UsageError);
   EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, -1), UsageError);
+  EXPECT_THROW(group().reduce({arena.get(), 0, 1, DType::kF32}, ReduceOp::kSum, group().size()), UsageError);
   group().barrier().wait_host();
 }
 
@@ -396,6 +403,12 @@ TEST(Collectives, HostBuffers) {
     group().reduce_scatter(std::span<const std::int64_t>(all), std::span(mine));
     for (std::size_t i = 0; i < count; ++i)
       if (mine[i] != static_cast<std::int64_t>((i * ranks + own) * ranks)) ++wrong;
+    // The root alone has the sum afterwards.
+    group().reduce(std::span(mine), group().size() - 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t sum = own + 1 == ranks ? i * ranks * ranks + ranks * (ranks - 1) / 2 : i * ranks + own;
+      if (mine[i] != static_cast<std::int64_t>(sum * ranks)) ++wrong;
+    }
     std::vector<std::uint8_t> bytes(count, static_cast<std::uint8_t>(own + 3));
     group().broadcast(std::span(bytes), group().size() - 1);
     for (const auto byte : bytes)

@@ -118,6 +118,10 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       if (const Slice mine = slice_of(count, 4, rank(), size()); mine.count > 0) {
         ASSERT_EQ(std::memcmp(region.data() + mine.begin * 4, sum.data() + mine.begin * 4, mine.count * 4), 0);
       }
+      for (int root = 0; root < size(); ++root) {
+        const Bytes reduced = reference::reduce(DType::kF32, ReduceOp::kSum, run(OpKind::kReduce, root));
+        if (rank() == root) ASSERT_EQ(Bytes(region.data(), region.data() + bytes), reduced);
+      }
       engine.submit(op_on({}, OpKind::kBarrier, ++sequence));
       finish(engine);
     }

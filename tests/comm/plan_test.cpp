@@ -29,7 +29,8 @@ Op op_of(OpKind kind, std::size_t count, DType dtype = DType::kF32, int root = 0
   return op;
 }
 
-constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
+constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                             OpKind::kReduce};
 
 TEST(Plan, LargeRegionsArePartitionedByHostAndChannel) {
   for (const Hosts& hosts : kLayouts)
@@ -94,6 +95,23 @@ TEST(Plan, OnlyTheRootsHostContributesToABroadcast) {
   EXPECT_TRUE(plan.scatters(1));
   EXPECT_TRUE(plan.gathers(1, 0));
   EXPECT_FALSE(plan.gathers(0, 1));  // it has them all
+}
+
+TEST(Plan, OnlyTheRootsHostGetsWhatIsReduced) {
+  const Hosts hosts = {{0, 2, 4}, {1, 3}, {5}};
+  const Plan plan(op_of(OpKind::kReduce, 100'000, DType::kF32, 3), hosts, 1, {});
+  for (int host = 0; host < 3; ++host) {
+    EXPECT_TRUE(plan.scatters(host));
+    EXPECT_GT(plan.chunk_count(host, 0), 0u);
+    EXPECT_EQ(plan.ends_at(host), host == 1);
+    for (int other = 0; other < 3; ++other) EXPECT_EQ(plan.gathers(host, other), host != 1 && other == 1);
+  }
+  const Plan small(op_of(OpKind::kReduce, 60, DType::kF32, 3), hosts, 1, {});
+  ASSERT_TRUE(small.small());
+  for (int host = 0; host < 3; ++host) {
+    EXPECT_EQ(small.chunk_count(host, 0), host == 1 ? 1u : 0u);
+    for (int other = 0; other < 3; ++other) EXPECT_FALSE(small.gathers(host, other));
+  }
 }
 
 TEST(Plan, Bf16SumsOfSeveralRanksAreSentAsF32) {

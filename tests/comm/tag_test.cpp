@@ -9,8 +9,8 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr OpKind kAllKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
-                                OpKind::kBarrier};
+constexpr OpKind kAllKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
+                                OpKind::kBroadcast, OpKind::kBarrier,       OpKind::kReduce};
 
 TEST(Tag, RoundTripsWithAnyUpperBound) {
   for (const int bound : {32767, 65535, 8388607, 268435455, INT_MAX}) {

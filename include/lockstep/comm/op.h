@@ -19,7 +19,7 @@ enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
 /// How often an allreduce over hosts with several ranks each rounds sums and products of bf16 and f16: once at the end,
 /// with each host's result sent in f32; or each host's result too, with half of the bytes in the first exchange.
 enum class Rounding : std::uint8_t { kOnce, kPerHost };
-enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
+enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier, kReduce };
 
 constexpr const char* name_of(ReduceOp op) {
   switch (op) {
@@ -38,12 +38,17 @@ constexpr const char* name_of(OpKind kind) {
     case OpKind::kAllGather: return "allgather";
     case OpKind::kBroadcast: return "broadcast";
     case OpKind::kBarrier: return "barrier";
+    case OpKind::kReduce: return "reduce";
   }
   return "?";
 }
 
 /// Whether it adds numbers up, or else moves them only.
-constexpr bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
+/// Whether it has a root.
+constexpr bool has_root(OpKind kind) { return kind == OpKind::kBroadcast || kind == OpKind::kReduce; }
 
 /// Note [Signatures]
 /// All of an operation but the address of its data, as plain bytes. Slots in shared memory, headers and notices of
@@ -63,7 +68,7 @@ struct OpDescriptor {
   std::uint64_t partial_stride = 0;  // bytes between a rank's partial sums, where there is a tree
   std::int64_t step = -1;            // the training step; -1 is none
   std::uint32_t arena_id = 0;        // the group's arenas are counted from 1; 0 is none
-  std::int32_t root = 0;             // of a broadcast
+  std::int32_t root = 0;             // of a broadcast or a reduce
   std::int32_t bucket = -1;          // of gradients; -1 is none
   OpKind kind = OpKind::kBarrier;
   ReduceOp reduce = ReduceOp::kSum;

@@ -140,6 +140,11 @@ class ProcessGroup {
   void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
     all_reduce_host(values.data(), values.size(), dtype_of<T>(), op);
   }
+  /// Likewise: afterwards rank `root`'s `values` are the reduction of all ranks', and those of the others as before.
+  template <class T>
+  void reduce(std::span<T> values, int root, ReduceOp op = ReduceOp::kSum) {
+    reduce_host(values.data(), values.size(), dtype_of<T>(), op, root);
+  }
   /// Likewise: afterwards `values` are rank `root`'s on every rank.
   template <class T>
   void broadcast(std::span<T> values, int root) {
@@ -161,6 +166,7 @@ class ProcessGroup {
   }
   /// The same of types that are known at run time; `count` is of all values, or of one rank's part.
   void all_reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op);
+  void reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op, int root);
   void broadcast_host(void* values, std::size_t count, DType dtype, int root);
   void all_gather_host(const void* mine, std::size_t count, DType dtype, void* all);
   void reduce_scatter_host(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op);
@@ -228,6 +234,9 @@ class ProcessGroup {
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
   Work all_gather(const Region& region);
+  /// Afterwards rank `root`'s region holds what an all_reduce() would leave in all of them, to the bit; the others' are
+  /// unspecified.
+  Work reduce(const Region& region, ReduceOp op, int root);
   /// Afterwards every rank's region holds rank `root`'s.
   Work broadcast(const Region& region, int root);
   /// Done when every rank has issued it. What a rank has done before to memory that several ranks see is done then

@@ -52,6 +52,7 @@ TEST_F(NcclCalls, WholeRegions) {
   EXPECT_THAT(calls_of(OpKind::kAllReduce, 7, DType::kF16, 1, 3, ReduceOp::kProd), ElementsAre("allreduce 7 f16 prod"));
   EXPECT_THAT(calls_of(OpKind::kBroadcast, 5, DType::kI64, 0, 3, ReduceOp::kSum, 2),
               ElementsAre("broadcast 5 i64 from 2"));
+  EXPECT_THAT(calls_of(OpKind::kReduce, 5, DType::kF32, 0, 3, ReduceOp::kMax, 2), ElementsAre("reduce 5 f32 max to 2"));
   EXPECT_THAT(calls_of(OpKind::kBarrier, 0, DType::kF32, 0, 3), ElementsAre("allreduce 1 i32 sum"));
 }
 
@@ -74,7 +75,8 @@ TEST_F(NcclCalls, UnequalSlicesAreGrouped) {
 }
 
 TEST_F(NcclCalls, NothingForNoElements) {
-  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast})
+  for (const OpKind kind :
+       {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kReduce})
     EXPECT_THAT(calls_of(kind, 0, DType::kF32, 1, 3), IsEmpty());
 }
 

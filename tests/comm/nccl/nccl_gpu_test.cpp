@@ -93,6 +93,10 @@ Bytes read(const Region& region, std::size_t begin_bytes, std::size_t bytes) {
       work = group().broadcast(region, root);
       wanted = parts[static_cast<std::size_t>(root)];
       break;
+    case OpKind::kReduce:
+      work = group().reduce(region, op, root);
+      if (group().rank() == root) wanted = reference::reduce(dtype, op, parts);
+      break;
     case OpKind::kBarrier: work = group().barrier(); break;
   }
   work.wait_host();
@@ -110,6 +114,7 @@ TEST(NcclOnGpu, MatchesPlainLoops) {
       for (const ReduceOp op : reference::kReduceOps)
         ASSERT_TRUE(check(*arena, OpKind::kAllReduce, dtype, op, count, 0, ++seed));
       ASSERT_TRUE(check(*arena, OpKind::kReduceScatter, dtype, ReduceOp::kSum, count, 0, ++seed));
+      ASSERT_TRUE(check(*arena, OpKind::kReduce, dtype, ReduceOp::kSum, count, group().size() - 1, ++seed));
       ASSERT_TRUE(check(*arena, OpKind::kAllGather, dtype, ReduceOp::kSum, count, 0, ++seed));
       ASSERT_TRUE(check(*arena, OpKind::kBroadcast, dtype, ReduceOp::kSum, count, group().size() - 1, ++seed));
     }
