@@ -166,7 +166,10 @@ std::string precision_name(Precision precision, DeviceKind kind, bool tf32) {
 MeasuredRates measure_rates(nn::Backend& backend, const std::vector<Precision>& precisions, bool tf32, int threads) {
   MeasuredRates rates;
   rates.device = to_string(backend.device());
-  if (backend.device().kind == DeviceKind::kCpu) rates.threads = threads;
+  if (backend.device().kind == DeviceKind::kCpu) {
+    rates.threads = threads;
+    rates.core_flops = core_multiply_add_rate();
+  }
   {
     // With memory of its own, which the device has back afterwards.
     const auto stream = backend.make_stream(threads);

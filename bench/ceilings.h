@@ -1,6 +1,7 @@
 // The rates of a device for copies in its memory alone and for matrix products alone: ceilings to compare a step with.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ std::string precision_name(Precision precision, DeviceKind kind, bool tf32);
 /// far is done first; its thread calls this. Throws as the kernels do.
 devices::MeasuredRates measure_rates(nn::Backend& backend, const std::vector<Precision>& precisions, bool tf32,
                                      int threads);
+
+/// Operations per second, 2 for each multiply-add of f32, of one core that does nothing else, with its widest
+/// instructions: about 50 ms. Nothing where this build knows none.
+std::optional<double> core_multiply_add_rate();
 
 /// All GPUs that this process may see, and the CPU with `threads` threads, one after the other. One that fails has a
 /// problem and does not fail the others.

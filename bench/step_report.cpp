@@ -37,6 +37,12 @@ std::optional<double> measured_share(const StepResult& r) {
   return rate ? std::optional(1e-9 * r.flops_per_step / r.step_ms / *rate) : std::nullopt;
 }
 
+/// The share of its cores' multiply-adds in f32.
+std::optional<double> core_share(const StepResult& r) {
+  if (!r.measured || !r.measured->core_flops || r.precision != "f32") return std::nullopt;
+  return 1e3 * r.flops_per_step / r.step_ms / (*r.measured->core_flops * r.threads);
+}
+
 JsonObject json_of(const devices::MeasuredRates& rates, const StepResult& result) {
   JsonObject json;
   if (rates.copy_bytes_per_s) json.add("copy_bytes_per_s", *rates.copy_bytes_per_s).add("copy_bytes", rates.copy_bytes);
@@ -44,6 +50,8 @@ JsonObject json_of(const devices::MeasuredRates& rates, const StepResult& result
     if (product.precision == result.precision)
       json.add("product_tflops", rounded(product.tflops)).add("product_width", product.width);
   if (const auto share = measured_share(result)) json.add("mfu", rounded(*share));
+  if (rates.core_flops) json.add("core_flops", *rates.core_flops);
+  if (const auto share = core_share(result)) json.add("core_share", rounded(*share));
   return json;
 }
 
@@ -170,6 +178,9 @@ std::string table_of(const StepResult& r) {
   if (const auto share = measured_share(r))
     text += fmt::format("  measured products      {:>10.4g} TFLOP/s          {:.1f} % of that\n",
                         *r.measured->product_tflops(r.precision), 100 * *share);
+  if (const auto share = core_share(r))
+    text += fmt::format("  measured multiply-adds {:>10.4g} GFLOP/s per core {:.1f} % of that\n",
+                        1e-9 * *r.measured->core_flops, 100 * *share);
   if (r.measured && r.measured->copy_bytes_per_s)
     text += fmt::format("  measured copy          {:>10.4g} GB/s\n", 1e-9 * *r.measured->copy_bytes_per_s);
   text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/status_report.h"
 #include "base/text.h"
+#include "bench/rivals/rivals.h"
 #include "options/values.h"
 #include "session/opening.h"
 #include "trainer/options.h"
@@ -25,15 +26,19 @@ using options::Setter;
 
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
-constexpr const char* kOverview =
-    "Usage: lockstep bench allreduce [flags]\n"
-    "       lockstep bench step MODEL [flags]\n"
-    "       lockstep bench dp-vs-ddp MODEL [flags]\n\n"
-    "  allreduce  time and bandwidth of allreduce by size, checked\n"
-    "  step       a training step: time, throughput, exposed communication, memory, start-up\n"
-    "  dp-vs-ddp  one process for all devices against one for each: memory, load, step, bytes\n\n"
-    "Run the first two as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
-    "lockstep bench allreduce --help, step --help and dp-vs-ddp --help show the flags.\n";
+std::string overview_of_bench() {
+  std::string text =
+      "Usage: lockstep bench COLLECTIVE [flags]\n"
+      "       lockstep bench step MODEL [flags]\n"
+      "       lockstep bench dp-vs-ddp MODEL [flags]\n\n";
+  for (const auto& family : bench::collective_families())
+    text += fmt::format("  {:<15} {}\n", family.name, family.about);
+  return text +
+         "  step            a training step: time, throughput, exposed communication, memory, start-up\n"
+         "  dp-vs-ddp       one process for all devices against one for each: memory, load, step, bytes\n\n"
+         "Run all but the last as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
+         "lockstep bench allreduce --help, step --help and so on show the flags.\n";
+}
 
 /// Bytes: "8", "64K", "1.5M", "2G", powers of 1024 as in nccl-tests.
 Setter size_in_bytes(std::int64_t& target) {
@@ -108,6 +113,26 @@ Setter peak(bench::StepOptions& options) {
   };
 }
 
+std::vector<std::pair<std::string, DType>> types_of(const bench::CollectiveFamily& family) {
+  std::vector<std::pair<std::string, DType>> types;
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16, DType::kI32, DType::kI64})
+    types.emplace_back(name_of(dtype), dtype);
+  if (!family.reduces) types.emplace_back(name_of(DType::kU8), DType::kU8);  // its sums overflow
+  return types;
+}
+
+/// Some of `all`, with commas.
+Setter names_of(std::vector<std::string>& target, const std::vector<std::string>& all) {
+  return [&target, all](const std::string& text) -> std::optional<Complaint> {
+    target.clear();
+    for (const auto& name : split(text, ',')) {
+      if (std::ranges::find(all, name) == all.end()) return Complaint{"not one of those", "give " + join(all, " or ")};
+      if (std::ranges::find(target, name) == target.end()) target.push_back(name);
+    }
+    return std::nullopt;
+  };
+}
+
 /// Reads the flags and runs `measure`, which throws their error, if any, once the ranks are connected.
 template <class Measure>
 int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
@@ -119,59 +144,107 @@ int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, 
 
 }  // namespace
 
-OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
-  OptionTable table("bench allreduce",
-                    "Measures the sum of a buffer over all ranks, size by size, with nccl-tests' columns.");
-  table.group("Sizes");
-  table.add({.name = "min",
-             .placeholder = "BYTES",
-             .help = "smallest size; K, M and G are powers of 1024",
-             .default_text = fmt::to_string(options.min_bytes),
-             .value = size_in_bytes(options.min_bytes)});
-  table.add({.name = "max",
-             .placeholder = "BYTES",
-             .help = "largest size",
-             .default_text = fmt::format("{}M", options.max_bytes >> 20),
-             .value = size_in_bytes(options.max_bytes)});
-  table.add({.name = "factor",
-             .placeholder = "X",
-             .help = "factor from each size to the next",
-             .default_text = fmt::to_string(options.factor),
-             .value = integer(options.factor, 2, 1 << 20)});
+OptionTable bench_collective_options(bench::CollectiveOptions& options) {
+  const bench::CollectiveFamily& family = bench::family_of(options.collective);
+  const bool moves = options.collective != bench::Collective::kBarrier;
+  OptionTable table(
+      fmt::format("bench {}", family.name),
+      fmt::format("Measures {}{}.", family.about, moves ? ", size by size, with nccl-tests' columns" : ""));
+  if (moves) {
+    table.group("Sizes");
+    table.add({.name = "min",
+               .placeholder = "BYTES",
+               .help = fmt::format("smallest size{}; K, M and G are powers of 1024",
+                                   family.in_parts ? ", of the parts of all ranks together" : ""),
+               .default_text = fmt::to_string(options.min_bytes),
+               .value = size_in_bytes(options.min_bytes)});
+    table.add({.name = "max",
+               .placeholder = "BYTES",
+               .help = "largest size",
+               .default_text = fmt::format("{}M", options.max_bytes >> 20),
+               .value = size_in_bytes(options.max_bytes)});
+    table.add({.name = "factor",
+               .placeholder = "X",
+               .help = "factor from each size to the next",
+               .default_text = fmt::to_string(options.factor),
+               .value = integer(options.factor, 2, 1 << 20)});
+  }
   table.group("Operation");
-  table.add({.name = "dtype",
-             .placeholder = "f32|f64|bf16|f16|i32|i64",
-             .help = "type of the elements",
-             .default_text = name_of(options.dtype),
-             .value = choice(options.dtype, {{"f32", DType::kF32},
-                                             {"f64", DType::kF64},
-                                             {"bf16", DType::kBF16},
-                                             {"f16", DType::kF16},
-                                             {"i32", DType::kI32},
-                                             {"i64", DType::kI64}})});
-  table.add({.name = "op",
-             .placeholder = "sum|min|max|prod",
-             .help = "how the ranks' elements are reduced",
-             .default_text = comm::name_of(options.op),
-             .value = choice(options.op, {{"sum", comm::ReduceOp::kSum},
-                                          {"min", comm::ReduceOp::kMin},
-                                          {"max", comm::ReduceOp::kMax},
-                                          {"prod", comm::ReduceOp::kProd}})});
+  if (moves) {
+    table.add({.name = "dtype",
+               .placeholder = family.reduces ? "f32|f64|bf16|f16|i32|i64" : "f32|f64|bf16|f16|i32|i64|u8",
+               .help = "type of the elements",
+               .default_text = name_of(options.dtype),
+               .value = choice(options.dtype, types_of(family))});
+  }
+  if (family.reduces) {
+    table.add({.name = "op",
+               .placeholder = "sum|min|max|prod",
+               .help = "how the ranks' elements are reduced",
+               .default_text = comm::name_of(options.op),
+               .value = choice(options.op, {{"sum", comm::ReduceOp::kSum},
+                                            {"min", comm::ReduceOp::kMin},
+                                            {"max", comm::ReduceOp::kMax},
+                                            {"prod", comm::ReduceOp::kProd}})});
+  }
+  if (family.has_root) {
+    table.add({.name = "root",
+               .placeholder = "RANK",
+               .help = family.reduces ? "the rank that gets the result" : "the rank whose buffer all get",
+               .default_text = fmt::to_string(options.root),
+               .value = integer(options.root, 0, 1 << 20)});
+  }
+  if (options.collective == bench::Collective::kSendRecv) {
+    table.add({.name = "pattern",
+               .placeholder = "ring|latency|bandwidth|bidirectional",
+               .help =
+                   "ring: each rank to the next one, all at a time; of pairs of ranks, latency: half of one message's "
+                   "way there and back; bandwidth: up to 64 messages at a time one way; bidirectional: both ways",
+               .default_text = "ring",
+               .value = choice(options.pattern, {{"ring", bench::Pattern::kRing},
+                                                 {"latency", bench::Pattern::kLatency},
+                                                 {"bandwidth", bench::Pattern::kBandwidth},
+                                                 {"bidirectional", bench::Pattern::kBidirectional}})});
+  }
+  if (moves) {
+    table.add({.name = "memory",
+               .placeholder = "arena|own",
+               .help =
+                   "where the buffers are: in an arena of the group, as gradients are, or in the caller's own memory, "
+                   "which is copied to one and back",
+               .default_text = "arena",
+               .value = choice(options.own_memory, {{"arena", false}, {"own", true}})});
+    table.add({.name = "in-flight",
+               .placeholder = "N",
+               .help = "operations of one size that are issued before the first is waited for; times are of one",
+               .default_text = fmt::to_string(options.in_flight),
+               .value = integer(options.in_flight, 1, 1024)});
+  }
   table.add({.name = "iterations",
              .placeholder = "N",
              .help = "timed rounds per size",
-             .default_text = "as many as take a quarter of a second",
+             .default_text = "as many as --seconds allows",
              .value = integer(options.iterations, 1, kMostSteps)});
-  table.add({.name = "check",
-             .placeholder = "yes|no",
-             .help = "compare every element with a plain sum, once per size",
-             .default_text = "yes",
-             .value = boolean(options.check)});
-  table.group("Ranks");
-  session::add_backend_option(table, options.group.backend);
-  session::add_timeout_option(table, options.group.timeout_seconds);
-  session::add_stall_option(table, options.group.stall_warning_seconds);
-  table.add(session::encrypt_option(options.group.encrypt));
+  table.add({.name = "seconds",
+             .placeholder = "S",
+             .help = "longest time per size and column, but for five rounds",
+             .default_text = fmt::to_string(options.seconds),
+             .value = number(options.seconds, {.low = 0, .high = 3600, .open_low = true})});
+  table.exclusive({"iterations", "seconds"});
+  if (moves) {
+    table.add({.name = "check",
+               .placeholder = "yes|no",
+               .help = "compare every element with a plain loop's, once per size and column",
+               .default_text = "yes",
+               .value = boolean(options.check)});
+  }
+  table.add({.name = "compare",
+             .placeholder = join(bench::rival_names(), "|"),
+             .help =
+                 "beside it, in the same rounds, the same of another library in the caller's own memory; ratio: its "
+                 "time divided by lockstep's. mpi needs ranks that mpirun starts (lockstep launch --mpi)",
+             .value = names_of(options.compare, bench::rival_names())});
+  session::add_rank_options(table, options.session, "collectives");
   add_format_options(table, options.format);
   return table;
 }
@@ -253,11 +326,28 @@ namespace {
 
 /// Where the tables of all kinds write.
 struct Kinds {
-  bench::AllReduceOptions allreduce;
+  std::vector<bench::CollectiveOptions> collectives;
   bench::StepOptions step;
   bench::DpVsDdpOptions dp_vs_ddp;
+
+  Kinds() {
+    for (const auto& family : bench::collective_families()) collectives.emplace_back().collective = family.collective;
+  }
   std::vector<OptionTable> tables() {
-    return {bench_allreduce_options(allreduce), bench_step_options(step), bench_dp_vs_ddp_options(dp_vs_ddp)};
+    std::vector<OptionTable> all;
+    for (auto& one : collectives) all.push_back(bench_collective_options(one));
+    all.push_back(bench_step_options(step));
+    all.push_back(bench_dp_vs_ddp_options(dp_vs_ddp));
+    return all;
+  }
+  /// Of the table with that number.
+  bench::Format format(std::size_t kind) const {
+    if (kind < collectives.size()) return collectives[kind].format;
+    return kind == collectives.size() ? step.format : dp_vs_ddp.format;
+  }
+  int run(std::size_t kind, const std::optional<UsageError>& refusal) {
+    if (kind < collectives.size()) return bench::bench_collective(collectives[kind], refusal);
+    return kind == collectives.size() ? bench::bench_step(step, refusal) : bench::bench_dp_vs_ddp(dp_vs_ddp, refusal);
   }
 };
 
@@ -271,7 +361,7 @@ void show_bench(TableVisitor visit) {
 int bench_command(const Sources& sources, const ForeignFlags& foreign) {
   const std::string kind = sources.args.empty() ? "" : sources.args.front();
   if (kind == "--help" || kind == "-h") {
-    std::fputs(kOverview, stdout);
+    std::fputs(overview_of_bench().c_str(), stdout);
     return 0;
   }
   Kinds kinds;
@@ -284,7 +374,7 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
     throw UsageError(kind.empty() ? "lockstep bench needs to know what to measure"
                                   : fmt::format("lockstep bench cannot measure '{}'", kind),
                      close ? fmt::format("did you mean lockstep bench {}?", *close)
-                           : "say allreduce, step MODEL or dp-vs-ddp MODEL");
+                           : "say allreduce or another collective, step MODEL or dp-vs-ddp MODEL");
   }
   // One environment or file may serve all: what only another kind takes is no mistake there.
   ForeignFlags others = foreign;
@@ -292,13 +382,8 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
     if (i != chosen)
       for (auto& flag : tables[i].names()) others.emplace(std::move(flag), tables[i].subcommand());
   return run(tables[chosen], sources, others, [&](const auto& refusal) {
-    const bench::Format formats[] = {kinds.allreduce.format, kinds.step.format, kinds.dp_vs_ddp.format};
-    if (formats[chosen] != bench::Format::kTable) report_status({.kind = StatusReport::Kind::kDataOnStdout});
-    switch (chosen) {  // as in Kinds::tables()
-      case 0: return bench::bench_allreduce(kinds.allreduce, refusal);
-      case 1: return bench::bench_step(kinds.step, refusal);
-      default: return bench::bench_dp_vs_ddp(kinds.dp_vs_ddp, refusal);
-    }
+    if (kinds.format(chosen) != bench::Format::kTable) report_status({.kind = StatusReport::Kind::kDataOnStdout});
+    return kinds.run(chosen, refusal);
   });
 }
 

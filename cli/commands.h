@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/allreduce.h"
+#include "bench/collectives.h"
 #include "bench/dp_vs_ddp.h"
 #include "bench/step.h"
 #include "devices/machine.h"
+#include "doctor/doctor.h"
 #include "launcher/options.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/function_ref.h"
@@ -30,9 +31,9 @@ int train_command(const Sources& sources, const ForeignFlags& foreign);
 int eval_command(const Sources& sources, const ForeignFlags& foreign);
 int infer_command(const Sources& sources, const ForeignFlags& foreign);
 
-/// lockstep bench: what the ranks can do, measured. `lockstep bench allreduce …`, `lockstep bench step MODEL …` or
-/// `lockstep bench dp-vs-ddp MODEL …`.
-OptionTable bench_allreduce_options(bench::AllReduceOptions& options);
+/// lockstep bench: what the ranks can do, measured. `lockstep bench allreduce …` and other collectives, `lockstep bench
+/// step MODEL …` or `lockstep bench dp-vs-ddp MODEL …`.
+OptionTable bench_collective_options(bench::CollectiveOptions& options);
 OptionTable bench_step_options(bench::StepOptions& options);
 OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options);
 /// Calls `visit` with each of their tables.
@@ -71,6 +72,14 @@ struct DevicesOptions {
 };
 OptionTable devices_options(DevicesOptions& options);
 int devices_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// lockstep doctor: what would keep jobs from running here, or on other hosts.
+struct DoctorCommand {
+  std::vector<launcher::HostSpec> hosts;  // to start it on; empty: this process looks, alone or as a rank of a job
+  doctor::DoctorOptions doctor;
+};
+OptionTable doctor_options(DoctorCommand& command);
+int doctor_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.
 OptionTable version_options(bool& json);

@@ -53,6 +53,10 @@ void show_devices(TableVisitor visit) {
   DevicesOptions options;
   visit(devices_options(options));
 }
+void show_doctor(TableVisitor visit) {
+  DoctorCommand command;
+  visit(doctor_options(command));
+}
 void show_version(TableVisitor visit) {
   bool json = false;
   visit(version_options(json));
@@ -64,6 +68,8 @@ constexpr std::array kSubcommands = {
     Subcommand{"eval", "evaluate the weights of a file", eval_command, show_eval, true},
     Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, show_infer, true},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, show_devices},
+    Subcommand{"doctor", "look for what would make jobs fail or slow, here or on several hosts", doctor_command,
+               show_doctor},
     Subcommand{"bench", "measure collectives or training steps", bench_command, show_bench, true},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
     Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},

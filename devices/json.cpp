@@ -113,7 +113,8 @@ JsonObject json(const MeasuredRates& rates) {
           {"threads", rates.threads},
           {"copy_bytes", rates.copy_bytes},
           {"copy_bytes_per_s", rates.copy_bytes_per_s},
-          {"products", json(rates.products)}};
+          {"products", json(rates.products)},
+          {"core_flops", rates.core_flops}};
 }
 
 }  // namespace

@@ -100,6 +100,7 @@ struct MeasuredRates {
   std::int64_t copy_bytes = 0;          // of the array that was copied
   std::optional<double> copy_bytes_per_s = {};  // within its memory, reads and writes together
   std::vector<Product> products = {};
+  std::optional<double> core_flops = {};  // of the CPU: f32 operations per second of one core, 2 for each multiply-add
 
   std::optional<double> product_tflops(std::string_view precision) const;
 };

@@ -202,6 +202,8 @@ std::string measured_text(const MeasuredRates& rates) {
   for (const auto& product : rates.products)
     pieces.push_back(fmt::format(" {:.4g} TFLOP/s in {} products of {} x {}", product.tflops, product.precision,
                                  product.width, product.width));
+  if (rates.core_flops)
+    pieces.push_back(fmt::format(" {:.4g} GFLOP/s in multiply-adds of a core", 1e-9 * *rates.core_flops));
   if (rates.problem) pieces.push_back((pieces.empty() ? " nothing: " : " no more: ") + problem_text(*rates.problem));
   return text + join(pieces, ",");
 }

@@ -47,11 +47,10 @@ void warn_of_unused(const SessionOptions& options, const Session& session);
 /// Device, backend, threads, timeouts, encryption; opens a group.
 void add_device_options(options::OptionTable& table, SessionOptions& session);
 
+/// The same, of ranks that move memory of their devices and compute nothing.
+void add_rank_options(options::OptionTable& table, SessionOptions& session, const char* what);
+
 // One by one, for commands that take some.
-/// For collectives of host memory.
-void add_backend_option(options::OptionTable& table, std::string& backend);
-void add_timeout_option(options::OptionTable& table, double& seconds);
-void add_stall_option(options::OptionTable& table, double& seconds);
 options::Option encrypt_option(bool& encrypt);
 options::Option precision_option(Precision& precision, const char* help);
 options::Option tf32_option(bool& tf32, const std::string& device);

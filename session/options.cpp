@@ -23,11 +23,10 @@ std::string device_text(const std::string& device) { return "this run has --devi
 
 namespace {
 
-/// `what` is carried by one of the backends of which `offered` is true.
-Option backend_option(std::string& backend, const char* what, bool (*offered)(const comm::BackendFamily&)) {
+/// What carries `what`.
+Option backend_option(std::string& backend, const char* what) {
   std::vector<std::string> names = {comm::kAutoBackend}, helps = {"the fastest that the ranks can use"};
   for (const auto* family : comm::backend_families()) {
-    if (!offered(*family)) continue;
     names.push_back(family->name);
     helps.push_back(fmt::format("{}: {}", family->name, family->about));
   }
@@ -51,28 +50,6 @@ Option backend_option(std::string& backend, const char* what, bool (*offered)(co
 
 Applies to_gpus(const std::string& device) {
   return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_text(device)); }};
-}
-
-void add_backend_option(OptionTable& table, std::string& backend) {
-  table.add(backend_option(backend, "collectives",
-                           [](const comm::BackendFamily& family) { return family.memory == DeviceKind::kCpu; }));
-}
-
-void add_timeout_option(OptionTable& table, double& seconds) {
-  table.add({.name = "timeout-seconds",
-             .placeholder = "S",
-             .help = "longest wait for another rank, in seconds",
-             .default_text = fmt::to_string(seconds),
-             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
-}
-
-void add_stall_option(OptionTable& table, double& seconds) {
-  table.add(
-      {.name = "stall-warning-seconds",
-       .placeholder = "S",
-       .help = "warn after waiting this long for a rank, and name it; again after twice as long, and so on; 0: never",
-       .default_text = fmt::to_string(seconds),
-       .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
 }
 
 Option encrypt_option(bool& encrypt) {
@@ -111,8 +88,10 @@ Option log_level_option(std::string& level, const char* help) {
           .value = text(level)};
 }
 
-void add_device_options(OptionTable& table, SessionOptions& config) {
-  table.group("Ranks and devices");
+namespace {
+
+/// The device, and who carries `what` between devices.
+void add_device_choice(OptionTable& table, SessionOptions& config, const char* what) {
   table.add({.name = "device",
              .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
              .help = "device to compute on; cuda: the GPU with the local rank's number; cuda:0,3: the local rank's "
@@ -126,7 +105,38 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
              .value = boolean(config.share_devices),
              .applies = {.to = "GPUs, and CPU devices that are listed",
                          .unless = [&config] { return when(config.device == "cpu", device_text(config.device)); }}});
-  table.add(backend_option(config.backend, "gradients", [](const comm::BackendFamily&) { return true; }));
+  table.add(backend_option(config.backend, what));
+}
+
+/// How long others are waited for, and who may listen.
+void add_waits(OptionTable& table, SessionOptions& config) {
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(config.timeout_seconds),
+             .value = number(config.timeout_seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
+  table.add(
+      {.name = "stall-warning-seconds",
+       .placeholder = "S",
+       .help = "warn after waiting this long for a rank, and name it; again after twice as long, and so on; 0: never",
+       .default_text = fmt::to_string(config.stall_warning_seconds),
+       .value = number(config.stall_warning_seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
+  Option encrypt = encrypt_option(config.encrypt);
+  encrypt.applies = {.to = "what lockstep itself sends between hosts",
+                     .unless = [&config]() -> std::optional<std::string> {
+                       const auto* const family = comm::backend_family(config.backend);
+                       if (family == nullptr || family->encrypts) return std::nullopt;
+                       return fmt::format("{} (--backend {}) does not encrypt", family->title, family->name);
+                     },
+                     .remedy = "leave one of them out"};
+  table.add(std::move(encrypt));
+}
+
+}  // namespace
+
+void add_device_options(OptionTable& table, SessionOptions& config) {
+  table.group("Ranks and devices");
+  add_device_choice(table, config, "gradients");
   table.add(precision_option(
       config.precision,
       "type of activations and products; parameters, gradients and sums stay f32. bf16 on the CPU needs AVX-512, and "
@@ -140,17 +150,13 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
              .applies = {.to = "the CPU", .unless = [&config] {
                            return when(config.device.starts_with("cuda"), device_text(config.device));
                          }}});
-  add_timeout_option(table, config.timeout_seconds);
-  add_stall_option(table, config.stall_warning_seconds);
-  Option encrypt = encrypt_option(config.encrypt);
-  encrypt.applies = {.to = "what lockstep itself sends between hosts",
-                     .unless = [&config]() -> std::optional<std::string> {
-                       const auto* const family = comm::backend_family(config.backend);
-                       if (family == nullptr || family->encrypts) return std::nullopt;
-                       return fmt::format("{} (--backend {}) does not encrypt", family->title, family->name);
-                     },
-                     .remedy = "leave one of them out"};
-  table.add(std::move(encrypt));
+  add_waits(table, config);
+}
+
+void add_rank_options(OptionTable& table, SessionOptions& config, const char* what) {
+  table.group("Ranks and devices");
+  add_device_choice(table, config, what);
+  add_waits(table, config);
 }
 
 }  // namespace lockstep::session

@@ -1,13 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.h"
-#include "bench/allreduce.h"
+#include "bench/collectives.h"
 #include "bench/step.h"
 #include "bench/timings.h"
-#include "lockstep/comm/make_group.h"
 #include "tests/support/json.h"
 
 namespace lockstep::bench {
@@ -15,13 +15,15 @@ namespace {
 
 using ::testing::ElementsAre;
 
-std::vector<std::int64_t> sizes(std::int64_t min, std::int64_t max, int factor = 2, DType dtype = DType::kF32) {
-  AllReduceOptions options;
+std::vector<std::int64_t> sizes(std::int64_t min, std::int64_t max, int factor = 2, DType dtype = DType::kF32,
+                                Collective collective = Collective::kAllReduce, int ranks = 3) {
+  CollectiveOptions options;
+  options.collective = collective;
   options.min_bytes = min;
   options.max_bytes = max;
   options.factor = factor;
   options.dtype = dtype;
-  return sizes_of(options);
+  return sizes_of(options, ranks);
 }
 
 TEST(Sizes, GrowByAFactorInWholeElements) {
@@ -29,15 +31,31 @@ TEST(Sizes, GrowByAFactorInWholeElements) {
   EXPECT_THAT(sizes(10, 100, 3), ElementsAre(8, 28, 88));
   EXPECT_THAT(sizes(1, 9), ElementsAre(4, 8)) << "1, 2 and 4 bytes are one float";
   EXPECT_THAT(sizes(7, 7, 2, DType::kI64), ElementsAre(8));
+  EXPECT_THAT(sizes(1, 30, 2, DType::kF32, Collective::kAllGather), ElementsAre(12))
+      << "a float of each of three ranks";
+  EXPECT_THAT(sizes(1, 30, 2, DType::kF32, Collective::kBarrier), ElementsAre(0));
 }
 
+double bus_bandwidth(Collective collective, double n) {
+  return speed_of({1000}, 8'000'000, family_of(collective).bus_factor(n)).busbw_gbs;
+}
+
+// 8 MB in 1 ms are 8 GB/s.
 TEST(Speed, BandwidthMatchesNcclTests) {
-  // 8 MB in 1 ms are 8 GB/s; of four ranks' links, each carries 2·3/4 of that.
-  const Speed speed = speed_of(1000, 8'000'000, 4);
-  EXPECT_DOUBLE_EQ(speed.algbw_gbs, 8.0);
-  EXPECT_DOUBLE_EQ(speed.busbw_gbs, 12.0);
-  EXPECT_DOUBLE_EQ(speed_of(1000, 8'000'000, 1).busbw_gbs, 0.0);
-  EXPECT_TRUE(std::isfinite(speed_of(0, 8, 2).algbw_gbs));
+  EXPECT_DOUBLE_EQ(speed_of({1000}, 8'000'000, 1).algbw_gbs, 8.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kAllReduce, 4), 12.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kReduceScatter, 4), 6.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kAllGather, 4), 6.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kAllToAll, 4), 6.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kBroadcast, 4), 8.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kReduce, 4), 8.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kSendRecv, 4), 8.0);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::kAllReduce, 1), 0.0);
+  EXPECT_TRUE(std::isfinite(speed_of({0}, 8, 2).algbw_gbs));
+  const Speed speed = speed_of({5, 1, 9, 2, 3}, 8, 1);
+  EXPECT_EQ(speed.min_us, 1);
+  EXPECT_EQ(speed.time_us, 3);
+  EXPECT_EQ(speed.p99_us, 9);
 }
 
 TEST(Quantile, IsTheNearestValue) {
@@ -49,22 +67,46 @@ TEST(Quantile, IsTheNearestValue) {
   EXPECT_TRUE(std::isnan(median({})));
 }
 
-TEST(Report, AllReduceAsJsonTableOrCsv) {
-  const comm::SelfGroup group(std::chrono::seconds(1));
-  AllReduceOptions options;
+TEST(Report, CollectivesAsJsonTableOrCsv) {
+  CollectiveOptions options;
+  options.compare = {"mpi"};
   options.format = Format::kJson;
-  AllReduceResult result{
-      .bytes = 1024, .count = 256, .out_of_place = speed_of(3, 1024, 1), .in_place = speed_of(2, 1024, 1)};
-  result.in_place.wrong = 0;
-  const auto json = testing::json_in(line_of(result, options, group));
+  CollectiveResult result{.bytes = 1024,
+                          .count = 256,
+                          .out_of_place = speed_of({3}, 1024, 1.5),
+                          .in_place = speed_of({2}, 1024, 1.5),
+                          .rivals = {speed_of({6}, 1024, 1.5)}};
+  result.in_place->wrong = 0;
+  auto json = testing::json_in(line_of(result, options, 4, "shm"));
+  EXPECT_EQ(json["collective"], "allreduce");
   EXPECT_EQ(json["bytes"], 1024);
   EXPECT_EQ(json["time_us"], 2.0);
+  EXPECT_EQ(json["p99_us"], 2.0);
   EXPECT_EQ(json["algbw_gbs"], 0.512);
-  EXPECT_EQ(json["busbw_gbs"], 0.0);
+  EXPECT_EQ(json["busbw_gbs"], 0.768);
   EXPECT_EQ(json["out_of_place_time_us"], 3.0);
+  EXPECT_EQ(json["mpi_time_us"], 6.0);
   EXPECT_EQ(json["wrong"], 0);
+  EXPECT_EQ(json["out_of_place_wrong"], -1) << "what was not checked";
+  EXPECT_EQ(json["world_size"], 4);
+
   options.format = Format::kTable;
-  EXPECT_NE(line_of(result, options, group).find("N/A"), std::string::npos) << "what was not checked";
+  const std::string row = line_of(result, options, 4, "shm");
+  EXPECT_NE(row.find("N/A"), std::string::npos) << "what was not checked";
+  EXPECT_TRUE(row.ends_with("    3.00\n")) << "ratio: " << row;
+  const auto lines = split(heading_of(options, 4, "shm"), '\n');
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_THAT(summary_of({result}, options), ::testing::HasSubstr("# Avg bus bandwidth    : 0.64\n"));
+
+  options.format = Format::kCsv;
+  const auto cells = [](const std::string& line) { return std::ranges::count(line, ','); };
+  EXPECT_EQ(cells(heading_of(options, 4, "shm")), cells(line_of(result, options, 4, "shm")));
+  result.in_place.reset();  // as of an all-to-all
+  EXPECT_EQ(cells(heading_of(options, 4, "shm")), cells(line_of(result, options, 4, "shm")));
+  options.format = Format::kJson;
+  json = testing::json_in(line_of(result, options, 4, "shm"));
+  EXPECT_EQ(json["time_us"], 3.0);
+  EXPECT_FALSE(json.contains("out_of_place_time_us"));
 }
 
 TEST(Report, StepHasTheDocumentedFields) {

@@ -98,7 +98,7 @@ TEST_P(Completion, ProposesSubcommandsFlagsAndChoices) {
   EXPECT_THAT(proposals("lockstep train mlp --schedule co"), UnorderedElementsAre("constant", "cosine"));
   EXPECT_THAT(proposals("lockstep train resnet1"),
               UnorderedElementsAre("resnet18", "resnet101", "resnet152", "resnet18-cifar"));
-  EXPECT_THAT(proposals("lockstep bench s"), ElementsAre("step"));
+  EXPECT_THAT(proposals("lockstep bench st"), ElementsAre("step"));
   EXPECT_THAT(proposals("lockstep bench step --graphs n"), ElementsAre("no"));
   EXPECT_THAT(proposals("lockstep checkpoint v"), ElementsAre("verify"));
   EXPECT_THAT(proposals("lockstep launch -n 2 -- program --s"), ElementsAre()) << "another program's";

@@ -20,15 +20,17 @@ parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__
 places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
-BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce")
-COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "version")
+BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv")
+COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "version")
 # The commands that print the texts of a file: the first pattern that its path has at its beginning. A flag in a text is one
 # of each of them, of one of those with | between. Other files' texts may name any command's.
 COMMANDS_OF = [
     (r"inference/|data/vocabulary\.", ("infer",)),
     (r"launcher/(?!mpirun_command)|cli/launch_command", ("launch|train",)),  # and of the program that is launched
     (r"cli/checkpoint_command", ("checkpoint",)),
-    (r"bench/(allreduce|dp_vs_ddp|step)\.", None),  # of the command that has the file's name
+    (r"bench/(collective|rivals)", ("bench allreduce|bench reduce|bench send-recv",)),
+    (r"doctor/|cli/doctor_command", ("doctor|train",)),
+    (r"bench/(dp_vs_ddp|step)\.", None),  # of the command that has the file's name
     (r"trainer/evaluation\.", ("eval",)),
     (r"trainer/(build|run_weights|metrics)\.|data/|session/|nn/(?!optim/|ops/cuda/)|checkpoint/model", ("train", "eval")),
     (r"trainer/|sampler/|ddp/|checkpoint/|comm/|nn/", ("train",)),
@@ -37,7 +39,8 @@ COMMANDS_OF = [
 TRAININGS = {"trainer/build.cpp": {"--epochs", "--freeze", "--recompute", "--stateful", "--global-batch", "--comm-hook"},
              "session/memory.cpp": {"--optimizer"}}
 # Those of other programs, whose names are in the texts.
-OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpus": "docker", "--gpu-reset": "nvidia-smi",
+OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpus": "docker", "--shm-size": "docker",
+          "--ipc": "docker", "--cpus": "docker", "--cpuset-cpus": "docker", "--pids-limit": "docker", "--gpu-reset": "nvidia-smi",
           "--map-by": "", "--oversubscribe": ""}  # the last two are words of mpirun's command line
 # Variables that other programs and libraries read.
 VARIABLES = {"COMP_WORDS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "CUDNN_LOGDEST_DBG", "CUDNN_LOGLEVEL_DBG",

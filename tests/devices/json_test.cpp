@@ -59,10 +59,10 @@ TEST(Json, HasWhatWasMeasured) {
       {.device = "cuda:0", .copy_bytes = 1024, .copy_bytes_per_s = 4e12, .products = {{"bf16", 64, 7.5}}},
       {.device = "cpu", .problem = Problem{"no threads", ""}, .threads = 2}};
   EXPECT_EQ(Json::parse(json_of(machine))["measured"], Json::parse(R"([
-    {"device": "cuda:0", "problem": null, "threads": null, "copy_bytes": 1024, "copy_bytes_per_s": 4e12,
+    {"device": "cuda:0", "problem": null, "threads": null, "core_flops": null, "copy_bytes": 1024, "copy_bytes_per_s": 4e12,
      "products": [{"precision": "bf16", "width": 64, "tflops": 7.5}]},
     {"device": "cpu", "problem": {"what": "no threads", "remedy": ""}, "threads": 2, "copy_bytes": 0,
-     "copy_bytes_per_s": null, "products": []}])"));
+     "copy_bytes_per_s": null, "products": [], "core_flops": null}])"));
   EXPECT_EQ(machine.measured[0].product_tflops("bf16"), 7.5);
   EXPECT_FALSE(machine.measured[0].product_tflops("f32"));
 }

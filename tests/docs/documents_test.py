@@ -60,6 +60,7 @@ NOT_RUN = {
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits",
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits --encrypt",
         "lockstep launch --hostfile hosts.txt -- ./my_program",
+        "lockstep doctor --hosts a,b,c",
     ),
     "GPT-2's files; parity_weights tests small ones": (
         "lockstep eval gpt2 --data tokens:val.bin --weights model.safetensors",

@@ -106,6 +106,8 @@ VALID = [
                                           "kept/step-0000000003/weights.safetensors")),
     Invocation("bench step mlp --hidden 8 --steps 2 --batch 4 --threads 1"),
     Invocation("bench allreduce --min 4 --max 64"),
+    Invocation("bench send-recv --pattern ring --memory own --min 4 --max 64"),
+    Invocation("doctor --json"),
     Invocation("devices --json"),
     Invocation("version"),
 ]

@@ -126,6 +126,7 @@ const Dependencies& allowed_dependencies() {
       {"parallel", {"base", "nn", "ddp", "comm"}},
       {"launcher", {"base"}},
       {"devices", {"base"}},
+      {"doctor", {"base", "comm", "devices"}},
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
       {"bindings", {"base", "comm", "ddp"}},
@@ -136,7 +137,7 @@ const Dependencies& allowed_dependencies() {
       {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "session", "checkpoint"}},
       {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "session", "trainer"}},
       {"cli",
-       {"base", "bench", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
+       {"base", "bench", "doctor", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
         "session", "checkpoint", "inference", "trainer"}},
   };
   return kAllowed;

@@ -94,7 +94,14 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   bench dp-vs-ddp cnn --global-batch 2 --device cpu:0,1,2 | 2 samples for 3 devices
   eval cnn --data digits --device cpu --precision fp16 --weights w | --precision fp16 is for GPUs
   bench step cnn --device cpu --precision fp16 | --precision fp16 is for GPUs
-  bench allreduce --backend nccl | --backend nccl
+  bench allreduce --backend nccl --device cpu | --backend nccl
+  bench allreduce --memory own --in-flight 2 | --in-flight with --memory own
+  bench broadcast --root 1 | --root 1, among 1 rank
+  bench broadcast --op sum | --op
+  bench send-recv --pattern latency | on one rank
+  bench allreduce --compare mpl | give mpi
+  bench allreduce --iterations 2 --seconds 1 | --seconds
+  bench barrier --min 8 | --min
 2 lockstep train cnn --data digits
   --bach 3 | did you mean --batch
   --batch 0 | --batch

@@ -17,36 +17,77 @@ std::string start(int ranks, const std::string& choice) {
   return "lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- ";
 }
 
-TEST(BenchAllReduce, IsRightForEveryTypeAndOperation) {
-  const TemporaryDirectory directory;
-  for (const int ranks : {1, 2, 3}) {
-    for (const char* choice : {"f32 --op sum", "f64 --op min", "bf16 --op sum", "i32 --op max", "i64 --backend mpi"}) {
-      const auto outcome =
-          run(start(ranks, choice) +
-                  "lockstep bench allreduce --min 6 --max 300K --factor 9 --iterations 2 --json --dtype " + choice,
-              directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
-      const auto lines = lines_of(outcome.out);
-      ASSERT_GE(lines.size(), 5u);
-      for (const auto& line : lines) {
-        const auto result = json::parse(line);
-        EXPECT_EQ(result["wrong"], 0) << line;
-        EXPECT_EQ(result["out_of_place_wrong"], 0) << line;
-        EXPECT_EQ(result["world_size"], ranks);
-        EXPECT_GT(result["time_us"], 0.0);
-        // Four decimals of GB/s: half of the last one is 0.05 bytes for each microsecond.
-        const double bytes = result["bytes"], time_us = result["time_us"];
-        EXPECT_NEAR(result["algbw_gbs"].get<double>() * time_us * 1e3, bytes, 0.1 * bytes + 100 + 0.05 * time_us);
-      }
-    }
+/// Figures that are there and consistent.
+void check_lines(const std::string& out, int ranks, std::size_t sizes) {
+  const auto lines = lines_of(out);
+  ASSERT_EQ(lines.size(), sizes) << out;
+  for (const auto& line : lines) {
+    const auto result = json::parse(line);
+    EXPECT_EQ(result["wrong"], 0) << line;
+    if (result.contains("out_of_place_wrong")) EXPECT_EQ(result["out_of_place_wrong"], 0) << line;
+    if (result.contains("mpi_wrong")) EXPECT_EQ(result["mpi_wrong"], 0) << line;
+    EXPECT_EQ(result["world_size"], ranks);
+    EXPECT_GT(result["time_us"], 0.0);
+    EXPECT_LE(result["min_us"], result["time_us"]);
+    EXPECT_GE(result["p99_us"], result["time_us"]);
+    // Four decimals of GB/s: half of the last one is 0.05 bytes for each microsecond.
+    const double bytes = result["bytes"], time_us = result["time_us"];
+    const double moved = result.value("pattern", "") == "bidirectional" ? 2 * bytes : bytes;
+    EXPECT_NEAR(result["algbw_gbs"].get<double>() * time_us * 1e3, moved, 0.1 * moved + 100 + 0.05 * time_us) << line;
   }
 }
 
-TEST(BenchAllReduce, PrintsATableOnceAndCsv) {
+TEST(BenchCollectives, AreRightForEveryTypeAndOperation) {
+  const TemporaryDirectory directory;
+  const std::string sizes = " --min 6 --max 300K --factor 9 --iterations 2 --json ";
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* choice :
+         {"allreduce --dtype f32 --op sum", "allreduce --dtype f64 --op min", "reduce-scatter --dtype bf16 --op sum",
+          "reduce --dtype i32 --op max --root 0", "allreduce --dtype i64 --backend mpi", "all-gather --dtype u8",
+          "broadcast --dtype f16 --in-flight 3", "all-to-all --dtype f64", "send-recv --in-flight 2",
+          "allreduce --memory own", "reduce-scatter --memory own", "all-gather --memory own",
+          "reduce --memory own --op min", "all-to-all --memory own", "send-recv --memory own"}) {
+      SCOPED_TRACE(std::string(choice) + " on " + std::to_string(ranks));
+      const auto outcome = run(start(ranks, choice) + "lockstep bench " + choice + sizes, directory.path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      check_lines(outcome.out, ranks, 5);
+    }
+  }
+  for (const int ranks : {2, 3})
+    for (const char* choice : {"broadcast --root 1", "send-recv --pattern latency", "send-recv --pattern bandwidth",
+                               "send-recv --pattern bidirectional --memory own"}) {
+      SCOPED_TRACE(std::string(choice) + " on " + std::to_string(ranks));
+      const auto outcome = run(bench(ranks, choice + sizes), directory.path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      check_lines(outcome.out, ranks, 5);
+    }
+  const auto barrier = run(bench(2, "barrier --iterations 3 --json"), directory.path());
+  ASSERT_EQ(barrier.code, 0) << barrier.err;
+  EXPECT_GT(json::parse(barrier.out)["time_us"], 0.0);
+}
+
+TEST(BenchCollectives, StandBesideMpi) {
+  const TemporaryDirectory directory;
+  const std::string launch = "lockstep launch --no-prefix --mpi -n 2 -- lockstep bench ";
+  for (const char* choice : {"allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce --root 1", "all-to-all",
+                             "send-recv", "send-recv --pattern bandwidth"}) {
+    SCOPED_TRACE(choice);
+    const auto outcome =
+        run(launch + choice + " --min 4K --max 64K --factor 16 --iterations 2 --json --compare mpi", directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    check_lines(outcome.out, 2, 2);
+    for (const auto& line : lines_of(outcome.out)) EXPECT_GT(json::parse(line)["mpi_time_us"], 0.0);
+  }
+  const auto alone = run(bench(1, "allreduce --max 64 --compare mpi"), directory.path());
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_NE(alone.err.find("lockstep launch --mpi"), std::string::npos) << alone.err;
+}
+
+TEST(BenchCollectives, PrintATableOnceAndCsv) {
   const TemporaryDirectory directory;
   auto outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(lines_of(outcome.out).size(), 4u + 3u) << outcome.out;
+  EXPECT_EQ(lines_of(outcome.out).size(), 4u + 3u + 2u) << outcome.out;
   outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2 --csv --check no"), directory.path());
   const auto lines = lines_of(outcome.out);
   ASSERT_EQ(lines.size(), 4u) << outcome.out;
@@ -62,6 +103,8 @@ TEST(BenchStep, MeasuresPeaksOfTheDeviceOnRequest) {
     const auto result = json::parse(outcome.out);
     EXPECT_GT(result["measured"]["product_tflops"], 0.0);
     EXPECT_GT(result["measured"]["copy_bytes_per_s"], 0.0);
+    EXPECT_GT(result["measured"]["core_flops"], 1e8);
+    EXPECT_LT(result["measured"]["core_share"], 1.0);
     EXPECT_FALSE(result.contains("mfu")) << "of a data sheet, which is not there";
   }
   const auto stated = run(bench(1, step + "0.5"), directory.path());

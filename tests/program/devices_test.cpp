@@ -48,6 +48,7 @@ TEST(DevicesTest, MeasuresTheCpu) {
   EXPECT_EQ(rates["device"], "cpu");
   EXPECT_GE(rates["threads"], 1);
   EXPECT_GT(rates["copy_bytes_per_s"], 1e6);
+  EXPECT_GT(rates["core_flops"], 1e8);
   EXPECT_EQ(rates["products"].back()["precision"], "f32");
   EXPECT_GT(rates["products"].back()["tflops"], 0.0);
   const auto table = run("lockstep devices --measure", directory.path());

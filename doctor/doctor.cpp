@@ -1,0 +1,195 @@
+#include "doctor/doctor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "base/json_value.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "base/text.h"
+#include "comm/backends.h"
+#include "doctor/links.h"
+#include "lockstep/comm/agree.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/world.h"
+
+namespace lockstep::doctor {
+namespace {
+
+double wall_clock_s() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+JsonText to_json(const Finding& finding) {
+  return JsonObject({{"check", finding.check},
+                     {"severity", name_of(finding.severity)},
+                     {"what", finding.what},
+                     {"remedy", finding.remedy}});
+}
+
+std::vector<JsonText> to_json(const std::vector<Finding>& findings) {
+  std::vector<JsonText> texts;
+  for (const Finding& finding : findings) texts.push_back(to_json(finding));
+  return texts;
+}
+
+Severity severity_of(const std::string& name) {
+  for (const Severity severity : {Severity::kNote, Severity::kWarning, Severity::kFailure})
+    if (name == name_of(severity)) return severity;
+  return Severity::kOk;
+}
+
+Finding finding_from(const nlohmann::json& json) {
+  return {json.at("check"), severity_of(json.at("severity")), json.at("what"), json.at("remedy")};
+}
+
+/// What a rank sends to the others: its host's findings and facts.
+std::string encode(const std::vector<Finding>& findings, const HostFacts& facts) {
+  std::vector<JsonText> rows;
+  for (const auto& fact : facts.facts)
+    rows.push_back(JsonObject({{"name", fact.name}, {"value", fact.value}, {"needed", fact.needed}}));
+  return JsonObject({{"host", facts.host}, {"findings", to_json(findings)}, {"facts", rows}}).text();
+}
+
+void decode(const std::string& text, Report::Host& host, HostFacts& facts) {
+  const auto json = parse_json(text, 4);
+  host.name = facts.host = json.at("host");
+  for (const auto& one : json.at("findings")) host.findings.push_back(finding_from(one));
+  for (const auto& one : json.at("facts")) facts.facts.push_back({one.at("name"), one.at("value"), one.at("needed")});
+}
+
+/// Sets each host's clock against rank 0's: all say the time after a barrier, which ends on all within its own length.
+void compare_clocks(comm::ProcessGroup& group, std::vector<HostFacts>& hosts) {
+  constexpr int kRounds = 5;
+  std::vector<double> best_error(hosts.size(), 1e9);
+  for (int round = 0; round < kRounds; ++round) {
+    group.barrier().wait_host();
+    const auto begin = Clock::now();
+    const auto texts = group.all_gather_text(fmt::format("{:.6f}", wall_clock_s()));
+    const double error = seconds_between(begin, Clock::now());
+    for (std::size_t i = 0; i < hosts.size(); ++i) {
+      if (error >= best_error[i]) continue;
+      best_error[i] = error;
+      hosts[i].clock_offset_s = parse_double(texts[i]).value_or(0) - parse_double(texts[0]).value_or(0);
+      hosts[i].clock_error_s = error;
+    }
+  }
+}
+
+/// "nccl 2.28.3", of hosts with GPUs.
+std::string gpu_libraries(const View& view) {
+  std::vector<std::string> all;
+  for (const auto* family : comm::backend_families())
+    if (family->memory != DeviceKind::kCpu && family->is_built() && family->library_version != nullptr)
+      all.push_back(fmt::format("{} {}", family->name, family->library_version()));
+  return view.gpus.list.empty() || all.empty() ? "none" : join(all, ", ");
+}
+
+std::string line_of(const Finding& finding) {
+  const char* const mark = finding.severity == Severity::kFailure   ? "FAIL"
+                           : finding.severity == Severity::kWarning ? "WARN"
+                           : finding.severity == Severity::kNote    ? "note"
+                                                                    : "ok";
+  std::string line = fmt::format("  {:<4} {:<14} {}", mark, finding.check, finding.what);
+  if (!finding.remedy.empty()) line += " → " + finding.remedy;
+  return line + "\n";
+}
+
+std::string lines_of(const std::vector<Finding>& findings, bool all) {
+  std::string text;
+  std::size_t quiet = 0;
+  for (const Finding& finding : findings) {
+    if (all || finding.severity >= Severity::kWarning)
+      text += line_of(finding);
+    else
+      ++quiet;
+  }
+  if (quiet > 0)
+    text += fmt::format("  {} other check{} found nothing (--all shows them)\n", quiet, quiet == 1 ? "" : "s");
+  return text;
+}
+
+}  // namespace
+
+std::size_t Report::count(Severity severity) const {
+  const auto in = [&](const std::vector<Finding>& findings) {
+    return static_cast<std::size_t>(std::ranges::count(findings, severity, &Finding::severity));
+  };
+  std::size_t all = in(between);
+  for (const Host& host : hosts) all += in(host.findings);
+  return all;
+}
+
+std::string text_of(const Report& report, bool all) {
+  std::string text;
+  for (const auto& host : report.hosts)
+    text += fmt::format("host {}\n{}", printable(host.name), lines_of(host.findings, all));
+  if (report.hosts.size() > 1) {
+    std::vector<std::string> names;
+    for (const auto& host : report.hosts) names.push_back(host.name);
+    text += fmt::format("between hosts\n{}{}", lines_of(report.between, all), matrix_of(report.links, names));
+  }
+  const std::size_t failures = report.count(Severity::kFailure), warnings = report.count(Severity::kWarning);
+  return text + fmt::format("{} failure{}, {} warning{}\n", failures, failures == 1 ? "" : "s", warnings,
+                            warnings == 1 ? "" : "s");
+}
+
+std::string json_of(const Report& report) {
+  std::vector<JsonText> hosts, links;
+  for (const auto& host : report.hosts)
+    hosts.push_back(JsonObject({{"host", host.name}, {"findings", to_json(host.findings)}}));
+  for (const Link& link : report.links) links.push_back(json_of(link));
+  return JsonObject({{"failures", report.count(Severity::kFailure)},
+                     {"warnings", report.count(Severity::kWarning)},
+                     {"hosts", hosts},
+                     {"between", to_json(report.between)},
+                     {"links", links}})
+             .text() +
+         "\n";
+}
+
+int run_doctor(const DoctorOptions& options, bool has_cuda, const std::optional<UsageError>& refusal) {
+  watch_for_stops();
+  const comm::World world = comm::discover_world(env);
+  set_log_identity(world.rank, world.size, host_name());
+  const auto group = comm::make_group(world, {.timeout_seconds = options.timeout_seconds});
+  comm::run_collectively(*group, [&] {
+    if (refusal) throw *refusal;
+  });
+  // The first rank of each host looks at it.
+  const auto names = group->all_gather_text(world.size == 1 ? "" : host_name());
+  const bool looks =
+      std::ranges::find(names, names[static_cast<std::size_t>(group->rank())]) - names.begin() == group->rank();
+  const auto each = group->split(looks ? 0 : -1);
+  int code = 0;
+  if (each != nullptr) {
+    const bool several = each->size() > 1;
+    const View view = View::of_this_host(options.directory, several, has_cuda);
+    Report report;
+    std::vector<HostFacts> facts;
+    const std::string mine = encode(check_host(view), facts_of(view, gpu_libraries(view)));
+    for (const auto& text : each->all_gather_text(mine))
+      decode(text, report.hosts.emplace_back(), facts.emplace_back());
+    if (several) {
+      compare_clocks(*each, facts);
+      report.between = compare_hosts(facts);
+      report.links = measure_links(*each, view.interfaces, view.root);
+      std::vector<std::string> hosts;
+      for (const auto& host : report.hosts) hosts.push_back(host.name);
+      for (Finding& finding : check_links(report.links, hosts)) report.between.push_back(std::move(finding));
+    }
+    if (each->rank() == 0) {
+      std::fputs((options.json ? json_of(report) : text_of(report, options.all)).c_str(), stdout);
+      std::fflush(stdout);
+    }
+    if (report.count(Severity::kFailure) > 0 && each->rank() == 0) code = static_cast<int>(ExitCode::kDevice);
+    each->shutdown();
+  }
+  group->shutdown();
+  return code;
+}
+
+}  // namespace lockstep::doctor
