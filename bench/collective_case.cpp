@@ -244,8 +244,8 @@ void CollectiveCase::fill() {
 }
 
 void CollectiveCase::zero() {
-  std::ranges::fill(values_, std::byte{0});
-  std::ranges::fill(other_, std::byte{0});
+  std::fill_n(values_.begin(), bytes_, std::byte{0});
+  std::fill_n(other_.begin(), std::min(other_.size(), bytes_), std::byte{0});
   for (int i = 0; arena_ != nullptr && i < options_.in_flight; ++i) {
     group_.zero(region(*source_, i));
     group_.zero(region(*arena_, i));

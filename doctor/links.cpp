@@ -29,7 +29,6 @@ constexpr double kConnectSeconds = 2, kStepSeconds = 10;
 constexpr double kTransferSeconds = 0.2;
 constexpr int kPings = 200;
 constexpr std::size_t kBlockBytes = std::size_t{256} << 10;
-constexpr std::size_t kTokenBytes = 16;
 
 /// Waits for `events`; whether they came before `deadline`.
 bool wait_for(const UniqueFd& socket, short events, Deadline deadline) {
@@ -130,7 +129,7 @@ struct Listeners {
         if ((entry.revents & POLLIN) == 0) continue;
         UniqueFd socket(::accept4(entry.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!socket) continue;
-        std::string said(kTokenBytes, '\0');
+        std::string said(token.size(), '\0');
         try {
           receive_all(socket, said.data(), said.size(), Deadline::after_seconds(kConnectSeconds));
         } catch (const DeviceError&) {
@@ -354,10 +353,7 @@ std::vector<Link> measure_links(comm::ProcessGroup& group, const std::vector<Net
     mine.push_back(JsonObject({{"address", place.address}, {"port", place.port}, {"mbit_s", place.mbit_s}}));
     if (place.mbit_s > 0) slowest = slowest == 0 ? place.mbit_s : std::min(slowest, place.mbit_s);
   }
-  std::string token;
-  for (const char byte : random_bytes(kTokenBytes / 2))
-    token += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  token = group.all_gather_text(token).front();
+  const std::string token = group.all_gather_text(JobSecret::random().text()).front();
   std::vector<std::vector<Place>> places;
   for (const auto& text : group.all_gather_text(JsonText(mine).text())) {
     auto& of_rank = places.emplace_back();
