@@ -50,7 +50,7 @@ TEST(Launched, DataHasNoPrefix) {
   for (const auto& line : lines_of(as_json.out)) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
   const auto as_csv = run(launch + "allreduce --csv" + sizes, directory.path());
   ASSERT_EQ(as_csv.code, 0) << as_csv.err;
-  EXPECT_EQ(as_csv.out.find("bytes,"), 0u) << as_csv.out;
+  EXPECT_EQ(as_csv.out.find("collective,bytes,"), 0u) << as_csv.out;
   const auto step = run(launch + "step mlp --steps 2 --warmup-steps 1 --json", directory.path());
   ASSERT_EQ(step.code, 0) << step.err;
   EXPECT_TRUE(nlohmann::json::accept(step.out)) << step.out;
