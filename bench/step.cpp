@@ -10,9 +10,11 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/file.h"
 #include "base/kernel.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "base/version.h"
 #include "bench/bypass_group.h"
 #include "bench/ceilings.h"
 #include "bench/flops.h"
@@ -67,6 +69,8 @@ class StepBenchmark {
                   "leave --copy-batch out, or use --device cuda");
       check_usage(on_gpu_ || !options_.profile, "--profile is for GPUs, and this run is on the CPU",
                   "leave --profile out, or use --device cuda");
+      check_usage(!on_gpu_ || options_.profile_out.empty() || group_.size() == 1,
+                  "--profile-out on GPUs is for one rank alone", "start one, without lockstep launch");
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
@@ -113,14 +117,16 @@ class StepBenchmark {
     measure(result);
     if (options_.timeline) result.timeline = take_timeline();
     if (options_.profile) result.profile = take_profile();
+    if (!options_.profile_out.empty()) result.step_profile = take_step_profile();
     describe(result);
-    if (options_.profile || options_.measure_peaks) {
+    if (options_.profile || options_.measure_peaks || result.step_profile) {
       // Last: the memory that this takes is not the step's.
       group_.barrier().wait_host();
       comm::run_collectively(group_, [&] {
         result.measured = measure_rates(*session_.backend, {config().precision}, config().tf32, session_.threads);
       });
     }
+    if (result.step_profile) complete(*result.step_profile, result);
     return result;
   }
 
@@ -245,9 +251,52 @@ class StepBenchmark {
     return profile;
   }
 
-  Timeline take_timeline() {
+  /// Of steps without communication, in which each gradient is a bucket of its own: what is in it beside describe()'s.
+  simulate::StepProfile take_step_profile() {
     prepare_without_graphs();
-    if (!on_gpu_) return timeline_of(ddp_->reducer().timeline(), Clock::now());
+    const auto& reducer = ddp_->reducer();
+    std::vector<std::vector<double>> ready(reducer.specs().size());
+    std::vector<double> backward, update;
+    simulate::StepProfile profile;
+    for (std::int64_t i = 0; i < options_.steps; ++i) {
+      throw_if_stopped("measuring");
+      gradients_.set_bypass(group_.size() > 1);
+      const Timeline timeline = on_gpu_ ? timeline_of_gpu() : timeline_of_cpu();
+      gradients_.set_bypass(false);
+      const auto& buckets = reducer.plan().buckets;
+      for (std::size_t b = 0; b < buckets.size(); ++b)
+        for (const std::size_t slot : buckets[b].slots) ready[slot].push_back(timeline.buckets[b].ready_ms);
+      backward.push_back(timeline.last_ready_ms);
+      update.push_back(timeline.end_ms - timeline.last_ready_ms);
+      profile.step_ms.push_back(timeline.end_ms);
+    }
+    for (std::size_t slot = 0; slot < ready.size(); ++slot)
+      profile.gradients.push_back({.slot = reducer.specs()[slot], .ready_ms = median(std::move(ready[slot]))});
+    profile.backward_ms = median(std::move(backward));
+    profile.update_ms = median(std::move(update));
+    profile.arena_alignment = reducer.limits().slot_alignment;
+    return profile;
+  }
+  static void complete(simulate::StepProfile& profile, const StepResult& result) {
+    profile.model = result.model;
+    profile.precision = result.precision;
+    profile.device = result.device;
+    profile.version = version();
+    profile.batch = result.batch;
+    profile.threads = result.threads;
+    profile.ranks = result.world_size;
+    profile.flops_per_step = result.flops_per_step;
+    profile.memory_bytes = static_cast<std::uint64_t>(result.peak_memory_bytes.front());
+    if (result.measured) profile.copy_bytes_per_s = result.measured->copy_bytes_per_s.value_or(0);
+  }
+
+  Timeline timeline_of_cpu() {
+    group_.barrier().wait_host();
+    run_step();
+    take_outcomes();
+    return timeline_of(ddp_->reducer().timeline(), Clock::now());
+  }
+  Timeline timeline_of_gpu() {
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
     gradients_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
     group_.barrier().wait_host();
@@ -257,6 +306,11 @@ class StepBenchmark {
     take_outcomes();
     gradients_.set_observer(nullptr);
     return timer->read();
+  }
+
+  Timeline take_timeline() {
+    prepare_without_graphs();
+    return on_gpu_ ? timeline_of_gpu() : timeline_of(ddp_->reducer().timeline(), Clock::now());
   }
 
   const StepOptions& options_;
@@ -279,23 +333,62 @@ class StepBenchmark {
 
 }  // namespace
 
-int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
+namespace {
+
+StepResult measure(const StepOptions& options, session::Session& session) {
+  StepBenchmark benchmark(options, session);
+  StepResult result = benchmark.run();
+  comm::run_collectively(*session.group, [&] {
+    if (!benchmark.finite())
+      throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
+  });
+  return result;
+}
+
+session::Session prepare(StepOptions& options, const std::optional<UsageError>& refusal) {
   watch_for_stops();
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
-  session::Session session = trainer::open_session(options.train, refusal);
+  if (!options.profile_out.empty()) {
+    // Each gradient is a bucket of its own, so that the timeline has when it was ready.
+    options.train.first_bucket_mb = 1e-6;
+    options.train.bucket_mb = 1e-6;
+  }
+  return trainer::open_session(options.train, refusal);
+}
+
+}  // namespace
+
+int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
+  session::Session session = prepare(options, refusal);
   {
-    StepBenchmark benchmark(options, session);
-    const StepResult result = benchmark.run();
+    std::optional<AtomicFile> file;
     comm::run_collectively(*session.group, [&] {
-      if (!benchmark.finite())
-        throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
+      if (session.group->rank() == 0 && !options.profile_out.empty()) file.emplace(options.profile_out);
     });
-    if (session.group->rank() == 0) std::fputs(text_of(result, options.format).c_str(), stdout);
+    const StepResult result = measure(options, session);
+    if (session.group->rank() == 0) {
+      if (file) {
+        const std::string text = simulate::text_of(*result.step_profile);
+        file->write(std::as_bytes(std::span(text)));
+        file->commit();
+      }
+      std::fputs(text_of(result, options.format).c_str(), stdout);
+    }
   }
   session.shutdown();
   return 0;
+}
+
+simulate::StepProfile measure_step_profile(const std::string& model) {
+  StepOptions options;
+  options.train.model.name = model;
+  options.profile_out = "-";
+  session::Session session = prepare(options, std::nullopt);
+  const auto profile = measure(options, session).step_profile;
+  session.shutdown();
+  return *profile;
 }
 
 }  // namespace lockstep::bench

@@ -15,6 +15,7 @@
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
+#include "simulate/step_profile.h"
 
 namespace lockstep::bench {
 
@@ -31,6 +32,7 @@ struct StepOptions {
   bool measure_peaks = false;                // of the device, too
   bool timeline = false;                     // of one step, too
   bool profile = false;                      // of one step, by operation
+  std::string profile_out;                   // a file for what simulations start from; empty: none
   Format format = Format::kTable;
 };
 
@@ -71,10 +73,11 @@ struct StepResult {
   std::string backend;
   int threads = 1;
   std::int64_t steps = 0;
-  std::int64_t steps_a_block = 1;     // that were timed together
-  std::optional<Timeline> timeline;   // rank 0's
-  std::int64_t kernels_per_step = 0;  // that a graph of a step starts; 0: no graph
-  std::optional<Profile> profile;     // rank 0's
+  std::int64_t steps_a_block = 1;                     // that were timed together
+  std::optional<Timeline> timeline;                   // rank 0's
+  std::int64_t kernels_per_step = 0;                  // that a graph of a step starts; 0: no graph
+  std::optional<Profile> profile;                     // rank 0's
+  std::optional<simulate::StepProfile> step_profile;  // rank 0's, where StepOptions::profile_out asks for it
   std::optional<trainer::HookReport> hook;
   std::size_t buckets = 0, bucket_bytes = 0;
   std::optional<ddp::BucketChoice> bucket_choice;
@@ -89,5 +92,8 @@ std::string text_of(const StepResult& result, Format format);
 /// of time, they come in blocks, which begin and end with the GPU idle. Returns the exit code.
 /// `refusal`: as for trainer::train.
 int bench_step(StepOptions options, const std::optional<UsageError>& refusal);
+
+/// Of a rank alone, in this process, with the model's defaults.
+simulate::StepProfile measure_step_profile(const std::string& model);
 
 }  // namespace lockstep::bench

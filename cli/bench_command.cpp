@@ -281,6 +281,11 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .help = "GPUs: also report each operation of one step without a CUDA graph: its time, its least possible "
                      "time at measured rates, and its share of the memory's peak bandwidth",
              .value = boolean(options.profile)});
+  table.add(
+      {.name = "profile-out",
+       .placeholder = "FILE",
+       .help = "write when each gradient was ready without communication: lockstep simulate and plan start from it",
+       .value = options::text(options.profile_out)});
   table.add({.name = "peak-tflops",
              .placeholder = "X|measured",
              .help =
@@ -290,6 +295,8 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .value = peak(options)});
   table.exclusive({"csv", "timeline"});
   table.exclusive({"csv", "profile"});
+  for (const char* name : {"bucket-mb", "first-bucket-mb", "comm-hook", "zero"})
+    table.exclusive({"profile-out", name});  // simulations add them
   return table;
 }
 

@@ -19,6 +19,7 @@
 #include "lockstep/base/function_ref.h"
 #include "options/sources.h"
 #include "options/table.h"
+#include "simulate/simulate.h"
 
 namespace lockstep::cli {
 
@@ -80,6 +81,11 @@ struct DoctorCommand {
 };
 OptionTable doctor_options(DoctorCommand& command);
 int doctor_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// lockstep simulate and lockstep plan, MODEL or a FILE that was measured: what they take is simulate's to say
+/// (simulate/simulate.h).
+int simulate_command(const Sources& sources, const ForeignFlags& foreign);
+int plan_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.
 OptionTable version_options(bool& json);

@@ -11,6 +11,7 @@
 #include "cli/manual.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"
+#include "simulate/simulate.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -57,6 +58,14 @@ void show_doctor(TableVisitor visit) {
   DoctorCommand command;
   visit(doctor_options(command));
 }
+void show_simulate(TableVisitor visit) {
+  simulate::SimulateOptions options;
+  visit(simulate::simulate_options(options));
+}
+void show_plan(TableVisitor visit) {
+  simulate::SimulateOptions options;
+  visit(simulate::plan_options(options));
+}
 void show_version(TableVisitor visit) {
   bool json = false;
   visit(version_options(json));
@@ -71,6 +80,9 @@ constexpr std::array kSubcommands = {
     Subcommand{"doctor", "look for what would make jobs fail or slow, here or on several hosts", doctor_command,
                show_doctor},
     Subcommand{"bench", "measure collectives or training steps", bench_command, show_bench, true},
+    Subcommand{"simulate", "predict training steps on a cluster that is described", simulate_command, show_simulate,
+               true},
+    Subcommand{"plan", "say how a model should communicate on a cluster", plan_command, show_plan, true},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
     Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},
     Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},

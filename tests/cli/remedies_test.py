@@ -21,7 +21,8 @@ places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
 BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv")
-COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "version")
+COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "simulate", "plan",
+            "version")
 # The commands that print the texts of a file: the first pattern that its path has at its beginning. A flag in a text is one
 # of each of them, of one of those with | between. Other files' texts may name any command's.
 COMMANDS_OF = [
@@ -30,6 +31,7 @@ COMMANDS_OF = [
     (r"cli/checkpoint_command", ("checkpoint",)),
     (r"bench/(collective|rivals)", ("bench allreduce|bench reduce|bench send-recv",)),
     (r"doctor/|cli/doctor_command", ("doctor|train",)),
+    (r"simulate/", ("simulate",)),
     (r"bench/(dp_vs_ddp|step)\.", None),  # of the command that has the file's name
     (r"trainer/evaluation\.", ("eval",)),
     (r"trainer/(build|run_weights|metrics)\.|data/|session/|nn/(?!optim/|ops/cuda/)|checkpoint/model", ("train", "eval")),
@@ -110,7 +112,7 @@ def wrong_flags(name, text):
         # Given by the user, or of the command that the text names.
         if match.start() == 0 or re.search(r"(leave|without) (--[\w-]+ and )?$", before):
             commands = ()
-        elif named := re.findall(r"lockstep (train|eval|infer|launch)\b", before):
+        elif named := re.findall(r"lockstep (train|eval|infer|launch|bench step)\b", before):
             commands = named[-1:]
         else:
             commands = commands_of(name)

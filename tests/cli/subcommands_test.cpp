@@ -32,7 +32,8 @@ Sources words(std::vector<std::string> args) {
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({"fly-away"}),
-              HasSubstr("one of launch, train, eval, infer, devices, doctor, bench, checkpoint, inspect, version"));
+              HasSubstr("one of launch, train, eval, infer, devices, doctor, bench, simulate, plan, "
+                        "checkpoint, inspect, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));

@@ -250,5 +250,15 @@ def main():
     seed("flight", "header", head)
     seed("flight", "other", head.replace(b"lkflight\1", b"lkflight\2"))
 
+    gradient = {"name": "w", "count": 12, "dtype": "f32", "rows": 3, "ready_ms": 1.5}
+    profile = {"kind": "step profile", "format": 1, "model": "m", "batch": 8, "precision": "f32", "device": "cpu",
+               "threads": 1, "ranks": 1, "version": "0", "backward_ms": 2.5, "update_ms": 0.5, "copy_bytes_per_s": 1e10,
+               "flops_per_step": 1e9, "memory_bytes": 1000, "slot_alignment": 64,
+               "gradients": [gradient, {**gradient, "name": "b", "rows": 1}], "step_ms": [3, 3.25]}
+    seed("simulate", "profile", json.dumps(profile))
+    seed("simulate", "cut", json.dumps(profile)[:200])
+    seed("simulate", "times", "".join(json.dumps({"collective": "allreduce", "bytes": n, "time_us": n / 1000, "world_size": 2})
+                                      + "\n" for n in (8, 1024, 1048576)))
+
 
 main()

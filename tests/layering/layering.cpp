@@ -131,14 +131,16 @@ const Dependencies& allowed_dependencies() {
       {"ddp", {"base", "comm"}},
       {"bindings", {"base", "comm", "ddp"}},
       {"options", {"base"}},
+      {"plot", {"base"}},
+      {"simulate", {"base", "comm", "ddp", "options", "plot"}},
       {"session", {"base", "options", "nn", "comm", "devices"}},
       {"checkpoint", {"base", "options", "nn", "data", "sampler"}},
       {"inference", {"base", "options", "nn", "data", "session", "checkpoint", "comm", "devices"}},
       {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "session", "checkpoint"}},
-      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "session", "trainer"}},
+      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "session", "simulate", "trainer"}},
       {"cli",
        {"base", "bench", "doctor", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
-        "session", "checkpoint", "inference", "trainer"}},
+        "session", "simulate", "checkpoint", "inference", "trainer"}},
   };
   return kAllowed;
 }
