@@ -292,9 +292,10 @@ class StepBenchmark {
 
   Timeline timeline_of_cpu() {
     group_.barrier().wait_host();
+    const auto begin = Clock::now();
     run_step();
     take_outcomes();
-    return timeline_of(ddp_->reducer().timeline(), Clock::now());
+    return timeline_of(ddp_->reducer().timeline(), begin, Clock::now());
   }
   Timeline timeline_of_gpu() {
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
@@ -310,7 +311,7 @@ class StepBenchmark {
 
   Timeline take_timeline() {
     prepare_without_graphs();
-    return on_gpu_ ? timeline_of_gpu() : timeline_of(ddp_->reducer().timeline(), Clock::now());
+    return on_gpu_ ? timeline_of_gpu() : timeline_of_cpu();
   }
 
   const StepOptions& options_;

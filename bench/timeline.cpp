@@ -38,8 +38,8 @@ std::string describe(const Timeline& timeline) {
                                               : std::string());
 }
 
-Timeline timeline_of(const ddp::StepTimeline& step, Clock::time_point end) {
-  const auto ms = [&](Clock::time_point t) { return 1e3 * seconds_between(step.begin, t); };
+Timeline timeline_of(const ddp::StepTimeline& step, Clock::time_point begin, Clock::time_point end) {
+  const auto ms = [&](Clock::time_point t) { return 1e3 * seconds_between(begin, t); };
   Timeline timeline{.clock = "host", .buckets = {}, .last_ready_ms = ms(step.last_ready), .end_ms = ms(end)};
   for (const auto& bucket : step.buckets)
     timeline.buckets.push_back({.bytes = bucket.bytes,

@@ -36,8 +36,8 @@ struct Timeline {
 /// One line a bucket and two for the step.
 std::string describe(const Timeline& timeline);
 
-/// Of a step on the CPU that ended at `end`.
-Timeline timeline_of(const ddp::StepTimeline& step, Clock::time_point end);
+/// Of a step on the CPU, whose forward began at `begin`, and which ended at `end`.
+Timeline timeline_of(const ddp::StepTimeline& step, Clock::time_point begin, Clock::time_point end);
 
 /// Puts marks into the stream of a GPU's computation while a step is given to it, and has the group time its
 /// operations. Between begin() and read() one step, which is not captured. Backend and group must outlive it.

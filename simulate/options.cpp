@@ -202,6 +202,11 @@ void add_cluster(OptionTable& table, SimulateOptions& o) {
              .help = "more profiles of the same model, measured with other numbers of ranks on a host: the nearest to "
                      "--ranks-per-node counts",
              .value = list_of_files(o.more_profiles)});
+  table.add({.name = "step-ms",
+             .placeholder = "X",
+             .help = "scale the profile's times to steps of so many ms on one rank: those of another device",
+             .default_text = "as measured",
+             .value = scaled(o.step_ms, 1, {.low = 0, .high = 1e9, .open_low = true})});
   table.group("Job");
   table.add({.name = "bucket-mb",
              .placeholder = "X",

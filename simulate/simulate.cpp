@@ -78,6 +78,8 @@ void complete(SimulateOptions& o, const std::vector<StepProfile>& profiles) {
 std::vector<StepProfile> all_profiles(const SimulateOptions& o, std::vector<StepProfile> profiles) {
   if (profiles.empty()) profiles.push_back(read_profile(o.subject));
   for (const auto& path : o.more_profiles) profiles.push_back(read_profile(path));
+  if (o.step_ms > 0)
+    for (auto& profile : profiles) profile.scale_to(o.step_ms);
   return profiles;
 }
 
@@ -88,9 +90,9 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 std::string heading(const SimulateOptions& o, const StepProfile& p) {
-  return fmt::format("{}, {} samples per rank, {}, as measured on {} ({} thread{})\n{}\n", p.model,
+  return fmt::format("{}, {} samples per rank, {}, as measured on {} ({} thread{}){}\n{}\n", p.model,
                      p.batch * o.job.accumulate, p.precision, p.device, p.threads, p.threads == 1 ? "" : "s",
-                     describe(o));
+                     o.step_ms > 0 ? fmt::format(", scaled to a step of {:g} ms", o.step_ms) : "", describe(o));
 }
 
 /// One line where computation of several ranks of a node was not measured.

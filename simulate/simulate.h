@@ -22,6 +22,7 @@ struct SimulateOptions {
   std::optional<double> thread_gbit;              // default: kThreadGbit on a CPU
   bool has_algorithm = false;
   std::vector<std::string> collectives;  // files of measured times: FILE or FILE:NODES
+  double step_ms = 0;                    // of one rank on the device that is meant; 0: as measured
   Job job;
   TrialOptions trials;
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_value.h"
+#include "base/statistics.h"
 
 namespace lockstep::simulate {
 namespace {
@@ -65,6 +66,14 @@ std::uint64_t StepProfile::gradient_bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& each : gradients) bytes += each.slot.count * size_of(each.slot.dtype);
   return bytes;
+}
+
+void StepProfile::scale_to(double wanted_ms) {
+  const double factor = wanted_ms / median(step_ms);
+  for (auto& each : gradients) each.ready_ms *= factor;
+  backward_ms *= factor;
+  update_ms *= factor;
+  for (double& ms : step_ms) ms *= factor;
 }
 
 std::vector<std::size_t> StepProfile::ready_order() const {

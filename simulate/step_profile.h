@@ -32,6 +32,9 @@ struct StepProfile {
   std::size_t arena_alignment = 64;      // BucketLimits::slot_alignment
 
   std::uint64_t gradient_bytes() const;
+  /// As if a step of the median's length took `step_ms`: of a faster or slower device, whose layers have the same
+  /// shares.
+  void scale_to(double step_ms);
   /// Gradients as they became ready: the order in which buckets take them from the second step on.
   std::vector<std::size_t> ready_order() const;
 };

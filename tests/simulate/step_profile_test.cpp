@@ -31,6 +31,15 @@ TEST(StepProfile, BucketsTakeGradientsAsTheyBecomeReady) {
   EXPECT_THAT(p.ready_order(), ElementsAre(3, 2, 0, 1));
 }
 
+TEST(StepProfile, IsScaledToAnotherDevicesSteps) {
+  StepProfile p = example_profile();
+  p.scale_to(55);
+  EXPECT_DOUBLE_EQ(p.backward_ms, 50);
+  EXPECT_DOUBLE_EQ(p.update_ms, 5);
+  EXPECT_DOUBLE_EQ(p.gradients[9].ready_ms, 10);
+  EXPECT_DOUBLE_EQ(p.step_ms[4], 60.5);
+}
+
 TEST(StepProfile, NoPartOfOneIsOne) {
   const std::string whole = text_of(example_profile());
   for (std::size_t bytes = 0; bytes + 2 < whole.size(); bytes += 7)
