@@ -11,10 +11,6 @@ namespace {
 
 using comm::ReduceOp;
 
-// What many messages at a time take of memory and of time, at most.
-constexpr std::size_t kWindowBytes = std::size_t{64} << 20;
-constexpr int kMostInWindow = 64;
-
 /// What rank `rank` puts in at `i`: small whole numbers, whose sums are exact in every type (bf16 and f16: rounded
 /// once); of a product 1 and 2, and 1 of most ranks.
 int contribution(std::size_t i, int rank, ReduceOp op) {
@@ -71,10 +67,6 @@ bool holds(const std::byte* at, std::size_t i, int value) {
 }
 
 }  // namespace
-
-int window_of(std::size_t bytes) {
-  return static_cast<int>(std::clamp<std::size_t>(kWindowBytes / std::max<std::size_t>(bytes, 1), 1, kMostInWindow));
-}
 
 CollectiveCase::CollectiveCase(comm::ProcessGroup& group, comm::ProcessGroup& host, const CollectiveOptions& options)
     : group_(group),
@@ -349,6 +341,7 @@ std::int64_t CollectiveCase::count_wrong(Rival& rival) {
   if (options_.collective == Collective::kBarrier) return -1;
   fill_own();
   run(rival);
+  rival.settle();
   const std::int64_t wrong = wrong_in(is_in_values(Way::kInPlace) ? values_.data() : other_.data(), false);
   zero();
   return sum_of_ranks(wrong);

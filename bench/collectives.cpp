@@ -26,8 +26,9 @@ using Way = CollectiveCase::Way;
 struct Column {
   std::function<void()> run;
   std::int64_t wrong = -1;
-  double units = 1;  // that run() does at a time
-  int repeats = 1;   // in a round
+  double units = 1;        // that run() does at a time
+  Rival* rival = nullptr;  // whose it is
+  int repeats = 1;         // in a round
   std::vector<double> times_us = {};
 };
 
@@ -66,7 +67,8 @@ class CollectiveBenchmark {
     for (const auto& rival : rivals_)
       columns.push_back({.run = [this, one = rival.get()] { case_.run(*one); },
                          .wrong = options_.check ? case_.count_wrong(*rival) : -1,
-                         .units = case_.units()});
+                         .units = case_.units(),
+                         .rival = rival.get()});
     time(columns);
     std::vector<Speed> speeds;
     for (const Column& column : columns) {
@@ -91,7 +93,9 @@ class CollectiveBenchmark {
       host_.barrier().wait_host();
       const auto begin = Clock::now();
       for (int i = 0; i < repeats; ++i) column.run();
-      return seconds_between(begin, Clock::now()) * 1e6 / repeats;
+      const double us = seconds_between(begin, Clock::now()) * 1e6 / repeats;
+      if (column.rival != nullptr) column.rival->settle();
+      return us;
     };
     double longest = 0;
     for (Column& column : columns) {
@@ -139,30 +143,7 @@ void validate_ranks(const CollectiveOptions& options, int ranks) {
               "start two ranks or more: lockstep launch -n 2 -- lockstep bench send-recv …");
 }
 
-struct RivalFamily {
-  const char* name;
-  std::unique_ptr<Rival> (*make)(const comm::World& world, comm::ProcessGroup& group, std::string& missing);
-};
-constexpr RivalFamily kRivals[] = {{"mpi", make_mpi_rival}};
-
 }  // namespace
-
-std::vector<std::string> rival_names() {
-  std::vector<std::string> names;
-  for (const RivalFamily& rival : kRivals) names.emplace_back(rival.name);
-  return names;
-}
-
-std::unique_ptr<Rival> make_rival(const std::string& name, const comm::World& world, comm::ProcessGroup& group) {
-  const auto* const family = std::ranges::find(kRivals, name, &RivalFamily::name);
-  LOCKSTEP_ASSERT(family != std::end(kRivals), "no rival '{}'", name);
-  std::string missing;
-  auto rival = family->make(world, group, missing);
-  comm::run_collectively(group, [&] {
-    if (rival == nullptr) throw UsageError(fmt::format("--compare {}: {}", name, missing), "leave it out");
-  });
-  return rival;
-}
 
 std::span<const CollectiveFamily> collective_families() {
   static constexpr auto kAll = [](double) { return 1.0; };

@@ -49,12 +49,11 @@ bool PairQueues::advance() {
   if (idle()) return false;
   streams_.begin_round();
   bool moved = false;
-  for (int rank = 0; rank < size_; ++rank) {
-    Queue& in = in_[static_cast<std::size_t>(rank)];
-    if (!in.transfers.empty()) moved |= receive(in, rank);
-    Queue& out = out_[static_cast<std::size_t>(rank)];
-    if (!out.transfers.empty()) moved |= send(out, rank);
-  }
+  // What another rank can take meanwhile comes first: receiving may copy much at a time.
+  for (int rank = 0; rank < size_; ++rank)
+    if (Queue& out = out_[static_cast<std::size_t>(rank)]; !out.transfers.empty()) moved |= send(out, rank);
+  for (int rank = 0; rank < size_; ++rank)
+    if (Queue& in = in_[static_cast<std::size_t>(rank)]; !in.transfers.empty()) moved |= receive(in, rank);
   if (moved) ++progress_;
   return moved;
 }

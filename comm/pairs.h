@@ -24,7 +24,7 @@ namespace lockstep::comm {
 ///
 /// An engine moves the streams (PairStreams) whenever it is advanced, all at once: a rank that waits for one transfer
 /// moves all others meanwhile, so a ring in which everybody sends before it receives comes to its end. A send is done
-/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come, from 4 KiB to
+/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come, from none to
 /// megabytes (docs/collectives.md), and programs must not count on it.
 
 /// What the two ranks of a transfer must agree on.

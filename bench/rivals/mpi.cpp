@@ -67,6 +67,8 @@ class MpiRival final : public Rival {
     }
   }
 
+  void settle() override { MPI_Barrier(session_.data()); }
+
   void shutdown() override {
     session_.finalize();
     if (started_) MPI_Finalize();

@@ -25,6 +25,9 @@ class Rival {
   /// rank's buffers, `other` the smaller one where a collective has two (a reduce_scatter's result, an allgather's
   /// part), or a second one as large (an all-to-all's result). Blocking.
   virtual void run(const CollectiveOptions& options, std::byte* values, std::byte* other, std::size_t bytes) = 0;
+  /// Collective, after run(), not timed: when it returns, no rank waits for another one inside of the library, which
+  /// may move nothing on a rank that does not call it.
+  virtual void settle() {}
   /// Collective: its orderly end.
   virtual void shutdown() {}
 

@@ -153,17 +153,17 @@ void HostEngine::open_stream(int peer) {
 std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
   const auto local = local_of(to);
   if (!local) return links_.write_some(to, bytes);
-  const std::size_t count = rings_.write_some(*local, bytes);
-  if (count > 0) sync_.wake(*local);
-  return count;
+  const auto moved = rings_.write_some(*local, bytes);
+  if (moved.wakes) sync_.wake(*local);
+  return moved.bytes;
 }
 
 std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
   const auto local = local_of(from);
   if (!local) return links_.read_some(from, bytes);
-  const std::size_t count = rings_.read_some(*local, bytes);
-  if (count > 0) sync_.wake(*local);
-  return count;
+  const auto moved = rings_.read_some(*local, bytes);
+  if (moved.wakes) sync_.wake(*local);
+  return moved.bytes;
 }
 
 bool HostEngine::is_flushed(int to) { return local_of(to) || links_.is_flushed(to); }

@@ -263,15 +263,15 @@ ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
 std::size_t ShmEngine::board_bytes(int ranks) { return kRingsAt + PairRings::bytes_of(ranks); }
 
 std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
-  const std::size_t count = rings_.write_some(to, bytes);
-  if (count > 0) board_.wake(to);
-  return count;
+  const auto moved = rings_.write_some(to, bytes);
+  if (moved.wakes) board_.wake(to);
+  return moved.bytes;
 }
 
 std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
-  const std::size_t count = rings_.read_some(from, bytes);
-  if (count > 0) board_.wake(from);
-  return count;
+  const auto moved = rings_.read_some(from, bytes);
+  if (moved.wakes) board_.wake(from);
+  return moved.bytes;
 }
 
 // ---- Waiting ----

@@ -42,7 +42,7 @@ TRAININGS = {"trainer/build.cpp": {"--epochs", "--freeze", "--recompute", "--sta
              "session/memory.cpp": {"--optimizer"}}
 # Those of other programs, whose names are in the texts.
 OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpus": "docker", "--shm-size": "docker",
-          "--ipc": "docker", "--cpus": "docker", "--cpuset-cpus": "docker", "--pids-limit": "docker", "--gpu-reset": "nvidia-smi",
+          "--ipc": "docker", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--pids-limit": "docker", "--gpu-reset": "nvidia-smi",
           "--map-by": "", "--oversubscribe": ""}  # the last two are words of mpirun's command line
 # Variables that other programs and libraries read.
 VARIABLES = {"COMP_WORDS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "CUDNN_LOGDEST_DBG", "CUDNN_LOGLEVEL_DBG",

@@ -1,7 +1,11 @@
 // The group in shared memory on processes that this test forks, so that it can end them as it likes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,6 +58,41 @@ TEST(Shm, SumsOnForkedRanks) {
     group.shutdown();
     return true;
   });
+}
+
+/// From now on process_vm_readv() fails in this process, as seccomp profiles of containers make it.
+bool forbid_reading_others() {
+  std::array<sock_filter, 4> rules = {{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+                                       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog program = {.len = rules.size(), .filter = rules.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Of all sizes around where bytes are offered instead of written, twice, while another message is under way.
+TEST(Shm, MessagesOfAllSizesWhereMemoryOfOthersMayBeReadAndWhereNot) {
+  for (const bool forbidden : {false, true})
+    on_one_host(2, [&](ProcessGroup& group) {
+      if (forbidden && group.rank() == 1 && !forbid_reading_others()) return false;
+      const int peer = 1 - group.rank();
+      const auto value = [](int rank, std::size_t size, std::size_t i) {
+        return static_cast<std::uint8_t>(i * 31 + size * 7 + static_cast<std::size_t>(rank));
+      };
+      for (const std::size_t size : {1u, 4095u, 8191u, 8192u, 8193u, 131071u, 131072u, 300001u, 4194304u, 9000001u}) {
+        std::vector<std::uint8_t> mine(size), theirs(size), second(size);
+        for (std::size_t i = 0; i < size; ++i) mine[i] = value(group.rank(), size, i);
+        auto first_in = group.irecv(theirs.data(), size, DType::kU8, peer);
+        auto first_out = group.isend(mine.data(), size, DType::kU8, peer);
+        auto second_out = group.isend(mine.data(), size, DType::kU8, peer);
+        auto second_in = group.irecv(second.data(), size, DType::kU8, peer);
+        for (Transfer* const one : {&first_in, &first_out, &second_out, &second_in}) one->wait();
+        for (std::size_t i = 0; i < size; ++i)
+          if (theirs[i] != value(peer, size, i) || second[i] != theirs[i]) return false;
+      }
+      group.shutdown();
+      return true;
+    });
 }
 
 // In a small and in a large operation, awake or asleep: the death is noticed though nobody has waited for the process.

@@ -1,5 +1,8 @@
 // lockstep bench, as people and scripts call it. That figures are there and consistent; not what they are.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <filesystem>
 
 #include "tests/program/command.h"
 #include "tests/support/json.h"
@@ -26,6 +29,7 @@ void check_lines(const std::string& out, int ranks, std::size_t sizes) {
     EXPECT_EQ(result["wrong"], 0) << line;
     EXPECT_EQ(result.value("out_of_place_wrong", 0), 0) << line;
     EXPECT_EQ(result.value("mpi_wrong", 0), 0) << line;
+    EXPECT_EQ(result.value("gloo_wrong", 0), 0) << line;
     EXPECT_EQ(result["world_size"], ranks);
     EXPECT_GT(result["time_us"], 0.0);
     EXPECT_LE(result["min_us"], result["time_us"]);
@@ -81,6 +85,24 @@ TEST(BenchCollectives, StandBesideMpi) {
   const auto alone = run(bench(1, "allreduce --max 64 --compare mpi"), directory.path());
   EXPECT_EQ(alone.code, 2);
   EXPECT_NE(alone.err.find("lockstep launch --mpi"), std::string::npos) << alone.err;
+}
+
+TEST(BenchCollectives, StandBesideGlooWhereItIsThere) {
+  const TemporaryDirectory directory;
+  const bool there =
+      std::filesystem::exists(std::filesystem::path(LOCKSTEP_PROGRAM).parent_path() / "liblockstep_gloo.so");
+  const std::string sizes = " --min 4K --max 64K --factor 16 --iterations 2 --json --compare gloo";
+  for (const char* choice : {"allreduce --op max", "all-gather", "broadcast", "reduce --root 1 --dtype i64",
+                             "all-to-all", "send-recv", "send-recv --pattern bandwidth"}) {
+    SCOPED_TRACE(choice);
+    const auto outcome = run(bench(2, choice + sizes), directory.path());
+    ASSERT_EQ(outcome.code, there ? 0 : 2) << outcome.err;
+    if (there)
+      check_lines(outcome.out, 2, 2);
+    else
+      EXPECT_THAT(outcome.err, ::testing::HasSubstr("install libgloo-dev"));
+  }
+  EXPECT_EQ(run(bench(2, "reduce-scatter --max 64 --compare gloo"), directory.path()).code, 2);
 }
 
 TEST(BenchCollectives, PrintATableOnceAndCsv) {
