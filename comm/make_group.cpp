@@ -159,6 +159,10 @@ std::unique_ptr<ProcessGroup> make_original(
 
 }  // namespace
 
+std::unique_ptr<Store> make_store(const World& world, Deadline deadline) {
+  return world.over_tcp() ? make_tcp_store(world, deadline) : make_mpi_store(world, deadline);
+}
+
 std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupOptions& options,
                                                 std::unique_ptr<Store>& store, const Subgroup* subgroup) {
   Peers peers(*store, Deadline::after_seconds(options.timeout_seconds),

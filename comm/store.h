@@ -144,5 +144,7 @@ struct World;
 /// than lockstep's rank 0 answers there, and when rank 0 turns this process away (another job, another world size, a
 /// rank that has joined already); TimeoutError when rank 0 does not come.
 std::unique_ptr<Store> make_tcp_store(const World& world, Deadline deadline);
+/// The same over TCP or MPI, whichever introduces the ranks of `world` to each other.
+std::unique_ptr<Store> make_store(const World& world, Deadline deadline);
 
 }  // namespace lockstep::comm

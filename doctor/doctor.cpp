@@ -11,9 +11,8 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "comm/backends.h"
+#include "comm/store.h"
 #include "doctor/links.h"
-#include "lockstep/comm/agree.h"
-#include "lockstep/comm/make_group.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::doctor {
@@ -61,14 +60,15 @@ void decode(const std::string& text, Report::Host& host, HostFacts& facts) {
   for (const auto& one : json.at("facts")) facts.facts.push_back({one.at("name"), one.at("value"), one.at("needed")});
 }
 
-/// Sets each host's clock against rank 0's: all say the time after a barrier, which ends on all within its own length.
-void compare_clocks(comm::ProcessGroup& group, std::vector<HostFacts>& hosts) {
+/// Sets each host's clock against rank 0's: all say the time after an exchange, which ends on all within its own
+/// length.
+void compare_clocks(const Exchange& others, std::vector<HostFacts>& hosts) {
   constexpr int kRounds = 5;
   std::vector<double> best_error(hosts.size(), 1e9);
   for (int round = 0; round < kRounds; ++round) {
-    group.barrier().wait_host();
     const auto begin = Clock::now();
-    const auto texts = group.all_gather_text(fmt::format("{:.6f}", wall_clock_s()));
+    others.all_gather({});
+    const auto texts = others.all_gather(fmt::format("{:.6f}", wall_clock_s()));
     const double error = seconds_between(begin, Clock::now());
     for (std::size_t i = 0; i < hosts.size(); ++i) {
       if (error >= best_error[i]) continue;
@@ -110,6 +110,28 @@ std::string lines_of(const std::vector<Finding>& findings, bool all) {
   if (quiet > 0)
     text += fmt::format("  {} other check{} found nothing (--all shows them)\n", quiet, quiet == 1 ? "" : "s");
   return text;
+}
+
+/// Returns the exit code.
+int look(const DoctorOptions& options, bool has_cuda, const Exchange& others) {
+  const bool several = others.size > 1;
+  const View view = View::of_this_host(options.directory, several, has_cuda);
+  Report report;
+  std::vector<HostFacts> facts;
+  const std::string mine = encode(check_host(view), facts_of(view, gpu_libraries(view)));
+  for (const auto& text : others.all_gather(mine)) decode(text, report.hosts.emplace_back(), facts.emplace_back());
+  if (several) {
+    compare_clocks(others, facts);
+    report.between = compare_hosts(facts);
+    report.links = measure_links(others, view.interfaces, view.root);
+    std::vector<std::string> hosts;
+    for (const auto& host : report.hosts) hosts.push_back(host.name);
+    for (Finding& finding : check_links(report.links, hosts)) report.between.push_back(std::move(finding));
+  }
+  if (others.rank != 0) return 0;
+  std::fputs((options.json ? json_of(report) : text_of(report, options.all)).c_str(), stdout);
+  std::fflush(stdout);
+  return report.count(Severity::kFailure) > 0 ? static_cast<int>(ExitCode::kDevice) : 0;
 }
 
 }  // namespace
@@ -155,40 +177,36 @@ int run_doctor(const DoctorOptions& options, bool has_cuda, const std::optional<
   watch_for_stops();
   const comm::World world = comm::discover_world(env);
   set_log_identity(world.rank, world.size, host_name());
-  const auto group = comm::make_group(world, {.timeout_seconds = options.timeout_seconds});
-  comm::run_collectively(*group, [&] {
-    if (refusal) throw *refusal;
-  });
-  // The first rank of each host looks at it.
-  const auto names = group->all_gather_text(world.size == 1 ? "" : host_name());
-  const bool looks =
-      std::ranges::find(names, names[static_cast<std::size_t>(group->rank())]) - names.begin() == group->rank();
-  const auto each = group->split(looks ? 0 : -1);
-  int code = 0;
-  if (each != nullptr) {
-    const bool several = each->size() > 1;
-    const View view = View::of_this_host(options.directory, several, has_cuda);
-    Report report;
-    std::vector<HostFacts> facts;
-    const std::string mine = encode(check_host(view), facts_of(view, gpu_libraries(view)));
-    for (const auto& text : each->all_gather_text(mine))
-      decode(text, report.hosts.emplace_back(), facts.emplace_back());
-    if (several) {
-      compare_clocks(*each, facts);
-      report.between = compare_hosts(facts);
-      report.links = measure_links(*each, view.interfaces, view.root);
-      std::vector<std::string> hosts;
-      for (const auto& host : report.hosts) hosts.push_back(host.name);
-      for (Finding& finding : check_links(report.links, hosts)) report.between.push_back(std::move(finding));
-    }
-    if (each->rank() == 0) {
-      std::fputs((options.json ? json_of(report) : text_of(report, options.all)).c_str(), stdout);
-      std::fflush(stdout);
-    }
-    if (report.count(Severity::kFailure) > 0 && each->rank() == 0) code = static_cast<int>(ExitCode::kDevice);
-    each->shutdown();
+  const auto deadline = [&] { return Deadline::after_seconds(options.timeout_seconds); };
+  const auto store = world.size > 1 ? comm::make_store(world, deadline()) : nullptr;
+  const auto names = store ? store->all_gather_text("host", host_name(), deadline()) : std::vector<std::string>{""};
+  if (refusal) {
+    if (store) store->leave(deadline());
+    if (world.rank != 0) throw PeerError(refusal->code(), refusal->what());
+    throw *refusal;
   }
-  group->shutdown();
+  // The first rank of each host looks at it.
+  std::vector<int> members;
+  for (auto name = names.begin(); name != names.end(); ++name)
+    if (std::find(names.begin(), name, *name) == name) members.push_back(static_cast<int>(name - names.begin()));
+  const auto me = std::ranges::find(members, world.rank);
+  int code = 0;
+  if (me != members.end()) {
+    int round = 0;
+    const Exchange others = {.rank = static_cast<int>(me - members.begin()),
+                             .size = static_cast<int>(members.size()),
+                             .all_gather = [&](const std::string& mine) {
+                               if (!store) return std::vector<std::string>{mine};
+                               const auto key = [&](int rank) { return fmt::format("doctor {} {}", round, rank); };
+                               ++round;
+                               store->set(key(world.rank), mine);
+                               std::vector<std::string> texts;
+                               for (const int rank : members) texts.push_back(store->get(key(rank), deadline()));
+                               return texts;
+                             }};
+    code = look(options, has_cuda, others);
+  }
+  if (store) store->leave(deadline());
   return code;
 }
 

@@ -214,11 +214,12 @@ void measure(const UniqueFd& socket, bool first, Link& link) {
     }
   }
   struct Figures {
-    double bytes_per_s = 0, sent_again = 0, segments = 0;
+    double bytes_per_s = 0, sent_again = 0, segments = 0, mtu = 0;
   };
   const auto own = [&](double bytes_per_s) {
     const tcp_info info = info_of(socket);
-    return Figures{bytes_per_s, static_cast<double>(info.tcpi_total_retrans), static_cast<double>(info.tcpi_segs_out)};
+    return Figures{bytes_per_s, static_cast<double>(info.tcpi_total_retrans), static_cast<double>(info.tcpi_segs_out),
+                   static_cast<double>(info.tcpi_pmtu)};
   };
   if (!first) {
     receive_blocks(socket);
@@ -233,7 +234,7 @@ void measure(const UniqueFd& socket, bool first, Link& link) {
   const Figures mine = own(link.sent_bytes_per_s);
   link.received_bytes_per_s = theirs.bytes_per_s;
   link.retransmitted = (theirs.sent_again + mine.sent_again) / std::max(1.0, theirs.segments + mine.segments);
-  link.mtu = static_cast<int>(info_of(socket).tcpi_pmtu);
+  link.mtu = static_cast<int>(std::min(mine.mtu, theirs.mtu));  // each end knows its own interface's
 }
 
 // What the lower rank of a pair says of a connection, after the token.
@@ -344,7 +345,7 @@ Link link_from(const nlohmann::json& json) {
 
 }  // namespace
 
-std::vector<Link> measure_links(comm::ProcessGroup& group, const std::vector<NetworkInterface>& interfaces,
+std::vector<Link> measure_links(const Exchange& others, const std::vector<NetworkInterface>& interfaces,
                                 const std::string& root) {
   Listeners listeners(interfaces, root);
   std::vector<JsonText> mine;
@@ -353,16 +354,16 @@ std::vector<Link> measure_links(comm::ProcessGroup& group, const std::vector<Net
     mine.push_back(JsonObject({{"address", place.address}, {"port", place.port}, {"mbit_s", place.mbit_s}}));
     if (place.mbit_s > 0) slowest = slowest == 0 ? place.mbit_s : std::min(slowest, place.mbit_s);
   }
-  const std::string token = group.all_gather_text(JobSecret::random().text()).front();
+  const std::string token = others.all_gather(JobSecret::random().text()).front();
   std::vector<std::vector<Place>> places;
-  for (const auto& text : group.all_gather_text(JsonText(mine).text())) {
+  for (const auto& text : others.all_gather(JsonText(mine).text())) {
     auto& of_rank = places.emplace_back();
     for (const auto& one : parse_json(text, 2))
       of_rank.push_back({one.at("address"), one.at("port"), one.at("mbit_s")});
   }
 
   std::vector<JsonText> measured;
-  const int rank = group.rank(), size = group.size(), rounds = size + size % 2 - 1;
+  const int rank = others.rank, size = others.size, rounds = size + size % 2 - 1;
   for (int round = 0; round < rounds; ++round) {
     if (const auto other = partner(rank, size, round)) {
       if (rank < *other)
@@ -371,10 +372,10 @@ std::vector<Link> measure_links(comm::ProcessGroup& group, const std::vector<Net
       else
         answer(listeners, token);
     }
-    group.barrier().wait_host();
+    others.all_gather({});  // all are done with the round
   }
   std::vector<Link> links;
-  for (const auto& text : group.all_gather_text(JsonText(measured).text()))
+  for (const auto& text : others.all_gather(JsonText(measured).text()))
     for (const auto& one : parse_json(text, 2)) links.push_back(link_from(one));
   return links;
 }

@@ -9,11 +9,18 @@
 namespace lockstep::doctor {
 namespace {
 
+Exchange others() {
+  comm::ProcessGroup& group = testing::group();
+  return {.rank = group.rank(), .size = group.size(), .all_gather = [&](const std::string& mine) {
+            return group.all_gather_text(mine);
+          }};
+}
+
 TEST(Links, EveryPairIsMeasuredOnceAndKnownToAll) {
   const std::vector<NetworkInterface> interfaces = {
       {.name = "none", .address = *parse_address(loopback_address(), 0), .prefix_bits = 8, .is_up = true},
       {.name = "down", .address = *parse_address("10.255.255.1", 0), .prefix_bits = 8, .is_up = false}};
-  const auto links = measure_links(testing::group(), interfaces, "");
+  const auto links = measure_links(others(), interfaces, "");
   const int size = testing::group().size();
   ASSERT_EQ(links.size(), static_cast<std::size_t>(size * (size - 1) / 2));
   std::vector<std::vector<int>> seen(static_cast<std::size_t>(size), std::vector<int>(static_cast<std::size_t>(size)));
@@ -33,7 +40,7 @@ TEST(Links, EveryPairIsMeasuredOnceAndKnownToAll) {
 }
 
 TEST(Links, AHostWithoutAnInterfaceIsNamed) {
-  const auto links = measure_links(testing::group(), {}, "");
+  const auto links = measure_links(others(), {}, "");
   for (const Link& link : links) EXPECT_EQ(link.problem, "no interface is up there");
 }
 
