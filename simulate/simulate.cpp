@@ -28,17 +28,8 @@ void complete(SimulateOptions& o, const std::vector<StepProfile>& profiles) {
       throw UsageError("the profiles are of different models, batches, precisions or kinds of devices",
                        "measure them with the same settings");
   const bool cpu = is_cpu(first);
-  const int most_nodes = *std::ranges::max_element(o.nodes);
-  const bool measured_alone = !o.collectives.empty();
-  if (!o.has_link && most_nodes > 1 && !measured_alone)
-    throw UsageError("the link between nodes is not described", "give --link GBIT,USEC, such as 100,5");
-  if (!o.has_local_link) {
-    if (fabric.ranks_per_node > 1 && !measured_alone && (!cpu || first.copy_bytes_per_s <= 0))
-      throw UsageError("the link inside a node is not described",
-                       "give --local-link GBIT,USEC: 3600,3 is one direction of NVLink 4");
-    if (cpu && first.copy_bytes_per_s > 0)
-      fabric.inside = {.bytes_per_s = first.copy_bytes_per_s / 2, .latency_s = 1e-6};
-  }
+  if (!o.has_local_link && cpu && first.copy_bytes_per_s > 0)
+    fabric.inside = {.bytes_per_s = first.copy_bytes_per_s / 2, .latency_s = 1e-6};
   fabric.thread_bytes_per_s = o.thread_gbit.value_or(cpu ? kThreadGbit : 0) * 1e9 / 8;
   if (!o.has_algorithm) o.cluster.algorithm = cpu ? Algorithm::kDirect : Algorithm::kAuto;
   if (o.job.zero > 0 && o.job.comm_hook != "none")
@@ -63,15 +54,22 @@ void complete(SimulateOptions& o, const std::vector<StepProfile>& profiles) {
     for (auto& times : parse_measured(MappedFile(path).text(), path, static_cast<int>(nodes)))
       o.cluster.measured.push_back(std::move(times));
   }
+  constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
+  const bool knows_inside = o.has_local_link || (cpu && first.copy_bytes_per_s > 0);
   for (const int n : o.nodes) {
-    const int ranks = n * fabric.ranks_per_node;
-    const bool known =
-        std::ranges::any_of(o.cluster.measured, [&](const auto& m) { return m.nodes == n && m.ranks == ranks; });
-    if (ranks > 1 && !known &&
-        ((n > 1 && !o.has_link) || (fabric.ranks_per_node > 1 && fabric.inside.bytes_per_s <= 0)))
+    const std::int64_t ranks = std::int64_t{n} * fabric.ranks_per_node;
+    if (ranks > kMostRanks)
       throw UsageError(
-          fmt::format("no times are given for {} nodes of {} ranks, and no link", n, fabric.ranks_per_node),
-          "give --link GBIT,USEC");
+          fmt::format("{} nodes of {} ranks, where up to {} ranks are possible", n, fabric.ranks_per_node, kMostRanks),
+          "lower --nodes or --ranks-per-node");
+    if (std::ranges::any_of(o.cluster.measured, [&](const auto& m) { return m.nodes == n && m.ranks == ranks; }))
+      continue;
+    if (n > 1 && !o.has_link)
+      throw UsageError(fmt::format("the link between {} nodes is neither described nor measured", n),
+                       "give --link GBIT,USEC, such as 100,5");
+    if (fabric.ranks_per_node > 1 && !knows_inside)
+      throw UsageError("the link inside a node is neither described nor measured",
+                       "give --local-link GBIT,USEC: 3600,3 is one direction of NVLink 4");
   }
 }
 

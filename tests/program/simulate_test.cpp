@@ -94,6 +94,7 @@ TEST(Simulate, RefusesWhatItCannotDoInOneLine) {
                            Refusal{"simulate p.json", 2, "--link"},
                            Refusal{"simulate p.json --nodes 0", 2, "--nodes"},
                            Refusal{"simulate p.json --nodes 2 --link 10", 2, "rate and a latency"},
+                           Refusal{"simulate p.json --nodes 1048576 --ranks-per-node 65536 --link 1,1", 2, "16777216"},
                            Refusal{"simulate p.json --link 10,5 --algorithm rings", 2, "rings"},
                            Refusal{"simulate p.json --link 10,5 --variation normal", 2, "distribution"},
                            Refusal{"simulate p.json --link 10,5 --slow-ranks 2,2", 2, "share"},
