@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "bench/ceilings.h"
 #include "bench/collective_case.h"
 #include "bench/rivals/rivals.h"
 #include "comm/agree.h"
@@ -240,6 +241,7 @@ int bench_collective(const CollectiveOptions& options, const std::optional<Usage
                                   {"pattern", fmt::to_string(static_cast<int>(options.pattern))},
                                   {"memory", options.own_memory ? "own" : "arena"},
                                   {"compare", join(options.compare, ",")},
+                                  {"peak", fmt::to_string(options.measure_peak)},
                                   {"check", fmt::to_string(options.check)}});
 
   std::vector<CollectiveResult> results;
@@ -256,7 +258,14 @@ int bench_collective(const CollectiveOptions& options, const std::optional<Usage
       results.push_back(benchmark.run(bytes));
       print(line_of(results.back(), options, ranks, backend));
     }
-    print(summary_of(results, options));
+    std::optional<double> copies;
+    if (options.measure_peak) {
+      // All ranks at once, as they communicate.
+      group.barrier().wait_host();
+      comm::run_collectively(
+          group, [&] { copies = measure_rates(*session.backend, {}, false, session.threads).copy_bytes_per_s; });
+    }
+    print(summary_of(results, options, copies));
     benchmark.shutdown();
   }
   std::int64_t wrong = 0;

@@ -73,6 +73,7 @@ struct CollectiveOptions {
   bool own_memory = false;  // the caller's, which is staged, instead of an arena
   bool check = true;
   std::vector<std::string> compare;  // names of rivals
+  bool measure_peak = false;         // of copies, too
   Format format = Format::kTable;
   session::SessionOptions session;
 };
@@ -106,8 +107,10 @@ std::vector<std::int64_t> sizes_of(const CollectiveOptions& options, int ranks);
 std::string heading_of(const CollectiveOptions& options, int ranks, const std::string& backend);
 std::string line_of(const CollectiveResult& result, const CollectiveOptions& options, int ranks,
                     const std::string& backend);
-/// What comes after them: of a table, the mean bus bandwidth and the number of wrong elements, as nccl-tests have it.
-std::string summary_of(const std::vector<CollectiveResult>& results, const CollectiveOptions& options);
+/// What comes after them: of a table, the mean bus bandwidth and the number of wrong elements, as nccl-tests have it; and
+/// the best one beside the rate of copies in the devices' memory, if that was measured.
+std::string summary_of(const std::vector<CollectiveResult>& results, const CollectiveOptions& options,
+                       std::optional<double> copy_bytes_per_s = {});
 
 /// Collective; rank 0 prints. A round is a barrier and then one operation, or for small sizes several; its time is the
 /// slowest rank's. Columns of a size alternate, round by round. Returns the exit code; throws Error when a result was

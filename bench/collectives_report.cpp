@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "bench/collectives.h"
 
 namespace lockstep::bench {
@@ -121,7 +122,14 @@ std::string line_of(const CollectiveResult& result, const CollectiveOptions& opt
   return text + "\n";
 }
 
-std::string summary_of(const std::vector<CollectiveResult>& results, const CollectiveOptions& options) {
+std::string summary_of(const std::vector<CollectiveResult>& results, const CollectiveOptions& options,
+                       std::optional<double> copy_bytes_per_s) {
+  double best = 0;
+  for (const CollectiveResult& result : results)
+    for (const auto& speed : {result.out_of_place, result.in_place})
+      if (speed) best = std::max(best, speed->busbw_gbs);
+  if (options.format == Format::kJson && copy_bytes_per_s)
+    return JsonObject{{"best_busbw_gbs", best}, {"copy_bytes_per_s", *copy_bytes_per_s}}.text() + "\n";
   if (options.format != Format::kTable) return "";
   double bus = 0;
   std::int64_t wrong = 0, columns = 0;
@@ -135,7 +143,12 @@ std::string summary_of(const std::vector<CollectiveResult>& results, const Colle
   std::string text;
   if (options.check && options.collective != Collective::kBarrier)
     text = fmt::format("# Out of bounds values : {} {}\n", wrong, wrong == 0 ? "OK" : "FAILED");
-  return text + fmt::format("# Avg bus bandwidth    : {:g}\n", columns == 0 ? 0 : bus / static_cast<double>(columns));
+  text += fmt::format("# Avg bus bandwidth    : {:g}\n", columns == 0 ? 0 : bus / static_cast<double>(columns));
+  if (copy_bytes_per_s)
+    text +=
+        fmt::format("# Best bus bandwidth   : {:.4g}, {:.0f} % of what a rank copies, {:.4g} GB/s read and written\n",
+                    best, 1e11 * best / *copy_bytes_per_s, 1e-9 * *copy_bytes_per_s);
+  return text;
 }
 
 }  // namespace lockstep::bench

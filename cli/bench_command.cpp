@@ -244,6 +244,12 @@ OptionTable bench_collective_options(bench::CollectiveOptions& options) {
                  "beside it, in the same rounds, the same of another library in the caller's own memory; ratio: its "
                  "time divided by lockstep's. mpi needs ranks that mpirun starts (lockstep launch --mpi)",
              .value = names_of(options.compare, bench::rival_names())});
+  if (moves)
+    table.add({.name = "peak",
+               .placeholder = "none|measured",
+               .help = "measured: also the best bus bandwidth as a share of the rate at which each rank copies memory",
+               .default_text = "none",
+               .value = choice(options.measure_peak, {{"none", false}, {"measured", true}})});
   session::add_rank_options(table, options.session, "collectives");
   add_format_options(table, options.format);
   return table;

@@ -48,10 +48,10 @@ LinePlot efficiency(const StepProfile& profile, const std::vector<Prediction>& p
 constexpr const char* kStyle =
     "body{font:16px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 "
     "1rem;background:#fff;color:#111}"
-    "figure{margin:1.5rem 0}svg{max-width:100%;height:auto}.wide{overflow-x:auto}"
+    "figure{display:inline-block;margin:1rem 0}svg{max-width:100%;height:auto}.wide{overflow-x:auto}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8888}"
-    "th:last-child,td:last-child{text-align:left}pre{white-space:pre-wrap}"
+    "td{white-space:nowrap}th:last-child,td:last-child{text-align:left}pre{white-space:pre-wrap}"
     "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}}";
 
 std::string row(const char* cell, const std::vector<std::string>& cells) {
