@@ -88,6 +88,13 @@ if(LOCKSTEP_HAVE_CUDA)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
   endif()
   enable_language(CUDA)
+  # The host's part of .cu files starts kernels, and optimizing it takes half of nvcc's time. Device code has its own level;
+  # where that is the least, no GPU will run any of it (scripts/lib/cuda.sh).
+  set(host -O1)
+  if(CMAKE_CUDA_FLAGS MATCHES "-Xptxas -O0")
+    set(host -O0)
+  endif()
+  string(REPLACE "-O3" "${host}" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)

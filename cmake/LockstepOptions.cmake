@@ -30,6 +30,15 @@ set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-a
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${warnings};-fno-math-errno;-fno-trapping-math>")
 # GCC 12 sees overlapping copies in "text" + std::string (GCC bug 105651).
 add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
+# GCC looks for garbage from 128 MB on, precompiled headers included: a tenth of its time. Where each core has 1 GB, it does
+# so from 512 MB on.
+cmake_host_system_information(RESULT megabytes QUERY TOTAL_PHYSICAL_MEMORY)
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+math(EXPR megabytes "${megabytes} / ${cores}")
+set(heap --param=ggc-min-heapsize=524288)
+if(megabytes GREATER_EQUAL 1000 AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${heap}>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${heap}>")
+endif()
 # fmt 9 takes nvcc for a compiler without constexpr, and its checks of format strings then do not compile.
 add_compile_options(
   "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-DFMT_USE_CONSTEXPR=1>")

@@ -23,7 +23,7 @@ provide_cuda() {
     return 0
   }
   grep -qs '^CMAKE_CUDA_COMPILER:' "$build/CMakeCache.txt" || nvidia_driver >/dev/null ||
-    quickly=(-DCMAKE_CUDA_ARCHITECTURES=90 "-DCMAKE_CUDA_FLAGS=-Xcicc -O0 -Xptxas -O0")
+    quickly=(-DCMAKE_CUDA_ARCHITECTURES=90-real "-DCMAKE_CUDA_FLAGS=-Xcicc -O0 -Xptxas -O0")
   configure "${quickly[@]}"
   missing=$(sed -n 's/.*  without CUDA: //p' "$build/configure.log")
   [[ -n $missing ]] && driver=$(nvidia_driver) || return 0

@@ -27,7 +27,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // torch.amp.GradScaler's update(), in plain words.
-struct Reference {
+struct PlainScaler {
   double scale, growth, backoff;
   std::int64_t interval, good = 0, skipped = 0;
 
@@ -92,7 +92,7 @@ class GradScalers : public ::testing::Test {
 TEST_F(GradScalers, ScaleMatchesPyTorch) {
   for (const std::int64_t interval : {1, 2, 5}) {
     GradScaler scaler(*backend, {.initial_scale = 1024, .growth_interval = interval});
-    Reference reference{.scale = 1024, .growth = 2, .backoff = 0.5, .interval = interval};
+    PlainScaler reference{.scale = 1024, .growth = 2, .backoff = 0.5, .interval = interval};
     Parameters parameters(*backend);
     const auto optimizer = make_sgd(parameters.named(), {});
     optimizer->set_scaler(&scaler);

@@ -29,6 +29,8 @@ class NcclStep : public ::testing::TestWithParam<soft_cuda::Streams> {
     EXPECT_EQ(comm::fake_nccl::counts().calls_in_progress, 0);
     soft_cuda::set_streams(soft_cuda::Streams::kEager);
   }
+  /// Threads run the device's work in more orders than streams that run at once: settings multiply there.
+  static bool skips_half() { return GetParam() == soft_cuda::Streams::kEager; }
   int aborts_ = 0;
 };
 
@@ -98,6 +100,7 @@ TEST_P(NcclStep, StepGraphsMatchEagerSteps) {
 TEST_P(NcclStep, StepGraphsOfShardedUpdatesMatchEagerSteps) {
   for (const DType activations : {DType::kF32, DType::kBF16})
     for (const double clip : {0.0, 1.0}) {
+      if (skips_half() && (activations == DType::kF32) == (clip > 0)) continue;
       const NcclSetting setting = {.clip_norm = clip, .hidden = {160, 24}, .zero = 1, .activations = activations};
       NcclSetting by_itself = setting;
       by_itself.capture = false;
@@ -123,7 +126,9 @@ TEST_P(NcclStep, RanksSkipTheSameStepsFromGraphsToo) {
   settings[2].hook = "fp16";
   settings[3].hook = "bf16";
   settings[4].zero = 1;
-  for (const NcclSetting& setting : settings) {
+  for (std::size_t number = 0; number < settings.size(); ++number) {
+    if (skips_half() && number % 2 == 0) continue;
+    const NcclSetting& setting = settings[number];
     SCOPED_TRACE(fmt::format("clip {} hook {} zero {}", setting.clip_norm, setting.hook, setting.zero));
     NcclSetting by_itself = setting;
     by_itself.capture = false;

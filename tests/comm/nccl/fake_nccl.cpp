@@ -2,13 +2,15 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sched.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -41,6 +43,7 @@ struct Mailbox {
 struct Shared {
   std::array<std::array<Mailbox, kMostRanks>, kMostRanks> mail;  // by sender, by receiver
   std::array<std::atomic<std::uint64_t>, kMostRanks> arrived;    // at how many barriers
+  std::atomic<std::uint32_t> changes;                            // of the above: a futex
   std::array<std::array<std::byte, kStagingBytes>, kMostRanks> staging;
 };
 
@@ -86,20 +89,30 @@ void note(const std::string& call) {
   called.push_back(call);
 }
 
+void tell_others(Shared& shared) {
+  shared.changes.fetch_add(1);
+  ::syscall(SYS_futex, &shared.changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// Sleeps unless something has changed since `seen` was read. Not for long: an abort changes nothing.
+void wait_for_others(Shared& shared, std::uint32_t seen) {
+  const timespec patience{.tv_sec = 0, .tv_nsec = 1'000'000};
+  ::syscall(SYS_futex, &shared.changes, FUTEX_WAIT, seen, &patience, nullptr, 0);
+}
+
 /// Whether all ranks came: false where this one was aborted first.
 bool meet(Comm& comm) {
   comm.shared->arrived[static_cast<std::size_t>(comm.rank)].store(++comm.barriers, std::memory_order_release);
-  for (int looks = 0;; ++looks) {
+  tell_others(*comm.shared);
+  for (;;) {
+    const std::uint32_t seen = comm.shared->changes.load();
     bool all = true;
     for (int rank = 0; rank < comm.size; ++rank)
       all =
           all && comm.shared->arrived[static_cast<std::size_t>(rank)].load(std::memory_order_acquire) >= comm.barriers;
     if (all) return true;
     if (comm.aborted) return false;
-    if (looks < 1000)
-      ::sched_yield();
-    else
-      std::this_thread::sleep_for(50us);
+    wait_for_others(*comm.shared, seen);
   }
 }
 
@@ -145,6 +158,7 @@ bool move_some(Comm& comm, PairMove& move) {
     std::memcpy(move.data + move.done, box.data.data(), n);
     box.read.fetch_add(1, std::memory_order_release);
   }
+  tell_others(*comm.shared);
   move.done += n;
   return true;
 }
@@ -152,6 +166,7 @@ bool move_some(Comm& comm, PairMove& move) {
 /// Of one pair and direction the first that is not done.
 void run_pairs(Comm& comm, std::vector<PairMove> moves) {
   while (!moves.empty() && !comm.aborted) {
+    const std::uint32_t seen = comm.shared->changes.load();
     bool moved = false;
     for (std::size_t i = 0; i < moves.size(); ++i) {
       const auto same_way = [&](const PairMove& other) {
@@ -161,7 +176,7 @@ void run_pairs(Comm& comm, std::vector<PairMove> moves) {
       if (std::find_if(moves.begin(), here, same_way) == here) moved |= move_some(comm, moves[i]);
     }
     std::erase_if(moves, [](const PairMove& move) { return move.done == move.bytes; });
-    if (!moved) std::this_thread::sleep_for(20us);
+    if (!moved && !moves.empty()) wait_for_others(*comm.shared, seen);
   }
 }
 
@@ -182,7 +197,7 @@ void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
   lock.unlock();  // an eager device runs it now
   for (auto& piece : work)
     soft_cuda::submit_collective(comm.stream, [&comm, stalls, piece = std::move(piece)] {
-      while (stalls && !comm.aborted) std::this_thread::sleep_for(50us);
+      while (stalls && !comm.aborted) std::this_thread::sleep_for(1ms);
       if (comm.aborted) return;
       if (the_script.on_run) the_script.on_run();
       piece();

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 #include <source_location>
-#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "base/cuda/runtime.h"
 #include "lockstep/base/dtype.h"
@@ -186,6 +186,29 @@ auto min(A a, B b) {
     return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
 }
 
+namespace lockstep::soft_cuda {
+
+template <std::size_t I, class T>
+struct Argument {
+  T value;
+};
+
+// A kernel and what it is given. Each thread begins with call(), which nothing watches: its reads are not the kernel's.
+template <class Indices, class... Parameters>
+struct BoundKernel;
+template <std::size_t... I, class... Parameters>
+struct BoundKernel<std::index_sequence<I...>, Parameters...> : Argument<I, Parameters>... {
+  BoundKernel(void (*to_call)(Parameters...), Parameters... values)
+      : Argument<I, Parameters>{values}..., kernel(to_call) {}
+  __attribute__((no_sanitize("thread", "alignment", "null"))) static void call(const void* to) {
+    const auto& self = *static_cast<const BoundKernel*>(to);
+    self.kernel(self.Argument<I, Parameters>::value...);
+  }
+  void (*kernel)(Parameters...);
+};
+
+}  // namespace lockstep::soft_cuda
+
 namespace lockstep {
 
 /// As the real one. The grid runs when its stream does: at once, unless streams are lazy. Throws
@@ -199,23 +222,14 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
                 "too many bytes of parameters");
   soft_cuda::check_grid(what, grid, block);
   soft_cuda::load_kernel(reinterpret_cast<const void*>(kernel));
-  struct Bound {
-    void (*kernel)(Parameters...);
-    std::tuple<Parameters...> values;
-  };
-  check_cuda(
-      soft_cuda::submit(
-          native(stream),
-          [what, grid, block, bound = Bound{kernel, std::tuple<Parameters...>(static_cast<Parameters>(arguments)...)}] {
-            const soft_cuda::Kernel run{what,
-                                        [](const void* to) {
-                                          const auto& b = *static_cast<const Bound*>(to);
-                                          std::apply(b.kernel, b.values);
-                                        },
-                                        &bound, sizeof(bound), reinterpret_cast<const void*>(bound.kernel)};
-            soft_cuda::run_grid(run, grid, block);
-          }),
-      what);
+  using Bound = soft_cuda::BoundKernel<std::index_sequence_for<Parameters...>, Parameters...>;
+  check_cuda(soft_cuda::submit(native(stream),
+                               [what, grid, block, bound = Bound(kernel, static_cast<Parameters>(arguments)...)] {
+                                 soft_cuda::run_grid({what, Bound::call, &bound, sizeof(bound),
+                                                      reinterpret_cast<const void*>(bound.kernel)},
+                                                     grid, block);
+                               }),
+             what);
 }
 
 inline float to_float(float value) { return value; }
