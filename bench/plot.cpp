@@ -125,7 +125,7 @@ class Legend {
     if (entries.empty()) y_ -= kTick;
   }
   const std::string& svg() const { return svg_; }
-  double bottom() const { return y_ + 14; }
+  double bottom() const { return y_ + 18; }
 
  private:
   double y_ = 44;
