@@ -66,7 +66,9 @@ std::string now_in_words() {
 /// The last line of what a job wrote to stderr, which says what was wrong.
 std::string last_line(const std::string& text) {
   const auto lines = split(trim(text), '\n');
-  return one_line(lines.back());
+  constexpr std::string_view kPrefix = "error: ";
+  const std::string line = one_line(lines.back());
+  return line.starts_with(kPrefix) ? line.substr(kPrefix.size()) : line;
 }
 
 std::string words_of_modes(const std::vector<ScalingMode>& modes) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "bench/flops.h"
 #include "cli/commands.h"
 #include "devices/nvml.h"
 #include "launcher/mpirun_command.h"
@@ -76,6 +77,9 @@ void check_jobs(const bench::ScalingOptions& options, const ForeignFlags& foreig
       const Sources job = {
           .args = std::move(words), .env = [](const auto&) { return std::nullopt; }, .environment_names = {}};
       parse_options(bench_step_options(step), job, foreign);
+      if (step.train.data.empty())
+        step.train.data = bench::synthetic_data(model, trainer::global_batch_of(step.train, 1));
+      trainer::validate(step.train);
       if (step.timeline || step.profile)
         throw UsageError("bench scaling with --timeline or --profile after --",
                          "leave it out: lockstep bench step has it");

@@ -17,7 +17,7 @@ import unittest
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
-PROGRAM = sys.argv.pop(1)
+PROGRAM = os.path.abspath(sys.argv.pop(1))
 TINY = ["--models", "mlp", "--ranks", "1,2", "--steps", "2", "--warmup-steps", "1", "--batch", "4", "--global-batch", "8",
         "--device", "cpu", "--rounds"]  # and how many
 VOID = {"meta", "br", "hr", "img", "input", "link"}

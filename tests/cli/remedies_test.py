@@ -20,7 +20,7 @@ parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__
 places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
-BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv")
+BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv", "bench scaling")
 COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "version")
 # The commands that print the texts of a file: the first pattern that its path has at its beginning. A flag in a text is one
 # of each of them, of one of those with | between. Other files' texts may name any command's.
@@ -29,6 +29,7 @@ COMMANDS_OF = [
     (r"launcher/(?!mpirun_command)|cli/launch_command", ("launch|train",)),  # and of the program that is launched
     (r"cli/checkpoint_command", ("checkpoint",)),
     (r"bench/(collective|rivals)", ("bench allreduce|bench reduce|bench send-recv",)),
+    (r"bench/scaling|cli/scaling_command", ("bench scaling",)),
     (r"doctor/|cli/doctor_command", ("doctor|train",)),
     (r"bench/(dp_vs_ddp|step)\.", None),  # of the command that has the file's name
     (r"trainer/evaluation\.", ("eval",)),
