@@ -29,7 +29,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 JsonObject facts_as_json(const Facts& facts);
 
 struct ScalingOptions {
-  std::vector<std::string> models = {"mlp", "cnn"};
+  std::vector<std::string> models;
   std::vector<ScalingMode> modes = {ScalingMode::kWeak, ScalingMode::kStrong};
   std::vector<int> ranks;  // empty: 1, 2, 4, … up to `places`
   std::string hosts;       // as launch takes them; empty: this host

@@ -146,8 +146,10 @@ std::optional<std::array<std::string, 3>> difference(const Facts& a, const Facts
   return std::nullopt;
 }
 
-/// Settings are called as flags are, but for those after "--".
-std::string flag_of(const std::string& name) { return name.find(' ') == std::string::npos ? "--" + name : name; }
+/// Settings are called as flags are, but for the models and for flags after "--".
+std::string flag_of(const std::string& name) {
+  return name == "models" || name.find(' ') != std::string::npos ? name : "--" + name;
+}
 
 std::string or_none(const std::string& value) { return value.empty() ? "none" : printable(value); }
 

@@ -33,7 +33,7 @@ std::string overview_of_bench() {
       "Usage: lockstep bench COLLECTIVE [flags]\n"
       "       lockstep bench step MODEL [flags]\n"
       "       lockstep bench dp-vs-ddp MODEL [flags]\n"
-      "       lockstep bench scaling [flags] [-- FLAGS of bench step]\n\n";
+      "       lockstep bench scaling MODEL,… [flags] [-- FLAGS of bench step]\n\n";
   for (const auto& family : bench::collective_families())
     text += fmt::format("  {:<15} {}\n", family.name, family.about);
   return text +
@@ -386,7 +386,7 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
     throw UsageError(wanted.empty() ? "lockstep bench needs to know what to measure"
                                     : fmt::format("lockstep bench cannot measure '{}'", wanted),
                      close ? fmt::format("did you mean lockstep bench {}?", *close)
-                           : "say allreduce or another collective, step MODEL, dp-vs-ddp MODEL or scaling");
+                           : "say allreduce or another collective, step MODEL, dp-vs-ddp MODEL or scaling MODEL");
   }
   // One environment or file may serve all: what only another kind takes is no mistake there.
   ForeignFlags others = foreign;

@@ -80,9 +80,6 @@ void check_jobs(const bench::ScalingOptions& options, const ForeignFlags& foreig
       if (step.train.data.empty())
         step.train.data = bench::synthetic_data(model, trainer::global_batch_of(step.train, 1));
       trainer::validate(step.train);
-      if (step.timeline || step.profile)
-        throw UsageError("bench scaling with --timeline or --profile after --",
-                         "leave it out: lockstep bench step has it");
     }
 }
 
@@ -102,23 +99,19 @@ std::string as_typed(const std::vector<std::string>& args) {
 OptionTable bench_scaling_options(bench::ScalingOptions& options) {
   OptionTable table(
       "bench scaling",
-      "Measures training steps on 1, 2, 4, … ranks, each number as a job of its own, in rounds. Weak scaling: "
+      "Measures training steps of MODEL on 1, 2, 4, … ranks, each number as a job of its own, in rounds. Weak scaling: "
       "each rank keeps its batch. Strong scaling: all share one batch. What follows -- goes to bench step.");
   table.takes_program("FLAGS of bench step");
+  table.positional({.placeholder = "MODEL",
+                    .help = "as bench step takes it; several with commas",
+                    .value = [&options](const std::string& text) -> std::optional<Complaint> {
+                      options.models = split(text, ',');
+                      for (const auto& model : options.models)
+                        if (model.empty() || std::ranges::count(options.models, model) > 1)
+                          return Complaint{"not a list of different models", "give each once, with commas between"};
+                      return std::nullopt;
+                    }});
   table.group("What is measured");
-  table.add({.name = "models",
-             .synonyms = {"model"},
-             .kind = OptionKind::kList,
-             .placeholder = "A,B",
-             .help = "models, as bench step takes them",
-             .default_text = join(options.models, ","),
-             .value = [&options](const std::string& text) -> std::optional<Complaint> {
-               options.models = split(text, ',');
-               for (const auto& model : options.models)
-                 if (model.empty() || std::ranges::count(options.models, model) > 1)
-                   return Complaint{"not a list of different models", "give names with commas, such as mlp,cnn"};
-               return std::nullopt;
-             }});
   table.add({.name = "mode",
              .kind = OptionKind::kList,
              .placeholder = "weak,strong",

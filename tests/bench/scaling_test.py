@@ -18,7 +18,7 @@ import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 PROGRAM = os.path.abspath(sys.argv.pop(1))
-TINY = ["--models", "mlp", "--ranks", "1,2", "--steps", "2", "--warmup-steps", "1", "--batch", "4", "--global-batch", "8",
+TINY = ["mlp", "--ranks", "1,2", "--steps", "2", "--warmup-steps", "1", "--batch", "4", "--global-batch", "8",
         "--device", "cpu", "--rounds"]  # and how many
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -163,22 +163,23 @@ class Scaling(unittest.TestCase):
     def test_wrong_input_is_said_in_one_line_before_anything_is_measured(self):
         (self.directory / "notes.txt").write_text("notes\n")
         for arguments, code, words in (
-                (["--models", "mpl"], 2, ["'mpl'", "mlp"]),
-                (["--models", "mlp,mlp"], 2, ["--models", "different"]),
-                (["--mode", "week"], 2, ["week", "weak or strong"]),
-                (["--ranks", "1,x"], 2, ["--ranks", "integer"]),
-                (["--ranks", "1,4", "--global-batch", "3"], 2, ["--global-batch 3", "4 ranks"]),
-                (["--hosts", "a,b"], 2, ["--hosts a:4,b:4"]),
-                (["mlp"], 2, ["'mlp'", "takes flags"]),
-                (["--device", "tpu"], 2, ["tpu"]),
-                (["--", "--lrr", "1"], 2, ["--lrr", "--lr"]),
-                (["--", "--profile"], 2, ["--profile"]),
-                (["--out", "/nowhere/x"], 3, ["/nowhere/x", "--out"]),
-                (["--out", "notes.txt"], 3, ["notes.txt", "line 1"]),
-                (["--html", "/nowhere/x"], 3, ["/nowhere"]),
-                (["--baseline", "none.jsonl"], 3, ["none.jsonl"]),
-                (["--baseline", "notes.txt"], 3, ["notes.txt"]),
-                (["--baseline", "scaling.jsonl"], 2, ["--out"])):
+                (["mpl"], 2, ["'mpl'", "mlp"]),
+                (["mlp,mlp"], 2, ["mlp,mlp", "different"]),
+                ([], 2, ["needs a MODEL"]),
+                (["mlp", "--mode", "week"], 2, ["week", "weak or strong"]),
+                (["mlp", "--ranks", "1,x"], 2, ["--ranks", "integer"]),
+                (["mlp", "--ranks", "1,4", "--global-batch", "3"], 2, ["--global-batch 3", "4 ranks"]),
+                (["mlp", "--hosts", "a,b"], 2, ["--hosts a:4,b:4"]),
+                (["mlp", "cnn"], 2, ["'cnn'", "MODEL"]),
+                (["mlp", "--device", "tpu"], 2, ["tpu"]),
+                (["mlp", "--", "--lrr", "1"], 2, ["--lrr", "--lr"]),
+                (["mlp", "--", "--csv"], 2, ["--csv"]),
+                (["mlp", "--out", "/nowhere/x"], 3, ["/nowhere/x", "--out"]),
+                (["mlp", "--out", "notes.txt"], 3, ["notes.txt", "line 1"]),
+                (["mlp", "--html", "/nowhere/x"], 3, ["/nowhere"]),
+                (["mlp", "--baseline", "none.jsonl"], 3, ["none.jsonl"]),
+                (["mlp", "--baseline", "notes.txt"], 3, ["notes.txt"]),
+                (["mlp", "--baseline", "scaling.jsonl"], 2, ["--out"])):
             got, out, err = self.run_it(*arguments)
             self.assertEqual((got, out), (code, ""), (arguments, err))
             self.assertEqual(len(err.splitlines()), 1, err)

@@ -47,7 +47,7 @@ OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpu
 VARIABLES = {"COMP_WORDS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "CUDNN_LOGDEST_DBG", "CUDNN_LOGLEVEL_DBG",
              "GOMP_SPINCOUNT", "GOMP_STACKSIZE", "LD_LIBRARY_PATH", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "OMP_STACKSIZE",
              "OMP_THREAD_LIMIT", "OMPI_MCA_plm_rsh_agent"}
-NO_VARIABLES = {"DCMAKE_CUDA_ARCHITECTURES", "LOCKSTEP_FLAG_NAME", "MPI_COMM_NULL", "MPI_THREAD_MULTIPLE"}
+NO_VARIABLES = {"DCMAKE_CUDA_ARCHITECTURES", "LOCKSTEP_FLAG_NAME", "MPI_COMM_NULL", "MPI_THREAD_MULTIPLE", "PRETTY_NAME"}
 PROGRAMS = {"lockstep", "ip", "openssl", "ulimit"}
 VERBS = {"after", "asks", "cannot", "handshake", "itself", "joins", "needs", "next", "session", "takes", "then", "there",
          "was"}  # that follow the project's name in sentences
