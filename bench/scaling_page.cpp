@@ -273,8 +273,9 @@ thead th { color: var(--faint); } th[scope=row] { text-align: left; }
 }  // namespace
 
 std::string page_of(const ScalingReport& report) {
-  const std::string title =
-      fmt::format("Scaling of {} on {}", value_of(report.settings, "models"), value_of(report.machine, "host"));
+  const std::string host = value_of(report.machine, "host");
+  const std::string where = host.empty() ? value_of(report.machine, "CPU") : host;
+  const std::string title = fmt::format("Scaling of {} on {}", value_of(report.settings, "models"), where);
   bool crowded = false;
   for (const auto& series : report.series)
     crowded = crowded || std::ranges::any_of(series.points, &ScalingPoint::crowded);
