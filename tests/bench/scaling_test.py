@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import uuid
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
@@ -55,7 +56,8 @@ class Scaling(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.directory = pathlib.Path(directory.name)
         self.out = self.directory / "scaling.jsonl"
-        self.environment = {name: value for name, value in os.environ.items()
+        self.mark = uuid.uuid4().hex.encode()
+        self.environment = {"SCALING_TEST": self.mark.decode()} | {name: value for name, value in os.environ.items()
                             if not name.startswith(("LOCKSTEP_", "OMPI_", "PMI"))}
 
     def start(self, *arguments, **more):
@@ -67,6 +69,17 @@ class Scaling(unittest.TestCase):
         process = self.start(*arguments)
         out, err = process.communicate(timeout=200)
         return process.returncode, out, err
+
+    def processes(self):
+        """Of those that this test has started, the ones that live."""
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if self.mark in (entry / "environ").read_bytes() and (entry / "stat").read_text().rsplit(")")[-1].split()[0] != "Z":
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                pass
+        return found
 
     def jobs(self):
         return [json.loads(line) for line in self.out.read_text().splitlines()[1:]]
@@ -152,6 +165,19 @@ class Scaling(unittest.TestCase):
         self.assertEqual(self.jobs()[:len(done)], done)
         self.assertGreaterEqual(len(self.jobs()), 8)
         self.assertEqual([p["rounds"] for s in json.loads(out)["series"] for p in s["points"]], [2] * 4)
+
+    def test_killed_it_leaves_no_process(self):
+        process = self.start(*TINY, 1000)
+        deadline = time.monotonic() + 100
+        while not self.out.exists() or self.out.read_text().count("\n") < 2 or len(self.processes()) < 3:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+        deadline = time.monotonic() + 60
+        while self.processes():
+            self.assertLess(time.monotonic(), deadline, "processes are left")
+            time.sleep(0.1)
 
     def test_a_job_that_fails_is_named_and_the_others_continue(self):
         # A divergence: exit code 7.
