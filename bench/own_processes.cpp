@@ -146,4 +146,76 @@ std::string run_processes(int count, const std::function<std::string(int rank)>&
   return text;
 }
 
+namespace {
+
+constexpr std::size_t kMostStderr = 1 << 16;
+constexpr auto kMostGrace = std::chrono::seconds(90);  // the launcher ends its ranks sooner
+
+[[noreturn]] void become(char* const* argv, int out, int err, pid_t parent) {
+  // A group of its own: the terminal's Ctrl-C comes to this process alone, which passes it on once.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(1);
+  const int nothing = ::open("/dev/null", O_RDONLY);
+  ::dup2(nothing, STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  ::execv(argv[0], argv);
+  ::_exit(127);
+}
+
+/// Adds what there is to read; closes the end of a pipe that has nothing more.
+void drain(UniqueFd& end, std::string& text) {
+  char buffer[4096];
+  const ssize_t got = ::read(end.get(), buffer, sizeof buffer);
+  if (got > 0) text.append(buffer, static_cast<std::size_t>(got));
+  if (got == 0) end.reset();
+}
+
+}  // namespace
+
+ProgramResult run_program(const std::vector<std::string>& command) {
+  std::vector<char*> argv;
+  for (const auto& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  int out[2] = {-1, -1}, err[2] = {-1, -1};
+  const bool piped = ::pipe2(out, O_CLOEXEC) == 0;
+  UniqueFd out_read(out[0]), out_write(out[1]);
+  if (!piped || ::pipe2(err, O_CLOEXEC) != 0) throw DeviceError("no pipe: " + errno_text(errno));
+  UniqueFd err_read(err[0]), err_write(err[1]);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid < 0) throw DeviceError("no new process: " + errno_text(errno), "end some others");
+  if (pid == 0) become(argv.data(), out_write.get(), err_write.get(), parent);
+  out_write.reset();
+  err_write.reset();
+
+  ProgramResult result;
+  std::optional<Deadline> end;
+  while (out_read || err_read) {
+    if (!end && stop_signal() != 0) {
+      ::kill(pid, SIGTERM);
+      end = Deadline::after(kMostGrace);
+    }
+    if (end && end->expired()) {
+      ::kill(pid, SIGKILL);
+      break;
+    }
+    // Seldom: what is measured meanwhile has the cores.
+    pollfd wanted[2] = {{.fd = out_read.get(), .events = POLLIN, .revents = 0},
+                        {.fd = err_read.get(), .events = POLLIN, .revents = 0}};
+    if (::poll(wanted, 2, 100) <= 0) continue;
+    if (wanted[0].revents != 0) drain(out_read, result.out);
+    if (wanted[1].revents != 0) drain(err_read, result.err);
+    if (result.err.size() > 2 * kMostStderr) result.err.erase(0, result.err.size() - kMostStderr);
+  }
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  throw_if_stopped("measuring");
+  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (result.code == 127 && result.out.empty() && result.err.empty())
+    throw DeviceError(command[0] + " cannot be started", "is the program still there?");
+  return result;
+}
+
 }  // namespace lockstep::bench

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace lockstep::bench {
 
@@ -12,5 +13,14 @@ namespace lockstep::bench {
 /// ends with its code; the others are then ended after a moment, and PeerError with the first one's code is thrown
 /// here. None outlives this call, or this process. Throws InterruptedError when this process is asked to stop.
 std::string run_processes(int count, const std::function<std::string(int rank)>& work);
+
+struct ProgramResult {
+  int code = 0;          // 128 + n for signal n
+  std::string out, err;  // of what it wrote to stderr, the end
+};
+
+/// Runs a program, which reads nothing, to its end. A stop of this process is passed on; InterruptedError is thrown
+/// once the program has ended. It is asked to end where this process is killed. Throws DeviceError.
+ProgramResult run_program(const std::vector<std::string>& command);
 
 }  // namespace lockstep::bench

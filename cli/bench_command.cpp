@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
+#include <functional>
 #include <optional>
 
 #include "base/error.h"
@@ -30,13 +32,15 @@ std::string overview_of_bench() {
   std::string text =
       "Usage: lockstep bench COLLECTIVE [flags]\n"
       "       lockstep bench step MODEL [flags]\n"
-      "       lockstep bench dp-vs-ddp MODEL [flags]\n\n";
+      "       lockstep bench dp-vs-ddp MODEL [flags]\n"
+      "       lockstep bench scaling MODEL,… [flags] [-- FLAGS of bench step]\n\n";
   for (const auto& family : bench::collective_families())
     text += fmt::format("  {:<15} {}\n", family.name, family.about);
   return text +
          "  step            a training step: time, throughput, exposed communication, memory, start-up\n"
-         "  dp-vs-ddp       one process for all devices against one for each: memory, load, step, bytes\n\n"
-         "Run all but the last as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
+         "  dp-vs-ddp       one process for all devices against one for each: memory, load, step, bytes\n"
+         "  scaling         training steps on 1, 2, 4, … ranks: efficiency, speed-up, a page with plots\n\n"
+         "Run all but the last two as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
          "lockstep bench allreduce --help, step --help and so on show the flags.\n";
 }
 
@@ -121,7 +125,8 @@ std::vector<std::pair<std::string, DType>> types_of(const bench::CollectiveFamil
   return types;
 }
 
-/// Some of `all`, with commas.
+}  // namespace
+
 Setter names_of(std::vector<std::string>& target, const std::vector<std::string>& all) {
   return [&target, all](const std::string& text) -> std::optional<Complaint> {
     target.clear();
@@ -132,17 +137,6 @@ Setter names_of(std::vector<std::string>& target, const std::vector<std::string>
     return std::nullopt;
   };
 }
-
-/// Reads the flags and runs `measure`, which throws their error, if any, once the ranks are connected.
-template <class Measure>
-int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
-  sources.args.erase(sources.args.begin());
-  std::optional<UsageError> refusal;
-  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
-  return measure(refusal);
-}
-
-}  // namespace
 
 OptionTable bench_collective_options(bench::CollectiveOptions& options) {
   const bench::CollectiveFamily& family = bench::family_of(options.collective);
@@ -337,67 +331,86 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
 
 namespace {
 
-/// Where the tables of all kinds write.
-struct Kinds {
-  std::vector<bench::CollectiveOptions> collectives;
-  bench::StepOptions step;
-  bench::DpVsDdpOptions dp_vs_ddp;
+/// What can be measured, and where the table of each writes.
+class Kinds {
+ public:
+  struct Kind {
+    OptionTable table;
+    std::function<int(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign)> run;
+  };
 
   Kinds() {
-    for (const auto& family : bench::collective_families()) collectives.emplace_back().collective = family.collective;
+    for (const auto& family : bench::collective_families()) {
+      auto& options = collectives_.emplace_back();
+      options.collective = family.collective;
+      add(bench_collective_options(options), options, bench::bench_collective);
+    }
+    add(bench_step_options(step_), step_, bench::bench_step);
+    add(bench_dp_vs_ddp_options(dp_vs_ddp_), dp_vs_ddp_, bench::bench_dp_vs_ddp);
+    kinds_.push_back(
+        {bench_scaling_options(scaling_), [this](const auto& table, const auto& sources, const auto& foreign) {
+           return bench_scaling_command(scaling_, table, sources, foreign);
+         }});
   }
-  std::vector<OptionTable> tables() {
-    std::vector<OptionTable> all;
-    for (auto& one : collectives) all.push_back(bench_collective_options(one));
-    all.push_back(bench_step_options(step));
-    all.push_back(bench_dp_vs_ddp_options(dp_vs_ddp));
-    return all;
+  Kinds(const Kinds&) = delete;
+  Kinds& operator=(const Kinds&) = delete;
+
+  const std::vector<Kind>& list() const { return kinds_; }
+
+ private:
+  /// `measure` throws an error of the flags, if any, once the ranks are connected.
+  template <class Options, class Measure>
+  void add(OptionTable table, Options& options, Measure measure) {
+    kinds_.push_back({std::move(table), [&options, measure](const auto& own, const auto& sources, const auto& foreign) {
+                        std::optional<UsageError> refusal;
+                        if (parse_or_refuse(own, sources, foreign, refusal)) return 0;
+                        if (options.format != bench::Format::kTable)
+                          report_status({.kind = StatusReport::Kind::kDataOnStdout});
+                        return measure(options, refusal);
+                      }});
   }
-  /// Of the table with that number.
-  bench::Format format(std::size_t kind) const {
-    if (kind < collectives.size()) return collectives[kind].format;
-    return kind == collectives.size() ? step.format : dp_vs_ddp.format;
-  }
-  int run(std::size_t kind, const std::optional<UsageError>& refusal) {
-    if (kind < collectives.size()) return bench::bench_collective(collectives[kind], refusal);
-    return kind == collectives.size() ? bench::bench_step(step, refusal) : bench::bench_dp_vs_ddp(dp_vs_ddp, refusal);
-  }
+
+  std::deque<bench::CollectiveOptions> collectives_;  // which stay where they are
+  bench::StepOptions step_;
+  bench::DpVsDdpOptions dp_vs_ddp_;
+  bench::ScalingOptions scaling_;
+  std::vector<Kind> kinds_;
 };
 
 }  // namespace
 
 void show_bench(TableVisitor visit) {
-  Kinds kinds;
-  for (const OptionTable& table : kinds.tables()) visit(table);
+  const Kinds kinds;
+  for (const auto& kind : kinds.list()) visit(kind.table);
 }
 
 int bench_command(const Sources& sources, const ForeignFlags& foreign) {
-  const std::string kind = sources.args.empty() ? "" : sources.args.front();
-  if (kind == "--help" || kind == "-h") {
+  const std::string wanted = sources.args.empty() ? "" : sources.args.front();
+  if (wanted == "--help" || wanted == "-h") {
     std::fputs(overview_of_bench().c_str(), stdout);
     return 0;
   }
-  Kinds kinds;
-  const std::vector<OptionTable> tables = kinds.tables();
+  const Kinds kinds;
   std::vector<std::string> names;
-  for (const OptionTable& table : tables) names.push_back(table.subcommand().substr(std::string("bench ").size()));
-  const auto chosen = static_cast<std::size_t>(std::ranges::find(names, kind) - names.begin());
+  for (const auto& kind : kinds.list()) names.push_back(kind.table.subcommand().substr(std::string("bench ").size()));
+  const auto chosen = static_cast<std::size_t>(std::ranges::find(names, wanted) - names.begin());
   if (chosen == names.size()) {
-    const auto close = nearest(kind, names);
-    throw UsageError(kind.empty() ? "lockstep bench needs to know what to measure"
-                                  : fmt::format("lockstep bench cannot measure '{}'", kind),
+    const auto close = nearest(wanted, names);
+    throw UsageError(wanted.empty() ? "lockstep bench needs to know what to measure"
+                                    : fmt::format("lockstep bench cannot measure '{}'", wanted),
                      close ? fmt::format("did you mean lockstep bench {}?", *close)
-                           : "say allreduce or another collective, step MODEL or dp-vs-ddp MODEL");
+                           : "say allreduce or another collective, step MODEL, dp-vs-ddp MODEL or scaling MODEL");
   }
   // One environment or file may serve all: what only another kind takes is no mistake there.
   ForeignFlags others = foreign;
-  for (std::size_t i = 0; i < tables.size(); ++i)
+  for (std::size_t i = 0; i < names.size(); ++i)
     if (i != chosen)
-      for (auto& flag : tables[i].names()) others.emplace(std::move(flag), tables[i].subcommand());
-  return run(tables[chosen], sources, others, [&](const auto& refusal) {
-    if (kinds.format(chosen) != bench::Format::kTable) report_status({.kind = StatusReport::Kind::kDataOnStdout});
-    return kinds.run(chosen, refusal);
-  });
+      for (auto& flag : kinds.list()[i].table.names())
+        others.emplace(std::move(flag), kinds.list()[i].table.subcommand());
+  Sources own = sources;
+  own.args.erase(own.args.begin());
+  const auto& kind = kinds.list()[chosen];
+  return kind.run(kind.table, own, others);
 }
 
 }  // namespace lockstep::cli

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "bench/collectives.h"
 #include "bench/dp_vs_ddp.h"
+#include "bench/scaling.h"
 #include "bench/step.h"
 #include "devices/machine.h"
 #include "doctor/doctor.h"
@@ -33,10 +34,15 @@ int eval_command(const Sources& sources, const ForeignFlags& foreign);
 int infer_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep bench: what the ranks can do, measured. `lockstep bench allreduce …` and other collectives, `lockstep bench
-/// step MODEL …` or `lockstep bench dp-vs-ddp MODEL …`.
+/// step MODEL …`, `lockstep bench dp-vs-ddp MODEL …` or `lockstep bench scaling …`.
 OptionTable bench_collective_options(bench::CollectiveOptions& options);
 OptionTable bench_step_options(bench::StepOptions& options);
 OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options);
+OptionTable bench_scaling_options(bench::ScalingOptions& options);
+int bench_scaling_command(bench::ScalingOptions& options, const OptionTable& table, const Sources& sources,
+                          const ForeignFlags& foreign);
+/// Some of `all`, with commas.
+options::Setter names_of(std::vector<std::string>& target, const std::vector<std::string>& all);
 /// Calls `visit` with each of their tables.
 using TableVisitor = FunctionRef<void(const OptionTable& table)>;
 void show_bench(TableVisitor visit);
@@ -89,6 +95,8 @@ int plan_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.
 OptionTable version_options(bool& json);
+/// Name and value of each line.
+bench::Facts version_facts();
 /// The text that it prints without --json: one "name  value" a line. Starts no MPI, and makes no CUDA context; opens
 /// NVIDIA's libraries, if they are there, to ask them for their versions.
 std::string version_text();

@@ -41,7 +41,7 @@ SubcommandText text_of(const options::OptionTable& table, const std::string& fir
                       .summary = summary,
                       .positionals = {},
                       .flags = {},
-                      .takes_program = table.accepts_program()};
+                      .program_words = table.program_words()};
   for (const auto& positional : table.positionals())
     text.positionals.emplace_back(positional.placeholder, positional.help);
   for (const auto& option : table.options()) {
@@ -67,7 +67,8 @@ std::string manual() {
   for (const auto& each : all) {
     text += fmt::format(".B lockstep {}\n", roff(each.name));
     for (const auto& [placeholder, help] : each.positionals) text += fmt::format(".I {}\n", roff(placeholder));
-    text += each.takes_program ? "[flags] \\-\\- PROGRAM ARGS…\n.br\n" : "[flags]\n.br\n";
+    text += each.program_words.empty() ? "[flags]\n.br\n"
+                                       : fmt::format("[flags] \\-\\- {}\n.br\n", roff(each.program_words));
   }
   text += ".SH DESCRIPTION\n";
   for (const auto& each : all) {

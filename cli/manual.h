@@ -19,7 +19,7 @@ struct SubcommandText {
   std::string summary;                                           // of the first word
   std::vector<std::pair<std::string, std::string>> positionals;  // placeholder and help
   std::vector<Flag> flags;
-  bool takes_program = false;  // "-- PROGRAM ARGS…"
+  std::string program_words;  // that follow "--", where there may be some: "PROGRAM ARGS…"
 };
 SubcommandText text_of(const options::OptionTable& table, const std::string& first_word, const std::string& summary);
 /// Of all subcommands, in the order of the overview.

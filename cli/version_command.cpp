@@ -29,8 +29,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// Name and value of each line.
-using Facts = std::vector<std::pair<std::string, std::string>>;
+using bench::Facts;
 
 constexpr const char* kProgram = "lockstep";
 constexpr const char* kBackends = "backends";
@@ -96,7 +95,8 @@ Facts cuda_facts(const CudaProbe& probe) {
   return facts;
 }
 
-/// All but what is missing.
+}  // namespace
+
 Facts version_facts() {
   Facts facts;
   facts.emplace_back(kProgram, fmt::format("{} (git {})", version(), git_revision()));
@@ -121,6 +121,8 @@ Facts version_facts() {
   facts.emplace_back("zlib", zlibVersion());
   return facts;
 }
+
+namespace {
 
 std::vector<std::string> missing() {
   std::vector<std::string> all = split(kMissing, '|');

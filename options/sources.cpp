@@ -62,7 +62,7 @@ std::string as_key(std::string_view name) { return std::string(name); }
   std::string remedy = positionals.empty()
                            ? fmt::format("{} takes flags only", table.command())
                            : fmt::format("{} takes one {}", table.command(), positionals.back().placeholder);
-  if (table.accepts_program()) remedy = "put -- before the program and its arguments";
+  if (table.program_words() == kProgramWords) remedy = "put -- before the program and its arguments";
   throw UsageError(fmt::format("unexpected argument '{}'", shortened(word)), remedy);
 }
 

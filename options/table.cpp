@@ -145,7 +145,7 @@ std::string OptionTable::help() const {
   std::string usage = "Usage: " + command_;
   for (const auto& positional : positionals_) usage += " " + positional.placeholder;
   usage += " [flags]";
-  if (takes_program_) usage += " -- PROGRAM ARGS…";
+  if (accepts_program()) usage += " -- " + program_words_;
   std::string text = usage + "\n\n" + paragraph(about_, 0);
   if (!positionals_.empty()) text += "\n";
   for (const auto& positional : positionals_) text += row(positional.placeholder, positional.help);

@@ -99,6 +99,8 @@ struct Positional {
 /// Why an option that was asked for has no effect, and what to do; nothing where it has one.
 std::optional<Complaint> inapplicable(const Option& option);
 
+inline constexpr const char* kProgramWords = "PROGRAM ARGS…";
+
 /// Filled once, then only read. The setters' targets must outlive it. Not thread-safe while it is being filled.
 class OptionTable {
  public:
@@ -110,8 +112,8 @@ class OptionTable {
   void add(Option option);
   void add(OtherProgramsFlag flag);
   void positional(Positional positional);
-  /// The subcommand takes "-- PROGRAM ARGS…".
-  void takes_program() { takes_program_ = true; }
+  /// The subcommand takes "-- PROGRAM ARGS…", or words of another kind, which help names so.
+  void takes_program(std::string words = kProgramWords) { program_words_ = std::move(words); }
   /// At most one of these may be given by one source; a stronger source's silences a weaker one's.
   void exclusive(std::vector<std::string> names);
   /// The option with this name or synonym, '_' or '-'; nullptr if there is none.
@@ -135,7 +137,8 @@ class OptionTable {
   const std::string& command() const { return command_; }
   const std::vector<Option>& options() const { return options_; }
   const std::vector<Positional>& positionals() const { return positionals_; }
-  bool accepts_program() const { return takes_program_; }
+  bool accepts_program() const { return !program_words_.empty(); }
+  const std::string& program_words() const { return program_words_; }
 
   /// What --help prints: at most 100 columns wide, ends with a newline.
   std::string help() const;
@@ -153,7 +156,7 @@ class OptionTable {
   std::vector<Group> groups_;
   std::vector<Positional> positionals_;
   std::vector<std::vector<std::string>> exclusive_;
-  bool takes_program_ = false;
+  std::string program_words_;
 };
 
 /// For Applies::unless: what this run is instead, where a setting has no effect.

@@ -30,11 +30,15 @@ std::string theme(const char* paper, const char* ink, const char* faint, const c
   return rules + fmt::format(".plot .hollow {{ fill: {0}; }} .plot .bar {{ stroke: {0}; }}\n", paper);
 }
 
+/// "0.5", "8192", "16,384", "20k", "1.5M".
 std::string label_of(double value) {
   const double size = std::abs(value);
   if (size >= 1e9) return fmt::format("{:g}G", value / 1e9);
   if (size >= 1e6) return fmt::format("{:g}M", value / 1e6);
-  return size >= 1e4 ? fmt::format("{:g}k", value / 1e3) : fmt::format("{:g}", value);
+  if (size < 1e4) return fmt::format("{:.4g}", value);
+  const auto whole = static_cast<std::int64_t>(std::lround(value));
+  if (whole % 1000 == 0) return fmt::format("{}k", whole / 1000);
+  return fmt::format("{},{:03}", whole / 1000, std::abs(whole % 1000));
 }
 
 double columns(std::string_view text) { return kLetter * columns_of(text); }
@@ -125,7 +129,7 @@ class Legend {
     if (entries.empty()) y_ -= kTick;
   }
   const std::string& svg() const { return svg_; }
-  double bottom() const { return y_ + 14; }
+  double bottom() const { return y_ + 18; }
 
  private:
   double y_ = 44;
@@ -221,12 +225,14 @@ std::string body_of(const LinePlot& plot) {
     svg += text_at(kRight - 6, kBottom - 8, plot.shaded_label, "end", "faint");
   }
   svg += frame(y, plot.x.label, plot.y.label, legend.bottom());
-  double before = -kWidth;
-  for (const double tick : x.ticks()) {
-    const std::string label = label_of(tick);
-    if (x.at(tick) - columns(label) / 2 < before + 4) continue;
-    svg += text_at(x.at(tick), kBottom + 20, label, "middle", "faint");
-    before = x.at(tick) + columns(label) / 2;
+  // From the right: the last one matters most.
+  double after = 2 * kWidth;
+  for (std::size_t i = x.ticks().size(); i-- > 0;) {
+    const std::string label = label_of(x.ticks()[i]);
+    const double at = x.at(x.ticks()[i]), half = columns(label) / 2;
+    if (at + half > after - 4) continue;
+    svg += text_at(at, kBottom + 20, label, "middle", "faint");
+    after = at - half;
   }
   for (std::size_t i = 0; i < plot.series.size(); ++i) svg += drawn(plot.series[i], colours[i], x, y);
   return svg;

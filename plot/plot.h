@@ -1,5 +1,6 @@
 // Plots as SVG, of nothing but text: lines with error bars and stacked bars, for pages and for Markdown. Light and dark
-// by the reader's choice; series differ in colour (Okabe and Ito's, which colour-blind readers can distinguish) and marker.
+// by the reader's choice; series differ in colour (Okabe and Ito's, which differ for colour-blind readers too) and
+// marker.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,6 @@ import tempfile
 import time
 import unittest
 import uuid
-import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 parser = argparse.ArgumentParser()
@@ -280,44 +279,6 @@ for model in [small, *(MODELS[name] for name in ("mlp", "cnn", "bert", "rnn", "l
         done = subprocess.run([BUILD / "peers/torch/bin/python", "-B", "-c", program], capture_output=True, text=True,
                               timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)
-
-
-class Scaling(ScriptTest):
-    def test_measures_draws_and_marks_what_outnumbers_the_cores(self):
-        code, out, err = self.run_script("scaling", *TINY, "--ranks", "1,3,2", "--model", "mlp", "--global-batch", 12,
-                                         "--out", self.directory)
-        self.assertEqual(code, 0, err)
-        data = json.loads((self.directory / "scaling.json").read_text())
-        self.assertEqual([series["mode"] for series in data["series"]], ["weak", "strong"])
-        cores = len(os.sched_getaffinity(0))
-        for series in data["series"]:
-            points = series["points"]
-            self.assertEqual([point["ranks"] for point in points], [1, 2, 3])
-            self.assertEqual([point["oversubscribed"] for point in points], [n > cores for n in (1, 2, 3)])
-            for point in points:
-                self.assertEqual(len(point["results"]), 2)
-                batch = 4 if series["mode"] == "weak" else 12 // point["ranks"]
-                self.assertEqual(point["results"][0]["batch"], batch)
-            # Each point's gain is against one rank, in the same round.
-            rates = [[result["samples_per_s"] for result in point["results"]] for point in points]
-            gains = sorted(rates[1][i] / rates[0][i] for i in range(2))
-            self.assertAlmostEqual(points[1]["speedup"]["median"], sum(gains) / 2)
-            self.assertAlmostEqual(points[1]["efficiency"]["high"], gains[1] / 2)
-        self.assertEqual(out.count("(more than cores)"), 2 * sum(n > cores for n in (1, 2, 3)))
-        tree = xml.etree.ElementTree.parse(self.directory / "scaling.svg")
-        dots = [e for e in tree.iter("{http://www.w3.org/2000/svg}circle") if "s0" in e.get("class")]
-        self.assertEqual(len(dots), 6)
-        self.assertEqual(sum("open" in dot.get("class") for dot in dots), 2 * sum(n > cores for n in (1, 2, 3)))
-
-    def test_what_cannot_work_is_said_in_one_line(self):
-        for arguments, code, words in (
-                (["--mode", "week"], 2, ["'week'", "weak and strong", "→"]),
-                (["--ranks", "1,x"], 2, ["'x'", "→"]),
-                (["--ranks", "1,4", "--global-batch", "3"], 2, ["--global-batch 3", "→"]),
-                (["--out", "/nowhere"], 3, ["/nowhere", "→"])):
-            got, out, err = self.run_script("scaling", *arguments)
-            self.assertEqual((got, out), (code, ""), err)
-            self.assert_one_line(err, *words)
 
 
 class Peers(ScriptTest):

@@ -20,7 +20,7 @@ parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__
 places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
-BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv")
+BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv", "bench scaling")
 COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "simulate", "plan",
             "version")
 # The commands that print the texts of a file: the first pattern that its path has at its beginning. A flag in a text is one
@@ -30,6 +30,7 @@ COMMANDS_OF = [
     (r"launcher/(?!mpirun_command)|cli/launch_command", ("launch|train",)),  # and of the program that is launched
     (r"cli/checkpoint_command", ("checkpoint",)),
     (r"bench/(collective|rivals)", ("bench allreduce|bench reduce|bench send-recv",)),
+    (r"bench/scaling|cli/scaling_command", ("bench scaling",)),
     (r"doctor/|cli/doctor_command", ("doctor|train",)),
     (r"simulate/", ("simulate",)),
     (r"bench/(dp_vs_ddp|step)\.", None),  # of the command that has the file's name
@@ -48,7 +49,7 @@ OTHERS = {"--mpi": "srun", "--memory": "container", "--ulimit": "docker", "--gpu
 VARIABLES = {"COMP_WORDS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "CUDNN_LOGDEST_DBG", "CUDNN_LOGLEVEL_DBG",
              "GOMP_SPINCOUNT", "GOMP_STACKSIZE", "LD_LIBRARY_PATH", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "OMP_STACKSIZE",
              "OMP_THREAD_LIMIT", "OMPI_MCA_plm_rsh_agent"}
-NO_VARIABLES = {"DCMAKE_CUDA_ARCHITECTURES", "LOCKSTEP_FLAG_NAME", "MPI_COMM_NULL", "MPI_THREAD_MULTIPLE"}
+NO_VARIABLES = {"DCMAKE_CUDA_ARCHITECTURES", "LOCKSTEP_FLAG_NAME", "MPI_COMM_NULL", "MPI_THREAD_MULTIPLE", "PRETTY_NAME"}
 PROGRAMS = {"lockstep", "ip", "openssl", "ulimit"}
 VERBS = {"after", "asks", "cannot", "handshake", "itself", "joins", "needs", "next", "session", "takes", "then", "there",
          "was"}  # that follow the project's name in sentences

@@ -39,7 +39,11 @@ NOT_RUN = {
         "scripts/demo", "scripts/test",
     ),
     "it installs or measures PyTorch, for minutes; bench_scripts tests them": (
-        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results/compare.txt", "bench/scaling --ranks 1,2,4",
+        "bench/peers/setup", "bench/compare --quick", "bench/compare --out docs/results/compare.txt",
+    ),
+    "it measures for minutes; bench_scaling tests it": (
+        "lockstep bench scaling mlp,cnn --html scaling.html",
+        "lockstep bench scaling mlp,cnn --out new.jsonl --baseline scaling.jsonl",
     ),
     "it trains for minutes": (
         "lockstep launch -n 2 -- lockstep train gpt --data text:licences.txt --layers 3 --heads 4 --width 128 --context 64 "
@@ -61,6 +65,7 @@ NOT_RUN = {
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits --encrypt",
         "lockstep launch --hostfile hosts.txt -- ./my_program",
         "lockstep doctor --hosts a,b,c",
+        "lockstep bench scaling gpt2 --hosts a:4,b:4 -- --precision bf16 --zero 1",
     ),
     "GPT-2's files; parity_weights tests small ones": (
         "lockstep eval gpt2 --data tokens:val.bin --weights model.safetensors",

@@ -194,6 +194,12 @@ def main():
     image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
     base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
     gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
+    header = json.dumps({"event": "scaling", "format": 1, "settings": {"models": "m"}, "machine": {"CPU": "c"}}) + "\n"
+    job = json.dumps({"event": "job", "round": 1, "mode": "weak", "model": "m", "ranks": 2, "batch": 4, "step_ms": 1.5,
+                      "samples_per_s": 9, "compute_ms": 1, "exposed_comm_ms": -0.1, "peak_memory_bytes": 1, "backend": "shm",
+                      "device": "cpu", "precision": "f32"}) + "\n"
+    seed("scaling", "cut", header + job + job[:40])
+    seed("scaling", "twice", header + job + job)
     seed("metadata", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image,
                                         **base}))
     seed("metadata", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
