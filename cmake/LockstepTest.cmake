@@ -12,7 +12,8 @@ set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
 # One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
 # same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
 # with OWN_GROUPS; with soft_ or gpu_ in between on a GPU in software or a real one. Name another where files cannot be
-# linked with those of the others. The suites are read from the sources, and of one program each belongs to one entry.
+# linked with those of the others, or need no optimization as those do (LOCKSTEP_TESTS_COMPUTE). The suites are read from
+# the sources, and of one program each belongs to one entry.
 #
 # With RANKS it is one entry for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and
 # hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which
