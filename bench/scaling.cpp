@@ -26,8 +26,6 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr double kBusy = 0.5;  // a load average above which figures are not to be relied on
-
 std::string first_line_of(const std::string& path, const std::string& key = {}) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);)

@@ -186,6 +186,10 @@ inline constexpr const char* kIntervalInWords =
 inline constexpr const char* kPlaces = "places";
 /// The value of that name; empty: there is none.
 std::string value_of(const Facts& facts, std::string_view name);
+/// A load average above which figures are not to be relied on.
+inline constexpr double kBusy = 0.5;
+/// That it was above when measuring began; empty: it was not.
+std::string busy_in_words(const Facts& machine);
 /// What counts as slower, and by which test.
 std::string test_in_words(double slower_by);
 /// Whether the fact of a machine is one that everybody wants to see.

@@ -293,6 +293,8 @@ std::string page_of(const ScalingReport& report) {
       "<style>\n{1}{2}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n<p class=\"faint\">{3}, lockstep {4}</p>\n",
       xml_escaped(title), plot_style(), kStyle, xml_escaped(value_of(report.machine, "date")),
       xml_escaped(value_of(report.machine, "lockstep")));
+  if (const std::string busy = busy_in_words(report.machine); !busy.empty())
+    html += fmt::format("<p><b>{}</b></p>\n", xml_escaped(busy));
   html += summary_of(report);
   for (const ScalingMode mode : {ScalingMode::kWeak, ScalingMode::kStrong}) html += section_of(report, mode);
   if (crowded) html += fmt::format("<p class=\"faint\">* more threads than {}</p>\n", xml_escaped(report.places_are));

@@ -179,6 +179,12 @@ const char* name_of(Outcome outcome) {
   return "same";
 }
 
+std::string busy_in_words(const Facts& machine) {
+  const auto load = parse_double(value_of(machine, "load average"));
+  if (!load || *load <= kBusy) return {};
+  return fmt::format("The host was busy when this began (load average {:.1f}): do not rely on these figures.", *load);
+}
+
 std::string test_in_words(double slower_by) {
   return fmt::format(
       "slower: p < {} by Mann and Whitney's U test of the rounds' step times, two-sided, and a median above by more "
@@ -259,6 +265,7 @@ std::string text_of(const ScalingReport& report, Format format) {
     if (is_main_fact(name)) text += fmt::format("{:<16}{}\n", name, printable(value));
   text += fmt::format("\n{} round{}. ±: {}. Brackets: {}.\n", report.rounds, report.rounds == 1 ? "" : "s",
                       kDeviationInWords, kIntervalInWords);
+  if (const std::string busy = busy_in_words(report.machine); !busy.empty()) text += busy + "\n";
   bool crowded = false;
   for (const auto& series : report.series) {
     text += table_of(series);

@@ -184,9 +184,10 @@ std::string drawn(const Series& series, std::size_t colour, const Scale& x, cons
     const double at_x = x.at(point.x), at_y = y.at(point.y);
     path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", at_x, at_y);
     if (series.style == Series::Style::kReference) continue;
-    if (point.low && point.high && y.can_show(*point.low) && y.can_show(*point.high)) {
+    if (point.low && point.high && std::isfinite(*point.low) && y.can_show(*point.high)) {
       const std::string kind = fmt::format("spread c{}", colour);
-      const double low = y.at(*point.low), high = y.at(*point.high);
+      // A logarithmic axis has no end for what is not above 0.
+      const double low = y.can_show(*point.low) ? y.at(*point.low) : kBottom, high = y.at(*point.high);
       marks += line_at(kind.c_str(), at_x, low, at_x, high) + line_at(kind.c_str(), at_x - 4, low, at_x + 4, low) +
                line_at(kind.c_str(), at_x - 4, high, at_x + 4, high);
     }

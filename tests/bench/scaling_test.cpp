@@ -215,6 +215,16 @@ TEST(ReportOfScaling, RoundsThatOneCaseLacksCountForTheOthers) {
   EXPECT_THAT(page_of(report), HasSubstr("failed: exit code 4, no memory"));
 }
 
+TEST(ReportOfScaling, SaysThatTheHostWasBusy) {
+  ScalingFile file = measured_file();
+  for (const auto& [load, said] : {std::pair("0.30", false), std::pair("1.29", true)}) {
+    file.machine.back() = {"load average", load};
+    const ScalingReport report = report_of(scaling_options(), file, {});
+    EXPECT_EQ(text_of(report, Format::kTable).find("do not rely on these") != std::string::npos, said);
+    EXPECT_EQ(page_of(report).find("do not rely on these") != std::string::npos, said);
+  }
+}
+
 TEST(ReportOfScaling, TableAndJsonSayTheSame) {
   const ScalingReport report = report_of(scaling_options(), measured_file(), {});
   const std::string table = text_of(report, Format::kTable);

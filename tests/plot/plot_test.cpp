@@ -51,6 +51,13 @@ TEST(LinePlot, LeavesOutWhatAnAxisCannotShow) {
   EXPECT_THAT(svg_of(LinePlot{}), HasSubstr("</svg>")) << "nothing at all";
 }
 
+TEST(LinePlot, ErrorBarsBelowZeroEndAtTheFrameOfALogarithmicAxis) {
+  LinePlot plot = example_plot();
+  plot.y.scale = Axis::Scale::kLog2;
+  plot.series[1].points = {{1, 100}, {2, 90, -20, 200}};
+  EXPECT_EQ(occurrences(svg_of(plot), "class=\"spread c0\""), 3u);
+}
+
 TEST(LinePlot, ManyTicksKeepTheirDistance) {
   LinePlot plot = example_plot();
   plot.x.ticks.clear();
