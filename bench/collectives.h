@@ -107,8 +107,8 @@ std::vector<std::int64_t> sizes_of(const CollectiveOptions& options, int ranks);
 std::string heading_of(const CollectiveOptions& options, int ranks, const std::string& backend);
 std::string line_of(const CollectiveResult& result, const CollectiveOptions& options, int ranks,
                     const std::string& backend);
-/// What comes after them: of a table, the mean bus bandwidth and the number of wrong elements, as nccl-tests have it; and
-/// the best one beside the rate of copies in the devices' memory, if that was measured.
+/// What comes after them: of a table, the mean bus bandwidth and the number of wrong elements, as nccl-tests have it;
+/// and the best one beside the rate of copies in the devices' memory, if that was measured.
 std::string summary_of(const std::vector<CollectiveResult>& results, const CollectiveOptions& options,
                        std::optional<double> copy_bytes_per_s = {});
 
