@@ -2,6 +2,7 @@
 // runs them. They return the exit code.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -49,6 +50,9 @@ void show_bench(TableVisitor visit);
 int bench_command(const Sources& sources, const ForeignFlags& foreign);
 
 OptionTable launch_options(launcher::LaunchOptions& options);
+/// --hosts and --hostfile, as all commands take them that start processes on other hosts.
+void add_hosts(OptionTable& table, const std::string& placeholder, const std::string& help,
+               const std::function<void(std::vector<launcher::HostSpec> hosts)>& take);
 /// How many ranks -n auto starts for these GPUs: as many as CUDA will show a process, which is one where they are split
 /// into MIG devices. 0, for as many as there are cores, where there are none, or the program has `--device cpu`, by
 /// flag or environment; a launcher cannot know its other settings (a config file). Pure.

@@ -18,24 +18,8 @@ OptionTable doctor_options(DoctorCommand& command) {
       "Looks for what would make jobs fail or slow: limits, memory, processors, network, disk, GPUs, and the "
       "environment; with --hosts also at what hosts have in common and at the links between them.");
   table.group("Flags");
-  table.add({.name = "hosts",
-             .synonyms = {"host", "H"},
-             .kind = OptionKind::kList,
-             .placeholder = "a,b",
-             .help = "hosts to look at, one process on each, as lockstep launch starts them",
-             .value = [&command](const std::string& list) {
-               command.hosts = launcher::parse_hosts(list);
-               return std::nullopt;
-             }});
-  table.add({.name = "hostfile",
-             .synonyms = {"machinefile"},
-             .placeholder = "FILE",
-             .help = "file with one host per line",
-             .value = [&command](const std::string& path) {
-               command.hosts = launcher::read_hostfile(path);
-               return std::nullopt;
-             }});
-  table.exclusive({"hosts", "hostfile"});
+  add_hosts(table, "a,b", "hosts to look at, one process on each, as lockstep launch starts them",
+            [&command](std::vector<launcher::HostSpec> hosts) { command.hosts = std::move(hosts); });
   table.add({.name = "dir",
              .placeholder = "DIR",
              .help = "directory whose disk is looked at: that of checkpoints and data",

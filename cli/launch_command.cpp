@@ -126,25 +126,9 @@ void add_restart_options(OptionTable& table, launcher::LaunchOptions& options) {
 }
 
 void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
-  table.add(
-      {.name = "hosts",
-       .synonyms = {"host", "H"},
-       .kind = OptionKind::kList,
-       .placeholder = "a:4,b:4",
-       .help = "hosts to run on, and the number of ranks on each; without a number as many as -n auto starts there",
-       .value = [&options](const std::string& list) {
-         options.hosts = launcher::parse_hosts(list);
-         return std::nullopt;
-       }});
-  table.add({.name = "hostfile",
-             .synonyms = {"machinefile"},
-             .placeholder = "FILE",
-             .help = "file with one host per line, as HOST, HOST slots=N or HOST:N",
-             .value = [&options](const std::string& path) {
-               options.hosts = launcher::read_hostfile(path);
-               return std::nullopt;
-             }});
-  table.exclusive({"hosts", "hostfile"});
+  add_hosts(table, "a:4,b:4",
+            "hosts to run on, and the number of ranks on each; without a number as many as -n auto starts there",
+            [&options](std::vector<launcher::HostSpec> hosts) { options.hosts = std::move(hosts); });
   table.add(
       {.name = "host-timeout-seconds",
        .placeholder = "S",
@@ -269,6 +253,28 @@ void add_other_launchers_flags(OptionTable& table) {
 }
 
 }  // namespace
+
+void add_hosts(OptionTable& table, const std::string& placeholder, const std::string& help,
+               const std::function<void(std::vector<launcher::HostSpec> hosts)>& take) {
+  table.add({.name = "hosts",
+             .synonyms = {"host", "H"},
+             .kind = OptionKind::kList,
+             .placeholder = placeholder,
+             .help = help,
+             .value = [take](const std::string& list) {
+               take(launcher::parse_hosts(list));
+               return std::nullopt;
+             }});
+  table.add({.name = "hostfile",
+             .synonyms = {"machinefile"},
+             .placeholder = "FILE",
+             .help = "file with one host per line, as HOST, HOST slots=N or HOST:N",
+             .value = [take](const std::string& path) {
+               take(launcher::read_hostfile(path));
+               return std::nullopt;
+             }});
+  table.exclusive({"hosts", "hostfile"});
+}
 
 OptionTable launch_options(launcher::LaunchOptions& options) {
   OptionTable table("launch",

@@ -131,24 +131,8 @@ OptionTable bench_scaling_options(bench::ScalingOptions& options) {
              .help = "numbers of ranks; ratios are against the smallest. More than there are cores are marked",
              .default_text = "1, 2, 4, … up to the GPUs, or to the cores or slots",
              .value = list_of_ranks(options.ranks)});
-  table.add({.name = "hosts",
-             .synonyms = {"host", "H"},
-             .kind = OptionKind::kList,
-             .placeholder = "a:4,b:4",
-             .help = "hosts to run on, filled in this order, and the number of ranks on each",
-             .value = [&options](const std::string& list) {
-               options.hosts = hosts_in_words(launcher::parse_hosts(list));
-               return std::nullopt;
-             }});
-  table.add({.name = "hostfile",
-             .synonyms = {"machinefile"},
-             .placeholder = "FILE",
-             .help = "file with one host per line, as HOST, HOST slots=N or HOST:N",
-             .value = [&options](const std::string& path) {
-               options.hosts = hosts_in_words(launcher::read_hostfile(path));
-               return std::nullopt;
-             }});
-  table.exclusive({"hosts", "hostfile"});
+  add_hosts(table, "a:4,b:4", "hosts to run on, filled in this order, and the number of ranks on each",
+            [&options](const std::vector<launcher::HostSpec>& hosts) { options.hosts = hosts_in_words(hosts); });
   table.add({.name = "device",
              .placeholder = "auto|cpu|cuda|cuda:0,3",
              .help = "as of bench step",
