@@ -125,6 +125,12 @@ void AtomicFile::commit() {
   if (const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); fd) ::fsync(fd.get());
 }
 
+void write_whole_file(const std::string& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
 bool is_same_file(const std::string& a, const std::string& b) {
   namespace fs = std::filesystem;
   struct stat of_a = {}, of_b = {};

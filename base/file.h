@@ -46,6 +46,9 @@ class AtomicFile {
   UniqueFd fd_;
 };
 
+/// All of a file, as AtomicFile writes it. Throws IoError naming the file.
+void write_whole_file(const std::string& path, std::string_view text);
+
 /// Whether both names lead to one file: by device and inode where both are there, else by the paths with links and dots
 /// resolved.
 bool is_same_file(const std::string& a, const std::string& b);

@@ -197,12 +197,6 @@ int measure(const ScalingOptions& options, const Facts& machine, ScalingJournal&
   return code;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 }  // namespace
 
 Facts settings_of(const ScalingOptions& options) {
@@ -311,8 +305,8 @@ int bench_scaling(ScalingOptions options) {
                                  [](const auto& change) { return change.outcome == ScalingChange::Outcome::kSlower; });
   }
   std::fputs(text_of(report, options.format).c_str(), stdout);
-  if (!options.html.empty()) write_file(options.html, page_of(report));
-  if (!options.svg.empty()) write_file(options.svg, figure_of(report));
+  if (!options.html.empty()) write_whole_file(options.html, page_of(report));
+  if (!options.svg.empty()) write_whole_file(options.svg, figure_of(report));
   return code != 0 ? code : slower ? 1 : 0;
 }
 

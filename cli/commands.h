@@ -113,6 +113,9 @@ int version_command(const Sources& sources, const ForeignFlags& foreign);
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal);
 
+/// The command for a shell, words quoted where they need it.
+std::string as_typed(const std::string& subcommand, const std::vector<std::string>& args);
+
 /// What lockstep --help prints.
 std::string overview();
 

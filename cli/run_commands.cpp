@@ -20,6 +20,17 @@ bool parse_or_refuse(const OptionTable& table, const Sources& sources, const For
   }
 }
 
+std::string as_typed(const std::string& subcommand, const std::vector<std::string>& args) {
+  std::string text = "lockstep " + subcommand;
+  for (const auto& word : args) {
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                            "0123456789-_=.,:/@%+") == std::string::npos;
+    text += plain ? " " + word : " '" + word + "'";
+  }
+  return text;
+}
+
 int train_command(const Sources& sources, const ForeignFlags& foreign) {
   trainer::TrainConfig config;
   const OptionTable table = trainer::train_options(config);

@@ -22,18 +22,6 @@ using options::Setter;
 
 constexpr std::int64_t kMostRounds = 1000, kMostSamples = std::int64_t{1} << 40;
 
-Setter list_of_ranks(std::vector<int>& target) {
-  return [&target](const std::string& text) -> std::optional<Complaint> {
-    target.clear();
-    for (const auto& word : split(text, ',')) {
-      std::int64_t value = 0;
-      if (auto complaint = options::parse_integer(word, 1, launcher::kMaxRanks, value)) return complaint;
-      target.push_back(static_cast<int>(value));
-    }
-    return std::nullopt;
-  };
-}
-
 /// As --hosts takes them.
 std::string hosts_in_words(const std::vector<launcher::HostSpec>& hosts) {
   std::vector<std::string> words;
@@ -83,17 +71,6 @@ void check_jobs(const bench::ScalingOptions& options, const ForeignFlags& foreig
     }
 }
 
-std::string as_typed(const std::vector<std::string>& args) {
-  std::string text = "lockstep bench scaling";
-  for (const auto& word : args) {
-    const bool plain = !word.empty() && word.find_first_not_of(
-                                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                            "0123456789-_=.,:/@%+") == std::string::npos;
-    text += plain ? " " + word : " '" + word + "'";
-  }
-  return text;
-}
-
 }  // namespace
 
 OptionTable bench_scaling_options(bench::ScalingOptions& options) {
@@ -130,7 +107,7 @@ OptionTable bench_scaling_options(bench::ScalingOptions& options) {
              .placeholder = "A,B",
              .help = "numbers of ranks; ratios are against the smallest. More than there are cores are marked",
              .default_text = "1, 2, 4, … up to the GPUs, or to the cores or slots",
-             .value = list_of_ranks(options.ranks)});
+             .value = options::integers(options.ranks, 1, launcher::kMaxRanks)});
   add_hosts(table, "a:4,b:4", "hosts to run on, filled in this order, and the number of ranks on each",
             [&options](const std::vector<launcher::HostSpec>& hosts) { options.hosts = hosts_in_words(hosts); });
   table.add({.name = "device",
@@ -220,7 +197,7 @@ int bench_scaling_command(bench::ScalingOptions& options, const OptionTable& tab
   count_places(options);
   check_jobs(options, foreign);
   options.versions = version_facts();
-  options.command = as_typed(sources.args);
+  options.command = as_typed("bench scaling", sources.args);
   options.program = std::filesystem::read_symlink("/proc/self/exe");
   return bench::bench_scaling(options);
 }

@@ -15,30 +15,28 @@ std::vector<simulate::StepProfile> measured(const simulate::SimulateOptions& opt
   return {bench::measure_step_profile(options.subject)};
 }
 
+/// `run` returns what is printed.
+template <class Run>
+int predict(const OptionTable& table, const simulate::SimulateOptions& options, const Sources& sources,
+            const ForeignFlags& foreign, Run&& run) {
+  const bool help = parse_options(table, sources, foreign).help;
+  std::fputs((help ? table.help() : run(measured(options))).c_str(), stdout);
+  return 0;
+}
+
 }  // namespace
 
 int simulate_command(const Sources& sources, const ForeignFlags& foreign) {
   simulate::SimulateOptions options;
-  const OptionTable table = simulate::simulate_options(options);
-  if (parse_options(table, sources, foreign).help) {
-    std::fputs(table.help().c_str(), stdout);
-    return 0;
-  }
-  std::string command = "lockstep simulate";
-  for (const auto& word : sources.args) command += " " + word;
-  std::fputs(simulate::simulate(options, measured(options), command).c_str(), stdout);
-  return 0;
+  return predict(simulate::simulate_options(options), options, sources, foreign, [&](auto profiles) {
+    return simulate::simulate(options, std::move(profiles), as_typed("simulate", sources.args));
+  });
 }
 
 int plan_command(const Sources& sources, const ForeignFlags& foreign) {
   simulate::SimulateOptions options;
-  const OptionTable table = simulate::plan_options(options);
-  if (parse_options(table, sources, foreign).help) {
-    std::fputs(table.help().c_str(), stdout);
-    return 0;
-  }
-  std::fputs(simulate::plan(options, measured(options)).c_str(), stdout);
-  return 0;
+  return predict(simulate::plan_options(options), options, sources, foreign,
+                 [&](auto profiles) { return simulate::plan(options, std::move(profiles)); });
 }
 
 }  // namespace lockstep::cli

@@ -52,6 +52,18 @@ std::optional<Complaint> parse_choice(std::string_view text, const std::vector<s
   return Complaint{"no such choice", close ? fmt::format("did you mean {}? It is {}", *close, all) : "give " + all};
 }
 
+Setter integers(std::vector<int>& target, int low, int high) {
+  return [&target, low, high](const std::string& text) -> std::optional<Complaint> {
+    target.clear();
+    for (const auto& word : split(text, ',')) {
+      std::int64_t value = 0;
+      if (auto complaint = parse_integer(word, low, high, value)) return complaint;
+      target.push_back(static_cast<int>(value));
+    }
+    return std::nullopt;
+  };
+}
+
 Binding choice_of_names(std::string& target, std::vector<std::string> names) {
   const auto parse = [names = std::move(names)](const std::string& text) {
     std::size_t index = 0;

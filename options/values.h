@@ -146,6 +146,8 @@ Binding choice(Enum& target, std::vector<std::pair<std::string, Enum>> choices) 
           [&target] { return is_asked(target); }};
 }
 
+/// Integers with commas between, each from `low` to `high`.
+Setter integers(std::vector<int>& target, int low, int high);
 /// One of the names; empty: none.
 Binding choice_of_names(std::string& target, std::vector<std::string> names);
 Binding boolean(bool& target);

@@ -35,18 +35,6 @@ Setter link(Link& target, bool& given) {
   };
 }
 
-Setter node_counts(std::vector<int>& target) {
-  return [&target](const std::string& text) -> std::optional<Complaint> {
-    target.clear();
-    for (const auto& piece : split(text, ',')) {
-      std::int64_t count = 0;
-      if (auto complaint = options::parse_integer(piece, 1, kMostNodes, count)) return complaint;
-      target.push_back(static_cast<int>(count));
-    }
-    return std::nullopt;
-  };
-}
-
 Setter variation(Variation& target) {
   return [&target](const std::string& text) -> std::optional<Complaint> {
     const Complaint complaint{"no such distribution", "give none, measured, normal:SIGMA or lognormal:SIGMA"};
@@ -130,7 +118,7 @@ void add_cluster(OptionTable& table, SimulateOptions& o) {
              .placeholder = "A,B",
              .help = "numbers of nodes",
              .default_text = "1,2,4,8,16",
-             .value = node_counts(o.nodes)});
+             .value = options::integers(o.nodes, 1, kMostNodes)});
   table.add({.name = "ranks-per-node",
              .placeholder = "N",
              .help = "ranks of each node, one per device",

@@ -81,12 +81,6 @@ std::vector<StepProfile> all_profiles(const SimulateOptions& o, std::vector<Step
   return profiles;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 std::string heading(const SimulateOptions& o, const StepProfile& p) {
   return fmt::format("{}, {} samples per rank, {}, as measured on {} ({} thread{}){}\n{}\n", p.model,
                      p.batch * o.job.accumulate, p.precision, p.device, p.threads, p.threads == 1 ? "" : "s",
@@ -201,8 +195,8 @@ std::string simulate(SimulateOptions o, std::vector<StepProfile> profiles, const
         advise(profiles, o.job, o.cluster, nodes, {.trials = std::min(o.trials.trials, 20), .seed = o.trials.seed}));
   }
   const StepProfile& profile = profile_for(profiles, o.cluster.fabric.ranks_per_node);
-  if (!o.html.empty()) write_file(o.html, page_of(o, profile, predictions, command));
-  if (!o.svg.empty()) write_file(o.svg, svg_of(profile, predictions, describe(o)));
+  if (!o.html.empty()) write_whole_file(o.html, page_of(o, profile, predictions, command));
+  if (!o.svg.empty()) write_whole_file(o.svg, svg_of(profile, predictions, describe(o)));
 
   if (o.json) {
     std::vector<JsonText> rows;
