@@ -2,8 +2,8 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper, for each attempt: JobSetup, then FileRequest, StartRank or Run, ToRank, CloseConnection, Hold,
-// EndRanks in any number, then Conclude. Ping and Pause at any time, Finish at the end.
+// Launcher → helper, for each attempt: JobSetup, then FileRequest, StartRank or Run, ToRank, Hold, EndRanks in any
+// number, then Conclude. Ping and Pause at any time, Finish at the end.
 // Helper → launcher: Ready or Refused, then FileReply, ConnectionOpened, FromRank, ConnectionClosed, Notice, RunOutput,
 // RunEnded, RankEnded, then Concluded. Pong at any time.
 #pragma once
@@ -38,12 +38,6 @@ struct ToRank {
   std::string bytes;
 
   void fields(auto& io) { io(id, rest(bytes)); }
-};
-/// Close connection `id`.
-struct CloseConnection {
-  std::uint32_t id = 0;
-
-  void fields(auto& io) { io(id); }
 };
 /// Run this shell command, which starts Open MPI's daemon.
 struct Run {
@@ -153,9 +147,9 @@ struct Pong {
   void fields(auto& io) { io(launcher_ns, helper_ns); }
 };
 
-using HostMessage = std::variant<JobSetup, ToRank, CloseConnection, Run, Hold, Ping, Pause, Finish, Ready, Refused,
-                                 ConnectionOpened, FromRank, ConnectionClosed, RunOutput, RunEnded, Pong, Notice,
-                                 StartRank, EndRanks, RankEnded, Conclude, Concluded, FileRequest, FileReply>;
+using HostMessage = std::variant<JobSetup, ToRank, Run, Hold, Ping, Pause, Finish, Ready, Refused, ConnectionOpened,
+                                 FromRank, ConnectionClosed, RunOutput, RunEnded, Pong, Notice, StartRank, EndRanks,
+                                 RankEnded, Conclude, Concluded, FileRequest, FileReply>;
 
 inline std::string encode_host(const HostMessage& message) { return encode_frame(message); }
 using HostDecoder = FrameDecoder<HostMessage>;
