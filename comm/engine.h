@@ -71,6 +71,8 @@ class Engine : protected PairStreams, protected StallReports {
   void submit(std::shared_ptr<PairTransfer> transfer) { pairs_.add(std::move(transfer)); }
   /// Does what can be done now; whether anything was. Throws what a group ends with.
   bool advance();
+  /// Of sends alone.
+  void advance_sends() { pairs_.advance_sends(); }
 
   /// The op_index of the last operation that has been taken, and of the last that is complete.
   std::uint64_t submitted() const { return submitted_; }

@@ -129,7 +129,7 @@ void InlineGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) 
   guard([&] {
     engine_->submit(transfer);
     // Receives wait for the sends that follow them, which other ranks can take while this one copies.
-    if (transfer->sends) engine_->advance();
+    if (transfer->sends) engine_->advance_sends();
   });
 }
 

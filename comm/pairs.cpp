@@ -45,15 +45,40 @@ void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
   queues[static_cast<std::size_t>(transfer->peer)].transfers.push_back(std::move(transfer));
 }
 
+namespace {
+
+/// Moves the first of each of `queues`, and those behind it while it ends; whether anything was moved.
+template <class Queues, class Move>
+bool move_all(Queues& queues, Move&& move) {
+  bool moved = false;
+  for (std::size_t rank = 0; rank < queues.size(); ++rank)
+    for (auto& transfers = queues[rank].transfers; !transfers.empty();) {
+      const std::size_t before = transfers.size();
+      moved |= move(queues[rank], static_cast<int>(rank));
+      if (transfers.size() == before) break;
+    }
+  return moved;
+}
+
+}  // namespace
+
+bool PairQueues::send_all() {
+  return move_all(out_, [&](Queue& queue, int to) { return send(queue, to); });
+}
+
+void PairQueues::advance_sends() {
+  streams_.begin_round();
+  if (send_all()) ++progress_;
+  streams_.end_round();
+}
+
 bool PairQueues::advance() {
   if (idle()) return false;
   streams_.begin_round();
-  bool moved = false;
   // What another rank can take meanwhile comes first: receiving may copy much at a time.
-  for (int rank = 0; rank < size_; ++rank)
-    if (Queue& out = out_[static_cast<std::size_t>(rank)]; !out.transfers.empty()) moved |= send(out, rank);
-  for (int rank = 0; rank < size_; ++rank)
-    if (Queue& in = in_[static_cast<std::size_t>(rank)]; !in.transfers.empty()) moved |= receive(in, rank);
+  bool moved = send_all();
+  moved |= move_all(in_, [&](Queue& queue, int from) { return receive(queue, from); });
+  streams_.end_round();
   if (moved) ++progress_;
   return moved;
 }

@@ -69,8 +69,9 @@ class PairStreams {
   virtual ~PairStreams() = default;
   /// "rank 1 (host b)".
   virtual std::string name_of(int rank) const = 0;
-  /// All of them are about to be asked.
+  /// All of them are about to be asked; all of them have been.
   virtual void begin_round() {}
+  virtual void end_round() {}
   /// There will be a transfer to or from `peer`.
   virtual void open_stream(int peer) { static_cast<void>(peer); }
   /// Takes some of `bytes` for `to`, from their beginning; how many.
@@ -95,6 +96,8 @@ class PairQueues {
   /// Moves what can be moved now; whether anything was. Throws OutOfStepError where another rank sends something else
   /// than this one receives.
   bool advance();
+  /// The same of sends alone: what they wait for is in no line of memory that the other rank writes to now.
+  void advance_sends();
   /// Whether `transfer`, of which nothing is read, is one of them.
   bool has(const PairTransfer* transfer) const;
   /// The next transfer to or from each rank, which waits for that one.
@@ -111,6 +114,7 @@ class PairQueues {
     PairDescriptor header = {};    // as it arrives
   };
 
+  bool send_all();
   bool send(Queue& queue, int to);
   bool receive(Queue& queue, int from);
   void finish(Queue& queue);

@@ -64,11 +64,10 @@ void HostEngine::check_abort() const {
 
 void HostEngine::check_step() const {
   if (finished_ >= posted_) return;
-  const Op& ours = op_at(finished_ + 1);
-  const int local = sync_.posted_otherwise(ours);
+  const auto [local, index] = sync_.find_difference(finished_ + 1);
   if (local < 0) return;
   throw OutOfStepError(
-      out_of_step_text(connections_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, ours.op_index), ours),
+      out_of_step_text(connections_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, index), op_at(index)),
       kSameProgram);
 }
 

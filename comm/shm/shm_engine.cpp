@@ -1,5 +1,6 @@
 #include "comm/shm/shm_engine.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +23,7 @@ ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
       memory_(std::move(board)),
       board_(rank, size, memory_),
       rings_(rank, size, memory_, kRingsAt),
+      moved_with_(static_cast<std::size_t>(size)),
       sources_(static_cast<std::size_t>(size)),
       copies_(static_cast<std::size_t>(size)) {
   if (peers_.sockets().empty()) return;
@@ -40,9 +42,15 @@ bool ShmEngine::advance_operations() {
   if (idle()) return false;
   const std::uint64_t posted = posted_, worked = worked_, before = completed();
   const unsigned stage = stage_;
-  while (posted_ < submitted() && board_.may_post(posted_ + 1)) post(op_at(++posted_));
-  if (posted_ != posted) board_.wake_sleepers();
-  while (worked_ < posted_ && all_posted(worked_ + 1)) {
+  bool few_bytes = posted == worked;
+  while (posted_ < submitted() && board_.may_post(posted_ + 1)) {
+    const Op& op = op_at(++posted_);
+    post(op);
+    few_bytes = few_bytes && is_small(op);
+  }
+  // Of few bytes this rank's share takes less time than to wake somebody.
+  if (posted_ != posted && !few_bytes) board_.wake_sleepers();
+  while (worked_ < posted_ && may_work(op_at(worked_ + 1))) {
     const Op& op = op_at(worked_ + 1);
     if (in_two_levels(op)) {
       if (!advance_levels(op)) break;
@@ -53,7 +61,7 @@ bool ShmEngine::advance_operations() {
     next_to_post_ = 0;
     board_.finish(worked_);
   }
-  if (worked_ != worked) board_.wake_sleepers();
+  if (worked_ != worked || (posted_ != posted && few_bytes)) board_.wake_sleepers();
   retire();
   return posted_ != posted || worked_ != worked || stage_ != stage || completed() != before;
 }
@@ -70,11 +78,22 @@ void ShmEngine::post(const Op& op) {
   board_.post(op, {op.data + mine.begin, mine.bytes});
 }
 
-bool ShmEngine::all_posted(std::uint64_t index) {
-  for (; next_to_post_ < size(); ++next_to_post_)
-    if (!board_.has_posted(next_to_post_, index)) return false;
-  // A share of something else would read and write where nobody expects it.
-  return out_of_step() < 0;
+/// Whose part in `op` this rank's share needs.
+ShmEngine::Ranks ShmEngine::sources_of(const Op& op) const {
+  if (op.kind == OpKind::kBroadcast && is_small(op)) return {op.root, op.root + 1};
+  if (op.kind == OpKind::kReduce && rank() != op.root && is_small(op)) return {};
+  return {0, size()};
+}
+
+/// Whether all that this rank takes from have posted the same operation. Its share of something else would read and
+/// write where nobody expects it.
+bool ShmEngine::may_work(const Op& op) {
+  const Ranks sources = sources_of(op);
+  for (next_to_post_ = std::max(next_to_post_, sources.begin); next_to_post_ < sources.end; ++next_to_post_)
+    if (!board_.has_posted(next_to_post_, op.op_index)) return false;
+  for (int r = sources.begin; r < sources.end; ++r)
+    if (board_.history_of(r, op.op_index) != op.history) return false;
+  return true;
 }
 
 // Where a result is rounded once, a socket's sum would be rounded too; along a tree the order is another one; and few
@@ -264,14 +283,20 @@ std::size_t ShmEngine::board_bytes(int ranks) { return kRingsAt + PairRings::byt
 
 std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
   const auto moved = rings_.write_some(to, bytes);
-  if (moved.wakes) board_.wake(to);
+  if (moved.wakes) moved_with_[static_cast<std::size_t>(to)] = true;
   return moved.bytes;
 }
 
 std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
   const auto moved = rings_.read_some(from, bytes);
-  if (moved.wakes) board_.wake(from);
+  if (moved.wakes) moved_with_[static_cast<std::size_t>(from)] = true;
   return moved.bytes;
+}
+
+void ShmEngine::end_round() {
+  for (int r = 0; r < size(); ++r)
+    if (moved_with_[static_cast<std::size_t>(r)]) board_.wake(r);
+  moved_with_.assign(moved_with_.size(), false);
 }
 
 // ---- Waiting ----
@@ -290,13 +315,13 @@ void ShmEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<bool
   board_.end_sleep();
 }
 
-int ShmEngine::out_of_step() const { return worked_ < posted_ ? board_.posted_otherwise(op_at(worked_ + 1)) : -1; }
-
 bool ShmEngine::waits_for(int rank) const {
   const std::uint64_t index = completed() + 1;
   if (rank == this->rank()) return false;
-  if (!board_.has_posted(rank, index)) return true;
-  for (int r = 0; r < size(); ++r)
+  if (posted_ < index) return !board_.has_finished(rank, index - RankControlBlock::kSlots);
+  const Ranks sources = sources_of(first());
+  if (sources.contains(rank) && !board_.has_posted(rank, index)) return true;
+  for (int r = sources.begin; r < sources.end; ++r)
     if (!board_.has_posted(r, index)) return false;
   if (stage_ > 0 && index == worked_ + 1) return !board_.has_reached(rank, index, stage_);
   return !board_.has_finished(rank, index);
@@ -304,11 +329,10 @@ bool ShmEngine::waits_for(int rank) const {
 
 void ShmEngine::check_peers() {
   if (idle()) return;
-  if (const int rank = out_of_step(); rank >= 0) {
-    const Op& ours = op_at(worked_ + 1);
-    throw OutOfStepError(out_of_step_text(peers_.name_of(rank), board_.posted_by(rank, ours.op_index), ours),
-                         kSameProgram);
-  }
+  if (const auto [other, index] = board_.find_difference(posted_); other >= 0)
+    throw OutOfStepError(
+        out_of_step_text(peers_.name_of(other), board_.posted_by(other, index), board_.posted_by(rank(), index)),
+        kSameProgram);
   for (int rank = 0; rank < size(); ++rank) {
     if (!waits_for(rank) || !peers_.has_ended(rank)) continue;
     // What it has done before its end counts.

@@ -37,12 +37,13 @@ class ShmArena final : public Arena {
 /// Note [Shared memory]
 /// An operation goes through three stages on each rank, in the order of op_index:
 ///   posted    this rank has come to it: it is in its slot (Note [Slots]), with this rank's bytes if they are few;
-///   worked    all ranks have posted it, and this rank has done its share;
+///   worked    all ranks that it takes from have posted it, and this rank has done its share;
 ///   completed this rank's region is what was promised, and nobody else touches it any more.
-/// Few bytes: each rank takes all contributions from the slots, and is complete when it has done its share. Many
-/// bytes: each rank reduces its slice_of() everyone's region where it lies, in rank order, and writes the result into
-/// all of them (Note [Lines]); that is complete when all ranks have said that they are finished. A rank does its share
-/// in one go: put off, it would cost the same core the same time, so this engine gains nothing from a thread.
+/// Few bytes: each rank takes all contributions from the slots, and is complete when it has done its share: the root of
+/// a broadcast, and those who only contribute to a reduction, at once. Many bytes: each rank reduces its slice_of()
+/// everyone's region where it lies, in rank order, and writes the result into all of them (Note [Lines]); that is
+/// complete when all ranks have said that they are finished. A rank does its share in one go: put off, it would cost
+/// the same core the same time, so this engine gains nothing from a thread.
 ///
 /// An allreduce of many bytes on several sockets has stages in between (Note [Two levels]), if LOCKSTEP_SHM_SOCKETS
 /// asks for them.
@@ -77,6 +78,7 @@ class ShmEngine final : public Engine {
   }
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
+  void end_round() override;
   bool is_flushed(int) override { return true; }
 
   /// A part of a region, in bytes from its start.
@@ -87,7 +89,13 @@ class ShmEngine final : public Engine {
 
   bool is_small(const Op& op) const;
   void post(const Op& op);
-  bool all_posted(std::uint64_t index);
+  struct Ranks {
+    int begin = 0, end = 0;
+
+    bool contains(int rank) const { return begin <= rank && rank < end; }
+  };
+  Ranks sources_of(const Op& op) const;
+  bool may_work(const Op& op);
   bool in_two_levels(const Op& op) const;
   bool advance_levels(const Op& op);
   bool all_reached(std::uint64_t index, unsigned stage) const;
@@ -110,16 +118,15 @@ class ShmEngine final : public Engine {
   Stretch slice_bytes_of(const Op& op, int rank) const;
   Stretch reduced_bytes_of(const Op& op) const;
 
-  /// The first rank that has posted another operation under the op_index of this rank's next operation, which can then
-  /// never complete; -1 if there is none.
-  int out_of_step() const;
-  /// Whether `rank` is one of those that the first operation waits for: to post it first of all, else to finish it.
+  /// Whether `rank` is one of those that the first operation waits for: to free its slot, to post it, else to finish
+  /// it.
   bool waits_for(int rank) const;
 
   Peers peers_;
   Segment memory_;
   SlotBoard board_;
   PairRings rings_;
+  std::vector<bool> moved_with_;           // by rank: bytes in this round, which it may wait for
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<std::byte*> copies_;         // scratch
   std::vector<TreeProgram> programs_;      // by trees' numbers
@@ -127,7 +134,7 @@ class ShmEngine final : public Engine {
   std::uint64_t worked_ = 0;
   std::optional<SocketLevels> levels_;  // nothing: one
   unsigned stage_ = 0;                  // that this rank has reached of operation worked_ + 1, if that is in two
-  int next_to_post_ = 0;                // ranks before it have posted operation worked_ + 1
+  int next_to_post_ = 0;                // operation worked_ + 1 waits for no rank before it
 };
 
 /// The group of the ranks of `store`, which must all be on one host: no data goes through the kernel or another

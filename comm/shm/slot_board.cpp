@@ -34,7 +34,7 @@ void SlotBoard::post(const Op& op, std::span<const std::byte> bytes) {
   RankControlBlock& own = control(local_);
   Slot& slot = own.slot_of(op.op_index);
   slot.op = op;
-  slot.history = op.history;
+  slot.history.store(op.history, std::memory_order_release);
   if (!bytes.empty()) std::memcpy(slot.bytes.data(), bytes.data(), std::min(bytes.size(), Slot::kBytes));
   slot.posted.store(op.op_index, std::memory_order_release);
   own.posted.store(op.op_index, std::memory_order_release);
@@ -46,10 +46,19 @@ bool SlotBoard::all_posted(const OpDescriptor& op) const {
   return true;
 }
 
-int SlotBoard::posted_otherwise(const OpDescriptor& op) const {
-  for (int i = 0; i < size_; ++i)
-    if (has_posted(i, op.op_index) && history_of(i, op.op_index) != op.history) return i;
-  return -1;
+SlotBoard::Difference SlotBoard::find_difference(std::uint64_t last) const {
+  constexpr std::uint64_t kSlots = RankControlBlock::kSlots;
+  for (std::uint64_t index = last > kSlots ? last - kSlots + 1 : 1; index <= last; ++index) {
+    if (!has_posted(local_, index)) continue;
+    // The slots stay until this rank is finished with the operation. Afterwards another rank may put a later one into
+    // its slot, once it is finished too: what has been read counts if it was not.
+    const bool stays = !has_finished(local_, index);
+    for (int i = 0; i < size_; ++i)
+      if (has_posted(i, index) && history_of(i, index) != history_of(local_, index) &&
+          (stays || !has_finished(i, index)))
+        return {i, index};
+  }
+  return {};
 }
 
 std::string SlotBoard::progress_of(int local) const {

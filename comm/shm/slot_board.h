@@ -23,8 +23,8 @@ namespace lockstep::comm {
 /// to those who find another history than theirs. A slot is taken again when all ranks are finished with the operation
 /// that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {
-  std::atomic<std::uint64_t> posted;  // op_index of `op`; 0: never used
-  std::uint64_t history;              // of `op`, where it is looked at each time
+  std::atomic<std::uint64_t> posted;   // op_index of `op`; 0: never used
+  std::atomic<std::uint64_t> history;  // of `op`, where it is looked at each time
 
   static constexpr std::size_t kBytes = 1024;
   alignas(64) std::array<std::byte, kBytes> bytes;
@@ -78,10 +78,18 @@ class SlotBoard {
   }
   /// Whether all have posted `op`: the same one.
   bool all_posted(const OpDescriptor& op) const;
-  /// The first that has posted something else under its op_index; -1 if none has.
-  int posted_otherwise(const OpDescriptor& op) const;
+  /// Two ranks that have posted different operations under one op_index.
+  struct Difference {
+    int local = -1;  // the other rank; -1: there is none
+    std::uint64_t index = 0;
+  };
+  /// The first difference between this rank and another one, up to operation `last`: unless both of them are finished
+  /// with it.
+  Difference find_difference(std::uint64_t last) const;
   const OpDescriptor& posted_by(int local, std::uint64_t index) const { return control(local).slot_of(index).op; }
-  std::uint64_t history_of(int local, std::uint64_t index) const { return control(local).slot_of(index).history; }
+  std::uint64_t history_of(int local, std::uint64_t index) const {
+    return control(local).slot_of(index).history.load(std::memory_order_acquire);
+  }
   const std::byte* bytes_of(int local, std::uint64_t index) const { return control(local).slot_of(index).bytes.data(); }
 
   void finish(std::uint64_t index) { control(local_).finished.store(index, std::memory_order_release); }

@@ -198,6 +198,71 @@ TEST(Shm, ArenasMustBeTheSame) {
   });
 }
 
+// Few bytes are in the slots: the root of a broadcast and those who contribute to a reduction go on until all slots are
+// taken. The others find the bytes that were there, in their order.
+TEST(Shm, RootsAndContributorsOfFewBytesDoNotWait) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  on_one_host(3, [&](ProcessGroup& group) {
+    constexpr std::int32_t kRounds = 7;  // of two operations: fewer than there are slots
+    const auto arena = group.allocate(64);
+    const Region region{arena.get(), 0, 1, DType::kI32};
+    std::int32_t& value = arena->view<std::int32_t>(0, 1)[0];
+    group.barrier().wait_host();
+    char word = 0;
+    if (group.rank() == 2 && ::read(ends[0], &word, 1) != 1) return false;
+    for (std::int32_t round = 0; round < kRounds; ++round) {
+      if (group.rank() == 0) value = round;
+      group.broadcast(region, 0).wait_host();
+      if (value != round) return false;
+      value = group.rank() == 2 ? 0 : value + 1;
+      group.reduce(region, ReduceOp::kSum, 2).wait_host();
+      if (group.rank() == 2 && value != 2 * (round + 1)) return false;
+    }
+    if (group.rank() == 0 && ::write(ends[1], &word, 1) != 1) return false;
+    for (std::int32_t round = 0; round < 1000; ++round) {
+      if (group.rank() == 1) value = 3 * round;
+      group.broadcast(region, 1).wait_host();
+      if (value != 3 * round) return false;
+    }
+    group.shutdown();
+    return true;
+  });
+  for (const int end : ends) ::close(end);
+}
+
+// It only shows in what comes next.
+TEST(Shm, ARootThatIsOutOfStepIsNamed) {
+  on_one_host(3, [](ProcessGroup& group) {
+    const auto arena = group.allocate(64);
+    const Region region{arena.get(), 0, 1, DType::kI32};
+    if (group.rank() == 1)
+      return throws<OutOfStepError>([&] { group.barrier().wait_host(); },
+                                    {"is in broadcast #1 (1 i32 at byte 0, from rank 0), this rank is in barrier #1"});
+    return throws<OutOfStepError>(
+        [&] {
+          for (int i = 0; i < 1000; ++i) group.broadcast(region, 0).wait_host();
+        },
+        {"rank 1 (host ", "is in barrier #1, this rank is in broadcast #1"});
+  });
+}
+
+TEST(Shm, ARootThatRunsAheadNamesTheRankThatHasDied) {
+  on_one_host(
+      3,
+      [](ProcessGroup& group) {
+        const auto arena = group.allocate(64);
+        group.barrier().wait_host();
+        if (group.rank() == 2) ::kill(::getpid(), SIGKILL);
+        const auto broadcasts = [&] {
+          for (int i = 0; i < 1000; ++i) group.broadcast({arena.get(), 0, 1, DType::kI32}, 0).wait_host();
+        };
+        return throws<DeviceError>(broadcasts, {"rank 2 (host ", "this rank waits for it in broadcast #",
+                                                "the last that it issued is barrier #1"});
+      },
+      2);
+}
+
 // One rank gets no memory: all say so, and remain in step.
 TEST(Shm, NoMemoryOnOneRank) {
   on_one_host(3, [](ProcessGroup& group) {
