@@ -165,11 +165,12 @@ std::uint64_t issue(const Operation& operation) noexcept {
   return number;
 }
 
-void complete(std::uint64_t number) noexcept {
+void complete(std::uint64_t number, bool at_once) noexcept {
   if (number == 0) return;
   Record& record = writer().file->records[number % kOperations];
   // Many operations ago its place has gone to another one.
-  if (record.number.load(kRelaxed) == number) record.completed_ns.store(now_ns(), kRelaxed);
+  if (record.number.load(kRelaxed) == number)
+    record.completed_ns.store(at_once ? record.issued_ns.load(kRelaxed) : now_ns(), kRelaxed);
 }
 
 void begin_wait() noexcept { writer().state->waits_since.store(now_ns(), kRelaxed); }

@@ -76,7 +76,8 @@ void end_reading(int worker) noexcept;
 
 /// Returns a number for complete(); 0 where operations are not kept.
 std::uint64_t issue(const Operation& operation) noexcept;
-void complete(std::uint64_t number) noexcept;
+/// `at_once`: within a microsecond or so of issue(), so that no clock is read.
+void complete(std::uint64_t number, bool at_once = false) noexcept;
 
 /// The caller begins to wait for an operation, or for a message: when it has looked for long enough that it sleeps from
 /// now on. Not ended by an exception: what a rank waited for when it gave up stays in its record.

@@ -27,7 +27,7 @@ Engine::~Engine() = default;
 std::uint64_t Engine::submit(const Op& op) {
   history_ = digest(op, history_);
   Op& taken = queue_.emplace_back(op);
-  taken.op_index = ++submitted_;
+  taken.op_index = taken_now_ = ++submitted_;
   taken.history = history_;
   taken.flight = record_issue(taken, flight_group_);
   return submitted_;
@@ -35,6 +35,7 @@ std::uint64_t Engine::submit(const Op& op) {
 
 bool Engine::advance() {
   const bool moved = advance_operations();
+  taken_now_ = 0;
   return pairs_.advance() || moved;
 }
 
@@ -88,9 +89,9 @@ void Engine::time_out(const PairTransfer& transfer, double waited_seconds) {
 
 void Engine::check_all_received() { pairs_.check_nothing_left(); }
 
-void Engine::complete_first() {
+void Engine::complete_first(bool at_once) {
   if (const std::uint64_t sequence = first().sequence; sequence > 0) completed_sequence_ = sequence;
-  flight::complete(first().flight);
+  flight::complete(first().flight, at_once && completed_ + 1 == taken_now_);
   ++completed_;
   ++head_;
   // Done with a stretch: move what is left to the front, which costs less than has been taken since the last time.

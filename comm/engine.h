@@ -149,7 +149,8 @@ class Engine : protected PairStreams, protected StallReports {
   const Op& op_at(std::uint64_t op_index) const { return queue_[head_ + (op_index - completed_ - 1)]; }
   /// The first of them; there must be one.
   const Op& first() const { return op_at(completed_ + 1); }
-  void complete_first();
+  /// `at_once`: what this rank did for it took no time, if it was taken just now.
+  void complete_first(bool at_once = false);
 
   /// Where texts lie, other than in memory of this process alone.
   void put_texts(std::byte* texts, std::size_t stride_bytes);
@@ -168,6 +169,7 @@ class Engine : protected PairStreams, protected StallReports {
   std::size_t head_ = 0;
   std::uint64_t history_ = 0;
   std::uint64_t submitted_ = 0;
+  std::uint64_t taken_now_ = 0;  // the op_index of the last, until the next advance() has returned
   std::uint64_t completed_ = 0;
   std::uint64_t completed_sequence_ = 0;
   std::shared_ptr<std::vector<std::byte>> texts_memory_;

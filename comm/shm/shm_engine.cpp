@@ -256,7 +256,11 @@ ShmEngine::Stretch ShmEngine::reduced_bytes_of(const Op& op) const {
 }
 
 void ShmEngine::retire() {
-  while (completed() < worked_ && (is_small(first()) || board_.all_finished(completed() + 1))) complete_first();
+  while (completed() < worked_) {
+    const bool few_bytes = is_small(first());
+    if (!few_bytes && !board_.all_finished(completed() + 1)) return;
+    complete_first(few_bytes);
+  }
 }
 
 ShmEngine::Stretch ShmEngine::slice_bytes_of(const Op& op, int rank) const {
