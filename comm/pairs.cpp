@@ -45,25 +45,11 @@ void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
   queues[static_cast<std::size_t>(transfer->peer)].transfers.push_back(std::move(transfer));
 }
 
-namespace {
-
-/// Moves the first of each of `queues`, and those behind it while it ends; whether anything was moved.
-template <class Queues, class Move>
-bool move_all(Queues& queues, Move&& move) {
-  bool moved = false;
-  for (std::size_t rank = 0; rank < queues.size(); ++rank)
-    for (auto& transfers = queues[rank].transfers; !transfers.empty();) {
-      const std::size_t before = transfers.size();
-      moved |= move(queues[rank], static_cast<int>(rank));
-      if (transfers.size() == before) break;
-    }
-  return moved;
-}
-
-}  // namespace
-
 bool PairQueues::send_all() {
-  return move_all(out_, [&](Queue& queue, int to) { return send(queue, to); });
+  bool moved = false;
+  for (int rank = 0; rank < size_ && !out_.empty(); ++rank)
+    if (Queue& out = out_[static_cast<std::size_t>(rank)]; !out.transfers.empty()) moved |= send(out, rank);
+  return moved;
 }
 
 void PairQueues::advance_sends() {
@@ -77,31 +63,64 @@ bool PairQueues::advance() {
   streams_.begin_round();
   // What another rank can take meanwhile comes first: receiving may copy much at a time.
   bool moved = send_all();
-  moved |= move_all(in_, [&](Queue& queue, int from) { return receive(queue, from); });
+  for (int rank = 0; rank < size_; ++rank)
+    if (Queue& in = in_[static_cast<std::size_t>(rank)]; !in.transfers.empty()) moved |= receive(in, rank);
   streams_.end_round();
   if (moved) ++progress_;
   return moved;
 }
 
+/// As many of the transfers as the stream takes.
 bool PairQueues::send(Queue& queue, int to) {
-  const PairTransfer& transfer = *queue.transfers.front();
-  const std::size_t bytes = transfer.what.bytes();
-  std::size_t moved = 0;
-  if (queue.header_bytes < kHeaderBytes) {
-    moved = streams_.write_some(to, std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes));
-    queue.header_bytes += moved;
+  bool moved = false;
+  for (; queue.taken < queue.transfers.size(); ++queue.taken) {
+    moved |= write(queue, to);
+    PairTransfer& transfer = *queue.transfers[queue.taken];
+    if (queue.header_bytes < kHeaderBytes || queue.bytes < transfer.what.bytes()) break;
+    transfer.end = queue.stream_bytes;
+    queue.header_bytes = queue.bytes = 0;
   }
-  if (queue.header_bytes == kHeaderBytes && queue.bytes < bytes) {
-    const std::size_t taken = streams_.write_some(to, {transfer.data + queue.bytes, bytes - queue.bytes});
-    queue.bytes += taken;
-    moved += taken;
+  for (; queue.taken > 0 && streams_.is_flushed(to, queue.transfers.front()->end); --queue.taken) {
+    finish(queue);
+    moved = true;
   }
-  if (queue.header_bytes < kHeaderBytes || queue.bytes < bytes || !streams_.is_flushed(to)) return moved > 0;
-  finish(queue);
-  return true;
+  return moved;
 }
 
+bool PairQueues::write(Queue& queue, int to) {
+  const PairTransfer& transfer = *queue.transfers[queue.taken];
+  const std::size_t bytes = transfer.what.bytes();
+  const std::uint64_t before = queue.stream_bytes;
+  const auto write = [&](std::span<const std::byte> rest, std::size_t& written) {
+    const std::size_t taken = streams_.write_some(to, rest);
+    written += taken;
+    queue.stream_bytes += taken;
+    return taken > 0;
+  };
+  if (queue.header_bytes < kHeaderBytes)
+    write(std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes), queue.header_bytes);
+  while (queue.header_bytes == kHeaderBytes && queue.bytes < bytes)
+    if (!write({transfer.data + queue.bytes, bytes - queue.bytes}, queue.bytes)) break;
+  return queue.stream_bytes > before;
+}
+
+/// As many of the transfers as there are bytes for, but not for long: other ranks have some, too.
 bool PairQueues::receive(Queue& queue, int from) {
+  constexpr std::size_t kLong = std::size_t{1} << 20;
+  bool moved = false;
+  for (std::size_t bytes = 0; !queue.transfers.empty() && bytes < kLong;) {
+    moved |= read(queue, from);
+    const std::size_t all = queue.transfers.front()->what.bytes();
+    if (queue.header_bytes < kHeaderBytes || queue.bytes < all) break;
+    bytes += all;
+    queue.header_bytes = queue.bytes = 0;
+    finish(queue);
+    moved = true;
+  }
+  return moved;
+}
+
+bool PairQueues::read(Queue& queue, int from) {
   const PairTransfer& transfer = *queue.transfers.front();
   const std::size_t bytes = transfer.what.bytes();
   std::size_t moved = 0;
@@ -116,9 +135,7 @@ bool PairQueues::receive(Queue& queue, int from) {
     queue.bytes += got;
     moved += got;
   }
-  if (queue.bytes < bytes) return moved > 0;
-  finish(queue);
-  return true;
+  return moved > 0;
 }
 
 void throw_mismatch(const PairTransfer& expected, const PairDescriptor& sent, const std::string& peer) {
@@ -143,7 +160,6 @@ void warn_of_stall(const PairTransfer& transfer, double waited_seconds, int job_
 void PairQueues::finish(Queue& queue) {
   const auto done = std::move(queue.transfers.front());
   queue.transfers.pop_front();
-  queue.header_bytes = queue.bytes = 0;
   --under_way_;
   done->keeps.reset();
   done->done.store(true, std::memory_order_release);

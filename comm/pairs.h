@@ -47,6 +47,7 @@ struct PairTransfer {
   int peer = 0;
   std::byte* data = nullptr;          // what a send only reads
   std::shared_ptr<const void> keeps;  // what owns that, where it is the transfer's to keep
+  std::uint64_t end = 0;              // of a send that has been taken: where it ends in the stream
   std::atomic<bool> done{false};
 };
 
@@ -76,8 +77,8 @@ class PairStreams {
   virtual void open_stream(int peer) { static_cast<void>(peer); }
   /// Takes some of `bytes` for `to`, from their beginning; how many.
   virtual std::size_t write_some(int to, std::span<const std::byte> bytes) = 0;
-  /// Whether what was taken for `to` needs nothing more of this rank.
-  virtual bool is_flushed(int to) = 0;
+  /// Whether the first `bytes` of all that was ever taken for `to` need nothing more of this rank.
+  virtual bool is_flushed(int to, std::uint64_t bytes) = 0;
   /// Fills some of `bytes` with what `from` has sent; how many. Throws what is wrong with the stream, when all that had
   /// come before has been read.
   virtual std::size_t read_some(int from, std::span<std::byte> bytes) = 0;
@@ -109,14 +110,18 @@ class PairQueues {
   /// Transfers one way, to or from one rank.
   struct Queue {
     std::deque<std::shared_ptr<PairTransfer>> transfers;
-    std::size_t header_bytes = 0;  // of the first one, moved
-    std::size_t bytes = 0;         // of its values, moved
-    PairDescriptor header = {};    // as it arrives
+    std::size_t taken = 0;           // sends that the stream has taken, but still needs
+    std::uint64_t stream_bytes = 0;  // that it has taken, ever
+    std::size_t header_bytes = 0;    // of the first one that is not taken, moved
+    std::size_t bytes = 0;           // of its values, moved
+    PairDescriptor header = {};      // as it arrives
   };
 
   bool send_all();
   bool send(Queue& queue, int to);
+  bool write(Queue& queue, int to);
   bool receive(Queue& queue, int from);
+  bool read(Queue& queue, int from);
   void finish(Queue& queue);
 
   const int size_;

@@ -166,7 +166,10 @@ std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
   return moved.bytes;
 }
 
-bool HostEngine::is_flushed(int to) { return local_of(to) || links_.is_flushed(to); }
+bool HostEngine::is_flushed(int to, std::uint64_t bytes) {
+  const auto local = local_of(to);
+  return local ? rings_.is_flushed(*local, bytes) : links_.is_flushed(to);
+}
 
 // ---- Arenas ----
 

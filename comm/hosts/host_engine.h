@@ -64,7 +64,7 @@ class HostEngine final : public Engine {
   void open_stream(int peer) override;
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
-  bool is_flushed(int to) override;
+  bool is_flushed(int to, std::uint64_t bytes) override;
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 

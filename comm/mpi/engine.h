@@ -51,7 +51,7 @@ class MpiEngine final : public Engine {
   const JobRanks& job_ranks() const override { return session_.job_ranks(); }
   std::size_t write_some(int to, std::span<const std::byte> bytes) override { return messages_.write_some(to, bytes); }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return messages_.read_some(from, bytes); }
-  bool is_flushed(int to) override { return messages_.is_flushed(to); }
+  bool is_flushed(int to, std::uint64_t) override { return messages_.is_flushed(to); }
 
   /// Memory for one operation, of any kind.
   struct Slot {

@@ -36,9 +36,8 @@ std::size_t PairRings::bytes_of(int ranks) {
 PairRings::PairRings(int local, int ranks, const Segment& board, std::size_t offset)
     : local_(local),
       capacity_(capacity_of(ranks)),
-      offers_(static_cast<std::size_t>(ranks), true),
-      waits_(static_cast<std::size_t>(ranks)),
-      taken_(static_cast<std::size_t>(ranks)) {
+      outgoing_(static_cast<std::size_t>(ranks)),
+      copied_(static_cast<std::size_t>(ranks)) {
   for (int i = 0; i < ranks; ++i) parts_.push_back(board.part(i) + offset);
 }
 
@@ -49,20 +48,19 @@ PairRing& PairRings::ring(int from, int to) const {
 
 PairRings::Moved PairRings::write_some(int to, std::span<const std::byte> bytes) {
   PairRing& ring = this->ring(local_, to);
-  const auto reader = static_cast<std::size_t>(to);
-  if (waits_[reader]) {
-    if (ring.answers.load(std::memory_order_acquire) < ring.offers.load(std::memory_order_relaxed)) return {};
-    waits_[reader] = false;
-    if (ring.taken_bytes < ring.offered_bytes) offers_[reader] = false;
-    if (ring.taken_bytes > 0) return {static_cast<std::size_t>(ring.taken_bytes), false};
+  Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
+  take_answers(out, ring);
+  if (out.reads == Outgoing::Reads::kUnknown && bytes.size() >= kLeastOffer) {
+    const Moved moved = try_offer(out, ring, bytes);
+    if (out.reads == Outgoing::Reads::kUnknown || moved.bytes > 0) return moved;
   }
-  if (offers_[reader] && bytes.size() >= kLeastOffer) {
-    ring.offered_address = reinterpret_cast<std::uintptr_t>(bytes.data());
-    ring.offered_bytes = std::min(bytes.size(), kMostOffer);
-    ring.writer_pid = ::getpid();
-    ring.offers.store(ring.offers.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    waits_[reader] = true;
-    return {0, true};
+  if (out.reads == Outgoing::Reads::kOffered && bytes.size() >= kLeastOffer) {
+    if (out.open.size() == PairRing::kOffers) return {};
+    const std::size_t count = std::min(bytes.size(), kMostOffer);
+    offer(ring, bytes.first(count));
+    out.open.push_back(out.taken);
+    out.taken += count;
+    return {count, true};
   }
   const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
   const std::size_t free = capacity_ - (written - ring.read.load(std::memory_order_acquire));
@@ -73,17 +71,58 @@ PairRings::Moved PairRings::write_some(int to, std::span<const std::byte> bytes)
   std::memcpy(memory + at, bytes.data(), first);
   std::memcpy(memory, bytes.data() + first, count - first);
   ring.written.store(written + count, std::memory_order_release);
+  out.taken += count;
   return {count, true};
+}
+
+/// The first offer: nothing of it is taken before its answer, which says what will become of others.
+PairRings::Moved PairRings::try_offer(Outgoing& out, PairRing& ring, std::span<const std::byte> bytes) {
+  const std::uint64_t offers = ring.offers.load(std::memory_order_relaxed);
+  if (offers == 0) {
+    offer(ring, bytes.first(std::min(bytes.size(), kMostOffer)));
+    return {0, true};
+  }
+  if (ring.answers.load(std::memory_order_acquire) == 0) return {};
+  out.reads = ring.taken_bytes < ring.open_offers[0].bytes ? Outgoing::Reads::kRing : Outgoing::Reads::kOffered;
+  out.taken += ring.taken_bytes;
+  return {static_cast<std::size_t>(ring.taken_bytes), false};
+}
+
+void PairRings::offer(PairRing& ring, std::span<const std::byte> bytes) const {
+  const std::uint64_t offers = ring.offers.load(std::memory_order_relaxed);
+  ring.open_offers[offers % PairRing::kOffers] = {.after = ring.written.load(std::memory_order_relaxed),
+                                                  .address = reinterpret_cast<std::uintptr_t>(bytes.data()),
+                                                  .bytes = bytes.size()};
+  ring.writer_pid = ::getpid();
+  ring.offers.store(offers + 1, std::memory_order_release);
+}
+
+void PairRings::take_answers(Outgoing& out, const PairRing& ring) {
+  if (out.open.empty()) return;
+  const std::uint64_t unanswered =
+      ring.offers.load(std::memory_order_relaxed) - ring.answers.load(std::memory_order_acquire);
+  while (out.open.size() > unanswered) out.open.pop_front();
+}
+
+bool PairRings::is_flushed(int to, std::uint64_t bytes) {
+  Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
+  take_answers(out, ring(local_, to));
+  return out.open.empty() || bytes <= out.open.front();
 }
 
 PairRings::Moved PairRings::read_some(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
   const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
-  // An offer comes after what was written before it: it is looked at first, and taken when that has been read.
-  const bool offered = ring.offers.load(std::memory_order_acquire) > ring.answers.load(std::memory_order_relaxed);
-  const std::size_t there = ring.written.load(std::memory_order_acquire) - read;
-  const std::size_t count = std::min(there, bytes.size());
-  if (count == 0) return there == 0 && offered && !bytes.empty() ? read_offered(from, bytes) : Moved{};
+  const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
+  // In this order: an offer is there when bytes that come after it are.
+  std::uint64_t end = ring.written.load(std::memory_order_acquire);
+  const bool offered = ring.offers.load(std::memory_order_acquire) > answers;
+  if (offered) end = std::min(end, ring.open_offers[answers % PairRing::kOffers].after);
+  const std::size_t count = std::min<std::size_t>(end - read, bytes.size());
+  if (count == 0) {
+    const bool is_next = offered && read == ring.open_offers[answers % PairRing::kOffers].after;
+    return is_next && !bytes.empty() ? read_offered(from, bytes) : Moved{};
+  }
   const auto* const memory = reinterpret_cast<const std::byte*>(&ring + 1);
   const std::size_t at = read % capacity_, first = std::min(count, capacity_ - at);
   std::memcpy(bytes.data(), memory + at, first);
@@ -94,23 +133,31 @@ PairRings::Moved PairRings::read_some(int from, std::span<std::byte> bytes) {
 
 PairRings::Moved PairRings::read_offered(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
-  std::size_t& taken = taken_[static_cast<std::size_t>(from)];
-  iovec to = {.iov_base = bytes.data(), .iov_len = std::min(bytes.size(), ring.offered_bytes - taken)};
-  iovec source = {.iov_base = reinterpret_cast<void*>(ring.offered_address + taken), .iov_len = to.iov_len};
+  const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
+  const PairRing::Offer& offer = ring.open_offers[answers % PairRing::kOffers];
+  std::size_t& copied = copied_[static_cast<std::size_t>(from)];
+  iovec to = {.iov_base = bytes.data(), .iov_len = std::min(bytes.size(), offer.bytes - copied)};
+  iovec source = {.iov_base = reinterpret_cast<void*>(offer.address + copied), .iov_len = to.iov_len};
   const ssize_t got = ::process_vm_readv(static_cast<pid_t>(ring.writer_pid), &to, 1, &source, 1, 0);
-  const std::size_t count = got > 0 ? static_cast<std::size_t>(got) : 0;
-  taken += count;
   const int code = got < 0 ? errno : 0;
-  const bool forbidden = got < 0 && code != EINTR;
+  // Of a process that has ended nothing comes any more: whoever waits for it finds that out.
+  if (code == EINTR || code == ESRCH) return {};
+  if (got < 0 && answers > 0)
+    throw DeviceError(
+        fmt::format("what another rank of this host sends cannot be read where it lies: {}", errno_text(code)),
+        "keep the memory of a send until it is done, and forbid the reading of a process's memory "
+        "(prctl, seccomp) before its first send, if at all");
   if ((code == EPERM || code == ENOSYS) && !std::exchange(reported_, true))
     log_info(
         "messages between ranks of this host are copied twice: reading another process's memory is forbidden ({}) → "
         "allow process_vm_readv in the seccomp profile, or set kernel.yama.ptrace_scope to 0, if they are large",
         errno_text(code));
-  if (taken < ring.offered_bytes && !forbidden) return {count, false};
-  ring.taken_bytes = taken;
-  taken = 0;
-  ring.answers.store(ring.answers.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  const std::size_t count = got > 0 ? static_cast<std::size_t>(got) : 0;
+  copied += count;
+  if (copied < offer.bytes && got >= 0) return {count, false};
+  if (answers == 0) ring.taken_bytes = copied;
+  copied = 0;
+  ring.answers.store(answers + 1, std::memory_order_release);
   return {count, true};
 }
 

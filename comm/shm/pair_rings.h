@@ -1,9 +1,11 @@
 // Streams between two ranks of a host, in memory that both have mapped.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -13,15 +15,22 @@ namespace lockstep::comm {
 
 /// A ring of bytes from one rank to another one: the one writes, the other reads.
 struct PairRing {
+  /// Note [Offers]
+  struct Offer {
+    std::uint64_t after;  // so many bytes in the ring
+    std::uint64_t address, bytes;
+  };
+  static constexpr std::size_t kOffers = 32;
+
   // The writer's.
   alignas(64) std::atomic<std::uint64_t> written;  // bytes, ever
-  std::atomic<std::uint64_t> offers;               // Note [Offers], ever
-  std::uint64_t offered_address, offered_bytes;    // of the last one
+  std::atomic<std::uint64_t> offers;               // ever
   std::int64_t writer_pid;
+  std::array<Offer, kOffers> open_offers;  // offer n is at n % kOffers
   // The reader's.
   alignas(64) std::atomic<std::uint64_t> read;
   std::atomic<std::uint64_t> answers;  // offers that are done with
-  std::uint64_t taken_bytes;           // of the last one: all of them, or fewer where the rest cannot be read
+  std::uint64_t taken_bytes;           // of the first one: all of them, or fewer where the rest cannot be read
   // Its bytes come after it.
 };
 
@@ -30,10 +39,11 @@ struct PairRing {
 ///
 /// Note [Offers]
 /// Through a ring every byte is copied twice, and where both ranks send, each of their cores does both. Of many bytes
-/// the writer rather says where they are, once the ring has taken what comes before them; the reader, when the ring is
-/// empty, copies them from the writer's memory (process_vm_readv), once. The writer waits for the answer before it
-/// writes anything else. Where the kernel forbids it (ptrace's rules, seccomp), the reader says so at the first offer,
-/// here and in the log, and from then on all bytes to it go through the ring.
+/// the writer rather says where they are; the reader, when it has read what the ring had before, copies them from the
+/// writer's memory (process_vm_readv), once. The writer waits for the first answer before it writes anything else.
+/// Where the kernel forbids it (ptrace's rules, seccomp), that answer says so, as does the log, and from then on all
+/// bytes to this reader go through the ring. Else the writer goes on, with up to kOffers offers that have no answer
+/// yet; what is offered has to stay until it has one.
 class PairRings {
  public:
   /// What they take in each rank's part.
@@ -49,20 +59,32 @@ class PairRings {
   /// How many of `bytes`, from their beginning, have been taken. Those that have not are the beginning of the next
   /// call's.
   Moved write_some(int to, std::span<const std::byte> bytes);
-  /// How many of `bytes` there were.
+  /// Whether the first `bytes` that were ever taken for `to` have been copied.
+  bool is_flushed(int to, std::uint64_t bytes);
+  /// How many of `bytes` there were. DeviceError where what another rank offers cannot be read any more.
   Moved read_some(int from, std::span<std::byte> bytes);
 
  private:
+  /// What this rank writes to another one.
+  struct Outgoing {
+    enum class Reads { kUnknown, kOffered, kRing } reads = Reads::kUnknown;
+    std::uint64_t taken = 0;         // bytes, ever
+    std::deque<std::uint64_t> open;  // offers that have no answer yet: the bytes that were taken before each
+  };
+
   static std::size_t capacity_of(int ranks);
   PairRing& ring(int from, int to) const;
+  void take_answers(Outgoing& out, const PairRing& ring);
+  Moved try_offer(Outgoing& out, PairRing& ring, std::span<const std::byte> bytes);
+  void offer(PairRing& ring, std::span<const std::byte> bytes) const;
   Moved read_offered(int from, std::span<std::byte> bytes);
 
   const int local_;
   const std::size_t capacity_;  // a power of two
   std::vector<std::byte*> parts_;
-  std::vector<bool> offers_, waits_;  // by reader: whether it is made offers; whether the last one has no answer yet
-  std::vector<std::size_t> taken_;    // by writer: of the offer that is being read
-  bool reported_ = false;             // that another rank's memory cannot be read
+  std::vector<Outgoing> outgoing_;   // by reader
+  std::vector<std::size_t> copied_;  // by writer: of the offer that is being read
+  bool reported_ = false;            // that another rank's memory cannot be read
 };
 
 }  // namespace lockstep::comm

@@ -79,7 +79,7 @@ class ShmEngine final : public Engine {
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
   void end_round() override;
-  bool is_flushed(int) override { return true; }
+  bool is_flushed(int to, std::uint64_t bytes) override { return rings_.is_flushed(to, bytes); }
 
   /// A part of a region, in bytes from its start.
   struct Stretch {

@@ -95,6 +95,76 @@ TEST(Shm, MessagesOfAllSizesWhereMemoryOfOthersMayBeReadAndWhereNot) {
     });
 }
 
+// More messages than there may be offers, small ones between them, both ways; what has been sent may be written to.
+TEST(Shm, WindowsOfMessages) {
+  for (const bool forbidden : {false, true})
+    on_one_host(2, [&](ProcessGroup& group) {
+      if (forbidden && group.rank() == 1 && !forbid_reading_others()) return false;
+      constexpr std::size_t kMessages = 100;
+      const int peer = 1 - group.rank();
+      const auto size_of_message = [](std::size_t i) { return i % 3 == 0 ? 5 + i : 8192 * (1 + i % 4) + i; };
+      for (std::uint8_t round = 0; round < 4; ++round) {
+        std::vector<std::vector<std::uint8_t>> out(kMessages), in(kMessages);
+        std::vector<Transfer> sends, receives;
+        for (std::size_t i = 0; i < kMessages; ++i) {
+          out[i].assign(size_of_message(i),
+                        static_cast<std::uint8_t>(i * 7 + round + static_cast<std::size_t>(group.rank())));
+          in[i].resize(size_of_message(i));
+          sends.push_back(group.isend(out[i].data(), out[i].size(), DType::kU8, peer));
+          receives.push_back(group.irecv(in[i].data(), in[i].size(), DType::kU8, peer));
+        }
+        for (std::size_t i = 0; i < kMessages; ++i) {
+          sends[i].wait();
+          out[i].assign(out[i].size(), 255);
+        }
+        for (std::size_t i = 0; i < kMessages; ++i) {
+          receives[i].wait();
+          const auto expected = static_cast<std::uint8_t>(i * 7 + round + static_cast<std::size_t>(peer));
+          for (const std::uint8_t value : in[i])
+            if (value != expected) return false;
+        }
+      }
+      group.shutdown();
+      return true;
+    });
+}
+
+// A send of many bytes that nobody has received is not done: they are still read from where they are.
+TEST(Shm, ASendOfManyBytesIsDoneWhenTheyHaveBeenCopied) {
+  on_one_host(2, [](ProcessGroup& group) {
+    std::vector<std::uint8_t> values(100'000, 1);
+    for (int round = 0; round < 3; ++round) {
+      if (group.rank() == 0) {
+        const Transfer send = group.isend(values.data(), values.size(), DType::kU8, 1);
+        for (int i = 0; i < 1000; ++i)
+          if (send.done()) return false;
+        group.barrier().wait_host();
+        send.wait();
+      } else {
+        group.barrier().wait_host();
+        group.irecv(values.data(), values.size(), DType::kU8, 0).wait();
+      }
+    }
+    group.shutdown();
+    return true;
+  });
+}
+
+TEST(Shm, ReadingThatIsForbiddenLaterIsNamed) {
+  on_one_host(2, [](ProcessGroup& group) {
+    std::vector<std::uint8_t> values(100'000, 1);
+    if (group.rank() == 0) {
+      group.isend(values.data(), values.size(), DType::kU8, 1).wait();
+      return throws<DeviceError>([&] { group.isend(values.data(), values.size(), DType::kU8, 1).wait(); },
+                                 {"rank 1 (host a, pid "});
+    }
+    group.irecv(values.data(), values.size(), DType::kU8, 0).wait();
+    return forbid_reading_others() &&
+           throws<DeviceError>([&] { group.irecv(values.data(), values.size(), DType::kU8, 0).wait(); },
+                               {"what another rank of this host sends cannot be read where it lies"});
+  });
+}
+
 // In a small and in a large operation, awake or asleep: the death is noticed though nobody has waited for the process.
 TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
   for (const std::size_t count : {1u, 1u << 20})
