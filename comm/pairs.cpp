@@ -95,12 +95,12 @@ bool PairQueues::write(Queue& queue, int to) {
     const std::size_t taken = streams_.write_some(to, rest);
     written += taken;
     queue.stream_bytes += taken;
-    return taken > 0;
   };
   if (queue.header_bytes < kHeaderBytes)
     write(std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes), queue.header_bytes);
-  while (queue.header_bytes == kHeaderBytes && queue.bytes < bytes)
-    if (!write({transfer.data + queue.bytes, bytes - queue.bytes}, queue.bytes)) break;
+  // Once, since whoever issues a send does not want to wait for all of it.
+  if (queue.header_bytes == kHeaderBytes && queue.bytes < bytes)
+    write({transfer.data + queue.bytes, bytes - queue.bytes}, queue.bytes);
   return queue.stream_bytes > before;
 }
 
