@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "base/json.h"
 
@@ -15,6 +16,91 @@ template <class Json>
 std::optional<std::uint64_t> whole_number(const Json& value, std::uint64_t most) {
   if (!value.is_number_unsigned() || value.template get<std::uint64_t>() > most) return std::nullopt;
   return value.template get<std::uint64_t>();
+}
+
+// What our own processes write and read as objects lists its members once:
+//
+//     struct Place {
+//       std::string address;
+//       int port = 0;
+//       void members(auto& io) { io("address", address, "port", port); }
+//     };
+//
+// A member is text, a number, a truth value, another such struct, a vector of these, or a std::optional of text or of a
+// number.
+
+class JsonMemberWriter {
+ public:
+  void operator()(const char* name, auto& value, auto&... more) {
+    object_.add(name, text_of(value));
+    if constexpr (sizeof...(more) > 0) (*this)(more...);
+  }
+
+  template <class T>
+  static JsonText text_of(T& value) {
+    if constexpr (requires(JsonMemberWriter & io) { value.members(io); }) {
+      JsonMemberWriter io;
+      value.members(io);
+      return io.object_;
+    } else {
+      return value;
+    }
+  }
+  template <class T>
+  static JsonText text_of(std::vector<T>& values) {
+    std::vector<JsonText> texts;
+    for (T& value : values) texts.push_back(text_of(value));
+    return texts;
+  }
+
+ private:
+  JsonObject object_;
+};
+
+class JsonMemberReader {
+ public:
+  explicit JsonMemberReader(const nlohmann::json& object) : object_(object) {}
+  void operator()(const char* name, auto& value, auto&... more) {
+    read(object_.at(name), value);
+    if constexpr (sizeof...(more) > 0) (*this)(more...);
+  }
+
+  template <class T>
+  static void read(const nlohmann::json& json, T& value) {
+    if constexpr (requires(JsonMemberReader & io) { value.members(io); }) {
+      JsonMemberReader io(json);
+      value.members(io);
+    } else {
+      json.get_to(value);
+    }
+  }
+  template <class T>
+  static void read(const nlohmann::json& json, std::vector<T>& values) {
+    values.clear();
+    for (const auto& each : json) read(each, values.emplace_back());
+  }
+  template <class T>
+  static void read(const nlohmann::json& json, std::optional<T>& value) {
+    value.reset();
+    if (!json.is_null()) read(json, value.emplace());
+  }
+
+ private:
+  const nlohmann::json& object_;
+};
+
+/// Of a struct with members(), or a vector of them.
+template <class T>
+JsonText members_as_json(T value) {
+  return JsonMemberWriter::text_of(value);
+}
+
+/// Throws the library's exceptions for what members_as_json() has not written.
+template <class T>
+T members_from_json(const nlohmann::json& json) {
+  T value{};
+  JsonMemberReader::read(json, value);
+  return value;
 }
 
 }  // namespace lockstep

@@ -574,6 +574,12 @@ const char* name_of(Severity severity) {
   return "?";
 }
 
+Severity severity_of(const std::string& name) {
+  for (const Severity severity : {Severity::kNote, Severity::kWarning, Severity::kFailure})
+    if (name == name_of(severity)) return severity;
+  return Severity::kOk;
+}
+
 std::vector<Finding> check_host(const View& view) {
   std::vector<Finding> findings;
   for (const Row& row : kRows) {

@@ -61,6 +61,31 @@ TEST(Json, WholeNumbers) {
     EXPECT_EQ(whole(text), std::nullopt) << text;
 }
 
+struct Pair {
+  std::string name;
+  std::optional<double> value;
+  void members(auto& io) { io("name", name, "value", value); }
+};
+
+struct Pairs {
+  int count = 0;
+  std::vector<Pair> pairs;
+  std::vector<std::int64_t> numbers;
+  void members(auto& io) { io("count", count, "pairs", pairs, "numbers", numbers); }
+};
+
+TEST(JsonMembers, AreReadAsTheyWereWritten) {
+  const Pairs written = {
+      .count = -2, .pairs = {{"a", 0.5}, {"\"", std::nullopt}}, .numbers = {1, std::int64_t{1} << 60}};
+  const std::string text = members_as_json(written).text();
+  EXPECT_EQ(text, R"({"count":-2,"pairs":[{"name":"a","value":0.5},{"name":"\"","value":null}],)"
+                  R"("numbers":[1,1152921504606846976]})");
+  EXPECT_EQ(members_as_json(members_from_json<Pairs>(parse_json(text, 3))).text(), text);
+  EXPECT_EQ(members_as_json(std::vector<Pair>()).text(), "[]");
+  EXPECT_THROW(static_cast<void>(members_from_json<Pair>(parse_json(R"({"name": "a"})", 1))),
+               nlohmann::json::exception);
+}
+
 TEST(JsonText, OfValues) {
   EXPECT_EQ(JsonText(nullptr).text(), "null");
   EXPECT_EQ(JsonText(true).text(), "true");
