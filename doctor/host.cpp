@@ -10,6 +10,7 @@
 
 #include "base/cpu.h"
 #include "base/kernel.h"
+#include "base/resource_limits.h"
 #include "base/text.h"
 #include "devices/visible.h"
 
