@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -17,6 +21,48 @@ std::optional<std::uint64_t> whole_number(const Json& value, std::uint64_t most)
   if (!value.is_number_unsigned() || value.template get<std::uint64_t>() > most) return std::nullopt;
   return value.template get<std::uint64_t>();
 }
+
+/// The members of an object that others wrote, each with what it may be. What is wrong with one is an IoError: "a.json,
+/// line 3: 'batch' is no whole number from 1 to 64".
+template <class Json>
+class BasicJsonMembers {
+ public:
+  static constexpr std::uint64_t kMostWhole = std::uint64_t{1} << 62;
+
+  /// `text` is such an object. Its `place` and the `remedy` are for the errors.
+  BasicJsonMembers(std::string_view text, int deepest, std::string place, std::string remedy);
+
+  [[noreturn]] void refuse(const std::string& problem) const;
+  /// Whether `name` is there and is this text.
+  bool has(const char* name, std::string_view text) const;
+  std::string text(const char* name) const;
+  std::uint64_t whole(const char* name, std::uint64_t least, std::uint64_t most = kMostWhole) const;
+  double number(const char* name) const;
+  double number(const char* name, double least, double most) const;
+  double positive(const char* name) const;
+  /// A list of 1 to `most_values`, each as number() has it.
+  std::vector<double> numbers(const char* name, std::size_t most_values, double least, double most) const;
+  /// A list of 1 to `most` objects.
+  std::vector<BasicJsonMembers> objects(const char* name, std::size_t most) const;
+  /// An object of texts, in the order that Json has.
+  std::vector<std::pair<std::string, std::string>> texts(const char* name) const;
+
+ private:
+  struct Source {
+    Json json;
+    std::string place, remedy;
+  };
+  BasicJsonMembers(std::shared_ptr<const Source> source, const Json& object);
+  const Json& at(const char* name) const;
+  const Json& list(const char* name, std::size_t most, const char* of) const;
+  double checked(const Json& value, const char* name, double least, double most) const;
+
+  std::shared_ptr<const Source> source_;
+  const Json* object_ = nullptr;  // in the source
+};
+using JsonMembers = BasicJsonMembers<nlohmann::json>;
+/// For few members: each is looked for among all.
+using OrderedJsonMembers = BasicJsonMembers<nlohmann::ordered_json>;
 
 // What our own processes write and read as objects lists its members once:
 //
