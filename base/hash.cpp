@@ -9,17 +9,6 @@
 #include "base/error.h"
 
 namespace lockstep {
-namespace {
-
-constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15ULL;
-
-// One to one in the lane and in the word: whatever differed before, or differs now, still does.
-constexpr std::uint64_t mixed(std::uint64_t lane, std::uint64_t word) {
-  const std::uint64_t product = (lane ^ word) * kOdd;
-  return product ^ (product >> 32);
-}
-
-}  // namespace
 
 // Eight chains of multiplications, which do not wait for each other.
 void Hash64::mix(Lanes& lanes, const std::byte* blocks, std::size_t count) {

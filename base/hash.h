@@ -1,4 +1,5 @@
-// Hashes: a fast one of much memory, SHA-256 (OpenSSL's libcrypto underneath), and a checksum of messages and files.
+// Hashes: of a table's keys, a fast one of much memory, SHA-256 (OpenSSL's libcrypto underneath), and a checksum of
+// messages and files.
 #pragma once
 
 #include <array>
@@ -10,6 +11,23 @@
 #include <string_view>
 
 namespace lockstep {
+
+/// One to one in `hash` and in `word`: whatever differed before, or differs now, still does. Fibonacci hashing (Knuth,
+/// The Art of Computer Programming, volume 3, section 6.4), and a shift that brings the upper half down.
+constexpr std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
+  const std::uint64_t product = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+  return product ^ (product >> 32);
+}
+
+/// Of keys that are arrays of numbers, such as sizes: std::unordered_map<std::array<std::int64_t, 20>, Value,
+/// NumbersHash>.
+struct NumbersHash {
+  constexpr std::size_t operator()(std::span<const std::int64_t> numbers) const {
+    std::uint64_t hash = numbers.size();
+    for (const std::int64_t number : numbers) hash = mixed(hash, static_cast<std::uint64_t>(number));
+    return hash;
+  }
+};
 
 /// 64 bits that differ, but for rare accidents, where two runs of bytes do: any change within one aligned word always
 /// shows. Reads about as fast as memory gives. Against faults, not against attackers; another value on another version.

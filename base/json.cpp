@@ -10,6 +10,7 @@
 
 #include "base/json_value.h"
 #include "base/text.h"
+#include "lockstep/base/error.h"
 
 namespace lockstep {
 namespace {
@@ -108,5 +109,124 @@ JsonObject::operator JsonText() const {
   value.text_ = text();
   return value;
 }
+
+template <class Json>
+BasicJsonMembers<Json>::BasicJsonMembers(std::string_view text, int deepest, std::string place, std::string remedy) {
+  const auto source =
+      std::make_shared<Source>(Source{.json = {}, .place = std::move(place), .remedy = std::move(remedy)});
+  source_ = source;
+  try {
+    source->json = parse<Json>(text, deepest, 0);
+  } catch (const JsonError& error) {
+    refuse(error.what());
+  }
+  object_ = &source->json;
+  if (!object_->is_object()) refuse("is no object");
+}
+
+template <class Json>
+BasicJsonMembers<Json>::BasicJsonMembers(std::shared_ptr<const Source> source, const Json& object)
+    : source_(std::move(source)), object_(&object) {}
+
+template <class Json>
+void BasicJsonMembers<Json>::refuse(const std::string& problem) const {
+  throw IoError(fmt::format("{}: {}", source_->place, problem), source_->remedy);
+}
+
+template <class Json>
+const Json& BasicJsonMembers<Json>::at(const char* name) const {
+  const auto found = object_->find(name);
+  if (found == object_->end()) refuse(fmt::format("'{}' is missing", name));
+  return *found;
+}
+
+template <class Json>
+bool BasicJsonMembers<Json>::has(const char* name, std::string_view text) const {
+  const auto found = object_->find(name);
+  return found != object_->end() && found->is_string() && found->template get_ref<const std::string&>() == text;
+}
+
+template <class Json>
+std::string BasicJsonMembers<Json>::text(const char* name) const {
+  const Json& value = at(name);
+  if (!value.is_string()) refuse(fmt::format("'{}' is no text", name));
+  return value.template get<std::string>();
+}
+
+template <class Json>
+std::uint64_t BasicJsonMembers<Json>::whole(const char* name, std::uint64_t least, std::uint64_t most) const {
+  const auto value = whole_number(at(name), most);
+  if (!value || *value < least)
+    refuse(most == kMostWhole ? fmt::format("'{}' is no whole number from {} on", name, least)
+                              : fmt::format("'{}' is no whole number from {} to {}", name, least, most));
+  return *value;
+}
+
+template <class Json>
+double BasicJsonMembers<Json>::number(const char* name) const {
+  const Json& value = at(name);
+  if (!value.is_number()) refuse(fmt::format("'{}' is no number", name));
+  return value.template get<double>();
+}
+
+template <class Json>
+double BasicJsonMembers<Json>::number(const char* name, double least, double most) const {
+  return checked(at(name), name, least, most);
+}
+
+template <class Json>
+double BasicJsonMembers<Json>::positive(const char* name) const {
+  const Json& value = at(name);
+  if (!value.is_number() || !(value.template get<double>() > 0)) refuse(fmt::format("'{}' is no number above 0", name));
+  return value.template get<double>();
+}
+
+template <class Json>
+std::vector<double> BasicJsonMembers<Json>::numbers(const char* name, std::size_t most_values, double least,
+                                                    double most) const {
+  std::vector<double> numbers;
+  for (const Json& value : list(name, most_values, "numbers")) numbers.push_back(checked(value, name, least, most));
+  return numbers;
+}
+
+template <class Json>
+std::vector<BasicJsonMembers<Json>> BasicJsonMembers<Json>::objects(const char* name, std::size_t most) const {
+  std::vector<BasicJsonMembers> objects;
+  for (const Json& value : list(name, most, "objects")) {
+    if (!value.is_object()) refuse(fmt::format("'{}' holds what is no object", name));
+    objects.push_back(BasicJsonMembers(source_, value));
+  }
+  return objects;
+}
+
+template <class Json>
+std::vector<std::pair<std::string, std::string>> BasicJsonMembers<Json>::texts(const char* name) const {
+  const Json& object = at(name);
+  if (!object.is_object()) refuse(fmt::format("'{}' is no object", name));
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_string()) refuse(fmt::format("'{}' of '{}' is no text", printable(key), name));
+    texts.emplace_back(key, value.template get<std::string>());
+  }
+  return texts;
+}
+
+template <class Json>
+const Json& BasicJsonMembers<Json>::list(const char* name, std::size_t most, const char* of) const {
+  const Json& value = at(name);
+  if (!value.is_array() || value.empty() || value.size() > most)
+    refuse(fmt::format("'{}' is no list of 1 to {} {}", name, most, of));
+  return value;
+}
+
+template <class Json>
+double BasicJsonMembers<Json>::checked(const Json& value, const char* name, double least, double most) const {
+  if (!value.is_number() || !(value.template get<double>() >= least) || !(value.template get<double>() <= most))
+    refuse(fmt::format("'{}' is no number from {:g} to {:g}", name, least, most));
+  return value.template get<double>();
+}
+
+template class BasicJsonMembers<nlohmann::json>;
+template class BasicJsonMembers<nlohmann::ordered_json>;
 
 }  // namespace lockstep

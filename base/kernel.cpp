@@ -1,11 +1,11 @@
 #include "base/kernel.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <fstream>
 
 #include "base/text.h"
@@ -48,19 +48,6 @@ std::optional<std::string> own_group(const std::string& root, const std::string&
   return std::nullopt;
 }
 
-/// Of one group; nothing where it sets none.
-std::optional<double> quota_of(const std::string& directory, bool unified) {
-  double quota = 0, period = 0;
-  if (unified) {
-    std::ifstream file(directory + "/cpu.max");  // "max 100000" or "200000 100000"
-    file >> quota >> period;
-  } else {
-    std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;  // -1: none
-    std::ifstream(directory + "/cpu.cfs_period_us") >> period;
-  }
-  return quota > 0 && period > 0 ? std::optional(quota / period) : std::nullopt;
-}
-
 }  // namespace
 
 std::string boot_id(const std::string& root) {
@@ -91,19 +78,10 @@ std::vector<ControlGroup> control_groups(const std::string& controller, bool uni
   }
 }
 
-std::optional<CpuQuota> cpu_quota(const std::string& root) {
-  std::optional<CpuQuota> least;
-  for (const bool unified : {true, false})
-    for (const ControlGroup& group : control_groups("cpu", unified, root))
-      if (const auto cpus = quota_of(group.directory, unified); cpus && (!least || *cpus < least->cpus))
-        least = CpuQuota{
-            .cpus = *cpus,
-            .name = fmt::format("the control group {} ({})", group.name, unified ? "cpu.max" : "cpu.cfs_quota_us")};
-  return least;
-}
-
-int threads_within(const std::optional<CpuQuota>& quota, int cores) {
-  return std::max(1, quota ? static_cast<int>(std::min<double>(cores, std::ceil(quota->cpus))) : cores);
+std::int64_t peak_resident_bytes() {
+  struct rusage usage = {};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
 }
 
 }  // namespace lockstep

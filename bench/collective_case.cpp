@@ -150,35 +150,35 @@ void CollectiveCase::issue(Way way, int number) {
 
 void CollectiveCase::exchange(const comm::Region& from, const comm::Region& to) {
   if (ranks_ == 1) return group_.copy(to.data(), from.data(), from.bytes());
-  transfers_.push_back(group_.irecv(to, (rank_ + ranks_ - 1) % ranks_));
-  transfers_.push_back(group_.isend(from, (rank_ + 1) % ranks_));
+  const Partners partners = *partners_of(Pattern::kRing, rank_, ranks_);
+  transfers_.push_back(group_.irecv(to, partners.from));
+  transfers_.push_back(group_.isend(from, partners.to));
 }
 
-/// Rank r and rank r + n / 2 exchange messages; of an odd number of ranks the last one waits.
 template <class Send, class Receive>
 void CollectiveCase::run_pattern(const Send& send, const Receive& receive) {
-  const int half = ranks_ / 2, peer = rank_ < half ? rank_ + half : rank_ - half;
-  if (rank_ >= 2 * half) return;
-  const bool first = rank_ < half;
+  const auto partners = partners_of(options_.pattern, rank_, ranks_);
+  if (!partners) return;
+  const auto [to, from, first] = *partners;
   if (options_.pattern == Pattern::kLatency) {
-    if (first) send(peer).wait();
-    receive(peer).wait();
-    if (!first) send(peer).wait();
+    if (first) send(to).wait();
+    receive(from).wait();
+    if (!first) send(to).wait();
     return;
   }
   const bool both = options_.pattern == Pattern::kBidirectional;
   for (int i = 0; i < window_of(bytes_); ++i) {
-    if (both || !first) transfers_.push_back(receive(peer));
-    if (both || first) transfers_.push_back(send(peer));
+    if (both || !first) transfers_.push_back(receive(from));
+    if (both || first) transfers_.push_back(send(to));
   }
   for (const comm::Transfer& transfer : transfers_) transfer.wait();
   transfers_.clear();
   // That all have arrived.
   std::int32_t done = 0;
   if (first)
-    group_.recv(std::span(&done, 1), peer);
+    group_.recv(std::span(&done, 1), from);
   else
-    group_.send(std::span(&done, 1), peer);
+    group_.send(std::span(&done, 1), to);
 }
 
 void CollectiveCase::run_own(Way way) {
@@ -206,7 +206,8 @@ void CollectiveCase::run_own(Way way) {
       const auto receive = [&](int peer) { return group_.irecv(other, count, dtype, peer); };
       if (options_.pattern != Pattern::kRing) return run_pattern(send, receive);
       if (ranks_ == 1) return static_cast<void>(std::memcpy(other, values, bytes_));
-      const comm::Transfer received = receive((rank_ + ranks_ - 1) % ranks_), sent = send((rank_ + 1) % ranks_);
+      const Partners partners = *partners_of(Pattern::kRing, rank_, ranks_);
+      const comm::Transfer received = receive(partners.from), sent = send(partners.to);
       received.wait();
       return sent.wait();
     }
@@ -297,10 +298,8 @@ std::int64_t CollectiveCase::wrong_in(const std::byte* result, bool in_arena) co
 
 /// Of what this rank receives; -1: it receives nothing.
 int CollectiveCase::sender() const {
-  if (options_.pattern == Pattern::kRing) return (rank_ + ranks_ - 1) % ranks_;
-  const int half = ranks_ / 2;
-  if (rank_ >= 2 * half || (options_.pattern == Pattern::kBandwidth && rank_ < half)) return -1;
-  return rank_ < half ? rank_ + half : rank_ - half;
+  const auto partners = partners_of(options_.pattern, rank_, ranks_);
+  return !partners || (options_.pattern == Pattern::kBandwidth && partners->first) ? -1 : partners->from;
 }
 
 /// Of all ranks.

@@ -58,6 +58,20 @@ inline int window_of(std::size_t bytes) {
   return static_cast<int>(std::clamp<std::size_t>((std::size_t{64} << 20) / std::max<std::size_t>(bytes, 1), 1, 64));
 }
 
+/// With whom a rank exchanges messages. In a ring it sends to the next rank and receives from the one before; else rank
+/// r and rank r + n / 2 form one pair.
+struct Partners {
+  int to = 0, from = 0;
+  bool first = true;  // of a pair, the lower rank: it sends where one way is measured
+};
+/// Nothing for the last of an odd number of ranks, where pairs are formed: it waits.
+inline std::optional<Partners> partners_of(Pattern pattern, int rank, int ranks) {
+  if (pattern == Pattern::kRing) return Partners{.to = (rank + 1) % ranks, .from = (rank + ranks - 1) % ranks};
+  const int half = ranks / 2, peer = rank < half ? rank + half : rank - half;
+  if (rank >= 2 * half) return std::nullopt;
+  return Partners{.to = peer, .from = peer, .first = rank < half};
+}
+
 struct CollectiveOptions {
   Collective collective = Collective::kAllReduce;
   std::int64_t min_bytes = 8;

@@ -18,7 +18,6 @@
 namespace lockstep::bench {
 namespace {
 
-using Json = nlohmann::json;
 using Kind = session::DeviceRequest::Kind;
 
 constexpr int kCpuDevices = 2;
@@ -56,27 +55,14 @@ std::vector<int> choose_devices(std::string& device) {
   return ids;
 }
 
-/// Of one round.
-struct Measured {
-  ModeResult mode;
-  std::string device;
-  int threads = 1;
-};
-
-Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, bool loss_outside, std::size_t devices) {
+MeasuredMode measure(DpVsDdpOptions options, trainer::Parallel parallel, bool loss_outside, std::size_t devices) {
   options.train.parallel = parallel;
   options.loss_outside = loss_outside;
   // --graphs yes is about the other mode.
   if (parallel == trainer::Parallel::kDp && options.train.graphs == true) options.train.graphs.reset();
   const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
-  const Json json = parse_json(run_processes(processes, [&](int) { return measure_mode(options); }), /*deepest=*/3);
-  Measured found{.mode = {}, .device = json["device"], .threads = json["threads"]};
-  found.mode.step_ms = json["step_ms"];
-  for (const Json& each : json["devices"])
-    found.mode.devices.push_back({.peak_memory_bytes = each["peak_memory_bytes"],
-                                  .busy = each["busy"].is_null() ? std::nullopt : std::optional<double>(each["busy"]),
-                                  .bytes_in = each["bytes_in"],
-                                  .bytes_out = each["bytes_out"]});
+  const std::string text = run_processes(processes, [&](int) { return measure_mode(options); });
+  auto found = members_from_json<MeasuredMode>(parse_json(text, /*deepest=*/3));
   LOCKSTEP_ASSERT(found.mode.devices.size() == devices, "{} devices of {}", found.mode.devices.size(), devices);
   return found;
 }
@@ -149,7 +135,7 @@ int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& ref
   for (std::int64_t round = 0; round < options.rounds; ++round) {
     dp_loss_outside.push_back(measure(options, trainer::Parallel::kDp, true, ids.size()).mode);
     dp.push_back(measure(options, trainer::Parallel::kDp, false, ids.size()).mode);
-    Measured many = measure(options, trainer::Parallel::kDdp, false, ids.size());
+    MeasuredMode many = measure(options, trainer::Parallel::kDdp, false, ids.size());
     ddp.push_back(std::move(many.mode));
     result.device = std::move(many.device);
     result.threads = many.threads;

@@ -27,12 +27,23 @@ struct DeviceShare {
   std::int64_t peak_memory_bytes = 0;  // its allocator's, and of the arena that its gradients lie in
   std::optional<double> busy;  // share of the time: of its thread's CPU, on a GPU that a kernel ran; absent: not known
   double bytes_in = 0, bytes_out = 0;  // a step, from and to the other devices
+  void members(auto& io) {
+    io("peak_memory_bytes", peak_memory_bytes, "busy", busy, "bytes_in", bytes_in, "bytes_out", bytes_out);
+  }
 };
 
 struct ModeResult {
   double step_ms = 0;  // median
   double samples_per_s = 0;
   std::vector<DeviceShare> devices;
+};
+
+/// One mode in one round.
+struct MeasuredMode {
+  ModeResult mode;  // without samples_per_s
+  std::string device;
+  int threads = 1;
+  void members(auto& io) { io("step_ms", mode.step_ms, "device", device, "threads", threads, "devices", mode.devices); }
 };
 
 struct DpVsDdpResult {
@@ -57,8 +68,8 @@ std::string text_of(const DpVsDdpResult& result, Format format);
 /// itself: under a launcher it is a UsageError. Returns the exit code.
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal);
 
-/// The figures of one mode, in the process or the processes that train in it: the first one's text is a JSON object,
-/// that of the others empty.
+/// The figures of one mode, in the process or the processes that train in it: the first one's text is that of a
+/// MeasuredMode, that of the others empty.
 std::string measure_mode(const DpVsDdpOptions& options);
 
 }  // namespace lockstep::bench

@@ -15,7 +15,6 @@
 namespace lockstep::bench {
 namespace {
 
-using Json = nlohmann::json;
 using trainer::Parallel;
 
 /// The loss of a module's outputs, whatever the module would do about it.
@@ -129,19 +128,13 @@ class Trainee {
 
   /// Collective: of all ranks' devices, on rank 0.
   std::string text_of(double step_ms, const std::vector<DeviceShare>& mine) {
-    Json own = Json::array();
-    for (const DeviceShare& share : mine)
-      own.push_back({{"peak_memory_bytes", share.peak_memory_bytes},
-                     {"busy", share.busy ? Json(*share.busy) : Json()},
-                     {"bytes_in", share.bytes_in},
-                     {"bytes_out", share.bytes_out}});
-    Json all = Json::array();
-    for (const std::string& text : group_.all_gather_text(own.dump()))
-      for (const Json& each : parse_json(text, /*deepest=*/2)) all.push_back(each);
-    if (group_.rank() != 0) return "";
-    return Json{
-        {"step_ms", step_ms}, {"device", session_.backend->describe()}, {"threads", session_.threads}, {"devices", all}}
-        .dump();
+    MeasuredMode all = {.mode = {.step_ms = step_ms, .devices = {}},
+                        .device = session_.backend->describe(),
+                        .threads = session_.threads};
+    for (const std::string& text : group_.all_gather_text(members_as_json(mine).text()))
+      for (const DeviceShare& share : members_from_json<std::vector<DeviceShare>>(parse_json(text, /*deepest=*/2)))
+        all.mode.devices.push_back(share);
+    return group_.rank() == 0 ? members_as_json(all).text() : "";
   }
 
   const DpVsDdpOptions& options_;

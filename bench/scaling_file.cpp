@@ -16,8 +16,6 @@
 namespace lockstep::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::string_view kBegins = R"({"event":"scaling")";
 constexpr int kFormat = 1;
 // What may differ between the parts of one run.
@@ -49,87 +47,30 @@ std::string line_of(const ScalingCase& one, std::int64_t round, const JobResult&
       .text();
 }
 
-/// Reads one line; what is wrong with it is thrown with its place.
-class Line {
- public:
-  Line(std::string_view text, const std::string& path, std::int64_t number) : path_(path), number_(number) {
-    try {
-      json_ = parse_ordered_json(text, /*deepest=*/2);
-    } catch (const JsonError& error) {
-      fail(error.what());
-    }
-    if (!json_.is_object()) fail("is no object");
-  }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw IoError(fmt::format("{}, line {}: {}", path_, number_, what),
-                  "give a file that lockstep bench scaling has written, or remove this one");
-  }
-  std::string text(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_string()) fail(fmt::format("'{}' is no text", name));
-    return value.get<std::string>();
-  }
-  std::int64_t whole(const char* name, std::int64_t least) const {
-    const auto value = whole_number(at(name), std::uint64_t{1} << 62);
-    if (!value || static_cast<std::int64_t>(*value) < least)
-      fail(fmt::format("'{}' is no whole number from {} on", name, least));
-    return static_cast<std::int64_t>(*value);
-  }
-  double number(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_number()) fail(fmt::format("'{}' is no number", name));
-    return value.get<double>();
-  }
-  double positive(const char* name) const {
-    const double value = number(name);
-    if (!(value > 0)) fail(fmt::format("'{}' is not above 0", name));
-    return value;
-  }
-  Facts facts(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_object()) fail(fmt::format("'{}' is no object", name));
-    Facts facts;
-    for (const auto& [key, member] : value.items()) {
-      if (!member.is_string()) fail(fmt::format("'{}' of '{}' is no text", printable(key), name));
-      facts.emplace_back(key, member.get<std::string>());
-    }
-    return facts;
-  }
-
- private:
-  const Json& at(const char* name) const {
-    const auto found = json_.find(name);
-    if (found == json_.end()) fail(fmt::format("'{}' is missing", name));
-    return *found;
-  }
-
-  const std::string& path_;
-  std::int64_t number_;
-  Json json_;
-};
-
-void read_job(const Line& line, ScalingFile& file) {
+void read_job(const OrderedJsonMembers& line, ScalingFile& file) {
   ScalingCase one;
   const std::string mode = line.text("mode");
   if (mode == name_of(ScalingMode::kStrong))
     one.mode = ScalingMode::kStrong;
   else if (mode != name_of(ScalingMode::kWeak))
-    line.fail(fmt::format("'{}' is neither weak nor strong", printable(mode)));
+    line.refuse(fmt::format("'{}' is neither weak nor strong", printable(mode)));
   one.model = line.text("model");
-  one.ranks = static_cast<int>(std::min<std::int64_t>(line.whole("ranks", 1), 1 << 20));
-  const std::int64_t round = line.whole("round", 1);
+  const auto whole = [&](const char* name, std::uint64_t least) {
+    return static_cast<std::int64_t>(line.whole(name, least));
+  };
+  one.ranks = static_cast<int>(std::min<std::int64_t>(whole("ranks", 1), 1 << 20));
+  const std::int64_t round = whole("round", 1);
   const JobResult result = {.step_ms = line.positive("step_ms"),
                             .samples_per_s = line.positive("samples_per_s"),
                             .compute_ms = line.number("compute_ms"),
                             .exposed_comm_ms = line.number("exposed_comm_ms"),
-                            .batch = line.whole("batch", 1),
-                            .peak_memory_bytes = line.whole("peak_memory_bytes", 0),
+                            .batch = whole("batch", 1),
+                            .peak_memory_bytes = whole("peak_memory_bytes", 0),
                             .backend = line.text("backend"),
                             .device = line.text("device"),
                             .precision = line.text("precision")};
   if (!file.results[one].emplace(round, result).second)
-    line.fail(fmt::format("round {} of {} is there twice", round, printable(text_of(one))));
+    line.refuse(fmt::format("round {} of {} is there twice", round, printable(text_of(one))));
 }
 
 /// The first name whose values differ, with both.
@@ -171,13 +112,15 @@ ScalingFile parse_scaling(std::string_view text, const std::string& path) {
   ScalingFile file;
   std::int64_t number = 0;
   for (std::size_t end = 0; (end = text.find('\n', file.whole_bytes)) != std::string_view::npos;) {
-    const Line line(text.substr(file.whole_bytes, end - file.whole_bytes), path, ++number);
+    const OrderedJsonMembers line(text.substr(file.whole_bytes, end - file.whole_bytes), /*deepest=*/2,
+                                  fmt::format("{}, line {}", path, ++number),
+                                  "give a file that lockstep bench scaling has written, or remove this one");
     if (const std::string event = line.text("event"); event != (number == 1 ? "scaling" : "job"))
-      line.fail(fmt::format("'{}' is no event of such a file at this place", printable(event)));
+      line.refuse(fmt::format("'{}' is no event of such a file at this place", printable(event)));
     if (number == 1) {
-      if (line.whole("format", 1) != kFormat) line.fail("the format is another version's");
-      file.settings = line.facts("settings");
-      file.machine = line.facts("machine");
+      if (line.whole("format", 1) != kFormat) line.refuse("the format is another version's");
+      file.settings = line.texts("settings");
+      file.machine = line.texts("machine");
     } else {
       read_job(line, file);
     }

@@ -69,7 +69,7 @@ class StepBenchmark {
                   "leave --copy-batch out, or use --device cuda");
       check_usage(on_gpu_ || !options_.profile, "--profile is for GPUs, and this run is on the CPU",
                   "leave --profile out, or use --device cuda");
-      check_usage(!on_gpu_ || options_.profile_out.empty() || group_.size() == 1,
+      check_usage(!on_gpu_ || !options_.step_profile || group_.size() == 1,
                   "--profile-out on GPUs is for one rank alone", "start one, without lockstep launch");
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
@@ -117,7 +117,7 @@ class StepBenchmark {
     measure(result);
     if (options_.timeline) result.timeline = take_timeline();
     if (options_.profile) result.profile = take_profile();
-    if (!options_.profile_out.empty()) result.step_profile = take_step_profile();
+    if (options_.step_profile) result.step_profile = take_step_profile();
     describe(result);
     if (options_.profile || options_.measure_peaks || result.step_profile) {
       // Last: the memory that this takes is not the step's.
@@ -351,7 +351,7 @@ session::Session prepare(StepOptions& options, const std::optional<UsageError>& 
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
-  if (!options.profile_out.empty()) {
+  if (options.step_profile) {
     // Each gradient is a bucket of its own, so that the timeline has when it was ready.
     options.train.first_bucket_mb = 1e-6;
     options.train.bucket_mb = 1e-6;
@@ -362,6 +362,7 @@ session::Session prepare(StepOptions& options, const std::optional<UsageError>& 
 }  // namespace
 
 int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
+  options.step_profile = !options.profile_out.empty();
   session::Session session = prepare(options, refusal);
   {
     std::optional<AtomicFile> file;
@@ -385,7 +386,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
 simulate::StepProfile measure_step_profile(const std::string& model) {
   StepOptions options;
   options.train.model.name = model;
-  options.profile_out = "-";
+  options.step_profile = true;
   session::Session session = prepare(options, std::nullopt);
   const auto profile = measure(options, session).step_profile;
   session.shutdown();

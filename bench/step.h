@@ -32,7 +32,8 @@ struct StepOptions {
   bool measure_peaks = false;                // of the device, too
   bool timeline = false;                     // of one step, too
   bool profile = false;                      // of one step, by operation
-  std::string profile_out;                   // a file for what simulations start from; empty: none
+  bool step_profile = false;                 // what simulations start from, too
+  std::string profile_out;                   // a file for it; empty: none
   Format format = Format::kTable;
 };
 
@@ -77,7 +78,7 @@ struct StepResult {
   std::optional<Timeline> timeline;                   // rank 0's
   std::int64_t kernels_per_step = 0;                  // that a graph of a step starts; 0: no graph
   std::optional<Profile> profile;                     // rank 0's
-  std::optional<simulate::StepProfile> step_profile;  // rank 0's, where StepOptions::profile_out asks for it
+  std::optional<simulate::StepProfile> step_profile;  // rank 0's
   std::optional<trainer::HookReport> hook;
   std::size_t buckets = 0, bucket_bytes = 0;
   std::optional<ddp::BucketChoice> bucket_choice;

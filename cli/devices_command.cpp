@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "base/kernel.h"
+#include "base/resource_limits.h"
 #include "bench/ceilings.h"
 #include "devices/binding.h"
 #include "devices/machine.h"

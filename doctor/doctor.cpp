@@ -22,43 +22,15 @@ double wall_clock_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-JsonText to_json(const Finding& finding) {
-  return JsonObject({{"check", finding.check},
-                     {"severity", name_of(finding.severity)},
-                     {"what", finding.what},
-                     {"remedy", finding.remedy}});
-}
-
-std::vector<JsonText> to_json(const std::vector<Finding>& findings) {
-  std::vector<JsonText> texts;
-  for (const Finding& finding : findings) texts.push_back(to_json(finding));
-  return texts;
-}
-
-Severity severity_of(const std::string& name) {
-  for (const Severity severity : {Severity::kNote, Severity::kWarning, Severity::kFailure})
-    if (name == name_of(severity)) return severity;
-  return Severity::kOk;
-}
-
-Finding finding_from(const nlohmann::json& json) {
-  return {json.at("check"), severity_of(json.at("severity")), json.at("what"), json.at("remedy")};
-}
-
 /// What a rank sends to the others: its host's findings and facts.
-std::string encode(const std::vector<Finding>& findings, const HostFacts& facts) {
-  std::vector<JsonText> rows;
-  for (const auto& fact : facts.facts)
-    rows.push_back(JsonObject({{"name", fact.name}, {"value", fact.value}, {"needed", fact.needed}}));
-  return JsonObject({{"host", facts.host}, {"findings", to_json(findings)}, {"facts", rows}}).text();
-}
-
-void decode(const std::string& text, Report::Host& host, HostFacts& facts) {
-  const auto json = parse_json(text, 4);
-  host.name = facts.host = json.at("host");
-  for (const auto& one : json.at("findings")) host.findings.push_back(finding_from(one));
-  for (const auto& one : json.at("facts")) facts.facts.push_back({one.at("name"), one.at("value"), one.at("needed")});
-}
+struct HostMessage {
+  Report::Host host;
+  std::vector<HostFacts::Fact> facts;
+  void members(auto& io) {
+    host.members(io);
+    io("facts", facts);
+  }
+};
 
 /// Sets each host's clock against rank 0's: all say the time after an exchange, which ends on all within its own
 /// length.
@@ -118,8 +90,13 @@ int look(const DoctorOptions& options, bool has_cuda, const Exchange& others) {
   const View view = View::of_this_host(options.directory, several, has_cuda);
   Report report;
   std::vector<HostFacts> facts;
-  const std::string mine = encode(check_host(view), facts_of(view, gpu_libraries(view)));
-  for (const auto& text : others.all_gather(mine)) decode(text, report.hosts.emplace_back(), facts.emplace_back());
+  const HostMessage mine = {.host = {.name = view.host_name, .findings = check_host(view)},
+                            .facts = facts_of(view, gpu_libraries(view)).facts};
+  for (const auto& text : others.all_gather(members_as_json(mine).text())) {
+    auto message = members_from_json<HostMessage>(parse_json(text, 4));
+    facts.push_back({.host = message.host.name, .facts = std::move(message.facts)});
+    report.hosts.push_back(std::move(message.host));
+  }
   if (several) {
     compare_clocks(others, facts);
     report.between = compare_hosts(facts);
@@ -160,15 +137,11 @@ std::string text_of(const Report& report, bool all) {
 }
 
 std::string json_of(const Report& report) {
-  std::vector<JsonText> hosts, links;
-  for (const auto& host : report.hosts)
-    hosts.push_back(JsonObject({{"host", host.name}, {"findings", to_json(host.findings)}}));
-  for (const Link& link : report.links) links.push_back(json_of(link));
   return JsonObject({{"failures", report.count(Severity::kFailure)},
                      {"warnings", report.count(Severity::kWarning)},
-                     {"hosts", hosts},
-                     {"between", to_json(report.between)},
-                     {"links", links}})
+                     {"hosts", members_as_json(report.hosts)},
+                     {"between", members_as_json(report.between)},
+                     {"links", members_as_json(report.links)}})
              .text() +
          "\n";
 }

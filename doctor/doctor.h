@@ -22,6 +22,7 @@ struct Report {
   struct Host {
     std::string name;
     std::vector<Finding> findings;
+    void members(auto& io) { io("host", name, "findings", findings); }
   };
   std::vector<Host> hosts;
   std::vector<Finding> between;  // empty of one host

@@ -10,6 +10,7 @@
 
 #include "base/cpu.h"
 #include "base/kernel.h"
+#include "base/resource_limits.h"
 #include "base/text.h"
 #include "devices/visible.h"
 
@@ -572,6 +573,12 @@ const char* name_of(Severity severity) {
     case Severity::kFailure: return "failure";
   }
   return "?";
+}
+
+Severity severity_of(const std::string& name) {
+  for (const Severity severity : {Severity::kNote, Severity::kWarning, Severity::kFailure})
+    if (name == name_of(severity)) return severity;
+  return Severity::kOk;
 }
 
 std::vector<Finding> check_host(const View& view) {

@@ -22,12 +22,19 @@ enum class Severity : std::uint8_t {
   kFailure   // jobs do not run
 };
 const char* name_of(Severity severity);
+/// kOk of what is no name.
+Severity severity_of(const std::string& name);
 
 struct Finding {
   std::string check;  // the row's name: "open-files"
   Severity severity = Severity::kOk;
   std::string what;
   std::string remedy = {};
+  void members(auto& io) {
+    std::string name = name_of(severity);
+    io("check", check, "severity", name, "what", what, "remedy", remedy);
+    severity = severity_of(name);
+  }
   friend bool operator==(const Finding&, const Finding&) = default;
 };
 

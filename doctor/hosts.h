@@ -17,6 +17,7 @@ struct HostFacts {
   struct Fact {
     std::string name, value;
     bool needed = false;  // else hosts that differ are only unequal
+    void members(auto& io) { io("name", name, "value", value, "needed", needed); }
     friend bool operator==(const Fact&, const Fact&) = default;
   };
   std::vector<Fact> facts;  // the same names in the same order on every host
@@ -39,6 +40,11 @@ struct Link {
   double retransmitted = 0;                               // share of the segments that `from` and `to` sent
   int mtu = 0;                                            // of the path, as the kernel knows it; 0: it does not say
   std::int64_t interface_mbit_s = 0;                      // of the slower end's interface; 0: it does not say
+  void members(auto& io) {
+    io("from", from, "to", to, "address", address, "problem", problem, "latency_us", latency_us, "sent_bytes_per_s",
+       sent_bytes_per_s, "received_bytes_per_s", received_bytes_per_s, "retransmitted", retransmitted, "mtu", mtu,
+       "interface_mbit_s", interface_mbit_s);
+  }
 };
 
 /// Links that fail, lose, or are slower than their interfaces and than the others.

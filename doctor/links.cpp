@@ -97,6 +97,7 @@ struct Place {
   std::string address;  // "10.0.0.1"
   int port = 0;
   std::int64_t mbit_s = 0;
+  void members(auto& io) { io("address", address, "port", port, "mbit_s", mbit_s); }
 };
 
 /// Listens at every address of this host.
@@ -316,67 +317,32 @@ std::optional<int> partner(int rank, int size, int round) {
 
 }  // namespace
 
-JsonText json_of(const Link& link) {
-  return JsonObject({{"from", link.from},
-                     {"to", link.to},
-                     {"address", link.address},
-                     {"problem", link.problem},
-                     {"latency_us", link.latency_us},
-                     {"sent_bytes_per_s", link.sent_bytes_per_s},
-                     {"received_bytes_per_s", link.received_bytes_per_s},
-                     {"retransmitted", link.retransmitted},
-                     {"mtu", link.mtu},
-                     {"interface_mbit_s", link.interface_mbit_s}});
-}
-
-namespace {
-
-Link link_from(const nlohmann::json& json) {
-  Link link{.from = json.at("from"), .to = json.at("to"), .address = json.at("address")};
-  if (json.at("problem").is_string()) link.problem = json.at("problem");
-  link.latency_us = json.at("latency_us");
-  link.sent_bytes_per_s = json.at("sent_bytes_per_s");
-  link.received_bytes_per_s = json.at("received_bytes_per_s");
-  link.retransmitted = json.at("retransmitted");
-  link.mtu = json.at("mtu");
-  link.interface_mbit_s = json.at("interface_mbit_s");
-  return link;
-}
-
-}  // namespace
-
 std::vector<Link> measure_links(const Exchange& others, const std::vector<NetworkInterface>& interfaces,
                                 const std::string& root) {
   Listeners listeners(interfaces, root);
-  std::vector<JsonText> mine;
   std::int64_t slowest = 0;
-  for (const Place& place : listeners.places) {
-    mine.push_back(JsonObject({{"address", place.address}, {"port", place.port}, {"mbit_s", place.mbit_s}}));
+  for (const Place& place : listeners.places)
     if (place.mbit_s > 0) slowest = slowest == 0 ? place.mbit_s : std::min(slowest, place.mbit_s);
-  }
   const std::string token = others.all_gather(JobSecret::random().text()).front();
   std::vector<std::vector<Place>> places;
-  for (const auto& text : others.all_gather(JsonText(mine).text())) {
-    auto& of_rank = places.emplace_back();
-    for (const auto& one : parse_json(text, 2))
-      of_rank.push_back({one.at("address"), one.at("port"), one.at("mbit_s")});
-  }
+  for (const auto& text : others.all_gather(members_as_json(listeners.places).text()))
+    places.push_back(members_from_json<std::vector<Place>>(parse_json(text, 2)));
 
-  std::vector<JsonText> measured;
+  std::vector<Link> measured;
   const int rank = others.rank, size = others.size, rounds = size + size % 2 - 1;
   for (int round = 0; round < rounds; ++round) {
     if (const auto other = partner(rank, size, round)) {
       if (rank < *other)
-        for (const Link& link : measure_from(rank, *other, places[static_cast<std::size_t>(*other)], slowest, token))
-          measured.push_back(json_of(link));
+        for (Link& link : measure_from(rank, *other, places[static_cast<std::size_t>(*other)], slowest, token))
+          measured.push_back(std::move(link));
       else
         answer(listeners, token);
     }
     others.all_gather({});  // all are done with the round
   }
   std::vector<Link> links;
-  for (const auto& text : others.all_gather(JsonText(measured).text()))
-    for (const auto& one : parse_json(text, 2)) links.push_back(link_from(one));
+  for (const auto& text : others.all_gather(members_as_json(measured).text()))
+    for (Link& link : members_from_json<std::vector<Link>>(parse_json(text, 2))) links.push_back(std::move(link));
   return links;
 }
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
 #include "doctor/hosts.h"
 
 namespace lockstep::doctor {
@@ -24,7 +23,5 @@ struct Exchange {
 /// problem. Connections are known by a token that came through the exchange.
 std::vector<Link> measure_links(const Exchange& others, const std::vector<NetworkInterface>& interfaces,
                                 const std::string& root);
-
-JsonText json_of(const Link& link);
 
 }  // namespace lockstep::doctor

@@ -180,10 +180,7 @@ InferTask image_task(const InferConfig& config, const InferModel& model, std::sh
   const auto shared = std::make_shared<SharedImages>();
   shared->form = form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
-  if (!config.class_names.empty())
-    shared->class_names = read_class_names(config.class_names, model.spec.classes);
-  else if (model.metadata)
-    shared->class_names = model.metadata->class_names;
+  shared->class_names = class_names_of(config, model);
   shared->files = files != nullptr ? std::move(files) : std::make_shared<const ImageFiles>(config.input);
   const std::uint64_t images = shared->files->size();
   shared->batch = std::min(static_cast<std::uint64_t>(config.batch.value_or(1)), images);

@@ -47,13 +47,15 @@ void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>&
   backend.download(wide, std::as_writable_bytes(std::span(logits)));
 }
 
-std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes) {
+std::vector<std::string> class_names_of(const InferConfig& config, const InferModel& model) {
+  const std::string& path = config.class_names;
+  if (path.empty()) return model.metadata ? model.metadata->class_names : std::vector<std::string>();
   const data::TextFile file(path);
   std::vector<std::string> names;
   for (const std::string& line : split(file.text(), '\n')) names.emplace_back(trim(line));
   while (!names.empty() && names.back().empty()) names.pop_back();
-  if (std::cmp_not_equal(names.size(), classes))
-    throw UsageError(fmt::format("{} has {} names, and the model {} classes", path, names.size(), classes),
+  if (std::cmp_not_equal(names.size(), model.spec.classes))
+    throw UsageError(fmt::format("{} has {} names, and the model {} classes", path, names.size(), model.spec.classes),
                      "give a file with one name per line, in the classes' order");
   return names;
 }

@@ -185,10 +185,7 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
     throw UsageError(fmt::format("{} takes {} tokens, [CLS] and [SEP] included", config.weights, shared->most),
                      fmt::format("use a model with a --context of {} or more", kLeast));
   shared->top = config.top.value_or(kDefaultTop);
-  if (!config.class_names.empty())
-    shared->class_names = read_class_names(config.class_names, model.spec.classes);
-  else if (model.metadata)
-    shared->class_names = model.metadata->class_names;
+  shared->class_names = class_names_of(config, model);
   std::size_t cut = 0;
   data::UnknownTokens unknown(*shared->pieces);
   if (!config.prompt && !config.lines && data::is_table(config.input))

@@ -104,7 +104,8 @@ void check_finite(std::span<const float> results);
 /// `logits` becomes what y has, of any shape, as f32.
 void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>& logits);
 
-/// The names in a file, one per line, in the order of the classes. Throws UsageError unless they are as many.
-std::vector<std::string> read_class_names(const std::string& path, std::int64_t classes);
+/// The names of the model's classes, in their order: those in config.class_names, a file with one per line, or else
+/// those of the weights; empty if neither has any. Throws UsageError unless the file has one for each class.
+std::vector<std::string> class_names_of(const InferConfig& config, const InferModel& model);
 
 }  // namespace lockstep::inference

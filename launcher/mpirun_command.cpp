@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/flight_record.h"
-#include "base/kernel.h"
+#include "base/resource_limits.h"
 #include "launcher/job_dir.h"
 #include "lockstep/base/job_secret.h"
 

@@ -16,9 +16,6 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kNotExecutable = 126;
-constexpr int kNotFound = 127;
-
 /// Runs in the forked child; returns only on failure, with errno set.
 void become(const SpawnRequest& request, pid_t parent) {
   ::setpgid(0, 0);

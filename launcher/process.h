@@ -14,6 +14,10 @@
 
 namespace lockstep::launcher {
 
+// Exit codes of a program that cannot be started, as shells have them.
+inline constexpr int kNotExecutable = 126;
+inline constexpr int kNotFound = 127;
+
 /// How a process ended.
 struct ExitStatus {
   enum class How : unsigned char { kExited, kSignalled, kNotStarted };
@@ -22,7 +26,7 @@ struct ExitStatus {
 
   void fields(auto& io) { io(how, value); }
   bool ok() const { return how == How::kExited && value == 0; }
-  /// What a shell would return: the code, 128 + signal, 127 (no such program) or 126 (not executable).
+  /// What a shell would return: the code, 128 + signal, kNotFound or kNotExecutable.
   int exit_code() const;
   friend bool operator==(const ExitStatus&, const ExitStatus&) = default;
 };

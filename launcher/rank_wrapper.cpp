@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/flight_snapshot.h"
-#include "base/kernel.h"
+#include "base/resource_limits.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"

@@ -12,9 +12,6 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kNotExecutable = 126;  // as shells have it
-constexpr int kNotFound = 127;
-
 /// Why a failure with this code would repeat, or was wanted; empty where neither is known.
 std::string permanence_of(int exit_code) {
   switch (exit_code) {

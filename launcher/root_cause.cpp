@@ -294,11 +294,13 @@ RootCause find_root_cause(const JobReport& job) {
   const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) {
     return report.exit_status && !report.failed() && !report.stop_requested;
   });
-  if (job.over_mpirun && first->stop_requested && gone != job.ranks.end())
+  if (job.over_mpirun && first->stop_requested && gone != job.ranks.end()) {
+    root_cause.rank = gone->rank;
     root_cause.line = fmt::format(
         "mpirun ended the job: rank {} of {} (host {}, pid {}) had exited with code 0 while others "
         "still ran → every rank that calls MPI_Init must call MPI_Finalize",
         gone->rank, job.ranks.size(), gone->host, gone->pid);
+  }
   return root_cause;
 }
 

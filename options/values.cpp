@@ -152,6 +152,24 @@ Binding text(std::optional<std::string>& target) {
   return text_into<std::optional<std::string>>(target, [](const auto& value) { return value.value_or("default"); });
 }
 
+Binding parsed_text(std::string& target, std::function<void(const std::string&)> parse, std::string unset) {
+  const auto complaint_of = [parse = std::move(parse)](const std::string& text) -> std::optional<Complaint> {
+    try {
+      parse(text);
+      return std::nullopt;
+    } catch (const UsageError& error) {
+      return Complaint{error.what(), error.remedy()};
+    }
+  };
+  return {[&target, complaint_of](const std::string& text) {
+            auto complaint = complaint_of(text);
+            if (!complaint) target = text;
+            return complaint;
+          },
+          [&target] { return target; }, [&target, complaint_of] { return complaint_of(target); },
+          [&target, unset = std::move(unset)] { return target != unset; }};
+}
+
 Binding setting(Settings& target, const SettingSpec& spec) {
   const auto given = [&target, name = spec.name] { return target.find(name); };
   return {[&target, spec](const std::string& text) {

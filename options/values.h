@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -154,6 +155,8 @@ Binding boolean(bool& target);
 Binding boolean(std::optional<bool>& target);
 Binding text(std::string& target);
 Binding text(std::optional<std::string>& target);
+/// A text that `parse` takes: what it throws (UsageError) is the complaint. `unset` stands for none.
+Binding parsed_text(std::string& target, std::function<void(const std::string&)> parse, std::string unset);
 /// One setting of a family (lockstep/base/settings.h), held in `target` where it is given.
 Binding setting(Settings& target, const SettingSpec& spec);
 

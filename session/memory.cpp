@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/kernel.h"
 #include "base/log.h"
+#include "base/resource_limits.h"
 #include "base/text.h"
 #include "comm/agree.h"
 #include "lockstep/nn/optim/optimizers.h"

@@ -5,8 +5,8 @@
 
 #include "base/cuda/library.h"
 #include "base/error.h"
-#include "base/kernel.h"
 #include "base/log.h"
+#include "base/resource_limits.h"
 #include "base/text.h"
 #include "comm/agree.h"
 #include "comm/backends.h"

@@ -51,31 +51,18 @@ double MeasuredTimes::at(double n) const {
 }
 
 std::vector<MeasuredTimes> parse_measured(std::string_view text, const std::string& name, int nodes) {
-  const auto refuse = [&](std::size_t line, const std::string& problem) {
-    throw IoError(fmt::format("{}, line {}: {}", name, line, problem),
-                  "give what lockstep bench allreduce --json prints");
-  };
+  constexpr const char* kRemedy = "give what lockstep bench allreduce --json prints";
   std::map<int, std::map<double, double>> times;  // by ranks: seconds by bytes
   std::size_t number = 0;
   for (const auto& line : split(text, '\n')) {
     ++number;
     if (trim(line).empty()) continue;
-    nlohmann::json json;
-    try {
-      json = parse_json(line, 2);
-    } catch (const JsonError& error) {
-      refuse(number, error.what());
-    }
-    if (!json.is_object() || json.value("collective", nlohmann::json()) != "allreduce")
-      refuse(number, "this is no line of an allreduce");
-    const auto bytes = json.contains("bytes") ? whole_number(json["bytes"], std::uint64_t{1} << 40) : std::nullopt;
-    const auto ranks = json.contains("world_size") ? whole_number(json["world_size"], 1 << 20) : std::nullopt;
-    if (!bytes || !ranks || *bytes == 0 || *ranks < 2 || !json.contains("time_us") || !json["time_us"].is_number() ||
-        !(json["time_us"].get<double>() > 0))
-      refuse(number, "bytes, time_us or world_size of two ranks or more is missing");
-    times[static_cast<int>(*ranks)][static_cast<double>(*bytes)] = 1e-6 * json["time_us"].get<double>();
+    const JsonMembers one(line, /*deepest=*/2, fmt::format("{}, line {}", name, number), kRemedy);
+    if (!one.has("collective", "allreduce")) one.refuse("this is no line of an allreduce");
+    const auto ranks = static_cast<int>(one.whole("world_size", 2, 1 << 20));
+    times[ranks][static_cast<double>(one.whole("bytes", 1, std::uint64_t{1} << 40))] = 1e-6 * one.positive("time_us");
   }
-  if (times.empty()) refuse(1, "there is no time");
+  if (times.empty()) throw IoError(fmt::format("{}, line 1: there is no time", name), kRemedy);
   std::vector<MeasuredTimes> all;
   for (const auto& [ranks, by_bytes] : times) {
     MeasuredTimes& one = all.emplace_back(MeasuredTimes{.ranks = ranks, .nodes = nodes, .bytes = {}, .seconds = {}});

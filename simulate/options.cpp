@@ -65,18 +65,6 @@ Setter slow_ranks(Variation& target) {
   };
 }
 
-Setter hook(std::string& target) {
-  return [&target](const std::string& spec) -> std::optional<Complaint> {
-    try {
-      ddp::make_comm_hook(spec);
-    } catch (const UsageError& error) {
-      return Complaint{error.what(), error.remedy()};
-    }
-    target = spec;
-    return std::nullopt;
-  };
-}
-
 Setter mebibytes(std::optional<std::size_t>& target) {
   return [&target](const std::string& text) -> std::optional<Complaint> {
     double mib = 0;
@@ -210,7 +198,7 @@ void add_cluster(OptionTable& table, SimulateOptions& o) {
              .placeholder = ddp::comm_hook_placeholder(),
              .help = "how gradients are sent",
              .default_text = o.job.comm_hook,
-             .value = hook(o.job.comm_hook)});
+             .value = options::parsed_text(o.job.comm_hook, ddp::make_comm_hook, "none")});
   table.add({.name = "zero",
              .placeholder = "0|1",
              .help = "1: each rank updates its share of the parameters",

@@ -1,7 +1,5 @@
 #include "simulate/step_profile.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
@@ -18,47 +16,6 @@ constexpr std::uint64_t kFormat = 1;
 constexpr std::uint64_t kMostRanks = 1 << 20, kMostElements = std::uint64_t{1} << 40;
 constexpr double kMostMs = 1e9;
 constexpr std::size_t kMostGradients = 1 << 20;
-
-/// Members of an object, each with a range.
-class Reader {
- public:
-  Reader(const nlohmann::json& object, const std::string& name) : object_(object), name_(name) {}
-
-  [[noreturn]] void refuse(const std::string& problem) const {
-    throw IoError(fmt::format("{}: {}", name_, problem), "write it anew: lockstep bench step MODEL --profile-out FILE");
-  }
-  const nlohmann::json& member(const char* key) const {
-    const auto found = object_.find(key);
-    if (found == object_.end()) refuse(fmt::format("'{}' is missing", key));
-    return *found;
-  }
-  std::string text(const char* key) const {
-    const auto& value = member(key);
-    if (!value.is_string()) refuse(fmt::format("'{}' is no text", key));
-    return value.get<std::string>();
-  }
-  std::uint64_t whole(const char* key, std::uint64_t least, std::uint64_t most) const {
-    const auto value = whole_number(member(key), most);
-    if (!value || *value < least) refuse(fmt::format("'{}' is no number from {} to {}", key, least, most));
-    return *value;
-  }
-  double number(const char* key, double most) const { return number_of(member(key), key, most); }
-  double number_of(const nlohmann::json& value, const char* key, double most) const {
-    if (!value.is_number() || !(value.get<double>() >= 0) || !(value.get<double>() <= most))
-      refuse(fmt::format("'{}' is no number from 0 to {:g}", key, most));
-    return value.get<double>();
-  }
-  const nlohmann::json& list(const char* key, std::size_t most) const {
-    const auto& value = member(key);
-    if (!value.is_array() || value.empty() || value.size() > most)
-      refuse(fmt::format("'{}' is no list of 1 to {} values", key, most));
-    return value;
-  }
-
- private:
-  const nlohmann::json& object_;
-  const std::string& name_;
-};
 
 }  // namespace
 
@@ -112,15 +69,8 @@ std::string text_of(const StepProfile& p) {
 }
 
 StepProfile parse_profile(std::string_view text, const std::string& name) {
-  nlohmann::json json;
-  try {
-    json = parse_json(text, 3);
-  } catch (const JsonError& error) {
-    throw IoError(fmt::format("{} {}", name, error.what()),
-                  "give a file of lockstep bench step MODEL --profile-out FILE");
-  }
-  const Reader file(json, name);
-  if (!json.is_object() || !json.contains("kind") || json["kind"] != kKind) file.refuse("this is no profile of a step");
+  const JsonMembers file(text, 3, name, "give a file of lockstep bench step MODEL --profile-out FILE");
+  if (!file.has("kind", kKind)) file.refuse("this is no profile of a step");
   if (file.whole("format", 0, UINT32_MAX) != kFormat) file.refuse("it was written by another version");
   StepProfile p;
   p.model = file.text("model");
@@ -130,15 +80,13 @@ StepProfile parse_profile(std::string_view text, const std::string& name) {
   p.batch = static_cast<std::int64_t>(file.whole("batch", 1, std::uint64_t{1} << 24));
   p.threads = static_cast<int>(file.whole("threads", 1, kMostRanks));
   p.ranks = static_cast<int>(file.whole("ranks", 1, kMostRanks));
-  p.backward_ms = file.number("backward_ms", kMostMs);
-  p.update_ms = file.number("update_ms", kMostMs);
-  p.copy_bytes_per_s = file.number("copy_bytes_per_s", 1e15);
-  p.flops_per_step = file.number("flops_per_step", 1e24);
+  p.backward_ms = file.number("backward_ms", 0, kMostMs);
+  p.update_ms = file.number("update_ms", 0, kMostMs);
+  p.copy_bytes_per_s = file.number("copy_bytes_per_s", 0, 1e15);
+  p.flops_per_step = file.number("flops_per_step", 0, 1e24);
   p.memory_bytes = file.whole("memory_bytes", 0, UINT64_MAX);
   p.arena_alignment = file.whole("slot_alignment", 1, 1 << 20);
-  for (const auto& value : file.list("gradients", kMostGradients)) {
-    if (!value.is_object()) file.refuse("'gradients' holds what is no object");
-    const Reader one(value, name);
+  for (const JsonMembers& one : file.objects("gradients", kMostGradients)) {
     StepProfile::Gradient gradient;
     gradient.slot.name = one.text("name");
     gradient.slot.count = one.whole("count", 0, kMostElements);
@@ -146,11 +94,10 @@ StepProfile parse_profile(std::string_view text, const std::string& name) {
     if (dtype != name_of(DType::kF32) && dtype != name_of(DType::kF64)) one.refuse("a 'dtype' is neither f32 nor f64");
     gradient.slot.dtype = dtype == name_of(DType::kF64) ? DType::kF64 : DType::kF32;
     gradient.slot.rows = one.whole("rows", 1, kMostElements);
-    gradient.ready_ms = one.number("ready_ms", kMostMs);
+    gradient.ready_ms = one.number("ready_ms", 0, kMostMs);
     p.gradients.push_back(std::move(gradient));
   }
-  for (const auto& value : file.list("step_ms", 1 << 24))
-    p.step_ms.push_back(file.number_of(value, "step_ms", kMostMs));
+  p.step_ms = file.numbers("step_ms", 1 << 24, 0, kMostMs);
   if (p.backward_ms <= 0 || std::ranges::any_of(p.step_ms, [](double ms) { return ms <= 0; }))
     file.refuse("a step takes no time");
   return p;

@@ -78,27 +78,12 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
 }
 
 void add_comm_hook_option(OptionTable& table, TrainConfig& config) {
-  const auto complaint_of = [](const std::string& spec) -> std::optional<Complaint> {
-    try {
-      ddp::make_comm_hook(spec);
-      return std::nullopt;
-    } catch (const UsageError& error) {
-      return Complaint{error.what(), error.remedy()};
-    }
-  };
   table.add({.name = "comm-hook",
              .placeholder = ddp::comm_hook_placeholder(),
              .help = "how gradients are sent: as f32, bf16 or fp16, as products of R columns of each matrix, or only "
                      "the largest P percent of each bucket",
              .default_text = config.comm_hook,
-             .value = {[&config, complaint_of](const std::string& spec) {
-                         auto complaint = complaint_of(spec);
-                         if (!complaint) config.comm_hook = spec;
-                         return complaint;
-                       },
-                       [&config] { return config.comm_hook; },
-                       [&config, complaint_of] { return complaint_of(config.comm_hook); },
-                       [&config] { return config.comm_hook != "none"; }},
+             .value = options::parsed_text(config.comm_hook, ddp::make_comm_hook, "none"),
              .applies = {.to = "training without --shards, --zero and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
                            if (config.zero > 0) return "--zero reduce-scatters gradients";

@@ -148,24 +148,23 @@ class GlooRival final : public Rival {
   }
 
   void send_and_receive(Pattern pattern, std::byte* values, std::byte* other, std::size_t bytes) {
-    const int rank = context_->rank, ranks = context_->size;
     constexpr std::uint64_t kSlot = 77, kDoneSlot = 78;
+    const auto partners = partners_of(pattern, context_->rank, context_->size);
+    if (!partners) return;
+    const auto [to, from, first] = *partners;
     if (pattern == Pattern::kRing) {
       const auto out = context_->createUnboundBuffer(values, bytes), in = context_->createUnboundBuffer(other, bytes);
-      out->send((rank + 1) % ranks, kSlot);
-      in->recv((rank + ranks - 1) % ranks, kSlot);
+      out->send(to, kSlot);
+      in->recv(from, kSlot);
       out->waitSend();
       in->waitRecv();
       return;
     }
-    const int half = ranks / 2, peer = rank < half ? rank + half : rank - half;
-    if (rank >= 2 * half) return;
-    const bool first = rank < half;
     if (pattern == Pattern::kLatency) {
       const auto out = context_->createUnboundBuffer(values, bytes), in = context_->createUnboundBuffer(other, bytes);
-      in->recv(peer, kSlot);
+      in->recv(from, kSlot);
       if (!first) in->waitRecv();
-      out->send(peer, kSlot);
+      out->send(to, kSlot);
       out->waitSend();
       if (first) in->waitRecv();
       return;
@@ -175,19 +174,19 @@ class GlooRival final : public Rival {
     const bool both = pattern == Pattern::kBidirectional;
     for (int i = window_of(bytes); i > 0; --i) {
       if (both || !first) received.push_back(context_->createUnboundBuffer(other, bytes));
-      if (both || !first) received.back()->recv(peer, kSlot);
+      if (both || !first) received.back()->recv(from, kSlot);
       if (both || first) sent.push_back(context_->createUnboundBuffer(values, bytes));
-      if (both || first) sent.back()->send(peer, kSlot);
+      if (both || first) sent.back()->send(to, kSlot);
     }
     for (const auto& each : received) each->waitRecv();
     for (const auto& each : sent) each->waitSend();
     std::byte done{};
     const auto last = context_->createUnboundBuffer(&done, 1);
     if (first) {
-      last->recv(peer, kDoneSlot);
+      last->recv(from, kDoneSlot);
       last->waitRecv();
     } else {
-      last->send(peer, kDoneSlot);
+      last->send(to, kDoneSlot);
       last->waitSend();
     }
   }

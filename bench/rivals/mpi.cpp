@@ -85,19 +85,17 @@ class MpiRival final : public Rival {
 
   void send_and_receive(Pattern pattern, std::byte* values, std::byte* other, int count, MPI_Datatype type) {
     const MPI_Comm comm = session_.pairs();
-    const int rank = session_.rank(), ranks = session_.size();
+    const auto partners = partners_of(pattern, session_.rank(), session_.size());
+    if (!partners) return;
+    const auto [to, from, first] = *partners;
     if (pattern == Pattern::kRing) {
-      MPI_Sendrecv(values, count, type, (rank + 1) % ranks, 0, other, count, type, (rank + ranks - 1) % ranks, 0, comm,
-                   MPI_STATUS_IGNORE);
+      MPI_Sendrecv(values, count, type, to, 0, other, count, type, from, 0, comm, MPI_STATUS_IGNORE);
       return;
     }
-    const int half = ranks / 2, peer = rank < half ? rank + half : rank - half;
-    if (rank >= 2 * half) return;
-    const bool first = rank < half;
     if (pattern == Pattern::kLatency) {
-      if (first) MPI_Send(values, count, type, peer, 0, comm);
-      MPI_Recv(other, count, type, peer, 0, comm, MPI_STATUS_IGNORE);
-      if (!first) MPI_Send(values, count, type, peer, 0, comm);
+      if (first) MPI_Send(values, count, type, to, 0, comm);
+      MPI_Recv(other, count, type, from, 0, comm, MPI_STATUS_IGNORE);
+      if (!first) MPI_Send(values, count, type, to, 0, comm);
       return;
     }
     int element = 0;
@@ -105,15 +103,15 @@ class MpiRival final : public Rival {
     const bool both = pattern == Pattern::kBidirectional;
     requests_.clear();
     for (int i = window_of(static_cast<std::size_t>(count) * static_cast<std::size_t>(element)); i > 0; --i) {
-      if (both || !first) MPI_Irecv(other, count, type, peer, 0, comm, &requests_.emplace_back());
-      if (both || first) MPI_Isend(values, count, type, peer, 0, comm, &requests_.emplace_back());
+      if (both || !first) MPI_Irecv(other, count, type, from, 0, comm, &requests_.emplace_back());
+      if (both || first) MPI_Isend(values, count, type, to, 0, comm, &requests_.emplace_back());
     }
     MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
     int done = 0;
     if (first)
-      MPI_Recv(&done, 1, MPI_INT, peer, 1, comm, MPI_STATUS_IGNORE);
+      MPI_Recv(&done, 1, MPI_INT, from, 1, comm, MPI_STATUS_IGNORE);
     else
-      MPI_Send(&done, 1, MPI_INT, peer, 1, comm);
+      MPI_Send(&done, 1, MPI_INT, to, 1, comm);
   }
 
   bool started_;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/cpu.h"
+#include "base/splitmix.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -58,13 +59,9 @@ void scale(float* values, double factor, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(static_cast<double>(values[i]) * factor);
 }
 
-/// In (-1, 1): SplitMix64, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+/// In (-1, 1).
 float random_number(std::uint64_t seed, std::uint64_t index) {
-  std::uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15ULL;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  z ^= z >> 31;
-  return static_cast<float>(static_cast<double>(z >> 11) * 0x1p-52 - 1.0);
+  return static_cast<float>(static_cast<double>(SplitMix64::word(seed, index) >> 11) * 0x1p-52 - 1.0);
 }
 
 /// Whether vector `at` is independent of those before it; then it is of length 1, and orthogonal to them.

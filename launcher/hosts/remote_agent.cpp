@@ -13,9 +13,6 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kNotFound = 127;
-constexpr int kNotExecutable = 126;
-
 /// What ssh says, what it means, and the remedy; {} stands for "user@host" as ssh is asked for it.
 struct Cause {
   const char* said;

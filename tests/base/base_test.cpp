@@ -219,6 +219,19 @@ TEST(Hash64, EveryBitOfEveryByteAndTheLengthMatter) {
   EXPECT_NE(hash64(bytes, 200), first);
 }
 
+TEST(NumbersHash, EachNumberItsPlaceAndTheirCountMatter) {
+  std::array<std::int64_t, 20> numbers{};
+  std::set<std::size_t> seen = {NumbersHash()(numbers)};
+  for (std::int64_t& number : numbers)
+    for (const std::int64_t other : {std::int64_t{1}, std::int64_t{2}, std::int64_t{-1}, std::int64_t{1} << 32}) {
+      number = other;
+      EXPECT_TRUE(seen.insert(NumbersHash()(numbers)).second) << other;
+      number = 0;
+    }
+  for (std::size_t count = 0; count < numbers.size(); ++count)
+    EXPECT_TRUE(seen.insert(NumbersHash()(std::span(numbers).first(count))).second) << count;
+}
+
 TEST(Sha256, KnownDigests) {
   // FIPS 180-2, appendix B; split over several updates.
   Sha256 hash;

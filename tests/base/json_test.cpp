@@ -61,6 +61,72 @@ TEST(Json, WholeNumbers) {
     EXPECT_EQ(whole(text), std::nullopt) << text;
 }
 
+TEST(JsonMembers, NameWhatIsWrongAndItsPlace) {
+  const std::string text =
+      R"({"text": "x", "whole": 7, "number": -0.5, "list": [1, 2.5], "objects": [{"a": 1}, {"a": "b"}], "texts": {"b": "1", "a": "2"}, "mixed": {"b": 1}, "none": []})";
+  const JsonMembers object(text, 3, "file, line 3", "write it anew");
+  EXPECT_TRUE(object.has("text", "x"));
+  EXPECT_FALSE(object.has("text", "y") || object.has("whole", "7") || object.has("gone", "x"));
+  EXPECT_EQ(object.text("text"), "x");
+  EXPECT_EQ(object.whole("whole", 7, 7), 7u);
+  EXPECT_EQ(object.number("number"), -0.5);
+  EXPECT_EQ(object.number("number", -0.5, 0), -0.5);
+  EXPECT_EQ(object.positive("whole"), 7);
+  EXPECT_EQ(object.numbers("list", 2, 1, 3), (std::vector<double>{1, 2.5}));
+  EXPECT_EQ(object.objects("objects", 2).front().whole("a", 1), 1u);
+  using Texts = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(object.texts("texts"), (Texts{{"a", "2"}, {"b", "1"}}));
+  EXPECT_EQ(OrderedJsonMembers(text, 3, "file", "write it anew").texts("texts"), (Texts{{"b", "1"}, {"a", "2"}}));
+  const auto refusal = [&](auto&& ask) {
+    const auto error = testing::thrown<IoError>([&] { ask(object); });
+    EXPECT_EQ(error.remedy(), "write it anew");
+    return std::string(error.what());
+  };
+  using M = const JsonMembers&;
+  EXPECT_EQ(refusal([](M m) { m.text("gone"); }), "file, line 3: 'gone' is missing");
+  EXPECT_EQ(refusal([](M m) { m.text("whole"); }), "file, line 3: 'whole' is no text");
+  EXPECT_EQ(refusal([](M m) { m.whole("whole", 8); }), "file, line 3: 'whole' is no whole number from 8 on");
+  EXPECT_EQ(refusal([](M m) { m.whole("number", 1, 6); }), "file, line 3: 'number' is no whole number from 1 to 6");
+  EXPECT_EQ(refusal([](M m) { m.number("text"); }), "file, line 3: 'text' is no number");
+  EXPECT_EQ(refusal([](M m) { m.number("number", 0, 1e9); }), "file, line 3: 'number' is no number from 0 to 1e+09");
+  EXPECT_EQ(refusal([](M m) { m.positive("number"); }), "file, line 3: 'number' is no number above 0");
+  EXPECT_EQ(refusal([](M m) { m.numbers("list", 1, 0, 3); }), "file, line 3: 'list' is no list of 1 to 1 numbers");
+  EXPECT_EQ(refusal([](M m) { m.numbers("list", 2, 0, 2); }), "file, line 3: 'list' is no number from 0 to 2");
+  EXPECT_EQ(refusal([](M m) { m.objects("none", 9); }), "file, line 3: 'none' is no list of 1 to 9 objects");
+  EXPECT_EQ(refusal([](M m) { m.objects("list", 9); }), "file, line 3: 'list' holds what is no object");
+  EXPECT_EQ(refusal([](M m) { m.objects("objects", 2)[1].whole("a", 1); }),
+            "file, line 3: 'a' is no whole number from 1 on");
+  EXPECT_EQ(refusal([](M m) { m.texts("list"); }), "file, line 3: 'list' is no object");
+  EXPECT_EQ(refusal([](M m) { m.texts("mixed"); }), "file, line 3: 'b' of 'mixed' is no text");
+  EXPECT_EQ(refusal([](M) { JsonMembers("{", 2, "file", "write it anew"); }), "file: is not JSON at byte 2");
+  EXPECT_EQ(refusal([](M) { JsonMembers("7", 2, "file", "write it anew"); }), "file: is no object");
+}
+
+struct Pair {
+  std::string name;
+  std::optional<double> value;
+  void members(auto& io) { io("name", name, "value", value); }
+};
+
+struct Pairs {
+  int count = 0;
+  std::vector<Pair> pairs;
+  std::vector<std::int64_t> numbers;
+  void members(auto& io) { io("count", count, "pairs", pairs, "numbers", numbers); }
+};
+
+TEST(JsonMembers, OfOurStructsAreReadAsTheyWereWritten) {
+  const Pairs written = {
+      .count = -2, .pairs = {{"a", 0.5}, {"\"", std::nullopt}}, .numbers = {1, std::int64_t{1} << 60}};
+  const std::string text = members_as_json(written).text();
+  EXPECT_EQ(text, R"({"count":-2,"pairs":[{"name":"a","value":0.5},{"name":"\"","value":null}],)"
+                  R"("numbers":[1,1152921504606846976]})");
+  EXPECT_EQ(members_as_json(members_from_json<Pairs>(parse_json(text, 3))).text(), text);
+  EXPECT_EQ(members_as_json(std::vector<Pair>()).text(), "[]");
+  EXPECT_THROW(static_cast<void>(members_from_json<Pair>(parse_json(R"({"name": "a"})", 1))),
+               nlohmann::json::exception);
+}
+
 TEST(JsonText, OfValues) {
   EXPECT_EQ(JsonText(nullptr).text(), "null");
   EXPECT_EQ(JsonText(true).text(), "true");

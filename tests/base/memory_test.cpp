@@ -1,5 +1,5 @@
 // What the kernel says of free memory and of processors' time, in trees of files as it writes them.
-#include "base/kernel.h"
+#include "base/resource_limits.h"
 
 #include <gmock/gmock.h>
 

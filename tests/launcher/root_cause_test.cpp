@@ -260,8 +260,17 @@ TEST(RootCauseTest, ARankThatLeftWithoutFinalize) {
   const auto root_cause =
       find_root_cause_of_ranks({rank_that(0, {}, 100), rank_that(1, {How::kSignalled, SIGTERM}, 200, true)});
   EXPECT_EQ(root_cause.exit_code, 143);
+  EXPECT_EQ(root_cause.rank, 0);
   EXPECT_THAT(root_cause.line, HasSubstr("rank 0 of 2"));
   EXPECT_THAT(root_cause.line, HasSubstr("MPI_Finalize"));
+  // mpirun sees it, and asks the other to end, before that has seen it, too.
+  auto other = that_waited(rank_that(1, {How::kExited, 4}, 200), {0});
+  EXPECT_THAT(find_root_cause_of_ranks({rank_that(0, {}, 100), other}).line, HasSubstr("rank 1 waited for it in vain"));
+  other.stop_requested = true;
+  const auto later = find_root_cause_of_ranks({rank_that(0, {}, 100), other});
+  EXPECT_EQ(later.exit_code, 4);
+  EXPECT_EQ(later.rank, 0);
+  EXPECT_THAT(later.line, HasSubstr("MPI_Finalize"));
 }
 
 JobReport job_of(const std::vector<RankReport>& ranks) {

@@ -10,9 +10,10 @@
 #include <fstream>
 #include <functional>
 #include <future>
-#include <sstream>
+#include <thread>
 
 #include "base/error.h"
+#include "base/flight_snapshot.h"
 #include "lockstep/base/deadline.h"
 #include "tests/program/command.h"
 #include "tests/support/free_port.h"
@@ -38,13 +39,26 @@ std::string first_bytes_of(const std::filesystem::path& weights) {
   return file.substr(sizeof header + header, 64);
 }
 
-/// Whether a checkpoint is there, and nothing that is being written or removed: that has hidden names.
-bool holds_one_checkpoint_alone(const std::filesystem::path& folder) {
+/// Whether the checkpoint of this step is there, and nothing that is being written or removed: that has hidden names.
+bool holds_checkpoint_alone(const std::filesystem::path& folder, std::int64_t step) {
   std::error_code missing;
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing))
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
-  return names.size() == 1 && names.front().starts_with("step-");
+  return names == std::vector{fmt::format("step-{:010}", step)};
+}
+
+/// Stops a process, and waits until its main thread stands; false where it has ended.
+bool stop(int pid) {
+  ::kill(pid, SIGSTOP);
+  while (true) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string stat;
+    if (!std::getline(file, stat)) return false;
+    const char state = stat[stat.rfind(')') + 2];
+    if (state == 'T' || state == 'Z') return state == 'T';
+    std::this_thread::sleep_for(1ms);
+  }
 }
 
 /// Parameters lie in none that is larger: sanitizers have some of terabytes, mostly holes.
@@ -85,10 +99,17 @@ class ReplicaCheck : public ::testing::Test {
     after_[4] = static_cast<char>(after_[4] ^ 1);
   }
 
-  /// Trains on kRanks ranks; once `begun` holds while `rank` is stopped, one bit of its parameters changes. What all of
-  /// them said, after each one's exit code.
-  std::string train_with_altered(int rank, const std::string& options, const std::function<bool()>& begun) {
-    std::string line, all;
+  /// Trains on kRanks ranks. Once `rank` stands in a step of which `may` holds, before the optimizer, one bit of its
+  /// parameters changes: nothing compares, copies or writes them there. What all ranks said, after each one's exit
+  /// code.
+  std::string train_with_altered(int rank, const std::string& options, const std::function<bool(std::int64_t)>& may) {
+    std::string line = "export LOCKSTEP_FLIGHT_DIR=flight; ", all;
+    const auto is_in_such_a_step = [&] {
+      const auto record = flight::read((directory_.path() / "flight").string(), rank);
+      using enum flight::Phase;
+      return record && (record->phase == kData || record->phase == kForward || record->phase == kBackward) &&
+             may(record->step);
+    };
     for (int r = 0; r < kRanks; ++r) {
       line += fmt::format(
           "RANK={0} LOCAL_RANK={0} WORLD_SIZE={1} LOCAL_WORLD_SIZE={1} MASTER_ADDR=127.0.0.1 MASTER_PORT={2} {3} {4} & "
@@ -102,15 +123,13 @@ class ReplicaCheck : public ::testing::Test {
     const auto ended = [&] { return outcome.wait_for(10ms) == std::future_status::ready; };
     bool replaced = false;
     while (!replaced && !ended() && !deadline.expired()) {
-      if (!begun()) continue;
+      if (!is_in_such_a_step()) continue;
       std::array<int, kRanks> pids{};
       std::ifstream in(directory_.path() / "pids");
       for (int& pid : pids) in >> pid;
       if (pids.back() <= 0) continue;
-      // In the middle of a step or not: the parameters are not written while nobody runs.
       const int pid = pids[static_cast<std::size_t>(rank)];
-      ::kill(pid, SIGSTOP);
-      replaced = begun();
+      replaced = stop(pid) && is_in_such_a_step();
       if (replaced) {
         EXPECT_GE(replace_in_memory(pid, before_, after_), 1);
       }
@@ -134,10 +153,10 @@ class ReplicaCheck : public ::testing::Test {
 
 TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
   const auto folder = directory_.path() / "c";
-  // One is there and none is being written: of what has been compared before that, nothing changes.
+  // The one before this step is there: of what has been compared before that, nothing changes.
   const std::string said = train_with_altered(
       0, "--steps 100000000 --checkpoint-dir c --checkpoint-every 1000 --keep 1 --save after.safetensors",
-      [&] { return holds_one_checkpoint_alone(folder); });
+      [&](std::int64_t step) { return step % 1000 != 0 && holds_checkpoint_alone(folder, step / 1000 * 1000); });
   expect_end(said, " on rank 0 differs from that of the other 2 ranks");
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
     if (entry.is_regular_file()) {
@@ -147,9 +166,8 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
 }
 
 TEST_F(ReplicaCheck, BeforeWeightsAreSaved) {
-  const std::string said = train_with_altered(1, "--steps 3000 --metrics m.jsonl --save after.safetensors", [&] {
-    return lines_of(read_file(directory_.path() / "m.jsonl")).size() > 10;
-  });
+  const std::string said = train_with_altered(1, "--steps 3000 --metrics m.jsonl --save after.safetensors",
+                                              [](std::int64_t step) { return step > 10 && step < 3000; });
   expect_end(said, " on rank 1 differs from that of the other 2 ranks");
   EXPECT_FALSE(std::filesystem::exists(directory_.path() / "after.safetensors"));
   EXPECT_THAT(read_file(directory_.path() / "m.jsonl"), Not(HasSubstr("\"final\"")));

@@ -1,12 +1,12 @@
 // What a run is said to take, against what it takes.
 #include "trainer/memory_estimate.h"
 #include "base/error.h"
+#include "base/resource_limits.h"
 
 #include <gmock/gmock.h>
 
 #include <functional>
 
-#include "base/kernel.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/trainer/forward.h"
 #include "tests/support/ranks.h"

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/hash.h"
 #include "lockstep/base/function_ref.h"
 #include "lockstep/nn/tensor/tensor.h"
 
@@ -67,20 +68,8 @@ class HeldPrimitive {
 /// Shapes and options as a fixed array of numbers: what primitives are looked up by.
 using PrimitiveKey = std::array<std::int64_t, 20>;
 
-struct PrimitiveKeyHash {
-  std::size_t operator()(const PrimitiveKey& key) const {
-    std::uint64_t hash = 0x9e3779b97f4a7c15ull;
-    for (const std::int64_t part : key) {
-      hash ^= static_cast<std::uint64_t>(part);
-      hash *= 0xff51afd7ed558ccdull;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-};
-
 template <class Entry>
-using PrimitiveMap = std::unordered_map<PrimitiveKey, Entry, PrimitiveKeyHash>;
+using PrimitiveMap = std::unordered_map<PrimitiveKey, Entry, NumbersHash>;
 
 /// A primitive_attr with the scratchpad in the caller's hands.
 dnnl::primitive_attr user_scratchpad();

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/hash.h"
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::nn::cuda {
@@ -76,20 +77,8 @@ std::size_t choose_kernel(Context& context, const std::string& problem, const st
 /// Sizes and options as a fixed array of numbers: looking one up allocates nothing.
 using PlanKey = std::array<std::int64_t, 24>;
 
-struct PlanKeyHash {
-  std::size_t operator()(const PlanKey& key) const {
-    std::uint64_t hash = 0x9e3779b97f4a7c15ull;
-    for (const std::int64_t part : key) {
-      hash ^= static_cast<std::uint64_t>(part);
-      hash *= 0xff51afd7ed558ccdull;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-};
-
 template <class Plan>
-using PlanMap = std::unordered_map<PlanKey, Plan, PlanKeyHash>;
+using PlanMap = std::unordered_map<PlanKey, Plan, NumbersHash>;
 
 /// The plan for `key`, made by make_it() when it is asked for first.
 template <class Plan, class Make>
