@@ -74,15 +74,9 @@ class Bert : public ::testing::Test {
     directory_ = nullptr;
   }
   static Outcome call(const std::string& line) { return run(line, directory_->path()); }
-  static Outcome expect_done(const std::string& line) {
-    auto outcome = call(line);
-    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
-    return outcome;
-  }
+  static Outcome expect_done(const std::string& line) { return ended_well(call(line)); }
   static void expect_refusal(const std::string& line, int code, const std::string& what) {
-    const auto outcome = call("lockstep " + line);
-    EXPECT_EQ(outcome.code, code) << line << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr(what)) << line;
+    EXPECT_THAT(call("lockstep " + line), FailsWith(code, what)) << line;
   }
 
   static inline TemporaryDirectory* directory_ = nullptr;

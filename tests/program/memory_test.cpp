@@ -59,7 +59,7 @@ TEST_F(Memory, Infer) {
 }
 
 TEST_F(Memory, InferWithWeights) {
-  ASSERT_EQ(run("lockstep train mlp --data digits --steps 1 --hidden 8 --quiet --save w.safetensors", path()).code, 0);
+  run_well("lockstep train mlp --data digits --steps 1 --hidden 8 --quiet --save w.safetensors", path());
   expect_refused("lockstep infer mlp --weights w.safetensors --input random:16000000x64,200 --threads 200 --device cpu",
                  "activations");
 }

@@ -35,10 +35,8 @@ TEST_F(Surroundings, NoLoopbackNetwork) {
                  "bring it up: ip link set lo up");
   const std::string rank = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 MASTER_ADDR=";
   for (const char* address : {"127.0.0.1", "::1", "localhost"}) {
-    const auto outcome = run_in("n", ":", rank + address + " " + kFewSteps);
-    EXPECT_EQ(outcome.code, 4) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("this host's loopback network is not there: "),
-                                   HasSubstr("→ bring it up: ip link set lo up")));
+    EXPECT_THAT(run_in("n", ":", rank + address + " " + kFewSteps),
+                FailsWith(4, "this host's loopback network is not there: ", "→ bring it up: ip link set lo up"));
   }
   // One rank finds nobody.
   for (const std::string& command : {kFewSteps, "lockstep launch -n 1 -- " + kFewSteps})
@@ -57,8 +55,7 @@ TEST_F(Surroundings, Ipv6Alone) {
   if (run_in("n", change, "ip -6 addr show lo | grep -q ::1").code != 0)
     GTEST_SKIP() << "no network namespaces, no ip, or no IPv6 here";
   for (const std::string& command : {kTwoRanks, "lockstep launch --hosts localhost:2 -- " + kFewSteps}) {
-    const auto outcome = run_in("n", change, command);
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = ended_well(run_in("n", change, command));
     EXPECT_THAT(outcome.out, HasSubstr("on 2 ranks"));
   }
 }
@@ -94,8 +91,7 @@ TEST_F(Surroundings, FewOpenFiles) {
   for (const auto& [limit, command] : {std::pair("-n 24", "lockstep launch -n 4 -- " + kFewSteps),
                                        std::pair("-Sn 8", "lockstep launch -n 4 -- " + kFewSteps),
                                        std::pair("-n 20", kTwoRanks), std::pair("-n 16", kFewSteps)}) {
-    const auto outcome = within(limit, command);
-    EXPECT_EQ(outcome.code, 0) << limit << " " << command << outcome.err;
+    ended_well(within(limit, command));
   }
 }
 

@@ -63,12 +63,10 @@ std::vector<std::string> names_of(const std::vector<Span>& spans) {
 
 TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
   const TemporaryDirectory directory;
-  const auto outcome =
-      run(on_ranks(3) +
-              "lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 --first-bucket-mb 0.05 "
-              "--trace t.json",
-          directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(on_ranks(3) +
+               "lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 --first-bucket-mb 0.05 "
+               "--trace t.json",
+           directory.path());
   File file = read_trace(directory.path() / "t.json");
   ASSERT_EQ(file.ranks, (std::set<int>{0, 1, 2}));
 
