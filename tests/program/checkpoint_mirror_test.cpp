@@ -46,14 +46,14 @@ class CheckpointMirror : public ::testing::Test {
  protected:
   TemporaryDirectory directory_;
   const fs::path& path() const { return directory_.path(); }
+  void write_text() const {
+    std::ofstream text(path() / "text.txt");
+    for (int i = 0; i < 600; ++i) text << "now " << i * i % 89 << " then ";
+  }
 };
 
 TEST_F(CheckpointMirror, HasTheSameBytes) {
-  std::ofstream(path() / "text.txt") << [] {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
-    return text;
-  }();
+  write_text();
   const std::vector<std::string> runs = {
       kCnnOnHosts + "--steps 12 ",
       // Running statistics of each rank's own, of which rank 0's are the run's.
@@ -134,10 +134,8 @@ TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
            {"ck", "is the directory of --checkpoint-dir ck, which both hosts see"},
            {"b:", "lacks a directory"},
            {":mirror", "lacks a host"}}) {
-    const auto outcome =
-        train_on({"a", "b"}, kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror " + mirror, path());
-    EXPECT_EQ(outcome.code, 2) << mirror;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(says), HasSubstr("--checkpoint-mirror " + mirror)));
+    EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror " + mirror, path()),
+                FailsWith(2, says, "--checkpoint-mirror " + mirror));
     EXPECT_FALSE(fs::exists(path() / "mirror")) << mirror;
   }
   EXPECT_THAT(run("lockstep train " + kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror mirror", path()),
@@ -145,11 +143,7 @@ TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
 }
 
 TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
-  std::ofstream(path() / "text.txt") << [] {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
-    return text;
-  }();
+  write_text();
   const std::string mirrored = "--checkpoint-dir ck --checkpoint-every 0 --checkpoint-mirror mirror --resume auto ";
   for (const std::string& arguments :
        {kCnnOnHosts + "--steps 12 ",

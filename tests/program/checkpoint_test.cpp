@@ -42,6 +42,11 @@ void remove_after(const fs::path& directory, int step) {
     if (name > step_name(step)) fs::remove_all(directory / name);
 }
 
+void write_text(const fs::path& directory) {
+  std::ofstream text(directory / "text.txt");
+  for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
+}
+
 // How many lines of a text say `what`.
 std::ptrdiff_t lines_that_say(const std::string& what, const std::string& text) {
   return std::ranges::count_if(lines_of(text), [&](const auto& line) { return line.find(what) != std::string::npos; });
@@ -62,10 +67,7 @@ class Resumed : public ::testing::TestWithParam<Case> {};
 // From checkpoints that a run leaves, another comes to the same bits.
 TEST_P(Resumed, MatchesAnUninterruptedRun) {
   const TemporaryDirectory directory;
-  {
-    std::ofstream text(directory.path() / "text.txt");
-    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
-  }
+  write_text(directory.path());
   const std::string line = on_ranks(GetParam().ranks) + GetParam().command +
                            " --quiet --check-replicas 1 --metrics m.jsonl --checkpoint-dir c --keep 0";
   run_well(line + " --checkpoint-every 3", directory.path());
@@ -121,10 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 // What a model carries from row to row is in the checkpoint, of all ranks; other numbers of ranks resume it.
 TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
   const TemporaryDirectory directory;
-  {
-    std::ofstream text(directory.path() / "text.txt");
-    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
-  }
+  write_text(directory.path());
   const std::string line =
       "lockstep train rnn --data text:text.txt --width 16 --context 8 --global-batch 6 --stateful --steps 24 --lr 0.01 "
       "--threads 1 --quiet --metrics m.jsonl --checkpoint-dir c --checkpoint-every 11 --keep 0 ";

@@ -311,9 +311,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
 TEST_F(Eval, InvalidWeightsAndFiles) {
   train("mlp --data digits --steps 2 --save digits.safetensors");
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
-  const auto full = run(line + " --metrics /dev/full", directory_.path());
-  EXPECT_EQ(full.code, 3) << full.err;
-  EXPECT_THAT(full.err, HasSubstr("/dev/full"));
+  EXPECT_THAT(run(line + " --metrics /dev/full", directory_.path()), FailsWith(3, "/dev/full"));
   EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
   EXPECT_THAT(run(line + " --metrics m.csv", directory_.path()),
               FailsWith(2, "--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));

@@ -7,9 +7,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 #if defined(LOCKSTEP_SANITIZED)
 constexpr const char* kLimit = "";  // sanitizers reserve terabytes of addresses for themselves
 #else
@@ -21,8 +18,7 @@ class Memory : public ::testing::Test {
   // One line, before anything is taken: a shell's limit on memory would end it otherwise, with another line.
   void expect_refused(const std::string& line, const std::string& what, bool one_line = true) {
     const Outcome outcome = run(kLimit + line, directory_.path());
-    EXPECT_EQ(outcome.code, 4) << line << "\n" << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("this run needs at least"), HasSubstr(what), HasSubstr(" free"))) << line;
+    EXPECT_THAT(outcome, FailsWith(4, "this run needs at least", what, " free"));
     if (one_line) {
       EXPECT_EQ(lines_of(outcome.err).size(), 1u) << line << "\n" << outcome.err;
     }

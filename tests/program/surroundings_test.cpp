@@ -8,7 +8,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kFewSteps = "lockstep train linear --data random:4,20 --steps 2 --quiet --timeout-seconds 60";
@@ -21,8 +20,7 @@ class Surroundings : public ::testing::Test {
     return run("unshare -r" + namespaces + " bash -c \"" + change + "; " + command + "\"", directory_.path());
   }
   void expect_refusal(const Outcome& outcome, const std::string& what, const std::string& remedy) {
-    EXPECT_EQ(outcome.code, 4) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(what), HasSubstr("→ " + remedy)));
+    EXPECT_THAT(outcome, FailsWith(4, what, "→ " + remedy));
     EXPECT_EQ(lines_of(outcome.err).size(), 1U) << outcome.err;
   }
 
@@ -66,9 +64,8 @@ TEST_F(Surroundings, LongNamesOfHosts) {
   EXPECT_EQ(run_in("u", change, kTwoRanks).code, 0);
   const auto outcome = run_in("u", change, "lockstep launch --mpi -n 2 -- " + kFewSteps);
   if (outcome.code == 0) GTEST_SKIP() << "this mpirun takes such names";
-  EXPECT_EQ(outcome.code, 4) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56"),
-                                 HasSubstr("→ shorten it (hostname NAME), or leave --mpi out")));
+  EXPECT_THAT(outcome, FailsWith(4, "was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56",
+                                 "→ shorten it (hostname NAME), or leave --mpi out"));
 }
 
 TEST_F(Surroundings, NoProc) {

@@ -140,11 +140,10 @@ TEST(Trace, BadPathsAreRefusedBeforeTraining) {
 
 TEST(Trace, MustBeAskedForOnAllRanks) {
   const TemporaryDirectory directory;
-  const auto outcome =
+  EXPECT_THAT(
       run(on_ranks(2) + "bash -c \"lockstep train mlp --data digits \\$([ \\$RANK = 1 ] && echo --trace t.json)\"",
-          directory.path());
-  EXPECT_EQ(outcome.code, 5) << outcome.err;
-  EXPECT_NE(outcome.err.find("trace=yes"), std::string::npos) << outcome.err;
+          directory.path()),
+      FailsWith(5, "trace=yes"));
 }
 
 }  // namespace
