@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 using testing::die;
 using testing::on_group;
 using testing::on_hosts;
+using testing::on_processes;
 using testing::throws;
 
 bool works(ProcessGroup& group) {
