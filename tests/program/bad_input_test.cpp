@@ -407,7 +407,7 @@ TEST(LaunchTest, ExportedValuesAreSetOnThisHostToo) {
 TEST(OutputTest, LostOutputOfALaunchIsAnError) {
   const TemporaryDirectory directory;
   EXPECT_THAT(run("lockstep launch -n 1 -- echo hello >/dev/full", directory.path()),
-              FailsWith(3, "output was lost: No space left"));
+              fails_with(3, "output was lost: No space left"));
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ TEST(BenchCollectives, StandBesideMpi) {
     for (const auto& line : lines_of(outcome.out)) EXPECT_GT(json::parse(line)["mpi_time_us"], 0.0);
   }
   EXPECT_THAT(run(bench(1, "allreduce --max 64 --compare mpi"), directory.path()),
-              FailsWith(2, "lockstep launch --mpi"));
+              fails_with(2, "lockstep launch --mpi"));
 }
 
 TEST(BenchCollectives, StandBesideGlooWhereItIsThere) {

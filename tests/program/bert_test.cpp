@@ -76,7 +76,7 @@ class Bert : public ::testing::Test {
   static Outcome call(const std::string& line) { return run(line, directory_->path()); }
   static Outcome expect_done(const std::string& line) { return ended_well(call(line)); }
   static void expect_refusal(const std::string& line, int code, const std::string& what) {
-    EXPECT_THAT(call("lockstep " + line), FailsWith(code, what)) << line;
+    EXPECT_THAT(call("lockstep " + line), fails_with(code, what)) << line;
   }
 
   static inline TemporaryDirectory* directory_ = nullptr;

@@ -111,7 +111,7 @@ TEST_F(CheckpointMirror, TheNewestWholeOneOfAllIsTaken) {
   for (const char* name : {"ck", "mirror"})
     for (const auto& entry : fs::directory_iterator(path() / name)) fs::resize_file(entry.path() / "card.json", 10);
   EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + "--steps 40 " + mirrored, path()),
-              FailsWith(6, "checkpoints in ck and mirror is whole"));
+              fails_with(6, "checkpoints in ck and mirror is whole"));
 }
 
 TEST_F(CheckpointMirror, OnOneHostTakesAnotherFileSystem) {
@@ -135,11 +135,11 @@ TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
            {"b:", "lacks a directory"},
            {":mirror", "lacks a host"}}) {
     EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror " + mirror, path()),
-                FailsWith(2, says, "--checkpoint-mirror " + mirror));
+                fails_with(2, says, "--checkpoint-mirror " + mirror));
     EXPECT_FALSE(fs::exists(path() / "mirror")) << mirror;
   }
   EXPECT_THAT(run("lockstep train " + kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror mirror", path()),
-              FailsWith(2, "give a directory on another disk, or run on another host too"));
+              fails_with(2, "give a directory on another disk, or run on another host too"));
 }
 
 TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
@@ -186,7 +186,7 @@ TEST_F(CheckpointMirror, OfAnotherRunIsRefused) {
   ended_well(train_on({"a", "b"}, arguments, path()));
   fs::remove_all(path() / "ck");
   EXPECT_THAT(train_on({"a", "b"}, arguments, path()),
-              FailsWith(6, "mirror has a checkpoint of step 10, and this run does not resume"));
+              fails_with(6, "mirror has a checkpoint of step 10, and this run does not resume"));
   EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000010"));
 }
 
@@ -203,7 +203,7 @@ TEST_F(CheckpointMirror, UnusableMirrorIsAWarning) {
   // Nobody knows what was there.
   fs::remove_all(path() / "ck");
   EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path()),
-              FailsWith(6, "cannot read mirror: Not a directory"));
+              fails_with(6, "cannot read mirror: Not a directory"));
 }
 
 // One that is corrupt goes once there is a newer one; what is written again under its name stays.

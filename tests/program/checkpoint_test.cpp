@@ -147,12 +147,12 @@ TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
   remove_after(directory.path() / "c", 11);
   std::string shuffled = line;
   shuffled.replace(shuffled.find("--stateful "), 11, "");
-  EXPECT_THAT(run(shuffled + "--resume auto", directory.path()), FailsWith(6, "stateful true there"));
+  EXPECT_THAT(run(shuffled + "--resume auto", directory.path()), fails_with(6, "stateful true there"));
   const fs::path file = directory.path() / "c" / step_name(11) / "carried.safetensors";
   fs::resize_file(file, fs::file_size(file) - 1);
-  EXPECT_THAT(run(line + "--resume c/" + step_name(11), directory.path()), FailsWith(6, "carried.safetensors"));
+  EXPECT_THAT(run(line + "--resume c/" + step_name(11), directory.path()), fails_with(6, "carried.safetensors"));
   fs::remove(file);
-  EXPECT_THAT(run(on_ranks(2) + line + "--resume auto", directory.path()), FailsWith(6, "carried.safetensors"));
+  EXPECT_THAT(run(on_ranks(2) + line + "--resume auto", directory.path()), fails_with(6, "carried.safetensors"));
 }
 
 TEST(Checkpoints, BuffersComeBackToo) {
@@ -243,10 +243,11 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   // None that is whole, and one that is asked for by name.
   for (const auto& name : names_in(directory.path() / "c"))
     fs::remove(directory.path() / "c" / name / "optimizer.safetensors");
-  EXPECT_THAT(run(line + "--resume auto", directory.path()), FailsWith(6, "none of the 4 checkpoints in c is whole"));
-  EXPECT_THAT(run("lockstep checkpoint verify c", directory.path()), FailsWith(6, "4 of 4 checkpoints cannot be used"));
+  EXPECT_THAT(run(line + "--resume auto", directory.path()), fails_with(6, "none of the 4 checkpoints in c is whole"));
+  EXPECT_THAT(run("lockstep checkpoint verify c", directory.path()),
+              fails_with(6, "4 of 4 checkpoints cannot be used"));
   EXPECT_THAT(run(line + "--resume c/" + step_name(20), directory.path()),
-              FailsWith(6, "optimizer.safetensors cannot be used: it is missing"));
+              fails_with(6, "optimizer.safetensors cannot be used: it is missing"));
 }
 
 TEST(Checkpoints, OfAnotherRunAreRefused) {
@@ -412,7 +413,7 @@ TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
     const TemporaryDirectory directory;
     const std::string line = (n == 1 ? "" : "lockstep launch -n 2 -- ") + endless(kCnn) + "--checkpoint-every 0";
     EXPECT_THAT(run(line + once_there_are(20, "kill -TERM $pid"), directory.path()),
-                FailsWith(75, "--resume auto resumes it"));
+                fails_with(75, "--resume auto resumes it"));
     const auto steps = events_of(directory.path() / "m.jsonl", "step");
     ASSERT_GE(steps.size(), 19u);
     EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(steps.back()["step"])});
@@ -425,7 +426,7 @@ TEST(Checkpoints, StopThatCannotBeSavedExitsWithTheSignal) {
   std::string line = endless(kCnn);
   line.replace(line.find("--checkpoint-dir c"), 18, "--checkpoint-dir /sys/lockstep-checkpoints");
   EXPECT_THAT(run(line + "--checkpoint-every 0" + once_there_are(20, "kill -TERM $pid"), directory.path()),
-              FailsWith(128 + SIGTERM, "without a checkpoint of it"));
+              fails_with(128 + SIGTERM, "without a checkpoint of it"));
 }
 
 TEST(Checkpoints, OneRankThatIsAskedToStopIsEnough) {

@@ -95,7 +95,7 @@ TEST(CommHook, ResumesOnOtherRanks) {
   fs::resize_file(file, fs::file_size(file) - 1);
   fs::remove_all(directory.path() / "c" / "step-0000000012");
   EXPECT_THAT(run(on_ranks(3) + "lockstep train " + options + "topk:5 --resume auto --quiet", directory.path()),
-              FailsWith(6, "hook.safetensors"));
+              fails_with(6, "hook.safetensors"));
 }
 
 // No matrix is large enough, or ranks together send more than all.

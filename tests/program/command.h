@@ -25,7 +25,7 @@ inline void PrintTo(const Outcome& outcome, std::ostream* to) {
 
 /// Of an Outcome: it ended with this code, and stderr has all of these texts.
 template <class... Texts>
-auto FailsWith(int code, const Texts&... texts) {
+auto fails_with(int code, const Texts&... texts) {
   using ::testing::AllOf, ::testing::Field, ::testing::HasSubstr;
   return AllOf(Field("code", &Outcome::code, code), Field("err", &Outcome::err, AllOf(HasSubstr(texts)...)));
 }

@@ -97,7 +97,7 @@ TEST_F(Ddp, BlocksThatAreRecomputed) {
         << more;
   }
   EXPECT_THAT(run("lockstep train gpt --data random:tokens,64 --layers 3 --context 16 --recompute 4", {}),
-              FailsWith(2, "--recompute 4: gpt has 3 blocks"));
+              fails_with(2, "--recompute 4: gpt has 3 blocks"));
 }
 
 TEST_F(Ddp, RanksThatAverageTheirParameters) {
@@ -146,7 +146,7 @@ TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
               "RANK=1 lockstep train linear --data random:5,40 --epochs 1 --find-unused; code=$?; wait; exit $code",
               free_port()),
           directory_.path()),
-      FailsWith(5, "has find-unused=true where rank 0"));
+      fails_with(5, "has find-unused=true where rank 0"));
 }
 
 // Trying sizes of buckets changes no bit; a run that is resumed on as many ranks tries none again.

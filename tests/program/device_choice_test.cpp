@@ -175,7 +175,7 @@ TEST(Inference, ReportsItsDevice) {
   EXPECT_EQ(synthetic.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << synthetic.err;
   EXPECT_THAT(
       run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path()),
-      FailsWith(4, "there is no GPU 3"));
+      fails_with(4, "there is no GPU 3"));
 }
 
 TEST(SeveralGpus, TheEmptiest) {
@@ -185,7 +185,7 @@ TEST(SeveralGpus, TheEmptiest) {
   const auto outcome = ended_well(run_soft(with_nvml("compute_modes", train), directory.path()));
   EXPECT_THAT(outcome.out + outcome.err, AllOf(HasSubstr("cuda:0: "), Not(HasSubstr("cuda:1"))));
   EXPECT_THAT(run_soft(with_nvml(kNobodyTells, train), directory.path()),
-              FailsWith(4, "free memory of the GPUs is not known"));
+              fails_with(4, "free memory of the GPUs is not known"));
 }
 
 TEST(Inference, SpreadsStreamsOverGpus) {
@@ -197,7 +197,7 @@ TEST(Inference, SpreadsStreamsOverGpus) {
   EXPECT_EQ(lines_of(outcome.out).size(), 41u);
   EXPECT_THAT(run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:0,2"),
                        directory.path()),
-              FailsWith(4, "there is no GPU 2"));
+              fails_with(4, "there is no GPU 2"));
 }
 
 /// The probabilities of all classes for each image, by its name.

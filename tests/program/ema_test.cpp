@@ -90,11 +90,11 @@ TEST(MovingAverage, IsAFileOfACheckpoint) {
     EXPECT_THAT(run("lockstep train cnn --data digits --epochs 1 --threads 1 --checkpoint-dir c --resume auto " +
                         std::string(other) + " --quiet",
                     directory.path()),
-                FailsWith(6, "moving average"))
+                fails_with(6, "moving average"))
         << other;
   }
   fs::resize_file(checkpoint / "ema.safetensors", 1000);
-  EXPECT_THAT(run(line + " --quiet", directory.path()), FailsWith(6, "ema.safetensors"));
+  EXPECT_THAT(run(line + " --quiet", directory.path()), fails_with(6, "ema.safetensors"));
   EXPECT_EQ(run("lockstep checkpoint verify c", directory.path()).code, 6);
 }
 

@@ -277,7 +277,7 @@ TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
   EXPECT_EQ(eval(1, "mlp --data digits --weights digits.pt").accuracy, trained["accuracy"]);
   EXPECT_THAT(
       run("lockstep train mlp --data digits --epochs 100000 --device cpu --save digits.onnx", directory_.path()),
-      FailsWith(2, "digits.onnx"));
+      fails_with(2, "digits.onnx"));
 }
 
 // What is named is measured: a folder and a table without parts are not divided, as training would.
@@ -298,7 +298,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   EXPECT_EQ(eval(1, "cnn --data images:patches --split all" + weights).samples, kClasses * (kTrained + kEvaluated));
 
   const std::string test = "lockstep eval cnn --data images:patches --split test --device cpu" + weights;
-  EXPECT_THAT(run(test, directory_.path()), FailsWith(2, "images:patches has no part for --split test"));
+  EXPECT_THAT(run(test, directory_.path()), fails_with(2, "images:patches has no part for --split test"));
   fs::create_directories(directory_.path() / "patches/test");
   fs::copy(directory_.path() / "patches/val/class3", directory_.path() / "patches/test/class3",
            fs::copy_options::recursive);
@@ -311,17 +311,17 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
 TEST_F(Eval, InvalidWeightsAndFiles) {
   train("mlp --data digits --steps 2 --save digits.safetensors");
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
-  EXPECT_THAT(run(line + " --metrics /dev/full", directory_.path()), FailsWith(3, "/dev/full"));
+  EXPECT_THAT(run(line + " --metrics /dev/full", directory_.path()), fails_with(3, "/dev/full"));
   EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
   EXPECT_THAT(run(line + " --metrics m.csv", directory_.path()),
-              FailsWith(2, "--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
+              fails_with(2, "--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
 
   // A checkpoint's directory, and that of all of them.
   fs::create_directories(directory_.path() / "c/step-0000000002");
   fs::copy(directory_.path() / "digits.safetensors", directory_.path() / "c/step-0000000002/weights.safetensors");
   for (const char* named : {"c", "c/step-0000000002"}) {
     EXPECT_THAT(run("lockstep eval mlp --data digits --device cpu --weights " + std::string(named), directory_.path()),
-                FailsWith(3, "a directory, not a file of weights → give c/step-0000000002/weights.safetensors"));
+                fails_with(3, "a directory, not a file of weights → give c/step-0000000002/weights.safetensors"));
   }
 
   std::string file = read_file(directory_.path() / "digits.safetensors");
@@ -333,7 +333,7 @@ TEST_F(Eval, InvalidWeightsAndFiles) {
   write_file(directory_.path() / "digits.safetensors", file);
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(run(on_ranks(ranks) + line, directory_.path()),
-                FailsWith(7, "the evaluation loss of digits.safetensors is NaN"));
+                fails_with(7, "the evaluation loss of digits.safetensors is NaN"));
   }
 }
 

@@ -123,7 +123,7 @@ TEST_F(FineTuning, WhatCannotBeFrozen) {
   const auto refused = [this](const std::string& arguments, const std::string& says, const std::string& remedy) {
     for (const char* start : {"", "lockstep launch -n 2 -- "}) {
       const std::string line = start + ("lockstep train cnn --data digits --steps 1 --device cpu " + arguments);
-      EXPECT_THAT(call(line), FailsWith(2, says, "→ " + remedy)) << line;
+      EXPECT_THAT(call(line), fails_with(2, says, "→ " + remedy)) << line;
     }
   };
   refused("--freeze \"conv1.wieght\"", "--freeze conv1.wieght: no parameter has such a name",

@@ -80,8 +80,8 @@ TEST_F(Flight, OtherWaysToCrash) {
 }
 
 TEST_F(Flight, ARankThatEndsEarlyIsReportedWithItsPlace) {
-  EXPECT_THAT(start(2, "end:1"), FailsWith(4, "rank 1 was in the forward pass of step 10",
-                                           "rank 0 was waiting for rank 1 in allreduce #"));
+  EXPECT_THAT(start(2, "end:1"), fails_with(4, "rank 1 was in the forward pass of step 10",
+                                            "rank 0 was waiting for rank 1 in allreduce #"));
 }
 
 // The root cause says where the rank was when the others gave up, not what it did when it was resumed to end.
@@ -169,7 +169,7 @@ TEST_F(Flight, ARunThatEndsWellSaysNothingAndLeavesNoRecord) {
   ASSERT_EQ(run("printf x >logs/flight/rank-0", directory_.path()).code, 0) << "of an earlier job";
   const auto outcome = ended_well(start(2, "none:7"));
   EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("has waited")), Not(HasSubstr("lockstep: rank"))));
-  EXPECT_THAT(run("lockstep inspect logs", directory_.path()), FailsWith(3, "logs: there is no flight record in it"));
+  EXPECT_THAT(run("lockstep inspect logs", directory_.path()), fails_with(3, "logs: there is no flight record in it"));
 }
 
 TEST_F(Flight, UsageErrorsKeepNoRecord) {

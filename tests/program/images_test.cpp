@@ -63,7 +63,7 @@ TEST_F(Images, CorruptImagesAreNamedAndCounted) {
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/2rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("took their places"));
-  EXPECT_THAT(train("--epochs 1 --max-corrupt 1"), FailsWith(3, "2 images are corrupt"));
+  EXPECT_THAT(train("--epochs 1 --max-corrupt 1"), fails_with(3, "2 images are corrupt"));
 }
 
 }  // namespace

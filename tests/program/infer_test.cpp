@@ -493,13 +493,13 @@ TEST_F(Infer, MetadataIsCheckedAgainstTheData) {
   for (const char* name : {"cat", "emu"})
     fs::copy(directory_->path() / "animals/cat", directory_->path() / "birds" / name);
   EXPECT_THAT(eval("gpt --weights text.safetensors --data text:other.txt"),
-              FailsWith(3, "other.txt", "U+0021", "byte 11"));
-  EXPECT_THAT(eval("gpt --weights text.safetensors --data tokens:tokens.bin"), FailsWith(2, "trained on characters"));
+              fails_with(3, "other.txt", "U+0021", "byte 11"));
+  EXPECT_THAT(eval("gpt --weights text.safetensors --data tokens:tokens.bin"), fails_with(2, "trained on characters"));
   EXPECT_THAT(eval("cnn --weights digits.safetensors --data random:1x28x28,8"),
-              FailsWith(2, "digits.safetensors holds a model for samples of 8x8x1, and those of random"));
-  EXPECT_THAT(eval("gpt --weights text.safetensors --data text:fox.txt --heads 1"), FailsWith(2, "--heads 1"));
+              fails_with(2, "digits.safetensors holds a model for samples of 8x8x1, and those of random"));
+  EXPECT_THAT(eval("gpt --weights text.safetensors --data text:fox.txt --heads 1"), fails_with(2, "--heads 1"));
   EXPECT_THAT(eval("resnet18 --weights animals.safetensors --data images:birds --image-size 32"),
-              FailsWith(2, "'dog'", "'emu'"));
+              fails_with(2, "'dog'", "'emu'"));
   ended_well(
       run("lockstep train resnet18 --weights animals.safetensors --reset-head --data images:birds --image-size 32 "
           "--steps 1 --batch 4 --quiet --device cpu --save birds.safetensors"));
@@ -514,7 +514,7 @@ TEST_F(Infer, StopsWhenStdoutIsClosed) {
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("40\n"), HasSubstr("141"))) << outcome.err;
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
   EXPECT_THAT(run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 5 >/dev/full"),
-              FailsWith(3, "cannot write to standard output"));
+              fails_with(3, "cannot write to standard output"));
 }
 
 TEST_F(Infer, StopsOnRequest) {

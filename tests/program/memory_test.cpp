@@ -18,7 +18,7 @@ class Memory : public ::testing::Test {
   // One line, before anything is taken: a shell's limit on memory would end it otherwise, with another line.
   void expect_refused(const std::string& line, const std::string& what, bool one_line = true) {
     const Outcome outcome = run(kLimit + line, directory_.path());
-    EXPECT_THAT(outcome, FailsWith(4, "this run needs at least", what, " free"));
+    EXPECT_THAT(outcome, fails_with(4, "this run needs at least", what, " free"));
     if (one_line) {
       EXPECT_EQ(lines_of(outcome.err).size(), 1u) << line << "\n" << outcome.err;
     }

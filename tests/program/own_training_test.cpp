@@ -66,7 +66,7 @@ TEST_F(OwnTraining, HasTheFlagsThatApply) {
     EXPECT_THAT(help.out, Not(HasSubstr(flag)));
   EXPECT_THAT(help.out, HasSubstr("step (a tenth"));
   EXPECT_THAT(start("regression --hidden 3"),
-              FailsWith(2, "unknown flag --hidden on the command line → regression --help lists them all"));
+              fails_with(2, "unknown flag --hidden on the command line → regression --help lists them all"));
   EXPECT_THAT(start("regression mlp").err, HasSubstr("regression takes flags only"));
   EXPECT_THAT(start("regression --momentum 0.9").err, HasSubstr("the optimizer is adamw"));
   EXPECT_THAT(start("regression --loss cross_entropy").err,

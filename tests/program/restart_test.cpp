@@ -115,7 +115,7 @@ TEST(Restarted, HostsWithoutSlotsNeedAGlobalBatchToo) {
   for (const auto& [flags, says] :
        std::vector<std::pair<std::string, std::string>>{{"--hosts a,b --min-ranks 1", "add --global-batch G to it"},
                                                         {"--hosts a:2,b:1 --min-ranks 2", "add --global-batch 96"}}) {
-    EXPECT_THAT(run("lockstep launch --max-restarts 2 " + flags + train, directory.path()), FailsWith(2, says))
+    EXPECT_THAT(run("lockstep launch --max-restarts 2 " + flags + train, directory.path()), fails_with(2, says))
         << flags;
   }
 }
@@ -125,10 +125,10 @@ TEST(Restarted, JobWithACheckpointResumes) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train cnn --data digits --quiet --steps 30 " + kResumes;
   EXPECT_THAT(run("LOCKSTEP_CHECKPOINT_STEP=20 " + train, directory.path()),
-              FailsWith(6, "this job has taken a checkpoint of step 20, and ck on host ",
-                        " has none → put --checkpoint-dir on a file system that all hosts share"));
+              fails_with(6, "this job has taken a checkpoint of step 20, and ck on host ",
+                         " has none → put --checkpoint-dir on a file system that all hosts share"));
   run_well(train, directory.path());
-  EXPECT_THAT(run("LOCKSTEP_CHECKPOINT_STEP=31 " + train, directory.path()), FailsWith(6, " has none after step 30"));
+  EXPECT_THAT(run("LOCKSTEP_CHECKPOINT_STEP=31 " + train, directory.path()), fails_with(6, " has none after step 30"));
   run_well("LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
   // One that is not whole explains why an older one is taken.
   const auto outcome = run_well("echo x >>ck/step-0000000030/weights.safetensors; LOCKSTEP_CHECKPOINT_STEP=30 " + train,
@@ -147,7 +147,7 @@ TEST(OwnRanks, NeedNoMpirun) {
   EXPECT_EQ(hash_in(directory.path()), hash);
   for (const std::string more : {" --backend mpi", " --backend=mpi"}) {
     EXPECT_THAT(run(without + "lockstep launch -n 2 -- " + train + more, directory.path()),
-                FailsWith(4, "no mpirun in PATH"));
+                fails_with(4, "no mpirun in PATH"));
   }
   // Other programs are started as well as it goes without.
   const auto outcome = run_well(without + "lockstep launch -n 2 -- /usr/bin/env", directory.path());

@@ -133,7 +133,7 @@ TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
   EXPECT_EQ(a.final["accuracy"], b.final["accuracy"]);
   // And nowhere else.
   EXPECT_THAT(run("lockstep train mlp --data digits --steps 1 --weights w.safetensors", directory.path()),
-              FailsWith(2, "w.safetensors holds a cnn, not a mlp"));
+              fails_with(2, "w.safetensors holds a cnn, not a mlp"));
 }
 
 TEST(SameTraining, FlagsFromFileEnvironmentAndCommandLine) {

@@ -110,14 +110,14 @@ TEST(Shards, ResumeOnAnyNumberOfRanks) {
     EXPECT_THAT(run("lockstep train cnn --data digits --global-batch 16 --steps 6 --checkpoint-dir ck --resume auto " +
                         std::string(change),
                     directory.path()),
-                FailsWith(6, says));
+                fails_with(6, says));
 }
 
 TEST(Shards, AreRefusedWhereTheyHaveNoMeaning) {
   const TemporaryDirectory directory;
   EXPECT_THAT(run("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 1 --shards 2 --global-batch 8",
                   directory.path()),
-              FailsWith(2, "2 shards for 3 ranks", "start fewer ranks"));
+              fails_with(2, "2 shards for 3 ranks", "start fewer ranks"));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST(Simulate, TakesAClusterFromAFile) {
 TEST(Simulate, RefusesWhatItCannotDoInOneLine) {
   const TemporaryDirectory directory;
   run_well("lockstep bench step linear --threads 1 --steps 2 --warmup-steps 1 --profile-out p.json", directory.path());
-  std::ofstream(directory.path() / "empty.json");
+  std::ofstream(directory.path() / "empty.json") << "";
   std::ofstream(directory.path() / "other.json") << "{\"kind\": \"x\"}";
   for (const BadInput& input : bad_inputs(R"(
 2 lockstep

@@ -20,7 +20,7 @@ class Surroundings : public ::testing::Test {
     return run("unshare -r" + namespaces + " bash -c \"" + change + "; " + command + "\"", directory_.path());
   }
   void expect_refusal(const Outcome& outcome, const std::string& what, const std::string& remedy) {
-    EXPECT_THAT(outcome, FailsWith(4, what, "→ " + remedy));
+    EXPECT_THAT(outcome, fails_with(4, what, "→ " + remedy));
     EXPECT_EQ(lines_of(outcome.err).size(), 1U) << outcome.err;
   }
 
@@ -34,7 +34,7 @@ TEST_F(Surroundings, NoLoopbackNetwork) {
   const std::string rank = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 MASTER_ADDR=";
   for (const char* address : {"127.0.0.1", "::1", "localhost"}) {
     EXPECT_THAT(run_in("n", ":", rank + address + " " + kFewSteps),
-                FailsWith(4, "this host's loopback network is not there: ", "→ bring it up: ip link set lo up"));
+                fails_with(4, "this host's loopback network is not there: ", "→ bring it up: ip link set lo up"));
   }
   // One rank finds nobody.
   for (const std::string& command : {kFewSteps, "lockstep launch -n 1 -- " + kFewSteps})
@@ -64,8 +64,8 @@ TEST_F(Surroundings, LongNamesOfHosts) {
   EXPECT_EQ(run_in("u", change, kTwoRanks).code, 0);
   const auto outcome = run_in("u", change, "lockstep launch --mpi -n 2 -- " + kFewSteps);
   if (outcome.code == 0) GTEST_SKIP() << "this mpirun takes such names";
-  EXPECT_THAT(outcome, FailsWith(4, "was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56",
-                                 "→ shorten it (hostname NAME), or leave --mpi out"));
+  EXPECT_THAT(outcome, fails_with(4, "was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56",
+                                  "→ shorten it (hostname NAME), or leave --mpi out"));
 }
 
 TEST_F(Surroundings, NoProc) {

@@ -143,7 +143,7 @@ TEST(Trace, MustBeAskedForOnAllRanks) {
   EXPECT_THAT(
       run(on_ranks(2) + "bash -c \"lockstep train mlp --data digits \\$([ \\$RANK = 1 ] && echo --trace t.json)\"",
           directory.path()),
-      FailsWith(5, "trace=yes"));
+      fails_with(5, "trace=yes"));
 }
 
 }  // namespace

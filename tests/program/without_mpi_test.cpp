@@ -302,7 +302,7 @@ TEST_F(WithoutMpi, UnderMpirunTheFallbackIsMessages) {
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("warning: no "), HasSubstr("of shared memory: File too large"),
                                  HasSubstr("data goes through MPI")));
   EXPECT_THAT(outcome.out, HasSubstr("on 2 ranks"));
-  EXPECT_THAT(run(line + " --backend shm\"", directory_.path()), FailsWith(4, "error: no "));
+  EXPECT_THAT(run(line + " --backend shm\"", directory_.path()), fails_with(4, "error: no "));
 }
 
 TEST_F(WithoutMpi, AMissingRankIsNamedOnce) {

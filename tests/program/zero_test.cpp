@@ -131,14 +131,14 @@ TEST(Zero, APartThatIsNotWhole) {
   const auto refusal = [&](const char* what) {
     for (const int ranks : {1, 2})
       EXPECT_THAT(run(on_ranks(ranks) + train + "--zero 1 --resume c/step-0000000012", directory.path()),
-                  FailsWith(6, "optimizer-00001-of-00003.safetensors"))
+                  fails_with(6, "optimizer-00001-of-00003.safetensors"))
           << what;
     // With other moments, too: everybody looks at everything.
     EXPECT_THAT(run(on_ranks(2) + train + "--resume c/step-0000000012", directory.path()),
-                FailsWith(6, "optimizer-00001-of-00003.safetensors"))
+                fails_with(6, "optimizer-00001-of-00003.safetensors"))
         << what;
     EXPECT_THAT(run("lockstep checkpoint verify c", directory.path()),
-                FailsWith(6, "1 of 3 checkpoints cannot be used"))
+                fails_with(6, "1 of 3 checkpoints cannot be used"))
         << what;
   };
   fs::resize_file(part, 1000);
@@ -214,7 +214,7 @@ TEST(Zero, RanksThatDifferAreNamed) {
   const TemporaryDirectory directory;
   EXPECT_THAT(
       run(on_ranks(2) + "sh -c \"lockstep train cnn --data digits --steps 2 --zero \\$RANK\"", directory.path()),
-      FailsWith(5, "zero"));
+      fails_with(5, "zero"));
 }
 
 }  // namespace
