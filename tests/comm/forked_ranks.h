@@ -73,6 +73,16 @@ inline void on_group(const Setting& setting, const GroupBody& body,
   });
 }
 
+/// On each of `all_hosts`.
+inline void on_hosts(const std::vector<std::string>& all_hosts, Setting setting, const GroupBody& body,
+                     comm::GroupOptions::Progress progress = comm::GroupOptions::Progress::kAuto) {
+  for (const std::string& hosts : all_hosts) {
+    SCOPED_TRACE(hosts);
+    setting.hosts = hosts;
+    on_group(setting, body, progress);
+  }
+}
+
 /// As if it had crashed: of a rank that is doomed.
 [[noreturn]] inline void die() {
   ::raise(SIGKILL);

@@ -52,8 +52,7 @@ TEST(BenchCollectives, AreRightForEveryTypeAndOperation) {
           "allreduce --memory own", "reduce-scatter --memory own", "all-gather --memory own",
           "reduce --memory own --op min", "all-to-all --memory own", "send-recv --memory own"}) {
       SCOPED_TRACE(std::string(choice) + " on " + std::to_string(ranks));
-      const auto outcome = run(start(ranks, choice) + "lockstep bench " + choice + sizes, directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      const auto outcome = run_well(start(ranks, choice) + "lockstep bench " + choice + sizes, directory.path());
       check_lines(outcome.out, ranks, 5);
     }
   }
@@ -61,12 +60,10 @@ TEST(BenchCollectives, AreRightForEveryTypeAndOperation) {
     for (const char* choice : {"broadcast --root 1", "send-recv --pattern latency", "send-recv --pattern bandwidth",
                                "send-recv --pattern bidirectional --memory own"}) {
       SCOPED_TRACE(std::string(choice) + " on " + std::to_string(ranks));
-      const auto outcome = run(bench(ranks, choice + sizes), directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      const auto outcome = run_well(bench(ranks, choice + sizes), directory.path());
       check_lines(outcome.out, ranks, 5);
     }
-  const auto barrier = run(bench(2, "barrier --iterations 3 --json"), directory.path());
-  ASSERT_EQ(barrier.code, 0) << barrier.err;
+  const auto barrier = run_well(bench(2, "barrier --iterations 3 --json"), directory.path());
   EXPECT_GT(json::parse(barrier.out)["time_us"], 0.0);
 }
 
@@ -76,15 +73,13 @@ TEST(BenchCollectives, StandBesideMpi) {
   for (const char* choice : {"allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce --root 1", "all-to-all",
                              "send-recv", "send-recv --pattern bandwidth"}) {
     SCOPED_TRACE(choice);
-    const auto outcome =
-        run(launch + choice + " --min 4K --max 64K --factor 16 --iterations 2 --json --compare mpi", directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(
+        launch + choice + " --min 4K --max 64K --factor 16 --iterations 2 --json --compare mpi", directory.path());
     check_lines(outcome.out, 2, 2);
     for (const auto& line : lines_of(outcome.out)) EXPECT_GT(json::parse(line)["mpi_time_us"], 0.0);
   }
-  const auto alone = run(bench(1, "allreduce --max 64 --compare mpi"), directory.path());
-  EXPECT_EQ(alone.code, 2);
-  EXPECT_NE(alone.err.find("lockstep launch --mpi"), std::string::npos) << alone.err;
+  EXPECT_THAT(run(bench(1, "allreduce --max 64 --compare mpi"), directory.path()),
+              fails_with(2, "lockstep launch --mpi"));
 }
 
 TEST(BenchCollectives, StandBesideGlooWhereItIsThere) {
@@ -107,8 +102,7 @@ TEST(BenchCollectives, StandBesideGlooWhereItIsThere) {
 
 TEST(BenchCollectives, PrintATableOnceAndCsv) {
   const TemporaryDirectory directory;
-  auto outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = run_well(bench(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
   EXPECT_EQ(lines_of(outcome.out).size(), 4u + 3u + 2u) << outcome.out;
   outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2 --csv --check no"), directory.path());
   const auto lines = lines_of(outcome.out);
@@ -120,8 +114,7 @@ TEST(BenchStep, MeasuresPeaksOfTheDeviceOnRequest) {
   const TemporaryDirectory directory;
   const std::string step = "step linear --batch 8 --steps 3 --warmup-steps 2 --threads 1 --json --peak-tflops ";
   for (const int ranks : {1, 2}) {
-    const auto outcome = run(bench(ranks, step + "measured"), directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(bench(ranks, step + "measured"), directory.path());
     const auto result = json::parse(outcome.out);
     EXPECT_GT(result["measured"]["product_tflops"], 0.0);
     EXPECT_GT(result["measured"]["copy_bytes_per_s"], 0.0);
@@ -139,9 +132,8 @@ TEST(BenchStep, ReportsThePartsOfAStep) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* model : {"linear", "mlp --hidden 32", "cnn --data digits"}) {
       const auto outcome =
-          run(bench(ranks, std::string("step ") + model + " --batch 8 --steps 5 --warmup-steps 2 --json"),
-              directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
+          run_well(bench(ranks, std::string("step ") + model + " --batch 8 --steps 5 --warmup-steps 2 --json"),
+                   directory.path());
       ASSERT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
       const auto result = json::parse(outcome.out);
       EXPECT_EQ(result["world_size"], ranks);
@@ -161,11 +153,10 @@ TEST(BenchStep, ReportsThePartsOfAStep) {
 TEST(BenchDpVsDdp, ReportsAllModes) {
   const TemporaryDirectory directory;
   for (const char* devices : {"cpu:0,1", "cpu:2,0,1"}) {
-    const auto outcome = run(std::string("lockstep bench dp-vs-ddp mlp --hidden 64,64 --batch 12 --steps 4 "
-                                         "--warmup-steps 2 --rounds 2 --threads 1 --json --device ") +
-                                 devices,
-                             directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(std::string("lockstep bench dp-vs-ddp mlp --hidden 64,64 --batch 12 --steps 4 "
+                                              "--warmup-steps 2 --rounds 2 --threads 1 --json --device ") +
+                                      devices,
+                                  directory.path());
     ASSERT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
     const auto result = json::parse(outcome.out);
     const std::size_t count = result["devices"].size();
@@ -201,8 +192,7 @@ TEST(BenchDpVsDdp, ReportsAllModes) {
       EXPECT_LT(result["ddp"]["bytes_in"][i], 2 * (n - 1) / n * kParameters * 1.02);
     }
   }
-  const auto table = run("lockstep bench dp-vs-ddp linear --steps 1 --rounds 1 --threads 1", directory.path());
-  EXPECT_EQ(table.code, 0) << table.err;
+  const auto table = run_well("lockstep bench dp-vs-ddp linear --steps 1 --rounds 1 --threads 1", directory.path());
   EXPECT_NE(table.out.find("largest / smallest"), std::string::npos) << table.out;
 }
 
@@ -229,21 +219,11 @@ TEST(Bench, RefusesWhatItCannotDoInOneLine) {
         Case{"allreduce --max 900G", 4, "not enough memory"}, Case{"allreduce --json --csv", 2, "--csv"},
         Case{"allreduce --dtype u8", 2, "u8"}, Case{"step", 2, "MODEL"}, Case{"step cn", 2, "did you mean"},
         Case{"step cnn --steps 0", 2, "--steps"}, Case{"step cnn --min 8", 2, "lockstep bench allreduce"},
-        Case{"step mlp --lr 1e30 --steps 30", 7, "NaN or infinite"}}) {
-    const auto outcome = run(bench(2, c.arguments), directory.path());
-    EXPECT_EQ(outcome.code, c.code) << c.arguments << "\n" << outcome.err;
-    std::size_t errors = 0;
-    for (const auto& line : lines_of(outcome.err))
-      if (line.find("error:") != std::string::npos && line.find("lockstep:") != 0) {
-        ++errors;
-        EXPECT_NE(line.find(c.text), std::string::npos) << line;
-        EXPECT_NE(line.find("→"), std::string::npos) << line;
-      }
-    EXPECT_EQ(errors, 1u) << c.arguments << "\n" << outcome.err;
-  }
+        Case{"step mlp --lr 1e30 --steps 30", 7, "NaN or infinite"}})
+    expect_refused({bench(2, c.arguments), c.code, c.text}, directory.path());
   EXPECT_EQ(run("lockstep bench stp", directory.path()).code, 2);
-  EXPECT_EQ(run("lockstep bench --help", directory.path()).code, 0);
-  EXPECT_EQ(run("lockstep bench step --help", directory.path()).code, 0);
+  run_well("lockstep bench --help", directory.path());
+  run_well("lockstep bench step --help", directory.path());
 }
 
 }  // namespace

@@ -74,15 +74,9 @@ class Bert : public ::testing::Test {
     directory_ = nullptr;
   }
   static Outcome call(const std::string& line) { return run(line, directory_->path()); }
-  static Outcome expect_done(const std::string& line) {
-    auto outcome = call(line);
-    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
-    return outcome;
-  }
+  static Outcome expect_done(const std::string& line) { return ended_well(call(line)); }
   static void expect_refusal(const std::string& line, int code, const std::string& what) {
-    const auto outcome = call("lockstep " + line);
-    EXPECT_EQ(outcome.code, code) << line << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr(what)) << line;
+    EXPECT_THAT(call("lockstep " + line), fails_with(code, what)) << line;
   }
 
   static inline TemporaryDirectory* directory_ = nullptr;
@@ -187,11 +181,11 @@ TEST_F(Bert, ResumesToTheSameBits) {
   EXPECT_EQ(hash("--steps 8 --checkpoint-dir kept --resume auto"), whole);
   // A text that other word pieces are learned from is another run.
   directory_->write("other.csv", read_file(directory_->path() / "kind.csv") + "zyxw zyxw zyxw,prose\n");
-  const auto outcome = call(
-      "lockstep train bert --data csv:other.csv --dropout 0.1 --device cpu --quiet --steps 9 "
-      "--checkpoint-dir kept --resume auto " +
-      std::string(kSmall));
-  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  expect_refusal(
+      "train bert --data csv:other.csv --dropout 0.1 --device cpu --quiet --steps 9 --checkpoint-dir kept --resume "
+      "auto " +
+          std::string(kSmall),
+      6, "");
 }
 
 TEST_F(Bert, InvalidOptionsAreRefused) {

@@ -46,14 +46,14 @@ class CheckpointMirror : public ::testing::Test {
  protected:
   TemporaryDirectory directory_;
   const fs::path& path() const { return directory_.path(); }
+  void write_text() const {
+    std::ofstream text(path() / "text.txt");
+    for (int i = 0; i < 600; ++i) text << "now " << i * i % 89 << " then ";
+  }
 };
 
 TEST_F(CheckpointMirror, HasTheSameBytes) {
-  std::ofstream(path() / "text.txt") << [] {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
-    return text;
-  }();
+  write_text();
   const std::vector<std::string> runs = {
       kCnnOnHosts + "--steps 12 ",
       // Running statistics of each rank's own, of which rank 0's are the run's.
@@ -65,8 +65,7 @@ TEST_F(CheckpointMirror, HasTheSameBytes) {
   };
   for (const std::string& arguments : runs) {
     for (const char* name : {"ck", "mirror"}) fs::remove_all(path() / name);
-    const auto outcome = train_on({"a", "a", "b"}, arguments + kKeptInCk + "--checkpoint-mirror mirror", path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    ended_well(train_on({"a", "a", "b"}, arguments + kKeptInCk + "--checkpoint-mirror mirror", path()));
     EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000005" / "weights.safetensors") ||
                 fs::exists(path() / "mirror" / "step-0000000010" / "weights.safetensors"));
     EXPECT_TRUE(same_files(path())) << arguments;
@@ -74,7 +73,7 @@ TEST_F(CheckpointMirror, HasTheSameBytes) {
 }
 
 TEST_F(CheckpointMirror, NoLostDiskOrHostLosesAStep) {
-  ASSERT_EQ(train_on({"a", "b", "c"}, kCnnOnHosts + "--steps 40 ", path()).code, 0);
+  ended_well(train_on({"a", "b", "c"}, kCnnOnHosts + "--steps 40 ", path()));
   const std::string whole = final_hash_in(path());
   ASSERT_EQ(whole.size(), 64u);
   const std::string mirrored = kKeptInCk + "--checkpoint-mirror mirror ";
@@ -89,10 +88,9 @@ TEST_F(CheckpointMirror, NoLostDiskOrHostLosesAStep) {
                                             {"ck", {"b", "c", "a"}},
                                             {"mirror", {"c", "a", "b"}}}) {
     lose("ck"), lose("mirror");
-    ASSERT_EQ(train_on({"a", "b", "c"}, kCnnOnHosts + "--steps 20 " + mirrored, path()).code, 0);
+    ended_well(train_on({"a", "b", "c"}, kCnnOnHosts + "--steps 20 " + mirrored, path()));
     lose(loss.directory);
-    const auto outcome = train_on(loss.hosts, kCnnOnHosts + "--steps 40 " + mirrored, path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = ended_well(train_on(loss.hosts, kCnnOnHosts + "--steps 40 " + mirrored, path()));
     EXPECT_THAT(outcome.out, HasSubstr("resuming at step 21"));
     EXPECT_EQ(final_hash_in(path()), whole);
     EXPECT_TRUE(same_files(path()));
@@ -100,22 +98,20 @@ TEST_F(CheckpointMirror, NoLostDiskOrHostLosesAStep) {
 }
 
 TEST_F(CheckpointMirror, TheNewestWholeOneOfAllIsTaken) {
-  ASSERT_EQ(train_on({"a", "b"}, kCnnOnHosts + "--steps 40 ", path()).code, 0);
+  ended_well(train_on({"a", "b"}, kCnnOnHosts + "--steps 40 ", path()));
   const std::string whole = final_hash_in(path());
   const std::string mirrored = kKeptInCk + "--checkpoint-mirror b:mirror ";
-  ASSERT_EQ(train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path()).code, 0);
+  ended_well(train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path()));
   fs::resize_file(path() / "ck" / "step-0000000020" / "optimizer.safetensors", 1000);
-  auto outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 40 " + mirrored, path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = ended_well(train_on({"a", "b"}, kCnnOnHosts + "--steps 40 " + mirrored, path()));
   EXPECT_THAT(outcome.err, HasSubstr("ck/step-0000000020/optimizer.safetensors cannot be used"));
   EXPECT_THAT(outcome.out, HasSubstr("resuming at step 21, from mirror/step-0000000020"));
   EXPECT_EQ(final_hash_in(path()), whole);
 
   for (const char* name : {"ck", "mirror"})
     for (const auto& entry : fs::directory_iterator(path() / name)) fs::resize_file(entry.path() / "card.json", 10);
-  outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 40 " + mirrored, path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("checkpoints in ck and mirror is whole"));
+  EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + "--steps 40 " + mirrored, path()),
+              fails_with(6, "checkpoints in ck and mirror is whole"));
 }
 
 TEST_F(CheckpointMirror, OnOneHostTakesAnotherFileSystem) {
@@ -123,14 +119,11 @@ TEST_F(CheckpointMirror, OnOneHostTakesAnotherFileSystem) {
   const TemporaryDirectory other("/dev/shm");
   const std::string mirror = (other.path() / "mirror").string();
   const std::string train = "lockstep train " + kCnnOnHosts + kKeptInCk + "--checkpoint-mirror " + mirror + " --steps ";
-  auto outcome = run(train + "20", path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(run("diff -r ck " + mirror, path()).code, 0);
+  run_well(train + "20", path());
+  run_well("diff -r ck " + mirror, path());
   fs::remove_all(path() / "ck");
-  outcome = run(train + "40", path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("resuming at step 21"));
-  EXPECT_EQ(run("diff <(ls ck) <(ls " + mirror + " | tail -n 2)", path()).code, 0);
+  EXPECT_THAT(run_well(train + "40", path()).out, HasSubstr("resuming at step 21"));
+  run_well("diff <(ls ck) <(ls " + mirror + " | tail -n 2)", path());
 }
 
 TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
@@ -141,24 +134,16 @@ TEST_F(CheckpointMirror, UselessMirrorsAreRefused) {
            {"ck", "is the directory of --checkpoint-dir ck, which both hosts see"},
            {"b:", "lacks a directory"},
            {":mirror", "lacks a host"}}) {
-    const auto outcome =
-        train_on({"a", "b"}, kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror " + mirror, path());
-    EXPECT_EQ(outcome.code, 2) << mirror;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(says), HasSubstr("--checkpoint-mirror " + mirror)));
+    EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror " + mirror, path()),
+                fails_with(2, says, "--checkpoint-mirror " + mirror));
     EXPECT_FALSE(fs::exists(path() / "mirror")) << mirror;
   }
-  const auto outcome =
-      run("lockstep train " + kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror mirror", path());
-  EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("give a directory on another disk, or run on another host too"));
+  EXPECT_THAT(run("lockstep train " + kCnnOnHosts + kKeptInCk + "--steps 5 --checkpoint-mirror mirror", path()),
+              fails_with(2, "give a directory on another disk, or run on another host too"));
 }
 
 TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
-  std::ofstream(path() / "text.txt") << [] {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "now " + std::to_string(i * i % 89) + " then ";
-    return text;
-  }();
+  write_text();
   const std::string mirrored = "--checkpoint-dir ck --checkpoint-every 0 --checkpoint-mirror mirror --resume auto ";
   for (const std::string& arguments :
        {kCnnOnHosts + "--steps 12 ",
@@ -167,11 +152,10 @@ TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
             "--metrics m.jsonl ")})
     for (const char* lost : {"ck", "mirror"}) {
       for (const char* name : {"ck", "mirror"}) fs::remove_all(path() / name);
-      ASSERT_EQ(train_on({"a", "a", "b"}, arguments + mirrored, path()).code, 0);
-      ASSERT_EQ(run("cp -r ck before", path()).code, 0);
+      ended_well(train_on({"a", "a", "b"}, arguments + mirrored, path()));
+      run_well("cp -r ck before", path());
       fs::remove_all(path() / lost);
-      const auto outcome = train_on({"a", "a", "b"}, arguments + mirrored, path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      ended_well(train_on({"a", "a", "b"}, arguments + mirrored, path()));
       EXPECT_TRUE(same_files(path())) << lost;
       EXPECT_EQ(run("diff -r ck before && rm -r before", path()).code, 0) << arguments << lost;
     }
@@ -180,19 +164,17 @@ TEST_F(CheckpointMirror, AJobThatResumesHasTwoCopiesAgainAtOnce) {
 // The launcher starts a job again on the hosts that are left.
 TEST_F(CheckpointMirror, LostMirrorDoesNotEndARestartedJob) {
   const std::string arguments = kCnnOnHosts + kKeptInCk + "--checkpoint-mirror b:mirror --steps ";
-  ASSERT_EQ(train_on({"a", "b", "c"}, arguments + "10", path()).code, 0);
+  ended_well(train_on({"a", "b", "c"}, arguments + "10", path()));
   fs::remove_all(path() / "ck");
   EXPECT_EQ(train_on({"a", "c"}, arguments + "20", path()).code, 2);
-  auto outcome = train_on({"a", "c"}, arguments + "20", path(), 1);
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = ended_well(train_on({"a", "c"}, arguments + "20", path(), 1));
   EXPECT_THAT(outcome.err, HasSubstr("no rank runs on host b; this attempt continues as it can"));
   EXPECT_THAT(outcome.out, HasSubstr("resuming at step 11"));
   EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000020"));
 
   fs::remove_all(path() / "ck");
   EXPECT_EQ(train_on({"b"}, arguments + "30", path()).code, 2);
-  outcome = train_on({"b"}, arguments + "30", path(), 2);
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  outcome = ended_well(train_on({"b"}, arguments + "30", path(), 2));
   EXPECT_THAT(outcome.err, HasSubstr("on the same file system there"));
   EXPECT_THAT(outcome.out, HasSubstr("resuming at step 21"));
   EXPECT_TRUE(fs::exists(path() / "ck" / "step-0000000030"));
@@ -201,30 +183,27 @@ TEST_F(CheckpointMirror, LostMirrorDoesNotEndARestartedJob) {
 
 TEST_F(CheckpointMirror, OfAnotherRunIsRefused) {
   const std::string arguments = kCnnOnHosts + "--steps 10 --checkpoint-dir ck --checkpoint-mirror mirror";
-  ASSERT_EQ(train_on({"a", "b"}, arguments, path()).code, 0);
+  ended_well(train_on({"a", "b"}, arguments, path()));
   fs::remove_all(path() / "ck");
-  const auto outcome = train_on({"a", "b"}, arguments, path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("mirror has a checkpoint of step 10, and this run does not resume"));
+  EXPECT_THAT(train_on({"a", "b"}, arguments, path()),
+              fails_with(6, "mirror has a checkpoint of step 10, and this run does not resume"));
   EXPECT_TRUE(fs::exists(path() / "mirror" / "step-0000000010"));
 }
 
 TEST_F(CheckpointMirror, UnusableMirrorIsAWarning) {
   const std::string mirrored = kKeptInCk + "--checkpoint-mirror mirror ";
-  ASSERT_EQ(train_on({"a", "b"}, kCnnOnHosts + "--steps 10 " + mirrored, path()).code, 0);
+  ended_well(train_on({"a", "b"}, kCnnOnHosts + "--steps 10 " + mirrored, path()));
   fs::remove_all(path() / "mirror");
   std::ofstream(path() / "mirror") << "a disk that is gone";
-  auto outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = ended_well(train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path()));
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("[rank 1 host b] warning: "), HasSubstr("training continues"),
                                  HasSubstr("3 checkpoints could not be written")));
   EXPECT_THAT(outcome.out, HasSubstr("resuming at step 11, from ck/step-0000000010"));
 
   // Nobody knows what was there.
   fs::remove_all(path() / "ck");
-  outcome = train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("cannot read mirror: Not a directory"));
+  EXPECT_THAT(train_on({"a", "b"}, kCnnOnHosts + "--steps 20 " + mirrored, path()),
+              fails_with(6, "cannot read mirror: Not a directory"));
 }
 
 // One that is corrupt goes once there is a newer one; what is written again under its name stays.
@@ -232,20 +211,19 @@ TEST(CorruptCheckpoints, AreReplacedByTheSameStep) {
   const TemporaryDirectory directory;
   const std::string train =
       "lockstep train " + kCnnOnHosts + "--checkpoint-dir ck --checkpoint-every 5 --resume auto --steps ";
-  ASSERT_EQ(run(train + "20", directory.path()).code, 0);
+  run_well(train + "20", directory.path());
   fs::resize_file(directory.path() / "ck" / "step-0000000020" / "weights.safetensors", 100);
-  ASSERT_EQ(run(train + "20", directory.path()).code, 0);
-  EXPECT_EQ(run("lockstep checkpoint verify ck/step-0000000020", directory.path()).code, 0);
+  run_well(train + "20", directory.path());
+  run_well("lockstep checkpoint verify ck/step-0000000020", directory.path());
   fs::resize_file(directory.path() / "ck" / "step-0000000020" / "weights.safetensors", 100);
-  ASSERT_EQ(run(train + "25", directory.path()).code, 0);
+  run_well(train + "25", directory.path());
   EXPECT_EQ(run("ls ck | tr -d \"\\n\"", directory.path()).out, "step-0000000015step-0000000020step-0000000025");
 }
 
 TEST(CheckpointCost, IsInTheMetricsAndInTheLog) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train " + kCnnOnHosts + kKeptInCk + "--steps ";
-  auto outcome = run(train + "22", directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = run_well(train + "22", directory.path());
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("step 5  checkpoint of 638."), HasSubstr("checkpoints: 5 of 638."),
                                  HasSubstr("kB in ck, "), HasSubstr("training stood still for ")));
   const auto steps_in = [&] {
@@ -259,8 +237,7 @@ TEST(CheckpointCost, IsInTheMetricsAndInTheLog) {
     return steps;
   };
   EXPECT_THAT(steps_in(), ::testing::ElementsAre(5, 10, 15, 20, 22));
-  outcome = run(train + "30", directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(train + "30", directory.path());
   // Lines of later steps, and of what followed the step where it resumed, are taken off; so are lines after them.
   const auto steps = steps_in();
   ASSERT_GE(steps.size(), 2u);
@@ -270,8 +247,7 @@ TEST(CheckpointCost, IsInTheMetricsAndInTheLog) {
 
 TEST(CheckpointCost, IsNotSaidWithoutCheckpoints) {
   const TemporaryDirectory directory;
-  const auto outcome = run("lockstep train " + kCnnOnHosts + "--steps 5", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well("lockstep train " + kCnnOnHosts + "--steps 5", directory.path());
   EXPECT_THAT(outcome.out, Not(HasSubstr("checkpoint")));
 }
 

@@ -42,6 +42,11 @@ void remove_after(const fs::path& directory, int step) {
     if (name > step_name(step)) fs::remove_all(directory / name);
 }
 
+void write_text(const fs::path& directory) {
+  std::ofstream text(directory / "text.txt");
+  for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
+}
+
 // How many lines of a text say `what`.
 std::ptrdiff_t lines_that_say(const std::string& what, const std::string& text) {
   return std::ranges::count_if(lines_of(text), [&](const auto& line) { return line.find(what) != std::string::npos; });
@@ -62,20 +67,16 @@ class Resumed : public ::testing::TestWithParam<Case> {};
 // From checkpoints that a run leaves, another comes to the same bits.
 TEST_P(Resumed, MatchesAnUninterruptedRun) {
   const TemporaryDirectory directory;
-  {
-    std::ofstream text(directory.path() / "text.txt");
-    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
-  }
+  write_text(directory.path());
   const std::string line = on_ranks(GetParam().ranks) + GetParam().command +
                            " --quiet --check-replicas 1 --metrics m.jsonl --checkpoint-dir c --keep 0";
-  ASSERT_EQ(run(line + " --checkpoint-every 3", directory.path()).code, 0);
+  run_well(line + " --checkpoint-every 3", directory.path());
   const std::string whole = hash_of(directory.path() / "m.jsonl");
   const auto names = names_in(directory.path() / "c");
   EXPECT_EQ(names.size(), static_cast<std::size_t>((GetParam().steps + 2) / 3));
   for (int step = GetParam().steps / 3 * 3; step > 0; step -= 12) {
     remove_after(directory.path() / "c", step);
-    const auto outcome = run(line + " --checkpoint-every 0 --resume auto", directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well(line + " --checkpoint-every 0 --resume auto", directory.path());
     EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), whole) << "from step " << step;
     EXPECT_EQ(events_of(directory.path() / "m.jsonl", "resume").back()["step"], step);
     EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), static_cast<std::size_t>(GetParam().steps));
@@ -122,10 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 // What a model carries from row to row is in the checkpoint, of all ranks; other numbers of ranks resume it.
 TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
   const TemporaryDirectory directory;
-  {
-    std::ofstream text(directory.path() / "text.txt");
-    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
-  }
+  write_text(directory.path());
   const std::string line =
       "lockstep train rnn --data text:text.txt --width 16 --context 8 --global-batch 6 --stateful --steps 24 --lr 0.01 "
       "--threads 1 --quiet --metrics m.jsonl --checkpoint-dir c --checkpoint-every 11 --keep 0 ";
@@ -134,13 +132,12 @@ TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
     for (const auto& event : events_of(directory.path() / "m.jsonl", "step")) all.push_back(event["loss"]);
     return all;
   };
-  ASSERT_EQ(run(on_ranks(2) + line, directory.path()).code, 0);
+  run_well(on_ranks(2) + line, directory.path());
   const auto whole = losses();
   ASSERT_EQ(whole.size(), 24u);
   for (const int n : {3, 1, 7}) {
     remove_after(directory.path() / "c", 11);
-    const auto outcome = run(on_ranks(n) + line + "--resume auto", directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well(on_ranks(n) + line + "--resume auto", directory.path());
     const auto again = losses();
     ASSERT_EQ(again.size(), whole.size());
     for (std::size_t i = 0; i < whole.size(); ++i)
@@ -150,44 +147,37 @@ TEST(Checkpoints, CarriedStateResumesOnOtherRanks) {
   remove_after(directory.path() / "c", 11);
   std::string shuffled = line;
   shuffled.replace(shuffled.find("--stateful "), 11, "");
-  auto outcome = run(shuffled + "--resume auto", directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("stateful true there"));
+  EXPECT_THAT(run(shuffled + "--resume auto", directory.path()), fails_with(6, "stateful true there"));
   const fs::path file = directory.path() / "c" / step_name(11) / "carried.safetensors";
   fs::resize_file(file, fs::file_size(file) - 1);
-  outcome = run(line + "--resume c/" + step_name(11), directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("carried.safetensors"));
+  EXPECT_THAT(run(line + "--resume c/" + step_name(11), directory.path()), fails_with(6, "carried.safetensors"));
   fs::remove(file);
-  outcome = run(on_ranks(2) + line + "--resume auto", directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("carried.safetensors"));
+  EXPECT_THAT(run(on_ranks(2) + line + "--resume auto", directory.path()), fails_with(6, "carried.safetensors"));
 }
 
 TEST(Checkpoints, BuffersComeBackToo) {
   const TemporaryDirectory directory;
   const std::string data = "resnet18-cifar --data random:3x8x8,24 ";
   const std::string line = on_ranks(2) + "lockstep train " + data + "--batch 4 --steps 5 --nesterov --quiet --keep 0 ";
-  ASSERT_EQ(run(line + "--save whole.safetensors --checkpoint-dir c --checkpoint-every 4", directory.path()).code, 0);
+  run_well(line + "--save whole.safetensors --checkpoint-dir c --checkpoint-every 4", directory.path());
   remove_after(directory.path() / "c", 4);
-  ASSERT_EQ(run(line + "--save again.safetensors --checkpoint-dir c --resume auto", directory.path()).code, 0);
-  EXPECT_EQ(run("cmp whole.safetensors again.safetensors", directory.path()).code, 0);
+  run_well(line + "--save again.safetensors --checkpoint-dir c --resume auto", directory.path());
+  run_well("cmp whole.safetensors again.safetensors", directory.path());
   // What is in a checkpoint is a weights file like any other.
   const std::string weights = "c/" + step_name(5) + "/weights.safetensors";
-  EXPECT_EQ(run("cmp whole.safetensors " + weights, directory.path()).code, 0);
-  EXPECT_EQ(run("lockstep eval " + data + "--weights " + weights, directory.path()).code, 0);
+  run_well("cmp whole.safetensors " + weights, directory.path());
+  run_well("lockstep eval " + data + "--weights " + weights, directory.path());
 }
 
 TEST(Checkpoints, AnotherNumberOfRanksContinuesWithTheRemainingSamples) {
   const TemporaryDirectory directory;
   const std::string line = std::string(kCnn) + "--checkpoint-every 5 --keep 0 ";
-  ASSERT_EQ(run(on_ranks(2) + line, directory.path()).code, 0);
+  run_well(on_ranks(2) + line, directory.path());
   std::vector<double> whole;
   for (const auto& event : events_of(directory.path() / "m.jsonl", "step")) whole.push_back(event["loss"]);
   for (const int n : {3, 1}) {
     remove_after(directory.path() / "c", 15);  // in the middle of an epoch of 24
-    const auto outcome = run(on_ranks(n) + line + "--resume auto", directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(on_ranks(n) + line + "--resume auto", directory.path());
     EXPECT_THAT(outcome.err, HasSubstr("ranks 2 there and " + std::to_string(n) + " here"));
     const auto events = events_of(directory.path() / "m.jsonl", "step");
     ASSERT_EQ(events.size(), whole.size());
@@ -199,12 +189,11 @@ TEST(Checkpoints, AnotherNumberOfRanksContinuesWithTheRemainingSamples) {
 
 TEST(Checkpoints, TheNewestAreKeptAndTheRestIsRemoved) {
   const TemporaryDirectory directory;
-  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 7 --keep 2", directory.path()).code, 0);
+  run_well(std::string(kCnn) + "--checkpoint-every 7 --keep 2", directory.path());
   EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(35), step_name(40)}));
   // There is nothing more to do, and that is done again.
   const std::string hash = hash_of(directory.path() / "m.jsonl");
-  const auto outcome = run(std::string(kCnn) + "--resume auto", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  run_well(std::string(kCnn) + "--resume auto", directory.path());
   EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), hash);
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "final").size(), 1u);
   // And a run may become longer.
@@ -214,7 +203,7 @@ TEST(Checkpoints, TheNewestAreKeptAndTheRestIsRemoved) {
             2);  // two --steps
   std::string longer = kCnn;
   longer.replace(longer.find("--steps 40"), 10, "--steps 45");
-  EXPECT_EQ(run(longer + "--resume auto --keep 1 --checkpoint-every 6", directory.path()).code, 0);
+  run_well(longer + "--resume auto --keep 1 --checkpoint-every 6", directory.path());
   EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(45)});
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 45u);
 }
@@ -222,7 +211,7 @@ TEST(Checkpoints, TheNewestAreKeptAndTheRestIsRemoved) {
 TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   const TemporaryDirectory directory;
   const std::string line = std::string(kCnn) + "--checkpoint-every 10 --keep 0 ";
-  ASSERT_EQ(run(line, directory.path()).code, 0);
+  run_well(line, directory.path());
   const std::string whole = hash_of(directory.path() / "m.jsonl");
   const auto path = [&](int step, const char* file) { return directory.path() / "c" / step_name(step) / file; };
   fs::resize_file(path(40, "weights.safetensors"), 1000);
@@ -234,22 +223,18 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
     changed.put(flipped);
   }
   fs::resize_file(path(20, "card.json"), 300);
-  auto outcome = run(line + "--resume auto", directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = run_well(line + "--resume auto", directory.path());
   for (const auto& file :
        {step_name(40) + "/weights.safetensors", step_name(30) + "/optimizer.safetensors", step_name(20) + "/card.json"})
     EXPECT_THAT(outcome.err, HasSubstr(file + " cannot be used"));
   EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), whole);
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "resume").back()["step"], 10);
   // They have been replaced.
-  outcome = run(line + "--resume auto", directory.path());
-  EXPECT_EQ(outcome.code, 0);
+  outcome = run_well(line + "--resume auto", directory.path());
   EXPECT_THAT(outcome.err, Not(HasSubstr("cannot be used")));
-  outcome = run("lockstep checkpoint verify c", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  outcome = run_well("lockstep checkpoint verify c", directory.path());
   EXPECT_EQ(lines_of(outcome.out).size(), 4u);
-  outcome = run("lockstep checkpoint show c", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  outcome = run_well("lockstep checkpoint show c", directory.path());
   EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
   // Names, not numbers, with blanks after the longest of them.
   for (const char* setting :
@@ -258,56 +243,45 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   // None that is whole, and one that is asked for by name.
   for (const auto& name : names_in(directory.path() / "c"))
     fs::remove(directory.path() / "c" / name / "optimizer.safetensors");
-  outcome = run(line + "--resume auto", directory.path());
-  EXPECT_EQ(outcome.code, 6) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("none of the 4 checkpoints in c is whole"));
-  outcome = run("lockstep checkpoint verify c", directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("4 of 4 checkpoints cannot be used"));
-  outcome = run(line + "--resume c/" + step_name(20), directory.path());
-  EXPECT_EQ(outcome.code, 6) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("optimizer.safetensors cannot be used: it is missing"));
+  EXPECT_THAT(run(line + "--resume auto", directory.path()), fails_with(6, "none of the 4 checkpoints in c is whole"));
+  EXPECT_THAT(run("lockstep checkpoint verify c", directory.path()),
+              fails_with(6, "4 of 4 checkpoints cannot be used"));
+  EXPECT_THAT(run(line + "--resume c/" + step_name(20), directory.path()),
+              fails_with(6, "optimizer.safetensors cannot be used: it is missing"));
 }
 
 TEST(Checkpoints, OfAnotherRunAreRefused) {
   const TemporaryDirectory directory;
-  const std::string line =
-      "lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --checkpoint-dir c ";
-  ASSERT_EQ(run(line + "--checkpoint-every 5", directory.path()).code, 0);
-  const auto complaint = [&](const std::string& command, int code = 6) {
-    const auto outcome = run(command, directory.path());
-    EXPECT_EQ(outcome.code, code) << command << outcome.err;
-    EXPECT_EQ(lines_of(outcome.err).size(), code == 0 ? 0u : 1u) << outcome.err;
-    return outcome.err;
-  };
-  const std::string rest = " --quiet --checkpoint-dir c --resume auto";
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 9 --data random:6,50 --batch 8 --steps 10" + rest),
-              HasSubstr("sizes hidden 8 there and hidden 9 here"));
-  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --batch 8 --steps 10" + rest),
-              HasSubstr("model mlp there and linear here"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,60 --batch 8 --steps 10" + rest),
-              HasSubstr("samples"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --seed 2" + rest),
-              HasSubstr("seed 1 there and 2 here"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 4 --steps 10" + rest),
-              HasSubstr("add --global-batch 8"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --optimizer sgd" + rest),
-              HasSubstr("optimizer adamw there and sgd with momentum here"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 7" + rest),
-              HasSubstr("is of step 10, and this run ends at step 7"));
+  run_well(
+      "lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --checkpoint-dir c "
+      "--checkpoint-every 5",
+      directory.path());
+  for (const BadInput& input : bad_inputs(R"(
+6 lockstep train mlp --quiet --checkpoint-dir c --resume auto
+  --hidden 9 --data random:6,50 --batch 8 --steps 10 | sizes hidden 8 there and hidden 9 here
+  --hidden 8 --data random:6,60 --batch 8 --steps 10 | samples
+  --hidden 8 --data random:6,50 --batch 8 --steps 10 --seed 2 | seed 1 there and 2 here
+  --hidden 8 --data random:6,50 --batch 4 --steps 10 | add --global-batch 8
+  --hidden 8 --data random:6,50 --batch 8 --steps 10 --optimizer sgd
+    | optimizer adamw there and sgd with momentum here
+  --hidden 8 --data random:6,50 --batch 8 --steps 7 | is of step 10, and this run ends at step 7
+6 lockstep train linear --data random:6,50
+  --batch 8 --steps 10 --quiet --checkpoint-dir c --resume auto | model mlp there and linear here
+  --steps 1 --resume nowhere | nowhere is no checkpoint
+2 lockstep train linear --data random:6,50
+  --steps 1 --resume auto | add --checkpoint-dir
+  --steps 1 --checkpoint-every 3 | add --checkpoint-dir
+6 lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet
+  --checkpoint-dir c | add --resume auto
+  --checkpoint-dir c --resume c/step-0000000005 | has a checkpoint of step 10
+)"))
+    EXPECT_EQ(lines_of(expect_refused(input, directory.path()).err).size(), 1u) << input.line;
   // Not overwritten, and resumed from the middle only elsewhere.
-  EXPECT_THAT(complaint(line), HasSubstr("add --resume auto"));
-  EXPECT_THAT(complaint(line + "--resume c/" + step_name(5)), HasSubstr("has a checkpoint of step 10"));
-  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --resume c/" +
-                            step_name(5) + " --checkpoint-dir other",
-                        0),
-              HasSubstr(""));
-  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --resume nowhere"),
-              HasSubstr("nowhere is no checkpoint"));
-  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --resume auto", 2),
-              HasSubstr("add --checkpoint-dir"));
-  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --checkpoint-every 3", 2),
-              HasSubstr("add --checkpoint-dir"));
+  EXPECT_EQ(run_well("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --resume c/" +
+                         step_name(5) + " --checkpoint-dir other",
+                     directory.path())
+                .err,
+            "");
   EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(5), step_name(10)}));
 }
 
@@ -319,15 +293,14 @@ TEST(Checkpoints, OfOtherDataAreRefused) {
     return outcome.out;
   };
   // Classes that have changed places: what was learned of one would be said of the other.
-  ASSERT_EQ(run("mkdir -p images/{ants,bees}; for c in ants bees; do for i in 0 1 2 3 4 5 6 7 8 9; do "
-                "cp " LOCKSTEP_SOURCE_DIR "/tests/data/golden/grey.png images/$c/$i.png; done; done",
-                directory.path())
-                .code,
-            0);
+  run_well(
+      "mkdir -p images/{ants,bees}; for c in ants bees; do for i in 0 1 2 3 4 5 6 7 8 9; do "
+      "cp " LOCKSTEP_SOURCE_DIR "/tests/data/golden/grey.png images/$c/$i.png; done; done",
+      directory.path());
   const std::string images = "lockstep train linear --data images:images --image-size 8 --batch 4 --checkpoint-dir c ";
   complaint(images + "--steps 5", 0);
   complaint(images + "--steps 6 --resume auto", 0);
-  ASSERT_EQ(run("mv images/ants images/wasps", directory.path()).code, 0);
+  run_well("mv images/ants images/wasps", directory.path());
   EXPECT_THAT(complaint(images + "--steps 7 --resume auto"),
               AllOf(HasSubstr("class 0 is 'ants' there and 'bees' here, and 1 more differ"),
                     HasSubstr("add --resume-data-changed")));
@@ -339,13 +312,13 @@ TEST(Checkpoints, OfOtherDataAreRefused) {
   // A text of as many characters, of which one is another.
   const std::string text =
       "lockstep train gpt --layers 1 --width 16 --heads 1 --context 8 --data text:t.txt --batch 4 --checkpoint-dir t ";
-  ASSERT_EQ(run("for i in $(seq 40); do echo the quick brown fox; done >t.txt", directory.path()).code, 0);
+  run_well("for i in $(seq 40); do echo the quick brown fox; done >t.txt", directory.path());
   complaint(text + "--steps 2", 0);
-  ASSERT_EQ(run("sed -i s/q/Q/ t.txt", directory.path()).code, 0);
+  run_well("sed -i s/q/Q/ t.txt", directory.path());
   for (const char* changed : {"", " --resume-data-changed"})
     EXPECT_THAT(complaint(text + "--steps 3 --resume auto" + changed),
                 HasSubstr("the alphabet has 'q' there and 'Q' here"));
-  ASSERT_EQ(run("sed -i -e s/Q/q/ -e 20s/fox/xof/ t.txt", directory.path()).code, 0);
+  run_well("sed -i -e s/Q/q/ -e 20s/fox/xof/ t.txt", directory.path());
   EXPECT_THAT(complaint(text + "--steps 3 --resume auto"), HasSubstr("1 of 64 digests of its samples are others"));
 }
 
@@ -393,12 +366,12 @@ TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
   const auto names = names_in(directory.path() / "c");
   EXPECT_LT(names.back(), step_name(400));
   for (const auto& name : names) EXPECT_THAT(name, Not(HasSubstr("new")));
-  EXPECT_EQ(run(line + "--resume auto", directory.path()).code, 0);
+  run_well(line + "--resume auto", directory.path());
 }
 
 TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
   const TemporaryDirectory directory;
-  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 20", directory.path()).code, 0);
+  run_well(std::string(kCnn) + "--checkpoint-every 20", directory.path());
   remove_after(directory.path() / "c", 20);
   fs::rename(directory.path() / "c", directory.path() / "d");
   const std::string elsewhere = "--resume d --checkpoint-dir ";
@@ -419,7 +392,7 @@ TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
 
 TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
   const TemporaryDirectory directory;
-  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 20", directory.path()).code, 0);
+  run_well(std::string(kCnn) + "--checkpoint-every 20", directory.path());
   const fs::path folder = directory.path() / "c";
   remove_after(folder, 20);
   fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);
@@ -432,16 +405,15 @@ TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
   EXPECT_EQ(lines_that_say("Permission denied", outcome.err), 2) << outcome.err;  // once, and at the end
   EXPECT_THAT(outcome.err, HasSubstr("training continues"));
   EXPECT_EQ(names_in(folder), std::vector<std::string>{step_name(20)});
-  EXPECT_EQ(run(std::string(kCnn) + "--checkpoint-every 20 --resume auto", directory.path()).code, 0);
+  run_well(std::string(kCnn) + "--checkpoint-every 20 --resume auto", directory.path());
 }
 
 TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
   for (const int n : {1, 2}) {
     const TemporaryDirectory directory;
     const std::string line = (n == 1 ? "" : "lockstep launch -n 2 -- ") + endless(kCnn) + "--checkpoint-every 0";
-    const auto outcome = run(line + once_there_are(20, "kill -TERM $pid"), directory.path());
-    ASSERT_EQ(outcome.code, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("--resume auto resumes it"));
+    EXPECT_THAT(run(line + once_there_are(20, "kill -TERM $pid"), directory.path()),
+                fails_with(75, "--resume auto resumes it"));
     const auto steps = events_of(directory.path() / "m.jsonl", "step");
     ASSERT_GE(steps.size(), 19u);
     EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(steps.back()["step"])});
@@ -453,9 +425,8 @@ TEST(Checkpoints, StopThatCannotBeSavedExitsWithTheSignal) {
   const TemporaryDirectory directory;
   std::string line = endless(kCnn);
   line.replace(line.find("--checkpoint-dir c"), 18, "--checkpoint-dir /sys/lockstep-checkpoints");
-  const auto outcome = run(line + "--checkpoint-every 0" + once_there_are(20, "kill -TERM $pid"), directory.path());
-  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("without a checkpoint of it"));
+  EXPECT_THAT(run(line + "--checkpoint-every 0" + once_there_are(20, "kill -TERM $pid"), directory.path()),
+              fails_with(128 + SIGTERM, "without a checkpoint of it"));
 }
 
 TEST(Checkpoints, OneRankThatIsAskedToStopIsEnough) {

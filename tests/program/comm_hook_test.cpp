@@ -15,12 +15,11 @@ using ::testing::HasSubstr;
 constexpr const char* kHooks[] = {"bf16", "bf16:exact", "fp16", "powersgd:2", "topk:5"};
 
 Metrics trained(int ranks, const std::string& options, const fs::path& directory, std::string* output = nullptr) {
-  const auto outcome =
-      run(on_ranks(ranks) + "lockstep train " + options + " --threads 1 --quiet --check-replicas 1 --metrics m.jsonl",
-          directory);
-  EXPECT_EQ(outcome.code, 0) << options << "\n" << outcome.err;
+  const auto outcome = run_well(
+      on_ranks(ranks) + "lockstep train " + options + " --threads 1 --quiet --check-replicas 1 --metrics m.jsonl",
+      directory);
   if (output != nullptr) *output = outcome.out + outcome.err;
-  return outcome.code == 0 ? read_metrics(directory / "m.jsonl") : Metrics();
+  return read_metrics(directory / "m.jsonl");
 }
 
 // Of all ranks alike, with fewer bytes; what only rounds stays near the losses of a run without.
@@ -95,10 +94,8 @@ TEST(CommHook, ResumesOnOtherRanks) {
   const fs::path file = directory.path() / "c" / "step-0000000006" / "hook.safetensors";
   fs::resize_file(file, fs::file_size(file) - 1);
   fs::remove_all(directory.path() / "c" / "step-0000000012");
-  const auto outcome =
-      run(on_ranks(3) + "lockstep train " + options + "topk:5 --resume auto --quiet", directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("hook.safetensors"));
+  EXPECT_THAT(run(on_ranks(3) + "lockstep train " + options + "topk:5 --resume auto --quiet", directory.path()),
+              fails_with(6, "hook.safetensors"));
 }
 
 // No matrix is large enough, or ranks together send more than all.
@@ -114,12 +111,11 @@ TEST(CommHook, HookWithoutSavingsIsAWarning) {
 TEST(CommHook, IsMeasured) {
   const TemporaryDirectory directory;
   for (const std::string hook : {"bf16", "topk:1"}) {
-    const auto outcome = run(on_ranks(2) +
-                                 "lockstep bench step mlp --batch 4 --steps 3 --warmup-steps 4 --json "
-                                 "--comm-hook " +
-                                 hook,
-                             directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(on_ranks(2) +
+                                      "lockstep bench step mlp --batch 4 --steps 3 --warmup-steps 4 --json "
+                                      "--comm-hook " +
+                                      hook,
+                                  directory.path());
     const auto result = json_in(outcome.out);
     EXPECT_EQ(result["comm_hook"], hook);
     EXPECT_LE(result["comm_bytes"].get<double>(), 0.5 * result["comm_bytes_without_hook"].get<double>());

@@ -22,10 +22,9 @@ class Ddp : public ::testing::Test {
  protected:
   /// `lockstep train ARGUMENTS` on `ranks` ranks.
   Metrics train(int ranks, const std::string& arguments) {
-    const auto outcome =
-        run(fmt::format("{}lockstep train {} --quiet --check-replicas 1 --metrics m.jsonl", on_ranks(ranks), arguments),
-            directory_.path());
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    run_well(
+        fmt::format("{}lockstep train {} --quiet --check-replicas 1 --metrics m.jsonl", on_ranks(ranks), arguments),
+        directory_.path());
     return metrics("m.jsonl");
   }
   Metrics metrics(const std::string& file) { return read_metrics(directory_.path() / file); }
@@ -97,43 +96,38 @@ TEST_F(Ddp, BlocksThatAreRecomputed) {
               train(ranks, resnet).final["params_sha256"])
         << more;
   }
-  const auto many = run("lockstep train gpt --data random:tokens,64 --layers 3 --context 16 --recompute 4", {});
-  EXPECT_EQ(many.code, 2);
-  EXPECT_THAT(many.err, HasSubstr("--recompute 4: gpt has 3 blocks"));
+  EXPECT_THAT(run("lockstep train gpt --data random:tokens,64 --layers 3 --context 16 --recompute 4", {}),
+              fails_with(2, "--recompute 4: gpt has 3 blocks"));
 }
 
 TEST_F(Ddp, RanksThatAverageTheirParameters) {
   const std::string same =
       "lockstep launch -n 2 -- lockstep train cnn --data digits --batch 32 --epochs 6 --local-sgd 4 --check-replicas 4 "
       "--quiet --metrics m.jsonl";
-  const auto whole = run(same, directory_.path());
-  EXPECT_EQ(whole.code, 0) << whole.err;
+  run_well(same, directory_.path());
   const Metrics wanted = metrics("m.jsonl");
   EXPECT_GT(wanted.final["accuracy"].get<double>(), 0.85);
   // It is another training than that on sums, and on one rank it is none: nothing is averaged.
   const std::string sums = "cnn --data digits --batch 32 --epochs 1";
   const auto sums_hash = train(1, sums).final["params_sha256"];
-  const auto alone = run("lockstep train " + sums + " --local-sgd 2 --quiet --metrics m.jsonl", directory_.path());
-  EXPECT_EQ(alone.code, 0) << alone.err;
+  run_well("lockstep train " + sums + " --local-sgd 2 --quiet --metrics m.jsonl", directory_.path());
   EXPECT_EQ(metrics("m.jsonl").final["params_sha256"], sums_hash);
   EXPECT_NE(train(2, "cnn --data digits --batch 32 --epochs 6").final["params_sha256"], wanted.final["params_sha256"]);
   // Stopped between two averagings it ends at the next one, and resumes to the same bits.
   const std::string saved = same + " --checkpoint-dir ck --checkpoint-every 8 --resume auto";
   const auto stopped = run("{ timeout --preserve-status -s TERM 0.6 " + saved + "; }", directory_.path());
   EXPECT_THAT(stopped.code, ::testing::AnyOf(75, 143, 0)) << stopped.err;
-  const auto resumed = run(saved, directory_.path());
-  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  run_well(saved, directory_.path());
   EXPECT_EQ(metrics("m.jsonl").final["params_sha256"], wanted.final["params_sha256"]);
 }
 
 TEST_F(Ddp, StartedAsTorchrunDoes) {
-  const auto launched =
-      run("lockstep launch --nproc_per_node=4 -- lockstep train linear --data random:5,40 --epochs 1 --quiet "
-          "--metrics a.jsonl",
-          directory_.path());
-  EXPECT_EQ(launched.code, 0) << launched.err;
+  const auto launched = run_well(
+      "lockstep launch --nproc_per_node=4 -- lockstep train linear --data random:5,40 --epochs 1 --quiet "
+      "--metrics a.jsonl",
+      directory_.path());
   EXPECT_THAT(launched.out, HasSubstr("on 4 ranks"));
-  const auto by_hand = run(
+  const auto by_hand = run_well(
       fmt::format(
           "for rank in 3 2 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 "
           "MASTER_ADDR=127.0.0.1 MASTER_PORT={0} lockstep train linear --data random:5,40 --epochs 1 --quiet & done; "
@@ -141,19 +135,18 @@ TEST_F(Ddp, StartedAsTorchrunDoes) {
           "lockstep train linear --data random:5,40 --epochs 1 --quiet --metrics b.jsonl && wait",
           free_port()),
       directory_.path());
-  EXPECT_EQ(by_hand.code, 0) << by_hand.err;
   EXPECT_THAT(by_hand.out, HasSubstr("on 4 ranks"));
   EXPECT_EQ(metrics("a.jsonl").final["params_sha256"], metrics("b.jsonl").final["params_sha256"]);
 }
 
 TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
-  const auto outcome = run(
-      fmt::format("export WORLD_SIZE=2 MASTER_PORT={}; RANK=0 lockstep train linear --data random:5,40 --epochs 1 & "
-                  "RANK=1 lockstep train linear --data random:5,40 --epochs 1 --find-unused; code=$?; wait; exit $code",
-                  free_port()),
-      directory_.path());
-  EXPECT_EQ(outcome.code, 5);
-  EXPECT_THAT(outcome.err, HasSubstr("has find-unused=true where rank 0"));
+  EXPECT_THAT(
+      run(fmt::format(
+              "export WORLD_SIZE=2 MASTER_PORT={}; RANK=0 lockstep train linear --data random:5,40 --epochs 1 & "
+              "RANK=1 lockstep train linear --data random:5,40 --epochs 1 --find-unused; code=$?; wait; exit $code",
+              free_port()),
+          directory_.path()),
+      fails_with(5, "has find-unused=true where rank 0"));
 }
 
 // Trying sizes of buckets changes no bit; a run that is resumed on as many ranks tries none again.
@@ -161,9 +154,8 @@ TEST_F(Ddp, BucketsAreChosenOnce) {
   const std::filesystem::path directory = directory_.path();
   const auto ended = [&](int ranks, const std::string& options) {
     const auto outcome =
-        run(on_ranks(ranks) + "lockstep train mlp --data digits --global-batch 12 --threads 1 --quiet " + options,
-            directory);
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+        run_well(on_ranks(ranks) + "lockstep train mlp --data digits --global-batch 12 --threads 1 --quiet " + options,
+                 directory);
     return outcome;
   };
   const auto sha256_in = [](const std::string& output) {

@@ -96,16 +96,15 @@ INSTANTIATE_TEST_SUITE_P(
 /// A run of `ranks` that finds GPUs and yet trains on the CPU, which one line explains.
 void expect_cpu(const std::string& line, const std::string& why) {
   const TemporaryDirectory directory;
-  const auto outcome = run_soft(line, directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const auto outcome = ended_well(run_soft(line, directory.path()));
   EXPECT_THAT(lines_with(outcome, "computing on the CPU"), ElementsAre(HasSubstr(why)));
   EXPECT_THAT(outcome.out, HasSubstr(", cpu, "));
 }
 
 TEST(Devices, AreMeasuredOneByOne) {
   const TemporaryDirectory directory;
-  const auto outcome = run_soft(with_nvml(kNobodyTells, "lockstep devices --measure --json"), directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome =
+      ended_well(run_soft(with_nvml(kNobodyTells, "lockstep devices --measure --json"), directory.path()));
   const auto measured = json_in(outcome.out)["measured"];
   ASSERT_EQ(measured.size(), 3u) << outcome.out;
   for (int i = 0; i < 3; ++i) {
@@ -129,8 +128,7 @@ TEST(AutoDevice, IsTheCpuWhereGpusAreTooFew) {
 
 TEST(AutoDevice, TheCpuIsTakenInSilenceWhereItIsAskedFor) {
   const TemporaryDirectory directory;
-  const auto outcome = run_soft(launched_with(2, "--device cpu"), directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const auto outcome = ended_well(run_soft(launched_with(2, "--device cpu"), directory.path()));
   EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("computing on the CPU")));
 }
 
@@ -139,11 +137,10 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
   const TemporaryDirectory directory;
   for (const std::string model : {"cnn", "lstm --width 16"}) {
     const auto trained = [&](const std::string& devices) {
-      const auto outcome = run_soft(
+      ended_well(run_soft(
           with_nvml(kNobodyTells, "lockstep train " + model + " --data digits --global-batch 50 --steps 6 --quiet " +
                                       "--eval-every 0 --parallel dp --metrics m.jsonl --device " + devices),
-          directory.path());
-      EXPECT_EQ(outcome.code, 0) << outcome.err;
+          directory.path()));
       return read_metrics(directory.path() / "m.jsonl").losses;
     };
     const auto wanted = trained("cpu:0,1"), got = trained("cuda"), turned = trained("cuda:1,0");
@@ -160,12 +157,11 @@ TEST(AGpu, TrainsInShards) {
   const TemporaryDirectory directory;
   std::vector<std::string> hashes;
   for (const char* buckets : {"25", "0.001"}) {
-    const auto outcome = run_soft(
-        "lockstep train mlp --hidden 16 --data digits --steps 2 --shards 5 --batch 2 --clip-norm 1 "
-        "--device cuda --quiet --metrics m.jsonl --bucket-mb " +
-            std::string(buckets),
-        directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    ended_well(
+        run_soft("lockstep train mlp --hidden 16 --data digits --steps 2 --shards 5 --batch 2 --clip-norm 1 "
+                 "--device cuda --quiet --metrics m.jsonl --bucket-mb " +
+                     std::string(buckets),
+                 directory.path()));
     hashes.push_back(read_metrics(directory.path() / "m.jsonl").final["params_sha256"]);
   }
   EXPECT_EQ(hashes[0], hashes[1]);
@@ -177,36 +173,31 @@ TEST(Inference, ReportsItsDevice) {
       with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
       directory.path());
   EXPECT_EQ(synthetic.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << synthetic.err;
-  const auto missing =
-      run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
-  EXPECT_EQ(missing.code, 4);
-  EXPECT_THAT(missing.err, HasSubstr("there is no GPU 3"));
+  EXPECT_THAT(
+      run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path()),
+      fails_with(4, "there is no GPU 3"));
 }
 
 TEST(SeveralGpus, TheEmptiest) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train linear --data random:5,64 --steps 2 --parallel dp --device cuda:free";
   // GPU 1 has more free memory, and takes nobody.
-  const auto outcome = run_soft(with_nvml("compute_modes", train), directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(run_soft(with_nvml("compute_modes", train), directory.path()));
   EXPECT_THAT(outcome.out + outcome.err, AllOf(HasSubstr("cuda:0: "), Not(HasSubstr("cuda:1"))));
-  const auto unknown = run_soft(with_nvml(kNobodyTells, train), directory.path());
-  EXPECT_EQ(unknown.code, 4);
-  EXPECT_THAT(unknown.err, HasSubstr("free memory of the GPUs is not known"));
+  EXPECT_THAT(run_soft(with_nvml(kNobodyTells, train), directory.path()),
+              fails_with(4, "free memory of the GPUs is not known"));
 }
 
 TEST(Inference, SpreadsStreamsOverGpus) {
   const TemporaryDirectory directory;
-  const auto outcome = run_soft(
+  const auto outcome = ended_well(run_soft(
       with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,40 --device cuda:1,0 --batch 3 --json"),
-      directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+      directory.path()));
   EXPECT_THAT(outcome.out, HasSubstr(R"("device":"cuda:1,0","streams":2,"batch":3)"));
   EXPECT_EQ(lines_of(outcome.out).size(), 41u);
-  const auto missing = run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:0,2"),
-                                directory.path());
-  EXPECT_EQ(missing.code, 4);
-  EXPECT_THAT(missing.err, HasSubstr("there is no GPU 2"));
+  EXPECT_THAT(run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:0,2"),
+                       directory.path()),
+              fails_with(4, "there is no GPU 2"));
 }
 
 /// The probabilities of all classes for each image, by its name.
@@ -225,9 +216,8 @@ std::map<std::string, std::vector<double>> probabilities_in(const Outcome& outco
 // Batches of images on two GPUs: what the CPU says of each image by itself.
 TEST(Inference, ClassifiesBatchesOnGpusAsTheCpuDoes) {
   const TemporaryDirectory directory;
-  const auto trained = run_soft("lockstep train cnn --data digits --epochs 2 --device cpu --quiet --save d.safetensors",
-                                directory.path());
-  ASSERT_EQ(trained.code, 0) << trained.err;
+  ended_well(run_soft("lockstep train cnn --data digits --epochs 2 --device cpu --quiet --save d.safetensors",
+                      directory.path()));
   const std::string infer =
       "lockstep infer cnn --weights d.safetensors --input " LOCKSTEP_SOURCE_DIR "/tests/data/golden --top 10 --json ";
   const auto wanted = probabilities_in(run_soft(infer + "--device cpu", directory.path()));
@@ -259,18 +249,16 @@ TEST(Inference, ContinuesATextAsTheCpuDoes) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "a quick dog. ";
   std::ofstream(directory.path() / "text.txt") << text;
-  const auto trained = run_soft(
+  ended_well(run_soft(
       "lockstep train gpt --data text:text.txt --layers 1 --heads 2 --width 16 --context 8 --steps 60 --batch 8 "
       "--lr 0.01 --device cpu --quiet --save text.safetensors",
-      directory.path());
-  ASSERT_EQ(trained.code, 0) << trained.err;
+      directory.path()));
   const std::string infer =
       "lockstep infer gpt --weights text.safetensors --prompt \"a quick\" --tokens 20 --samples 2 --temperature 0.1 "
       "--threads 2 --quiet --device ";
   const auto on_cpu = run_soft(infer + "cpu", directory.path());
   for (const char* devices : {"cuda:1", "cuda:1,0"}) {
-    const auto on_gpu = run_soft(with_nvml(kNobodyTells, infer + devices), directory.path());
-    EXPECT_EQ(on_gpu.code, 0) << on_gpu.err;
+    const auto on_gpu = ended_well(run_soft(with_nvml(kNobodyTells, infer + devices), directory.path()));
     EXPECT_EQ(on_gpu.out, on_cpu.out) << devices;
   }
   EXPECT_EQ(lines_of(on_cpu.out).size(), 3u);

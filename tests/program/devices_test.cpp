@@ -22,8 +22,7 @@ std::string with_gpus(const std::string& recording, const std::string& line) {
 
 TEST(DevicesTest, ShowsTheCardsAndTheCpu) {
   const TemporaryDirectory directory;
-  const auto outcome = run(with_gpus("eight_gpus", "lockstep devices"), directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well(with_gpus("eight_gpus", "lockstep devices"), directory.path());
   EXPECT_EQ(outcome.err, "");
   EXPECT_THAT(outcome.out, HasSubstr("8 GPUs │"));
   EXPECT_THAT(outcome.out, HasSubstr("│    7 │ NVIDIA H100 80GB HBM3"));
@@ -32,8 +31,7 @@ TEST(DevicesTest, ShowsTheCardsAndTheCpu) {
 
 TEST(DevicesTest, JsonIsOneObject) {
   const TemporaryDirectory directory;
-  const auto outcome = run(with_gpus("eight_gpus", "lockstep devices --json"), directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well(with_gpus("eight_gpus", "lockstep devices --json"), directory.path());
   EXPECT_EQ(lines_of(outcome.out).size(), 1u);
   const auto document = json_in(outcome.out);
   EXPECT_EQ(document["gpus"].size(), 8u);
@@ -42,8 +40,7 @@ TEST(DevicesTest, JsonIsOneObject) {
 
 TEST(DevicesTest, MeasuresTheCpu) {
   const TemporaryDirectory directory;
-  const auto outcome = run("lockstep devices --measure --json", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well("lockstep devices --measure --json", directory.path());
   const auto rates = json_in(outcome.out)["measured"].back();
   EXPECT_EQ(rates["device"], "cpu");
   EXPECT_GE(rates["threads"], 1);
@@ -58,8 +55,7 @@ TEST(DevicesTest, MeasuresTheCpu) {
 TEST(DevicesTest, TroubleIsAnAnswerAndNoError) {
   const TemporaryDirectory directory;
   for (const char* recording : {"trouble", "no_gpus", "driver_not_loaded", "version_mismatch"}) {
-    const auto outcome = run(with_gpus(recording, "lockstep devices"), directory.path());
-    EXPECT_EQ(outcome.code, 0) << recording;
+    const auto outcome = run_well(with_gpus(recording, "lockstep devices"), directory.path());
     EXPECT_EQ(outcome.err, "") << recording;
     EXPECT_THAT(outcome.out, HasSubstr("│  CPU │")) << recording;
   }
@@ -68,9 +64,8 @@ TEST(DevicesTest, TroubleIsAnAnswerAndNoError) {
 /// How many ranks a launch has started: each says a word.
 std::size_t ranks_of(const std::string& recording, const std::string& flags, const std::string& more = "") {
   const TemporaryDirectory directory;
-  const auto outcome =
-      run(with_gpus(recording, "lockstep launch --no-prefix " + flags + " -- echo rank " + more), directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well(with_gpus(recording, "lockstep launch --no-prefix " + flags + " -- echo rank " + more),
+                                directory.path());
   return lines_of(outcome.out).size();
 }
 
@@ -91,8 +86,7 @@ TEST(AutoTest, GpusThatCannotBeUsedAreWorthALine) {
   if (std::filesystem::exists("/proc/driver/nvidia/version")) GTEST_SKIP() << "an NVIDIA driver is loaded";
   const TemporaryDirectory directory;
   const auto said = [&](const std::string& recording, const std::string& line) {
-    const auto outcome = run(with_gpus(recording, line), directory.path());
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(with_gpus(recording, line), directory.path());
     std::vector<std::string> lines;
     for (const auto& one : lines_of(outcome.out + outcome.err))
       if (one.find("computing on the CPU") != std::string::npos) lines.push_back(one);
@@ -111,8 +105,7 @@ TEST(AutoTest, GpusThatCannotBeUsedAreWorthALine) {
 TEST(DevicesTest, ALibraryThatCannotBeLoadedIsNamed) {
   const TemporaryDirectory directory;
   std::ofstream(directory.path() / "libnvidia-ml.so.1") << "no library";
-  const auto outcome = run("LD_LIBRARY_PATH=. lockstep devices", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well("LD_LIBRARY_PATH=. lockstep devices", directory.path());
   EXPECT_THAT(outcome.out, HasSubstr("management library cannot be loaded"));
 }
 

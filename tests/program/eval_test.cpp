@@ -65,11 +65,7 @@ void draw_patches(const fs::path& directory, int of_a_class) {
 
 class Eval : public ::testing::Test {
  protected:
-  Outcome call(const std::string& line) const {
-    auto outcome = run(line, directory_.path());
-    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
-    return outcome;
-  }
+  Outcome call(const std::string& line) const { return run_well(line, directory_.path()); }
   std::vector<nlohmann::json> metrics() const { return events_of(read_file(directory_.path() / "m.jsonl")); }
 
   // Trains on one rank; what its last line of metrics says.
@@ -279,10 +275,9 @@ TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
   const auto trained = train("mlp --data digits --hidden 20 --steps 20 --save digits.pt");
   EXPECT_EQ(read_file(directory_.path() / "digits.pt").substr(0, 2), "PK");
   EXPECT_EQ(eval(1, "mlp --data digits --weights digits.pt").accuracy, trained["accuracy"]);
-  const auto refused =
-      run("lockstep train mlp --data digits --epochs 100000 --device cpu --save digits.onnx", directory_.path());
-  EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("digits.onnx"));
+  EXPECT_THAT(
+      run("lockstep train mlp --data digits --epochs 100000 --device cpu --save digits.onnx", directory_.path()),
+      fails_with(2, "digits.onnx"));
 }
 
 // What is named is measured: a folder and a table without parts are not divided, as training would.
@@ -303,9 +298,7 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   EXPECT_EQ(eval(1, "cnn --data images:patches --split all" + weights).samples, kClasses * (kTrained + kEvaluated));
 
   const std::string test = "lockstep eval cnn --data images:patches --split test --device cpu" + weights;
-  const auto none = run(test, directory_.path());
-  EXPECT_EQ(none.code, 2);
-  EXPECT_THAT(none.err, HasSubstr("images:patches has no part for --split test"));
+  EXPECT_THAT(run(test, directory_.path()), fails_with(2, "images:patches has no part for --split test"));
   fs::create_directories(directory_.path() / "patches/test");
   fs::copy(directory_.path() / "patches/val/class3", directory_.path() / "patches/test/class3",
            fs::copy_options::recursive);
@@ -318,23 +311,17 @@ TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
 TEST_F(Eval, InvalidWeightsAndFiles) {
   train("mlp --data digits --steps 2 --save digits.safetensors");
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
-  const auto full = run(line + " --metrics /dev/full", directory_.path());
-  EXPECT_EQ(full.code, 3) << full.err;
-  EXPECT_THAT(full.err, HasSubstr("/dev/full"));
+  EXPECT_THAT(run(line + " --metrics /dev/full", directory_.path()), fails_with(3, "/dev/full"));
   EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
-  const auto table = run(line + " --metrics m.csv", directory_.path());
-  EXPECT_EQ(table.code, 2);
-  EXPECT_THAT(table.err, HasSubstr("--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
+  EXPECT_THAT(run(line + " --metrics m.csv", directory_.path()),
+              fails_with(2, "--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
 
   // A checkpoint's directory, and that of all of them.
   fs::create_directories(directory_.path() / "c/step-0000000002");
   fs::copy(directory_.path() / "digits.safetensors", directory_.path() / "c/step-0000000002/weights.safetensors");
   for (const char* named : {"c", "c/step-0000000002"}) {
-    const auto outcome =
-        run("lockstep eval mlp --data digits --device cpu --weights " + std::string(named), directory_.path());
-    EXPECT_EQ(outcome.code, 3);
-    EXPECT_THAT(outcome.err,
-                HasSubstr("a directory, not a file of weights → give c/step-0000000002/weights.safetensors"));
+    EXPECT_THAT(run("lockstep eval mlp --data digits --device cpu --weights " + std::string(named), directory_.path()),
+                fails_with(3, "a directory, not a file of weights → give c/step-0000000002/weights.safetensors"));
   }
 
   std::string file = read_file(directory_.path() / "digits.safetensors");
@@ -345,9 +332,8 @@ TEST_F(Eval, InvalidWeightsAndFiles) {
     std::memcpy(file.data() + at, &nan, sizeof nan);
   write_file(directory_.path() / "digits.safetensors", file);
   for (const int ranks : {1, 2}) {
-    const auto outcome = run(on_ranks(ranks) + line, directory_.path());
-    EXPECT_EQ(outcome.code, 7) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("the evaluation loss of digits.safetensors is NaN"));
+    EXPECT_THAT(run(on_ranks(ranks) + line, directory_.path()),
+                fails_with(7, "the evaluation loss of digits.safetensors is NaN"));
   }
 }
 

@@ -13,9 +13,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 struct Saved {
   std::vector<std::int64_t> shape;
   std::string bytes;
@@ -46,10 +43,7 @@ class FineTuning : public ::testing::Test {
  protected:
   Weights saved(const std::string& file) const { return weights_in(read_file(directory_.path() / file)); }
   Outcome call(const std::string& line) const { return run(line, directory_.path()); }
-  void expect_done(const std::string& line) const {
-    const auto outcome = call(line);
-    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
-  }
+  void expect_done(const std::string& line) const { ended_well(call(line)); }
 
   void check(const Example& example) const {
     expect_done("lockstep train " + example.train + " --device cpu --quiet --save base.safetensors");
@@ -129,9 +123,7 @@ TEST_F(FineTuning, WhatCannotBeFrozen) {
   const auto refused = [this](const std::string& arguments, const std::string& says, const std::string& remedy) {
     for (const char* start : {"", "lockstep launch -n 2 -- "}) {
       const std::string line = start + ("lockstep train cnn --data digits --steps 1 --device cpu " + arguments);
-      const auto outcome = call(line);
-      EXPECT_EQ(outcome.code, 2) << line;
-      EXPECT_THAT(outcome.err, AllOf(HasSubstr(says), HasSubstr("→ " + remedy))) << line;
+      EXPECT_THAT(call(line), fails_with(2, says, "→ " + remedy)) << line;
     }
   };
   refused("--freeze \"conv1.wieght\"", "--freeze conv1.wieght: no parameter has such a name",

@@ -30,8 +30,8 @@ class Flight : public ::testing::Test {
                directory_.path());
   }
   nlohmann::json inspect(int rank) {
-    const auto outcome = run("lockstep inspect --json logs/flight/rank-" + std::to_string(rank), directory_.path());
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome =
+        run_well("lockstep inspect --json logs/flight/rank-" + std::to_string(rank), directory_.path());
     return nlohmann::json::parse(outcome.out);
   }
   /// Of the ranks' lines, those with this text.
@@ -65,8 +65,7 @@ TEST_F(Flight, ACrashIsReportedWithItsPlaceAndItsBacktrace) {
   EXPECT_FALSE(other["waits_since_s"].is_null());
   EXPECT_TRUE(other["operations"].back()["took_ms"].is_null());
   EXPECT_EQ(other["operations"].back()["step"], 10);
-  const auto tables = run("lockstep inspect logs --last 3", directory_.path());
-  EXPECT_EQ(tables.code, 0);
+  const auto tables = run_well("lockstep inspect logs --last 3", directory_.path());
   EXPECT_THAT(tables.out, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("rank 1 of 2"), HasSubstr("crashed by SIGSEGV")));
 }
 
@@ -81,10 +80,8 @@ TEST_F(Flight, OtherWaysToCrash) {
 }
 
 TEST_F(Flight, ARankThatEndsEarlyIsReportedWithItsPlace) {
-  const auto outcome = start(2, "end:1");
-  EXPECT_EQ(outcome.code, 4) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 was in the forward pass of step 10"),
-                                 HasSubstr("rank 0 was waiting for rank 1 in allreduce #")));
+  EXPECT_THAT(start(2, "end:1"), fails_with(4, "rank 1 was in the forward pass of step 10",
+                                            "rank 0 was waiting for rank 1 in allreduce #"));
 }
 
 // The root cause says where the rank was when the others gave up, not what it did when it was resumed to end.
@@ -150,19 +147,17 @@ TEST_F(Flight, TheDirectoryMayBeTheUsers) {
       directory_.path());
   EXPECT_NE(outcome.code, 0);
   EXPECT_THAT(outcome.out + outcome.err, ContainsRegex("for rank 0 .*waiting for its next batch of step 13"));
-  const auto inspected = run("lockstep inspect kept --last 1", directory_.path());
-  EXPECT_EQ(inspected.code, 0) << inspected.err;
+  const auto inspected = run_well("lockstep inspect kept --last 1", directory_.path());
   EXPECT_THAT(inspected.out, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("rank 1 of 2")));
 }
 
 TEST_F(Flight, ARankThatIsKilledHasItsRecordInAndAfterARestart) {
-  const auto outcome =
-      run("PATH=$(dirname " FAULTY_PROGRAM
-          "):$PATH; lockstep launch -n 2 --max-restarts 1 --log-dir logs -- bash -c \"LOCKSTEP_TEST_FAULT=\\$([ "
-          "\\$LOCKSTEP_ATTEMPT = 0 ] && echo crash:1) exec faulty --steps 20 --threads 1 --quiet --checkpoint-dir ck "
-          "--checkpoint-every 3 --resume auto\"",
-          directory_.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well(
+      "PATH=$(dirname " FAULTY_PROGRAM
+      "):$PATH; lockstep launch -n 2 --max-restarts 1 --log-dir logs -- bash -c \"LOCKSTEP_TEST_FAULT=\\$([ "
+      "\\$LOCKSTEP_ATTEMPT = 0 ] && echo crash:1) exec faulty --steps 20 --threads 1 --quiet --checkpoint-dir ck "
+      "--checkpoint-every 3 --resume auto\"",
+      directory_.path());
   EXPECT_THAT(outcome.err,
               AllOf(HasSubstr("restart 1 of 1: rank 1 of 2"), HasSubstr("lockstep: rank 1 was in the forward "
                                                                         "pass of step 10")));
@@ -172,12 +167,9 @@ TEST_F(Flight, ARankThatIsKilledHasItsRecordInAndAfterARestart) {
 TEST_F(Flight, ARunThatEndsWellSaysNothingAndLeavesNoRecord) {
   std::filesystem::create_directories(directory_.path() / "logs" / "flight");
   ASSERT_EQ(run("printf x >logs/flight/rank-0", directory_.path()).code, 0) << "of an earlier job";
-  const auto outcome = start(2, "none:7");
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(start(2, "none:7"));
   EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("has waited")), Not(HasSubstr("lockstep: rank"))));
-  const auto inspected = run("lockstep inspect logs", directory_.path());
-  EXPECT_EQ(inspected.code, 3);
-  EXPECT_THAT(inspected.err, HasSubstr("logs: there is no flight record in it"));
+  EXPECT_THAT(run("lockstep inspect logs", directory_.path()), fails_with(3, "logs: there is no flight record in it"));
 }
 
 TEST_F(Flight, UsageErrorsKeepNoRecord) {
@@ -196,8 +188,7 @@ TEST_F(Flight, ASlowRankIsNamedWithTheReason) {
     const std::regex warning("warning: step [0-9]+: " + sentence);
     Outcome outcome;
     for (int attempt = 0; attempt < 3 && !std::regex_search(outcome.err, warning); ++attempt) {
-      outcome = start(2, fault, "faulty --steps 81 --threads 1 --batch 16");
-      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      outcome = ended_well(start(2, fault, "faulty --steps 81 --threads 1 --batch 16"));
     }
     EXPECT_TRUE(std::regex_search(outcome.err, warning)) << fault << '\n' << outcome.err;
     EXPECT_THAT(outcome.out, ContainsRegex("straggler: rank 1 .*holds the others up"));

@@ -55,13 +55,11 @@ class RestartedHosts : public ::testing::Test {
 };
 
 TEST_F(RestartedHosts, AHostThatIsLostForAMomentChangesNoBit) {
-  auto outcome = launch("--hosts a:1,b:2", kTrainOnHosts + "400", "");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  ended_well(launch("--hosts a:1,b:2", kTrainOnHosts + "400", ""));
   const std::string hash = metrics().final.value("params_sha256", "none");
   std::filesystem::remove(directory_.path() / "m.jsonl");
-  outcome = launch("--hosts a:1,b:2 --max-restarts 9", kTrainOnHosts + "400" + kOnHostsResumes,
-                   "lose b; until_event resumed 1; lose a; until_event resumed 2; lose b");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(launch("--hosts a:1,b:2 --max-restarts 9", kTrainOnHosts + "400" + kOnHostsResumes,
+                                         "lose b; until_event resumed 1; lose a; until_event resumed 2; lose b"));
   EXPECT_EQ(metrics().final.value("params_sha256", "none"), hash);
   EXPECT_EQ(metrics().losses.size(), 400u);
   EXPECT_EQ(history("restart").size(), 3u) << outcome.err;
@@ -70,9 +68,8 @@ TEST_F(RestartedHosts, AHostThatIsLostForAMomentChangesNoBit) {
 
 TEST_F(RestartedHosts, TheFirstOneMayGoAndComeBack) {
   const auto outcome =
-      launch("--hosts a:1,b:2 --max-restarts 9 --min-ranks 1", kTrainOnHosts + "2000" + kOnHostsResumes,
-             "lose a down; until_event resumed 1; rm down-a; until_event '\"grow\"' 1");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+      ended_well(launch("--hosts a:1,b:2 --max-restarts 9 --min-ranks 1", kTrainOnHosts + "2000" + kOnHostsResumes,
+                        "lose a down; until_event resumed 1; rm down-a; until_event '\"grow\"' 1"));
   EXPECT_EQ(metrics().losses.size(), 2000u);
   EXPECT_EQ(metrics().final["world_size"], 3);
   ASSERT_EQ(history("restart").size(), 1u) << outcome.err;
@@ -86,16 +83,14 @@ TEST_F(RestartedHosts, TheFirstOneMayGoAndComeBack) {
 // A host whose working directory is on a disk of its own, which --checkpoint-dir is relative to.
 TEST_F(RestartedHosts, ADiskOfTheFirstHostIsWarnedOf) {
   const std::string train = kTrainOnHosts + "20" + kOnHostsResumes;
-  auto outcome = launch("--hosts a:1,localhost:1,b:1 --max-restarts 9", train, "");
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = ended_well(launch("--hosts a:1,localhost:1,b:1 --max-restarts 9", train, ""));
   EXPECT_EQ(outcome.err.find("warning: host"), std::string::npos) << outcome.err;
   for (const auto& entry : std::filesystem::directory_iterator(directory_.path() / "ck"))
     EXPECT_EQ(entry.path().filename().string().find(".probe"), std::string::npos);
   // For every process of host b the directory is another one.
   if (run("unshare -rm true", directory_.path()).code != 0) GTEST_SKIP() << "no mount namespaces here";
   std::ofstream(directory_.path() / "other-b") << "yes";
-  outcome = launch("--hosts a:1,b:1 --max-restarts 9", train, "");
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  outcome = ended_well(launch("--hosts a:1,b:1 --max-restarts 9", train, ""));
   EXPECT_THAT(outcome.err,
               HasSubstr("warning: host b does not see the checkpoints in ck of host a: if that is lost, the "
                         "job cannot resume there → put --checkpoint-dir on a file system that all hosts"));

@@ -47,27 +47,23 @@ class Images : public ::testing::Test {
 };
 
 TEST_F(Images, AResNetTrainsOnThem) {
-  const auto outcome = train("--steps 3");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  ended_well(train("--steps 3"));
   const auto first = losses();
   EXPECT_EQ(first.size(), 3u);
-  ASSERT_EQ(train("--steps 3 --workers 3").code, 0);
+  ended_well(train("--steps 3 --workers 3"));
   EXPECT_EQ(losses(), first);
-  ASSERT_EQ(train("--steps 3 --augment no").code, 0);
+  ended_well(train("--steps 3 --augment no"));
   EXPECT_NE(losses(), first);
 }
 
 TEST_F(Images, CorruptImagesAreNamedAndCounted) {
   corrupt("0rgb420.jpg");
   corrupt("2rgb420.jpg");
-  const auto outcome = train("--epochs 1", 2);
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(train("--epochs 1", 2));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/2rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("took their places"));
-  const auto strict = train("--epochs 1 --max-corrupt 1");
-  EXPECT_EQ(strict.code, 3) << strict.err;
-  EXPECT_THAT(strict.err, HasSubstr("2 images are corrupt"));
+  EXPECT_THAT(train("--epochs 1 --max-corrupt 1"), fails_with(3, "2 images are corrupt"));
 }
 
 }  // namespace

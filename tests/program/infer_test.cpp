@@ -75,23 +75,17 @@ class Infer : public ::testing::Test {
     directory_ = nullptr;
   }
   static void train(const std::string& line) {
-    const auto outcome = lockstep::testing::run("lockstep train " + line + " --quiet --device cpu", directory_->path());
-    ASSERT_EQ(outcome.code, 0) << line << outcome.err;
+    run_well("lockstep train " + line + " --quiet --device cpu", directory_->path());
   }
   static Outcome run(const std::string& line) { return lockstep::testing::run(line, directory_->path()); }
   static Outcome infer(const std::string& line) { return run("lockstep infer " + line); }
   static std::string text(const std::string& line) {
-    const auto outcome = infer("gpt --weights text.safetensors --quiet " + line);
-    EXPECT_EQ(outcome.code, 0) << line << outcome.err;
+    const auto outcome = ended_well(infer("gpt --weights text.safetensors --quiet " + line));
     EXPECT_EQ(outcome.err, "");
     return outcome.out;
   }
   static void expect_refusal(const std::string& line, int code, const std::string& says) {
-    const auto outcome = infer(line);
-    EXPECT_EQ(outcome.code, code) << line << outcome.out << outcome.err;
-    const auto lines = lines_of(outcome.err);
-    ASSERT_FALSE(lines.empty()) << line;
-    EXPECT_THAT(lines.back(), AllOf(HasSubstr("error: "), HasSubstr(says), HasSubstr("→"))) << line;
+    expect_refused({"lockstep infer " + line, code, says}, directory_->path());
   }
   // The file with its last number, which is a bias of the last layer or normalisation, made NaN.
   static void corrupt(const std::string& from, const std::string& to) {
@@ -132,8 +126,7 @@ TEST_F(Infer, ContinuesAPromptInBf16AndInt8) {
 TEST_F(Infer, RecurrentModelsContinueAPrompt) {
   for (const std::string name : {"rnn", "lstm", "gru"}) {
     const std::string flags = name + " --weights " + name + ".safetensors --quiet --prompt \"the quick b\" ";
-    const auto made = infer(flags + "--tokens 80 --temperature 0");
-    EXPECT_EQ(made.code, 0) << made.err;
+    const auto made = ended_well(infer(flags + "--tokens 80 --temperature 0"));
     EXPECT_EQ(made.out, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
     const std::string drawn = flags + "--tokens 30 --samples 5 --temperature 2";
     EXPECT_EQ(infer(drawn + " --threads 1").out, infer(drawn + " --threads 3").out);
@@ -163,13 +156,12 @@ TEST_F(Infer, TheSameSeedIsTheSameTextOnAnyNumberOfStreams) {
 }
 
 TEST_F(Infer, ReportsTimesAndThroughput) {
-  const auto outcome = infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --threads 2");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome =
+      ended_well(infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --threads 2"));
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("3 texts in"), HasSubstr("on cpu, 2 streams"), HasSubstr("60 tokens"),
                                  HasSubstr("tokens/s"), HasSubstr("p50"), HasSubstr("p90"), HasSubstr("p99")));
   const auto json =
-      infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --json --warmup 2");
-  ASSERT_EQ(json.code, 0) << json.err;
+      ended_well(infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --json --warmup 2"));
   const auto all = events_of(json.out);
   ASSERT_EQ(all.size(), 4u);
   for (int i = 0; i < 3; ++i) {
@@ -249,8 +241,7 @@ TEST_F(Infer, InvalidTexts) {
 }
 
 TEST_F(Infer, ClassifiesImagesInTheirOrder) {
-  const auto outcome = infer("resnet18 --weights animals.safetensors --input pictures --threads 2");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(infer("resnet18 --weights animals.safetensors --input pictures --threads 2"));
   const auto lines = lines_of(outcome.out);
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_THAT(lines[0], AllOf(StartsWith("pictures/rgb.png: "), HasSubstr("cat "), HasSubstr("dog "), HasSubstr(" %")));
@@ -276,8 +267,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
       fs::create_directories((evaluated / part / name).parent_path());
       fs::copy_file(tests / fs::path(name).filename(), evaluated / part / name);
     }
-  const auto outcome = infer("resnet18 --weights animals.safetensors --input evaluated/val --json");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(infer("resnet18 --weights animals.safetensors --input evaluated/val --json"));
   const auto all = events_of(outcome.out);
   ASSERT_EQ(all.size(), 4u);
   double loss = 0, right = 0;
@@ -300,10 +290,9 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
     EXPECT_NEAR(sum, 1, 1e-9);
     right += classes[0]["name"] == label ? 1 : 0;
   }
-  ASSERT_EQ(run("lockstep eval resnet18 --weights animals.safetensors --data images:evaluated --image-size 32 "
-                "--device cpu --metrics evaluated.jsonl")
-                .code,
-            0);
+  ended_well(
+      run("lockstep eval resnet18 --weights animals.safetensors --data images:evaluated --image-size 32 "
+          "--device cpu --metrics evaluated.jsonl"));
   const auto evaluation = events_of(directory_->path() / "evaluated.jsonl", "eval").at(0);
   EXPECT_EQ(evaluation["samples"], 3);
   EXPECT_NEAR(evaluation["loss"].get<double>(), loss, 1e-4 * loss);
@@ -311,8 +300,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
 }
 
 TEST_F(Infer, GreyModelsTakeColouredFiles) {
-  const auto outcome = infer("cnn --weights digits.safetensors --input pictures --top 10");
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = ended_well(infer("cnn --weights digits.safetensors --input pictures --top 10"));
   EXPECT_EQ(lines_of(outcome.out).size(), 3u);
   EXPECT_THAT(outcome.out, HasSubstr("class 9"));
   std::string names;
@@ -363,8 +351,7 @@ TEST_F(Infer, BatchesOfImages) {
   const auto one_by_one = classes_of(infer(all).out);
   ASSERT_EQ(one_by_one.size(), 3u);
   for (const char* flags : {"--batch 2", "--batch 3 --warmup 1", "-b 1000000 --threads 3", "--batch 2 --threads 2"}) {
-    const auto outcome = infer(all + flags);
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = ended_well(infer(all + flags));
     const auto batches = classes_of(outcome.out);
     ASSERT_EQ(batches.size(), 3u) << flags;
     for (std::size_t i = 0; i < 3; ++i) {
@@ -413,8 +400,8 @@ TEST_F(Infer, BatchesOfSyntheticInputs) {
   expect_refusal("gpt --weights text.safetensors --prompt t --batch 2", 2,
                  "--batch 2 on the command line: it applies to images and synthetic inputs: texts are taken");
   expect_refusal("lstm --weights lstm.safetensors --prompt t --batch 2", 2, "--batch with a model of text");
-  EXPECT_EQ(infer("gpt --weights text.safetensors --prompt t --batch 1 --tokens 2").code, 0);
-  EXPECT_EQ(run("LOCKSTEP_BATCH=8 lockstep infer gpt --weights text.safetensors --prompt t --tokens 2").code, 0);
+  ended_well(infer("gpt --weights text.safetensors --prompt t --batch 1 --tokens 2"));
+  ended_well(run("LOCKSTEP_BATCH=8 lockstep infer gpt --weights text.safetensors --prompt t --tokens 2"));
   expect_refusal("linear --input random:4x5,5 --batch 0", 2, "--batch 0");
   expect_refusal("mlp --input random:1000x1000,1000000 --batch 1000000", 2, "more than 2^30 numbers together");
 }
@@ -422,8 +409,7 @@ TEST_F(Infer, BatchesOfSyntheticInputs) {
 // Each has its own copy of the weights, and the streams are shared out.
 TEST_F(Infer, SeveralDevicesOnTheCpu) {
   const std::string images = "resnet18 --weights animals.safetensors --input pictures ";
-  const auto one = infer(images + "--device cpu --quiet");
-  ASSERT_EQ(one.code, 0) << one.err;
+  const auto one = ended_well(infer(images + "--device cpu --quiet"));
   for (const char* devices : {"cpu:0,1", "cpu:1,0 --threads 3", "cpu:0,1,2", "cpu:7"}) {
     const auto several = infer(images + "--quiet --device " + devices);
     EXPECT_EQ(several.out, one.out) << devices << several.err;
@@ -483,8 +469,8 @@ TEST_F(Infer, FilesWithoutMetadataNeedOnlyTheirTensors) {
   bytes.replace(at, 10, "\"somebody\"");
   write(directory_->path() / "foreign.safetensors", bytes);
   const auto known = infer("resnet18 --weights animals.safetensors --input pictures --quiet");
-  const auto foreign = infer("resnet18 --weights foreign.safetensors --input pictures --image-size 32 --quiet");
-  ASSERT_EQ(foreign.code, 0) << foreign.err;
+  const auto foreign =
+      ended_well(infer("resnet18 --weights foreign.safetensors --input pictures --image-size 32 --quiet"));
   EXPECT_THAT(foreign.out, HasSubstr("class 0"));
   std::string named = foreign.out;
   for (const auto& [number, name] : {std::pair{"class 0", "cat"}, std::pair{"class 1", "dog"}})
@@ -495,43 +481,28 @@ TEST_F(Infer, FilesWithoutMetadataNeedOnlyTheirTensors) {
 }
 
 TEST_F(Infer, MetadataIsCheckedAgainstTheData) {
-  write(directory_->path() / "other.txt", [] {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += "a quick dog! ";
-    return text;
-  }());
-  write(directory_->path() / "part.txt", [] {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += "a dog over the fox ";
-    return text;
-  }());
+  std::string other, part;
+  for (int i = 0; i < 60; ++i) other += "a quick dog! ", part += "a dog over the fox ";
+  write(directory_->path() / "other.txt", other);
+  write(directory_->path() / "part.txt", part);
   const auto eval = [&](const std::string& line) { return run("lockstep eval " + line + " --device cpu"); };
   // Sizes come from the file, and so does the vocabulary.
-  const auto same = eval("gpt --weights text.safetensors --data text:fox.txt");
-  EXPECT_EQ(same.code, 0) << same.err;
-  EXPECT_EQ(eval("gpt --weights text.safetensors --data text:part.txt").code, 0);
-  const auto unknown = eval("gpt --weights text.safetensors --data text:other.txt");
-  EXPECT_EQ(unknown.code, 3);
-  EXPECT_THAT(unknown.err, AllOf(HasSubstr("other.txt"), HasSubstr("U+0021"), HasSubstr("byte 11")));
-  const auto kind = eval("gpt --weights text.safetensors --data tokens:tokens.bin");
-  EXPECT_EQ(kind.code, 2);
-  EXPECT_THAT(kind.err, HasSubstr("trained on characters"));
-  const auto sizes = eval("cnn --weights digits.safetensors --data random:1x28x28,8");
-  EXPECT_EQ(sizes.code, 2);
-  EXPECT_THAT(sizes.err, HasSubstr("digits.safetensors holds a model for samples of 8x8x1, and those of random"));
-  const auto heads = eval("gpt --weights text.safetensors --data text:fox.txt --heads 1");
-  EXPECT_EQ(heads.code, 2);
-  EXPECT_THAT(heads.err, HasSubstr("--heads 1"));
+  for (const char* same : {"fox.txt", "part.txt"})
+    ended_well(eval(std::string("gpt --weights text.safetensors --data text:") + same));
   fs::create_directories(directory_->path() / "birds");
   for (const char* name : {"cat", "emu"})
     fs::copy(directory_->path() / "animals/cat", directory_->path() / "birds" / name);
-  const auto classes = eval("resnet18 --weights animals.safetensors --data images:birds --image-size 32");
-  EXPECT_EQ(classes.code, 2);
-  EXPECT_THAT(classes.err, AllOf(HasSubstr("'dog'"), HasSubstr("'emu'")));
-  const auto tuned =
+  EXPECT_THAT(eval("gpt --weights text.safetensors --data text:other.txt"),
+              fails_with(3, "other.txt", "U+0021", "byte 11"));
+  EXPECT_THAT(eval("gpt --weights text.safetensors --data tokens:tokens.bin"), fails_with(2, "trained on characters"));
+  EXPECT_THAT(eval("cnn --weights digits.safetensors --data random:1x28x28,8"),
+              fails_with(2, "digits.safetensors holds a model for samples of 8x8x1, and those of random"));
+  EXPECT_THAT(eval("gpt --weights text.safetensors --data text:fox.txt --heads 1"), fails_with(2, "--heads 1"));
+  EXPECT_THAT(eval("resnet18 --weights animals.safetensors --data images:birds --image-size 32"),
+              fails_with(2, "'dog'", "'emu'"));
+  ended_well(
       run("lockstep train resnet18 --weights animals.safetensors --reset-head --data images:birds --image-size 32 "
-          "--steps 1 --batch 4 --quiet --device cpu --save birds.safetensors");
-  EXPECT_EQ(tuned.code, 0) << tuned.err;
+          "--steps 1 --batch 4 --quiet --device cpu --save birds.safetensors"));
   EXPECT_THAT(infer("resnet18 --weights birds.safetensors --input pictures").out, HasSubstr("emu"));
 }
 
@@ -542,9 +513,8 @@ TEST_F(Infer, StopsWhenStdoutIsClosed) {
           "head -c 40 | wc -c; echo ${PIPESTATUS[0]}");
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("40\n"), HasSubstr("141"))) << outcome.err;
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
-  const auto full = run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 5 >/dev/full");
-  EXPECT_EQ(full.code, 3);
-  EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+  EXPECT_THAT(run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 5 >/dev/full"),
+              fails_with(3, "cannot write to standard output"));
 }
 
 TEST_F(Infer, StopsOnRequest) {

@@ -44,15 +44,12 @@ TEST(Launched, AUsageErrorGoesWhereStderrGoes) {
 TEST(Launched, DataHasNoPrefix) {
   const TemporaryDirectory directory;
   const std::string launch = "lockstep launch -n 2 -- lockstep bench ", sizes = " --min 8 --max 64K --iterations 2 ";
-  const auto as_json = run(launch + "allreduce --json" + sizes, directory.path());
-  ASSERT_EQ(as_json.code, 0) << as_json.err;
+  const auto as_json = run_well(launch + "allreduce --json" + sizes, directory.path());
   ASSERT_FALSE(as_json.out.empty());
   for (const auto& line : lines_of(as_json.out)) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
-  const auto as_csv = run(launch + "allreduce --csv" + sizes, directory.path());
-  ASSERT_EQ(as_csv.code, 0) << as_csv.err;
+  const auto as_csv = run_well(launch + "allreduce --csv" + sizes, directory.path());
   EXPECT_EQ(as_csv.out.find("collective,bytes,"), 0u) << as_csv.out;
-  const auto step = run(launch + "step mlp --steps 2 --warmup-steps 1 --json", directory.path());
-  ASSERT_EQ(step.code, 0) << step.err;
+  const auto step = run_well(launch + "step mlp --steps 2 --warmup-steps 1 --json", directory.path());
   EXPECT_TRUE(nlohmann::json::accept(step.out)) << step.out;
   const auto table = run(launch + "allreduce" + sizes, directory.path());
   for (const auto& line : lines_of(table.out)) EXPECT_EQ(line.find("[0] "), 0u) << line;

@@ -7,9 +7,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 #if defined(LOCKSTEP_SANITIZED)
 constexpr const char* kLimit = "";  // sanitizers reserve terabytes of addresses for themselves
 #else
@@ -21,8 +18,7 @@ class Memory : public ::testing::Test {
   // One line, before anything is taken: a shell's limit on memory would end it otherwise, with another line.
   void expect_refused(const std::string& line, const std::string& what, bool one_line = true) {
     const Outcome outcome = run(kLimit + line, directory_.path());
-    EXPECT_EQ(outcome.code, 4) << line << "\n" << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("this run needs at least"), HasSubstr(what), HasSubstr(" free"))) << line;
+    EXPECT_THAT(outcome, fails_with(4, "this run needs at least", what, " free"));
     if (one_line) {
       EXPECT_EQ(lines_of(outcome.err).size(), 1u) << line << "\n" << outcome.err;
     }
@@ -59,7 +55,7 @@ TEST_F(Memory, Infer) {
 }
 
 TEST_F(Memory, InferWithWeights) {
-  ASSERT_EQ(run("lockstep train mlp --data digits --steps 1 --hidden 8 --quiet --save w.safetensors", path()).code, 0);
+  run_well("lockstep train mlp --data digits --steps 1 --hidden 8 --quiet --save w.safetensors", path());
   expect_refused("lockstep infer mlp --weights w.safetensors --input random:16000000x64,200 --threads 200 --device cpu",
                  "activations");
 }

@@ -92,8 +92,7 @@ int replace_in_memory(int pid, const std::string& before, const std::string& aft
 class ReplicaCheck : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto outcome = run(std::string(kTrain) + " --steps 1 --save before.safetensors", directory_.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well(std::string(kTrain) + " --steps 1 --save before.safetensors", directory_.path());
     before_ = first_bytes_of(directory_.path() / "before.safetensors");
     after_ = before_;
     after_[4] = static_cast<char>(after_[4] ^ 1);

@@ -37,12 +37,10 @@ TEST(Restarted, KilledRanksChangeNoBit) {
   for (const int ranks : {2, 3}) {
     const TemporaryDirectory whole, killed;
     const std::string launch = "lockstep launch -n " + std::to_string(ranks) + " ";
-    const auto undisturbed = run(launch + "-- " + kTrain, whole.path());
-    ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;
-    const auto outcome = run(kKillOne + launch + "--max-restarts 20 --log-dir logs -- " + kTrain + kResumes +
-                                 " & pid=$!; kill_one 0 1; kill_one 1 2; kill_one 0 3; kill_one 1 4; wait $pid",
-                             killed.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well(launch + "-- " + kTrain, whole.path());
+    const auto outcome = run_well(kKillOne + launch + "--max-restarts 20 --log-dir logs -- " + kTrain + kResumes +
+                                      " & pid=$!; kill_one 0 1; kill_one 1 2; kill_one 0 3; kill_one 1 4; wait $pid",
+                                  killed.path());
     EXPECT_EQ(hash_in(killed.path()), hash_in(whole.path()));
     EXPECT_EQ(hash_in(whole.path()).size(), 64u);
     EXPECT_EQ(read_metrics(killed.path() / "m.jsonl").losses.size(), 400u);
@@ -64,17 +62,16 @@ TEST(Restarted, InShardsFewerRanksChangeNoBit) {
   const TemporaryDirectory whole, killed;
   const std::string train =
       "lockstep train cnn --data digits --shards 4 --batch 8 --steps 1000 --quiet --metrics m.jsonl ";
-  ASSERT_EQ(run("lockstep launch -n 2 -- " + train, whole.path()).code, 0);
-  const auto outcome =
-      run(kKillOne +
-              "restarts() { cat logs/restarts.jsonl 2>/dev/null | grep -c lost_steps; }\n"
-              "kill_soon() { until [ -n \"$(program_of 3)\" ] || ! kill -0 $pid; do sleep 0.01; done\n"
-              "  kill -KILL $(program_of 3); until [ $(restarts) -ge $1 ] || ! kill -0 $pid; do sleep 0.01; done; }\n"
-              "lockstep launch -n 4 --max-restarts 20 --min-ranks 1 --log-dir logs -- " +
-              train +
-              "--checkpoint-dir ck --checkpoint-every 0 --resume auto & pid=$!; kill_soon 1; kill_soon 2; wait $pid",
-          killed.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well("lockstep launch -n 2 -- " + train, whole.path());
+  const auto outcome = run_well(
+      kKillOne +
+          "restarts() { cat logs/restarts.jsonl 2>/dev/null | grep -c lost_steps; }\n"
+          "kill_soon() { until [ -n \"$(program_of 3)\" ] || ! kill -0 $pid; do sleep 0.01; done\n"
+          "  kill -KILL $(program_of 3); until [ $(restarts) -ge $1 ] || ! kill -0 $pid; do sleep 0.01; done; }\n"
+          "lockstep launch -n 4 --max-restarts 20 --min-ranks 1 --log-dir logs -- " +
+          train +
+          "--checkpoint-dir ck --checkpoint-every 0 --resume auto & pid=$!; kill_soon 1; kill_soon 2; wait $pid",
+      killed.path());
   const auto restarts = events_of(killed.path() / "logs" / "restarts.jsonl", "restart");
   ASSERT_EQ(restarts.size(), 2u) << outcome.err;
   EXPECT_EQ(restarts[0]["ranks"], 4);
@@ -118,9 +115,8 @@ TEST(Restarted, HostsWithoutSlotsNeedAGlobalBatchToo) {
   for (const auto& [flags, says] :
        std::vector<std::pair<std::string, std::string>>{{"--hosts a,b --min-ranks 1", "add --global-batch G to it"},
                                                         {"--hosts a:2,b:1 --min-ranks 2", "add --global-batch 96"}}) {
-    const auto outcome = run("lockstep launch --max-restarts 2 " + flags + train, directory.path());
-    EXPECT_EQ(outcome.code, 2) << flags;
-    EXPECT_THAT(outcome.err, HasSubstr(says));
+    EXPECT_THAT(run("lockstep launch --max-restarts 2 " + flags + train, directory.path()), fails_with(2, says))
+        << flags;
   }
 }
 
@@ -128,20 +124,15 @@ TEST(Restarted, HostsWithoutSlotsNeedAGlobalBatchToo) {
 TEST(Restarted, JobWithACheckpointResumes) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train cnn --data digits --quiet --steps 30 " + kResumes;
-  auto outcome = run("LOCKSTEP_CHECKPOINT_STEP=20 " + train, directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("this job has taken a checkpoint of step 20, and ck on host "),
-                                 HasSubstr(" has none → put --checkpoint-dir on a file system that all hosts share")));
-  ASSERT_EQ(run(train, directory.path()).code, 0);
-  outcome = run("LOCKSTEP_CHECKPOINT_STEP=31 " + train, directory.path());
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr(" has none after step 30"));
-  outcome = run("LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(run("LOCKSTEP_CHECKPOINT_STEP=20 " + train, directory.path()),
+              fails_with(6, "this job has taken a checkpoint of step 20, and ck on host ",
+                         " has none → put --checkpoint-dir on a file system that all hosts share"));
+  run_well(train, directory.path());
+  EXPECT_THAT(run("LOCKSTEP_CHECKPOINT_STEP=31 " + train, directory.path()), fails_with(6, " has none after step 30"));
+  run_well("LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
   // One that is not whole explains why an older one is taken.
-  outcome =
-      run("echo x >>ck/step-0000000030/weights.safetensors; LOCKSTEP_CHECKPOINT_STEP=30 " + train, directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well("echo x >>ck/step-0000000030/weights.safetensors; LOCKSTEP_CHECKPOINT_STEP=30 " + train,
+                                directory.path());
   EXPECT_THAT(outcome.err, HasSubstr("the one before it is taken"));
 }
 
@@ -150,20 +141,16 @@ TEST(OwnRanks, NeedNoMpirun) {
   const TemporaryDirectory directory;
   const std::string train = "lockstep train cnn --data digits --steps 5 --quiet --metrics m.jsonl";
   const std::string without = "PATH=$(dirname $(command -v lockstep)); ";
-  auto outcome = run(without + "lockstep launch -n 3 -- " + train, directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  run_well(without + "lockstep launch -n 3 -- " + train, directory.path());
   const std::string hash = hash_in(directory.path());
-  outcome = run("lockstep launch -n 3 --mpi -- " + train, directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  run_well("lockstep launch -n 3 --mpi -- " + train, directory.path());
   EXPECT_EQ(hash_in(directory.path()), hash);
   for (const std::string more : {" --backend mpi", " --backend=mpi"}) {
-    outcome = run(without + "lockstep launch -n 2 -- " + train + more, directory.path());
-    EXPECT_EQ(outcome.code, 4) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("no mpirun in PATH"));
+    EXPECT_THAT(run(without + "lockstep launch -n 2 -- " + train + more, directory.path()),
+                fails_with(4, "no mpirun in PATH"));
   }
   // Other programs are started as well as it goes without.
-  outcome = run(without + "lockstep launch -n 2 -- /usr/bin/env", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome = run_well(without + "lockstep launch -n 2 -- /usr/bin/env", directory.path());
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0] RANK=0\n"), HasSubstr("[1] RANK=1\n"), HasSubstr("WORLD_SIZE=2\n")));
   EXPECT_THAT(outcome.err, HasSubstr("warning: there is no mpirun in PATH, so the ranks of /usr/bin/env are"));
 }

@@ -22,12 +22,11 @@ TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
   for (int n = 1; n <= 5; ++n) {
     const std::string file = "m" + std::to_string(n) + ".jsonl";
     // Every step ends with a bitwise comparison of all ranks' parameters.
-    const auto outcome = run(on_ranks(n) +
-                                 "lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
-                                 "--check-replicas 1 --metrics " +
-                                 file,
-                             directory.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well(on_ranks(n) +
+                 "lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
+                 "--check-replicas 1 --metrics " +
+                 file,
+             directory.path());
     runs[n] = read_metrics(directory.path() / file);
     ASSERT_EQ(runs[n].losses.size(), 69u);
     ASSERT_EQ(runs[n].evaluations.size(), 3u);
@@ -55,10 +54,9 @@ TEST(SameTraining, LossesAgreeOnOneToFourDevicesOfOneProcess) {
     std::vector<Metrics> runs;
     for (const char* devices : {"--device cpu", "--device cpu --parallel dp", "--device cpu:0,1 --parallel dp",
                                 "--device cpu:2,0,1 --parallel dp", "--device cpu:0,1,2,3 --parallel dp"}) {
-      const auto outcome = run("lockstep train " + c.options + " " + devices +
-                                   " --data digits --steps 40 --quiet --check-replicas 7 --metrics m.jsonl",
-                               directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      run_well("lockstep train " + c.options + " " + devices +
+                   " --data digits --steps 40 --quiet --check-replicas 7 --metrics m.jsonl",
+               directory.path());
       runs.push_back(read_metrics(directory.path() / "m.jsonl"));
       std::filesystem::remove(directory.path() / "m.jsonl");
       ASSERT_EQ(runs.back().losses.size(), 40u);
@@ -74,11 +72,10 @@ TEST(SameTraining, LossesAgreeOnOneToFourDevicesOfOneProcess) {
 // README's command.
 TEST(SameTraining, TwoRanksLearnDigits) {
   const TemporaryDirectory directory;
-  const auto outcome =
-      run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 20 --save digits.safetensors "
-          "--metrics m.jsonl",
-          directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(
+      "lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 20 --save digits.safetensors "
+      "--metrics m.jsonl",
+      directory.path());
   const auto metrics = read_metrics(directory.path() / "m.jsonl");
   EXPECT_EQ(metrics.losses.size(), 460u);
   ASSERT_EQ(metrics.evaluations.size(), 20u);
@@ -95,10 +92,9 @@ TEST(SameTraining, ARunRepeatsBitForBit) {
                                        {on_ranks(3), "--backend shm"},
                                        {"lockstep launch -n 3 -- ", "--backend mpi"}}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
-      const auto outcome = run(
+      run_well(
           start + "lockstep train cnn --data digits --steps 30 --quiet --check-replicas 1 --metrics m.jsonl " + options,
           directory.path());
-      ASSERT_EQ(outcome.code, 0) << outcome.err;
       const std::string hash = read_metrics(directory.path() / "m.jsonl").final["params_sha256"];
       if (first.empty()) first = hash;
       EXPECT_EQ(hash, first) << "options:" << options;
@@ -108,10 +104,9 @@ TEST(SameTraining, ARunRepeatsBitForBit) {
 
 TEST(SameTraining, MoreRanksThanSamples) {
   const TemporaryDirectory directory;
-  const auto outcome = run(
+  run_well(
       on_ranks(5) + "lockstep train linear --data random:7,3 --epochs 4 --quiet --check-replicas 1 --metrics m.jsonl",
       directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto metrics = read_metrics(directory.path() / "m.jsonl");
   EXPECT_EQ(metrics.losses.size(), 4u);
   for (const auto& evaluation : metrics.evaluations) EXPECT_EQ(evaluation["samples"], 1);
@@ -120,38 +115,31 @@ TEST(SameTraining, MoreRanksThanSamples) {
 TEST(SameTraining, PlainMpirunWorksAsWell) {
   const TemporaryDirectory directory;
   const auto outcome =
-      run("mpirun --oversubscribe -np 2 lockstep train cnn --data digits --epochs 1 --quiet", directory.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+      run_well("mpirun --oversubscribe -np 2 lockstep train cnn --data digits --epochs 1 --quiet", directory.path());
   EXPECT_NE(outcome.out.find("on 2 ranks"), std::string::npos) << outcome.out;
 }
 
 TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
   const TemporaryDirectory directory;
-  auto outcome =
-      run(on_ranks(2) + "lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl --save w.safetensors",
-          directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(on_ranks(2) + "lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl --save w.safetensors",
+           directory.path());
   // A learning rate of 0 leaves the loaded parameters as they are.
-  outcome =
-      run("lockstep train cnn --data digits --steps 1 --lr 0 --optimizer sgd --quiet --metrics b.jsonl "
-          "--weights w.safetensors",
-          directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(
+      "lockstep train cnn --data digits --steps 1 --lr 0 --optimizer sgd --quiet --metrics b.jsonl "
+      "--weights w.safetensors",
+      directory.path());
   const auto a = read_metrics(directory.path() / "a.jsonl"), b = read_metrics(directory.path() / "b.jsonl");
   EXPECT_EQ(a.final["params_sha256"], b.final["params_sha256"]);
   EXPECT_EQ(a.final["accuracy"], b.final["accuracy"]);
   // And nowhere else.
-  outcome = run("lockstep train mlp --data digits --steps 1 --weights w.safetensors", directory.path());
-  EXPECT_EQ(outcome.code, 2);
-  EXPECT_NE(outcome.err.find("w.safetensors holds a cnn, not a mlp"), std::string::npos) << outcome.err;
+  EXPECT_THAT(run("lockstep train mlp --data digits --steps 1 --weights w.safetensors", directory.path()),
+              fails_with(2, "w.safetensors holds a cnn, not a mlp"));
 }
 
 TEST(SameTraining, FlagsFromFileEnvironmentAndCommandLine) {
   const TemporaryDirectory directory;
   std::ofstream(directory.path() / "c.toml") << "data = \"digits\"\nsteps = 7\nbatch = 8\nquiet = true\n";
-  const auto outcome =
-      run("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl", directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl", directory.path());
   EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses.size(), 3u);
 }
 
@@ -160,11 +148,10 @@ TEST(SameTraining, WaitsOfThreadsAreShortAndTheirBitsTheSame) {
   const TemporaryDirectory directory;
   std::set<std::string> parameters;
   const auto train = [&](const std::string& environment) {
-    const auto outcome = run(environment +
-                                 " lockstep train cnn --data digits --steps 20 --threads 2 --log-level debug "
-                                 "--metrics m.jsonl",
-                             directory.path());
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = run_well(environment +
+                                      " lockstep train cnn --data digits --steps 20 --threads 2 --log-level debug "
+                                      "--metrics m.jsonl",
+                                  directory.path());
     parameters.insert(read_metrics(directory.path() / "m.jsonl").final["params_sha256"]);
     std::filesystem::remove(directory.path() / "m.jsonl");
     return outcome.err;
@@ -191,8 +178,7 @@ TEST(SameTraining, ThreadsThatOpenMPWithholdsAreCounted) {
       " lockstep train gpt --data text:text --layers 2 --width 64 --context 32 --steps 10 --quiet --metrics m.jsonl ";
   const auto parameters = [&](const std::string& environment, const std::string& flags) {
     std::filesystem::remove(directory.path() / "m.jsonl");
-    const auto outcome = run(environment + line + flags, directory.path());
-    EXPECT_EQ(outcome.code, 0) << environment << outcome.err;
+    const auto outcome = run_well(environment + line + flags, directory.path());
     return std::pair(read_metrics(directory.path() / "m.jsonl").final["params_sha256"].get<std::string>(), outcome.err);
   };
   const std::string two = parameters("", "--threads 2").first, one = parameters("", "--threads 1").first;

@@ -8,7 +8,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kFewSteps = "lockstep train linear --data random:4,20 --steps 2 --quiet --timeout-seconds 60";
@@ -21,8 +20,7 @@ class Surroundings : public ::testing::Test {
     return run("unshare -r" + namespaces + " bash -c \"" + change + "; " + command + "\"", directory_.path());
   }
   void expect_refusal(const Outcome& outcome, const std::string& what, const std::string& remedy) {
-    EXPECT_EQ(outcome.code, 4) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(what), HasSubstr("→ " + remedy)));
+    EXPECT_THAT(outcome, fails_with(4, what, "→ " + remedy));
     EXPECT_EQ(lines_of(outcome.err).size(), 1U) << outcome.err;
   }
 
@@ -35,10 +33,8 @@ TEST_F(Surroundings, NoLoopbackNetwork) {
                  "bring it up: ip link set lo up");
   const std::string rank = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 MASTER_ADDR=";
   for (const char* address : {"127.0.0.1", "::1", "localhost"}) {
-    const auto outcome = run_in("n", ":", rank + address + " " + kFewSteps);
-    EXPECT_EQ(outcome.code, 4) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("this host's loopback network is not there: "),
-                                   HasSubstr("→ bring it up: ip link set lo up")));
+    EXPECT_THAT(run_in("n", ":", rank + address + " " + kFewSteps),
+                fails_with(4, "this host's loopback network is not there: ", "→ bring it up: ip link set lo up"));
   }
   // One rank finds nobody.
   for (const std::string& command : {kFewSteps, "lockstep launch -n 1 -- " + kFewSteps})
@@ -57,8 +53,7 @@ TEST_F(Surroundings, Ipv6Alone) {
   if (run_in("n", change, "ip -6 addr show lo | grep -q ::1").code != 0)
     GTEST_SKIP() << "no network namespaces, no ip, or no IPv6 here";
   for (const std::string& command : {kTwoRanks, "lockstep launch --hosts localhost:2 -- " + kFewSteps}) {
-    const auto outcome = run_in("n", change, command);
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto outcome = ended_well(run_in("n", change, command));
     EXPECT_THAT(outcome.out, HasSubstr("on 2 ranks"));
   }
 }
@@ -69,9 +64,8 @@ TEST_F(Surroundings, LongNamesOfHosts) {
   EXPECT_EQ(run_in("u", change, kTwoRanks).code, 0);
   const auto outcome = run_in("u", change, "lockstep launch --mpi -n 2 -- " + kFewSteps);
   if (outcome.code == 0) GTEST_SKIP() << "this mpirun takes such names";
-  EXPECT_EQ(outcome.code, 4) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56"),
-                                 HasSubstr("→ shorten it (hostname NAME), or leave --mpi out")));
+  EXPECT_THAT(outcome, fails_with(4, "was ended by SIGABRT: Open MPI 4 takes names of hosts of at most 56",
+                                  "→ shorten it (hostname NAME), or leave --mpi out"));
 }
 
 TEST_F(Surroundings, NoProc) {
@@ -94,8 +88,7 @@ TEST_F(Surroundings, FewOpenFiles) {
   for (const auto& [limit, command] : {std::pair("-n 24", "lockstep launch -n 4 -- " + kFewSteps),
                                        std::pair("-Sn 8", "lockstep launch -n 4 -- " + kFewSteps),
                                        std::pair("-n 20", kTwoRanks), std::pair("-n 16", kFewSteps)}) {
-    const auto outcome = within(limit, command);
-    EXPECT_EQ(outcome.code, 0) << limit << " " << command << outcome.err;
+    ended_well(within(limit, command));
   }
 }
 

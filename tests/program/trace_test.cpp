@@ -63,12 +63,10 @@ std::vector<std::string> names_of(const std::vector<Span>& spans) {
 
 TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
   const TemporaryDirectory directory;
-  const auto outcome =
-      run(on_ranks(3) +
-              "lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 --first-bucket-mb 0.05 "
-              "--trace t.json",
-          directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  run_well(on_ranks(3) +
+               "lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 --first-bucket-mb 0.05 "
+               "--trace t.json",
+           directory.path());
   File file = read_trace(directory.path() / "t.json");
   ASSERT_EQ(file.ranks, (std::set<int>{0, 1, 2}));
 
@@ -142,11 +140,10 @@ TEST(Trace, BadPathsAreRefusedBeforeTraining) {
 
 TEST(Trace, MustBeAskedForOnAllRanks) {
   const TemporaryDirectory directory;
-  const auto outcome =
+  EXPECT_THAT(
       run(on_ranks(2) + "bash -c \"lockstep train mlp --data digits \\$([ \\$RANK = 1 ] && echo --trace t.json)\"",
-          directory.path());
-  EXPECT_EQ(outcome.code, 5) << outcome.err;
-  EXPECT_NE(outcome.err.find("trace=yes"), std::string::npos) << outcome.err;
+          directory.path()),
+      fails_with(5, "trace=yes"));
 }
 
 }  // namespace

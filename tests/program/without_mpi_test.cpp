@@ -168,11 +168,9 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
       EXPECT_EQ(processes_.wait(started), 0) << processes_.output(started);
       EXPECT_THAT(processes_.output(started), HasSubstr(rank == 0 ? "on " + count + " ranks" : std::string()));
     }
-    const auto outcome =
-        run("mpirun --oversubscribe -np " + count +
-                " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count,
-            directory_.path());
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    run_well("mpirun --oversubscribe -np " + count +
+                 " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count,
+             directory_.path());
     EXPECT_EQ(hash_in("a" + count).size(), 64u) << hash_in("a" + count);
     EXPECT_EQ(hash_in("a" + count), hash_in("b" + count));
   }
@@ -300,14 +298,11 @@ TEST_F(WithoutMpi, UnderMpirunTheFallbackIsMessages) {
   const std::string line =
       "mpirun --oversubscribe --mca btl self,tcp -np 2 bash -c \"ulimit -f 16; exec lockstep train cnn --data digits "
       "--steps 5 --quiet";
-  auto outcome = run(line + "\"", directory_.path());
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  auto outcome = run_well(line + "\"", directory_.path());
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("warning: no "), HasSubstr("of shared memory: File too large"),
                                  HasSubstr("data goes through MPI")));
   EXPECT_THAT(outcome.out, HasSubstr("on 2 ranks"));
-  outcome = run(line + " --backend shm\"", directory_.path());
-  EXPECT_EQ(outcome.code, 4) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("error: no "));
+  EXPECT_THAT(run(line + " --backend shm\"", directory_.path()), fails_with(4, "error: no "));
 }
 
 TEST_F(WithoutMpi, AMissingRankIsNamedOnce) {

@@ -24,8 +24,10 @@ namespace {
 
 using fake_nccl::counts;
 using fake_nccl::script;
+using ::testing::_;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Matcher;
 using ::testing::Not;
 using ::testing::StartsWith;
 using namespace std::chrono_literals;
@@ -74,6 +76,15 @@ class NcclFaults : public ::testing::Test {
     // Ranks that wait for the same time must not find that the first of them has ended.
     if constexpr (std::is_same_v<E, TimeoutError>) std::this_thread::sleep_for(1s);
     return what;
+  }
+
+  /// `action` on all ranks: the last one's error is an L, whose text is as `there` says, the others' an O.
+  template <class L, class O, class Action>
+  void expect_broken(const Action& action, const Matcher<std::string>& there, const Matcher<std::string>& others) {
+    if (is_last())
+      EXPECT_THAT(broken_by<L>(action), there);
+    else
+      EXPECT_THAT(broken_by<O>(action), others);
   }
 
   void TearDown() override {
@@ -164,26 +175,20 @@ TEST_F(NcclFaults, ARankThatDies) {
 
 TEST_F(NcclFaults, AnErrorOnOneRank) {
   start(1500ms);
-  if (is_last()) {
-    script().call = ncclSystemError;
-    const std::string what = broken_by<NcclError>([&] { all_reduce(10).wait_host(); });
-    EXPECT_EQ(what, "allreduce #2 (sum of 10 f32 at byte 0) failed: unhandled system error");
-    std::this_thread::sleep_for(4s);
-    return;
-  }
-  const std::string what = broken_by<TimeoutError>([&] { all_reduce(10).wait_host(); });
-  EXPECT_THAT(what, HasSubstr(fmt::format("rank {} (host ", last())));
+  if (is_last()) script().call = ncclSystemError;
+  expect_broken<NcclError, TimeoutError>([&] { all_reduce(10).wait_host(); },
+                                         "allreduce #2 (sum of 10 f32 at byte 0) failed: unhandled system error",
+                                         HasSubstr(fmt::format("rank {} (host ", last())));
+  if (is_last()) std::this_thread::sleep_for(4s);
 }
 
 TEST_F(NcclFaults, OneRankDoesNotJoin) {
   meet();
   if (is_last()) script().init_hangs = true;
-  if (is_last()) {
-    const std::string what = broken_by<TimeoutError>([&] { make(1500ms); });
-    EXPECT_THAT(what, StartsWith(fmt::format("joining {} ranks by NCCL timed out after ", last() + 1)));
-  } else {
-    const std::string what = broken_by<PeerError>([&] { make(1500ms); });
-    EXPECT_EQ(what, fmt::format("rank {} could not join the others by NCCL", last()));
+  expect_broken<TimeoutError, PeerError>(
+      [&] { make(1500ms); }, StartsWith(fmt::format("joining {} ranks by NCCL timed out after ", last() + 1)),
+      fmt::format("rank {} could not join the others by NCCL", last()));
+  if (!is_last()) {
     EXPECT_EQ(code_, 5);
   }
 }
@@ -206,21 +211,14 @@ TEST_F(NcclFaults, OneRankCannotJoin) {
 TEST_F(NcclFaults, AnotherVersion) {
   meet();
   if (is_last()) script().version = NCCL_VERSION(2, 20, 3);
-  if (is_last()) {
-    const std::string what = broken_by<OutOfStepError>([&] { make(60s); });
-    EXPECT_THAT(what, AllOf(HasSubstr("has NCCL=2.20.3 where rank 0"), HasSubstr("has NCCL=2.28.")));
-  } else {
-    broken_by<PeerError>([&] { make(60s); });
-  }
+  expect_broken<OutOfStepError, PeerError>(
+      [&] { make(60s); }, AllOf(HasSubstr("has NCCL=2.20.3 where rank 0"), HasSubstr("has NCCL=2.28.")), _);
   EXPECT_EQ(counts().inits, 0);
 }
 
 TEST_F(NcclFaults, AGpuThatIsNotThere) {
   meet();
-  if (is_last())
-    broken_by<DeviceError>([&] { make(60s, 7); });
-  else
-    EXPECT_THAT(broken_by<PeerError>([&] { make(60s); }), HasSubstr("there is no GPU 7"));
+  expect_broken<DeviceError, PeerError>([&] { make(60s, is_last() ? 7 : 0); }, _, HasSubstr("there is no GPU 7"));
 }
 
 TEST_F(NcclFaults, ASendOfAnotherSize) {

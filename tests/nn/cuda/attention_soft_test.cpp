@@ -28,27 +28,27 @@ class SoftAttention : public DeviceTest {
     const Tensor lengths = cpu->empty({samples}, DType::kI32);
     constexpr std::array<std::int32_t, samples> kLengths = {7, tokens};
     cpu->upload(std::as_bytes(std::span(kLengths)), lengths);
-    AttentionOptions on_cpu{.causal = causal, .dropout = p, .dropout_state = state};
-    if (lengths_at) on_cpu.lengths = lengths;
-    AttentionOptions drop = on_cpu;
-    drop.dropout_state = plain(state);
-    if (lengths_at) drop.lengths = on_device(lengths, DType::kI32, *lengths_at);
-    const Tensor qkv_host = random(of_qkv, 1), dy_host = random(of_y, 2), y_host = cpu->empty(of_y);
-    const Tensor sums_host = cpu->zeros(of_sums), dqkv_host = cpu->empty(of_qkv);
-    cpu->attention().forward(qkv_host, heads, on_cpu, y_host, sums_host);
-    rounded(y_host);
-    cpu->attention().backward(qkv_host, heads, on_cpu, y_host, sums_host, dy_host, dqkv_host);
+    Both<AttentionOptions> options;
+    options.host = {.causal = causal, .dropout = p, .dropout_state = state};
+    if (lengths_at) options.host.lengths = lengths;
+    options.device = options.host;
+    options.device.dropout_state = plain(state);
+    if (lengths_at) options.device.lengths = on_device(lengths, DType::kI32, *lengths_at);
 
     const auto before = soft_cuda::counts().fused_attentions;
-    const Tensor qkv = activation(qkv_host), y = activation(y_host), dy = activation(dy_host), sums = plain(sums_host);
-    const auto made = results({activation_like(of_y), {of_sums}},
-                              [&](const auto& out) { attention->forward(qkv, heads, drop, out[0], out[1]); });
-    const auto gradient = results({activation_like(of_qkv)},
-                                  [&](const auto& out) { attention->backward(qkv, heads, drop, y, sums, dy, out[0]); });
     const double ulps = is_half(type()) ? 0x1p16 * finer_than_bf16(type()) : 64.0;
-    expect_close(y_host, made[0], {type(), ulps});
-    if (!lengths_at) expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
-    expect_close(dqkv_host, gradient[0], {type(), ulps, 4.0});
+    const Operand qkv = activations(random(of_qkv, 1)), dy = activations(random(of_y, 2));
+    std::vector<Tolerance> tolerances = {{type(), ulps}};
+    if (!lengths_at) tolerances.push_back({DType::kF32, 64.0, 8.0});
+    const auto made = DeviceTest::compare(
+        cpu->attention(), *attention,
+        {activation_like(of_y), {of_sums, DType::kF32, lengths_at ? cpu->zeros(of_sums) : Tensor()}}, tolerances,
+        [&](auto& on, Side at, const auto& out) { on.forward(at(qkv), heads, at(options), out[0], out[1]); });
+    const Operand y = activations(rounded(made.expected[0])), sums = plains(made.expected[1]);
+    DeviceTest::compare(cpu->attention(), *attention, {activation_like(of_qkv)}, {{type(), ulps, 4.0}},
+                        [&](auto& on, Side at, const auto& out) {
+                          on.backward(at(qkv), heads, at(options), at(y), at(sums), at(dy), out[0]);
+                        });
     return soft_cuda::counts().fused_attentions - before;
   }
 

@@ -36,37 +36,34 @@ class CudaAttention : public DeviceTest {
   }
 
   // Forward and backward, against the CPU's.
-  void compare(const AttentionSizes& s, AttentionOptions options, bool padded, double scale = 2.0) {
-    SCOPED_TRACE(fmt::format("{}, causal {}, padded {}", s.text(), options.causal, padded));
-    AttentionOptions on_cpu = options;
+  void compare(const AttentionSizes& s, const AttentionOptions& how, bool padded, double scale = 2.0) {
+    SCOPED_TRACE(fmt::format("{}, causal {}, padded {}", s.text(), how.causal, padded));
+    Both<AttentionOptions> options = {how, how};
     const auto to_both = [&](auto numbers, DType dtype, Tensor AttentionOptions::*place) {
-      on_cpu.*place = cpu->empty({static_cast<std::int64_t>(numbers.size())}, dtype);
-      cpu->upload(std::as_bytes(std::span(numbers)), on_cpu.*place);
-      options.*place = plain(on_cpu.*place);
+      options.host.*place = cpu->empty({static_cast<std::int64_t>(numbers.size())}, dtype);
+      cpu->upload(std::as_bytes(std::span(numbers)), options.host.*place);
+      options.device.*place = plain(options.host.*place);
     };
-    if (options.dropout > 0)
-      to_both(std::vector<std::int64_t>{9, 4, 17}, DType::kI64, &AttentionOptions::dropout_state);
+    if (how.dropout > 0) to_both(std::vector<std::int64_t>{9, 4, 17}, DType::kI64, &AttentionOptions::dropout_state);
     if (padded && s.batch > 0) {
       std::vector<std::int32_t> lengths;
       for (std::int64_t b = 0; b < s.batch; ++b)
         lengths.push_back(static_cast<std::int32_t>(b % 2 == 0 ? s.tokens * 2 / 3 : s.tokens));
       to_both(lengths, DType::kI32, &AttentionOptions::lengths);
     }
-    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
-    const Tensor log_sums_host = cpu->zeros(s.log_sums()), expected = cpu->empty(s.qkv());
-    cpu->attention().forward(qkv_host, s.heads, on_cpu, y_host, log_sums_host);
-    const Tensor qkv = activation(qkv_host);
-    const auto made = results({activation_like(s.y()), {s.log_sums()}},
-                              [&](const auto& out) { attention->forward(qkv, s.heads, options, out[0], out[1]); });
-    expect_close(y_host, made[0], tolerance(s.tokens, scale));
-    if (!padded && options.dropout == 0) expect_close(log_sums_host, made[1], {DType::kF32, 32.0, 8.0});
-    rounded(y_host);
-    cpu->attention().backward(qkv_host, s.heads, on_cpu, y_host, log_sums_host, dy_host, expected);
-    const Tensor y = activation(y_host), dy = activation(dy_host), log_sums = plain(log_sums_host);
-    const auto got = results({activation_like(s.qkv())}, [&](const auto& out) {
-      attention->backward(qkv, s.heads, options, y, log_sums, dy, out[0]);
-    });
-    expect_close(expected, got[0], tolerance(s.tokens, 4.0 * scale));
+    const Operand qkv = activations(random(s.qkv(), 1)), dy = activations(random(s.y(), 2));
+    // Of weights that are masked or dropped the two keep other sums.
+    std::vector<Tolerance> tolerances = {tolerance(s.tokens, scale)};
+    if (!padded && how.dropout == 0) tolerances.push_back({DType::kF32, 32.0, 8.0});
+    const Output log_sums = {s.log_sums(), DType::kF32, padded ? cpu->zeros(s.log_sums()) : Tensor()};
+    const auto made = DeviceTest::compare(
+        cpu->attention(), *attention, {activation_like(s.y()), log_sums}, tolerances,
+        [&](auto& on, Side at, const auto& out) { on.forward(at(qkv), s.heads, at(options), out[0], out[1]); });
+    const Operand y = activations(rounded(made.expected[0])), sums = plains(made.expected[1]);
+    DeviceTest::compare(cpu->attention(), *attention, {activation_like(s.qkv())}, {tolerance(s.tokens, 4.0 * scale)},
+                        [&](auto& on, Side at, const auto& out) {
+                          on.backward(at(qkv), s.heads, at(options), at(y), at(sums), at(dy), out[0]);
+                        });
   }
 
   std::unique_ptr<AttentionKernels> attention = cuda::make_attention_kernels(context);

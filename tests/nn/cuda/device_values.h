@@ -81,18 +81,24 @@ struct Tolerance {
 /// The same numbers, as a result of the output's type has them.
 constexpr Tolerance kSame = {.ulps = 0.0};
 
-/// An operand of a call that runs with the CPU's kernels and with CUDA's.
-struct Operand {
-  Tensor host, device;
+/// What a call takes that runs with the CPU's kernels and with CUDA's.
+template <class T>
+struct Both {
+  T host, device;
 };
+using Operand = Both<Tensor>;
 /// Which of the two a call takes: `at(x)`.
 struct Side {
   bool on_device;
-  const Tensor& operator()(const Operand& operand) const { return on_device ? operand.device : operand.host; }
+  template <class T>
+  const T& operator()(const Both<T>& both) const {
+    return on_device ? both.device : both.host;
+  }
 };
 
 inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance,
                          const Tensor& rounded_before = {});
+inline void expect_same(const Tensor& expected, const Tensor& actual);
 
 class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
  protected:
@@ -140,10 +146,11 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
     std::vector<Tensor> expected, got;
   };
   /// Runs `call(kernels, at, out)` with the CPU's kernels, and with the device's as results() does, on outputs that
-  /// begin alike. Each output must be as close as its tolerance says; those without one are returned only.
+  /// begin alike. Each output must be as close as its tolerance says; those without one are returned only. `over`: the
+  /// device also computes with output 0 in this operand's place, and must come to the same numbers.
   template <class Kernels, class Call>
   OfBoth compare(Kernels& on_cpu, Kernels& on_device, const std::vector<Output>& outputs,
-                 const std::vector<Tolerance>& tolerances, const Call& call) {
+                 const std::vector<Tolerance>& tolerances, const Call& call, Operand* over = nullptr) {
     OfBoth both;
     for (const Output& output : outputs) {
       both.expected.push_back(cpu->empty(output.shape, is_half(output.dtype) ? DType::kF32 : output.dtype));
@@ -160,6 +167,19 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
       }
       if (tolerances[i].ulps == 0.0 && is_half(outputs[i].dtype)) rounded(both.expected[i]);
       expect_close(both.expected[i], both.got[i], tolerances[i]);
+    }
+    if (over == nullptr) return both;
+    std::vector<Output> in_place = outputs;
+    in_place[0].initial = over->host;
+    const Tensor apart = over->device;
+    const auto again = results(in_place, [&](const std::vector<Tensor>& out) {
+      over->device = out[0];
+      call(on_device, Side{true}, out);
+    });
+    over->device = apart;
+    for (std::size_t i = 0; i < again.size(); ++i) {
+      SCOPED_TRACE(fmt::format("output {}, in place", i));
+      expect_same(both.got[i], again[i]);
     }
     return both;
   }

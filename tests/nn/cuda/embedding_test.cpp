@@ -139,29 +139,19 @@ TEST_P(CudaEmbedding, AddRowsBackward) {
 }
 
 TEST_P(CudaEmbedding, RowIndices) {
-  const auto numbers_of = [&](const Shape& shape, const std::vector<std::int32_t>& positions, std::int64_t position,
-                              std::int64_t rows) {
-    const auto numbers = [&](Backend* host) {
-      Tensor given, made = host != nullptr ? host->empty(shape, DType::kI32) : plain(cpu->empty(shape, DType::kI32));
-      if (!positions.empty()) {
-        const Tensor on_cpu = cpu->empty(shape, DType::kI32);
-        cpu->upload(std::as_bytes(std::span(positions)), on_cpu);
-        given = host != nullptr ? on_cpu : plain(on_cpu);
-      }
-      (host != nullptr ? host->embedding() : *embedding).row_indices(given, position, rows, made);
-      std::vector<std::int32_t> all(static_cast<std::size_t>(shape.count()));
-      std::memcpy(all.data(), (host != nullptr ? made.raw() : download(made).data()),
-                  all.size() * sizeof(std::int32_t));
-      return all;
-    };
-    EXPECT_EQ(numbers(nullptr), numbers(cpu.get()));
-    return numbers(nullptr);
+  const auto indices = [&](const Shape& shape, const std::vector<std::int32_t>& positions, std::int64_t position,
+                           std::int64_t rows) {
+    const Operand given = plains(positions.empty() ? Tensor() : numbers_of(positions, shape));
+    const auto both =
+        compare(cpu->embedding(), *embedding, {{shape, DType::kI32}}, {kSame},
+                [&](auto& on, Side at, const auto& out) { on.row_indices(at(given), position, rows, out[0]); });
+    const auto made = both.got[0].span<std::int32_t>();
+    return std::vector<std::int32_t>(made.begin(), made.end());
   };
-  EXPECT_EQ(numbers_of({2, 3}, {4, 0, 2, 1, 1, 3}, 0, 5), (std::vector<std::int32_t>{4, 0, 2, 6, 6, 8}));
-  EXPECT_EQ(numbers_of({2, 2}, {-1, 4, 5, 0}, 0, 5), (std::vector<std::int32_t>{-1, 4, -1, 5}));
-  EXPECT_EQ(numbers_of({3}, {}, 2, 4), (std::vector<std::int32_t>{2, 6, 10}));
-  const auto many = numbers_of({700}, {}, 0, 3);
-  EXPECT_EQ(many.back(), 699 * 3);
+  EXPECT_EQ(indices({2, 3}, {4, 0, 2, 1, 1, 3}, 0, 5), (std::vector<std::int32_t>{4, 0, 2, 6, 6, 8}));
+  EXPECT_EQ(indices({2, 2}, {-1, 4, 5, 0}, 0, 5), (std::vector<std::int32_t>{-1, 4, -1, 5}));
+  EXPECT_EQ(indices({3}, {}, 2, 4), (std::vector<std::int32_t>{2, 6, 10}));
+  EXPECT_EQ(indices({700}, {}, 0, 3).back(), 699 * 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(, CudaEmbedding, kDeviceCases, name_of_case);

@@ -84,27 +84,24 @@ TEST_P(CudaLayerNorm, BackwardInput) {
   for (const Shape& shape : shapes_of_few_rows()) {
     SCOPED_TRACE(to_string(shape));
     const std::int64_t columns = columns_of(shape);
-    const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
-    const Forward forward = on_cpu(x_host, gamma, Tensor());
-    const Tensor expected = cpu->empty(shape);
-    cpu->layer_norm().backward_input(x_host, dy_host, gamma, forward.mean, forward.inverse, expected);
-    const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(forward.mean);
-    const Tensor i = plain(forward.inverse);
+    const Operand x = activations(random(shape, 1)), gamma = plains(random_tensor(*cpu, {columns}, 3));
+    Operand dy = activations(random(shape, 2));
+    const Forward forward = on_cpu(x.host, gamma.host, Tensor());
+    const Operand m = plains(forward.mean), i = plains(forward.inverse);
     const double steep = steepest(forward.inverse);
     // Of one column, or two, the result is the difference of equal numbers, made larger by `steep`.
     const Tolerance tolerance = {type(), 32.0, 4.0 * steep * (columns < 3 ? steep : 1.0)};
-    const auto apart =
-        results({activation_like(shape)}, [&](const auto& out) { norm->backward_input(x, dy, g, m, i, out[0]); });
-    expect_close(expected, apart[0], tolerance);
-    const auto in_place = results({activation_like(shape, dy_host)},
-                                  [&](const auto& out) { norm->backward_input(x, out[0], g, m, i, out[0]); });
-    expect_same(apart[0], in_place[0]);
+    const auto dx = compare(
+        cpu->layer_norm(), *norm, {activation_like(shape)}, {tolerance},
+        [&](auto& on, Side at, const auto& out) { on.backward_input(at(x), at(dy), at(gamma), at(m), at(i), out[0]); },
+        &dy);
     const Tensor before = random(shape, 4);
-    for (std::int64_t at = 0; at < expected.count(); ++at) expected.f32()[at] += before.f32()[at];
+    cpu->pointwise().add_to(before, 1.0f, dx.expected[0]);
     ASSERT_TRUE(norm->adds_to_gradients());
-    const auto added = results({activation_like(shape, before)},
-                               [&](const auto& out) { norm->backward_input_added(x, dy, g, m, i, out[0]); });
-    expect_close(expected, added[0], tolerance);
+    const auto added = results({activation_like(shape, before)}, [&](const auto& out) {
+      norm->backward_input_added(x.device, dy.device, gamma.device, m.device, i.device, out[0]);
+    });
+    expect_close(dx.expected[0], added[0], tolerance);
   }
 }
 
@@ -139,45 +136,32 @@ TEST_P(CudaLayerNorm, Backward) {
       const Shape shape = {rows, columns};
       // A GPU in software takes seconds for what is large. The second stage sees more than 64 chunks.
       if (rows == 1000 ? columns != 3 && columns != 16 : columns > 2000 && rows != 3) continue;
-      const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
-      const Tensor dx_before = random(shape, 4), before = random_tensor(*cpu, {columns}, 5);
-      const Forward forward = on_cpu(x_host, gamma, Tensor());
+      const Operand x = activations(random(shape, 1)), gamma = plains(random_tensor(*cpu, {columns}, 3));
+      Operand dy = activations(random(shape, 2));
+      const Tensor dx_before = random(shape, 4);
+      const Output like = {{columns}, DType::kF32, random_tensor(*cpu, {columns}, 5)};
+      const Forward forward = on_cpu(x.host, gamma.host, Tensor());
       const double steep = steepest(forward.inverse),
                    sum = std::sqrt(static_cast<double>(std::max<std::int64_t>(rows, 1)));
       const double ulps = 8.0 + static_cast<double>(rows) / 8.0;  // the CPU adds up the rows one by one
-      const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(forward.mean);
-      const Tensor i = plain(forward.inverse);
+      const Operand m = plains(forward.mean), i = plains(forward.inverse);
       for (const Wanted wanted : {kBoth, kGamma, kBeta})
         for (const bool accumulate : {false, true})
           for (const bool add : {false, true}) {
             if (std::max(shape.count(), columns) > 256 && (wanted != kBoth || accumulate != add)) continue;
             if (columns > 2000 && !add) continue;
             SCOPED_TRACE(fmt::format("{} {} {} {}", to_string(shape), static_cast<int>(wanted), accumulate, add));
-            const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
-            cpu->pointwise().copy(before, dgamma);
-            cpu->pointwise().copy(before, dbeta);
-            cpu->layer_norm().backward(x_host, dy_host, gamma, forward.mean, forward.inverse, false, dx, accumulate,
-                                       wanted == kBeta ? Tensor() : dgamma, accumulate,
-                                       wanted == kGamma ? Tensor() : dbeta);
-            if (add)
-              for (std::int64_t at = 0; at < dx.count(); ++at) dx.f32()[at] += dx_before.f32()[at];
-            const Output like = {{columns}, DType::kF32, before};
-            const auto run = [&](bool in_place) {
-              return results({activation_like(shape, in_place ? dy_host : dx_before), like, like},
-                             [&](const auto& out) {
-                               norm->backward(x, in_place ? out[0] : dy, g, m, i, add, out[0], accumulate,
-                                              wanted == kBeta ? Tensor() : out[1], accumulate,
-                                              wanted == kGamma ? Tensor() : out[2]);
-                             });
+            const auto backward = [&](auto& on, Side at, const auto& out) {
+              on.backward(at(x), at(dy), at(gamma), at(m), at(i), add && at.on_device, out[0], accumulate,
+                          wanted == kBeta ? Tensor() : out[1], accumulate, wanted == kGamma ? Tensor() : out[2]);
+              if (add && !at.on_device) cpu->pointwise().add_to(dx_before, 1.0f, out[0]);
             };
-            const auto got = run(false);
             // Of one column, or two, the result is the difference of equal numbers, made larger by `steep`.
-            expect_close(dx, got[0], {type(), 32.0, 4.0 * steep * (columns < 3 ? steep : 1.0)});
-            expect_close(dgamma, got[1], {DType::kF32, ulps, 2.0 * steep * sum});
-            expect_close(dbeta, got[2], {DType::kF32, ulps, sum});
-            if (add) continue;
-            const auto in_place = run(true);
-            for (std::size_t output = 0; output < got.size(); ++output) expect_same(got[output], in_place[output]);
+            compare(cpu->layer_norm(), *norm, {activation_like(shape, dx_before), like, like},
+                    {{type(), 32.0, 4.0 * steep * (columns < 3 ? steep : 1.0)},
+                     {DType::kF32, ulps, 2.0 * steep * sum},
+                     {DType::kF32, ulps, sum}},
+                    backward, add ? nullptr : &dy);
           }
     }
 }

@@ -185,26 +185,23 @@ TEST_P(CudaLinear, RowsThatLieApart) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
     const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
     const Tensor dy_host = random({n, out}, 4);
-    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host), dy = apart(dy_host);
-    ASSERT_EQ(dy.pitch() * static_cast<std::int64_t>(size_of(type())) % 16, 0);
+    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+    const Tensor apart_dy = apart(dy_host);
+    ASSERT_EQ(apart_dy.pitch() * static_cast<std::int64_t>(size_of(type())) % 16, 0);
     for (const bool bias : {false, true}) {
       const Tensor y = apart_like({n, out});
       const auto expected = expected_layer(*cpu, x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, type());
       linear->forward(x, w, bias ? b : Tensor(), Epilogue::kNone, y);
       expect_close(expected.y, joined(y), tolerance_of_sum(in, type()), expected.rounded_before);
     }
-    const Tensor dx = cpu->empty({n, in}), dw = cpu->empty({out, in}), db = cpu->empty({out});
-    cpu->linear().backward_input(dy_host, w_host, dx);
-    cpu->linear().backward_weight(x_host, dy_host, false, dw);
-    cpu->linear().backward_bias(dy_host, false, db);
-    const auto got = results({activation_like({n, in}), {{out, in}}, {{out}}}, [&](const auto& made) {
-      linear->backward_input(dy, w, made[0]);
-      linear->backward_weight(x, dy, false, made[1]);
-      linear->backward_bias(dy, false, made[2]);
-    });
-    expect_close(dx, got[0], tolerance_of_sum(out, type()));
-    expect_close(dw, got[1], tolerance_of_sum(n, DType::kF32));
-    expect_close(db, got[2], tolerance_of_sum(n, DType::kF32));
+    const Operand x_of_both = {x_host, x}, w_of_both = {w_host, w}, dy = {dy_host, apart_dy};
+    compare(cpu->linear(), *linear, {activation_like({n, in}), {{out, in}}, {{out}}},
+            {tolerance_of_sum(out, type()), tolerance_of_sum(n, DType::kF32), tolerance_of_sum(n, DType::kF32)},
+            [&](auto& on, Side at, const auto& made) {
+              on.backward_input(at(dy), at(w_of_both), made[0]);
+              on.backward_weight(at(x_of_both), at(dy), false, made[1]);
+              on.backward_bias(at(dy), false, made[2]);
+            });
   }
 }
 

@@ -173,23 +173,22 @@ TEST_P(CudaLoss, MinusInfinityIsNoProbability) {
     const Tensor host = logits({3, classes}, 1);
     for (std::int64_t i = 0; i < 2 * classes; ++i)
       if (i % classes % 5 != 3) host.f32()[i] = -kInfinity;
-    const Tensor labels = labels_of({3, 3, 1}), totals = cpu->empty({2}), dlogits = cpu->empty({3, classes});
-    cpu->loss().cross_entropy(host, labels, 0.5f, 0.0f, totals, dlogits);
-    const Tensor x = activation(host), to = plain(labels);
-    const auto call = [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, 0.0f, out[0], out[1]); };
-    const auto got = results({{{2}}, activation_like({3, classes})}, call);
-    ASSERT_TRUE(std::isfinite(totals.f32()[0]));
-    expect_close(totals, got[0], {DType::kF32, 64.0});
-    expect_close(dlogits, got[1], {type(), 64.0, 0.5});
+    const Operand x = activations(host), to = plains(labels_of({3, 3, 1}));
+    const std::vector<Output> outputs = {{{2}}, activation_like({3, classes})};
+    const auto both = compare(
+        cpu->loss(), *loss, outputs, {{DType::kF32, 64.0}, {type(), 64.0, 0.5}},
+        [&](auto& on, Side at, const auto& out) { on.cross_entropy(at(x), at(to), 0.5f, 0.0f, out[0], out[1]); });
+    ASSERT_TRUE(std::isfinite(both.expected[0].f32()[0]));
 
     // Smoothed labels want something of all classes.
-    const auto smoothed =
-        results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, 0.1f, out[0], Tensor()); });
+    const auto smoothed = results(
+        {{{2}}}, [&](const auto& out) { loss->cross_entropy(x.device, to.device, 0.5f, 0.1f, out[0], Tensor()); });
     EXPECT_EQ(smoothed[0].f32()[0], kInfinity);
 
     for (float& v : host.span<float>()) v = -kInfinity;
-    upload(host, x);
-    const auto none = results({{{2}}, activation_like({3, classes})}, call);
+    upload(host, x.device);
+    const auto none = results(
+        outputs, [&](const auto& out) { loss->cross_entropy(x.device, to.device, 0.5f, 0.0f, out[0], out[1]); });
     EXPECT_TRUE(std::isnan(none[0].f32()[0]));
     for (const float v : none[1].span<float>()) ASSERT_TRUE(std::isnan(v));
   }
@@ -237,13 +236,13 @@ TEST_P(CudaLoss, NoSamples) {
 TEST_P(CudaLoss, Total) {
   if (type() != DType::kF32) return;  // it has no other
   for (const std::int64_t n : {0, 1, 1023, 5000, 2000001}) {
-    const Tensor x_host = random_tensor(*cpu, {n}, 1), totals = cpu->empty({2});
-    cpu->loss().total(x_host, totals);
-    const Tensor x = on_device(x_host, DType::kF32, GetParam().offset);
-    const auto got = results({{{2}}}, [&](const auto& out) { loss->total(x, out[0]); });
-    EXPECT_NEAR(totals.f32()[0], got[0].f32()[0], 1e-6f * std::abs(totals.f32()[0]));
+    const Tensor x_host = random_tensor(*cpu, {n}, 1);
+    const Operand x = {x_host, on_device(x_host, DType::kF32, GetParam().offset)};
+    const auto [expected, got] =
+        compare(cpu->loss(), *loss, {{{2}}}, {}, [&](auto& on, Side at, const auto& out) { on.total(at(x), out[0]); });
+    EXPECT_NEAR(expected[0].f32()[0], got[0].f32()[0], 1e-6f * std::abs(expected[0].f32()[0]));
     EXPECT_TRUE(std::isnan(got[0].f32()[1]));
-    EXPECT_TRUE(std::isnan(totals.f32()[1]));
+    EXPECT_TRUE(std::isnan(expected[0].f32()[1]));
   }
 }
 

@@ -91,31 +91,25 @@ TEST_P(CudaNorm, Forward) {
   for (const Shape& shape : kNormShapes) {
     SCOPED_TRACE(to_string(shape));
     const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
-    const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f);
-    const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
-    const Exact exact = forward_exactly(cpu->allocator(), x_host, gamma, beta);
-    const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-      norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
-    });
+    const Operand x = activations(random(shape, 1)), gamma = plains(statistics(columns, 2, 0.5f));
+    const Operand beta = plains(random_tensor(*cpu, {columns}, 3));
+    const Exact exact = forward_exactly(cpu->allocator(), x.host, gamma.host, beta.host);
     const double steep = steepest(exact.second);
-    expect_close(exact.first, trained[1], {});
-    expect_close(exact.second, trained[2], {});
-    expect_close(exact.spread, trained[0], {type(), 8.0, 2.0 * steep});
+    const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;  // it adds up the rows of a column one by one
+    const auto trained = compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}},
+                                 {{type(), cpu_ulps, 2.0 * steep}, {DType::kF32, cpu_ulps}, {DType::kF32, cpu_ulps}},
+                                 [&](auto& on, Side at, const auto& out) {
+                                   on.forward_train(at(x), at(gamma), at(beta), kNormEps, out[0], out[1], out[2]);
+                                 });
+    expect_close(exact.first, trained.got[1], {});
+    expect_close(exact.second, trained.got[2], {});
+    expect_close(exact.spread, trained.got[0], {type(), 8.0, 2.0 * steep});
 
-    // The CPU adds up the rows of a column one by one.
-    const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
-    const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
-    cpu->norm().forward_train(x_host, gamma, beta, kNormEps, y, mean, variance);
-    expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
-    expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
-    expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
-
-    const Tensor given_mean = random_tensor(*cpu, {columns}, 4), given_variance = statistics(columns, 5, 0.3f);
-    const Tensor m = plain(given_mean), v = plain(given_variance);
-    cpu->norm().forward_infer(x_host, gamma, beta, given_mean, given_variance, kNormEps, y);
-    const auto inferred = results({activation_like(shape)},
-                                  [&](const auto& out) { norm->forward_infer(x, g, b, m, v, kNormEps, out[0]); });
-    expect_close(y, inferred[0], {type(), 8.0, 4.0});
+    const Operand m = plains(random_tensor(*cpu, {columns}, 4)), v = plains(statistics(columns, 5, 0.3f));
+    compare(cpu->norm(), *norm, {activation_like(shape)}, {{type(), 8.0, 4.0}},
+            [&](auto& on, Side at, const auto& out) {
+              on.forward_infer(at(x), at(gamma), at(beta), at(m), at(v), kNormEps, out[0]);
+            });
   }
 }
 
@@ -124,31 +118,27 @@ TEST_P(CudaNorm, Backward) {
     for (const bool given : {false, true}) {
       SCOPED_TRACE(to_string(shape) + (given ? " given" : ""));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
-      const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = statistics(columns, 3, 0.5f);
-      Tensor mean = random_tensor(*cpu, {columns}, 5), variance = statistics(columns, 6, 0.3f);
+      const Operand x = activations(random(shape, 1)), dy = activations(random(shape, 2));
+      const Operand gamma = plains(statistics(columns, 3, 0.5f));
+      Operand m = plains(random_tensor(*cpu, {columns}, 5)), v = plains(statistics(columns, 6, 0.3f));
       if (!given) {
-        const Exact forward = forward_exactly(cpu->allocator(), x_host, gamma, mean);
-        mean = forward.first;
-        variance = forward.second;
+        const Exact forward = forward_exactly(cpu->allocator(), x.host, gamma.host, m.host);
+        m = plains(forward.first), v = plains(forward.second);
       }
-      const Exact exact = backward_exactly(cpu->allocator(), x_host, dy_host, gamma, mean, variance, given);
-      const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(mean);
-      const Tensor v = plain(variance);
-      const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward(x, dy, g, m, v, given, kNormEps, out[0], out[1], out[2]);
-      });
-      const double steep = steepest(variance), sum = std::sqrt(static_cast<double>(rows));  // as a random walk's
+      const double steep = steepest(v.host), sum = std::sqrt(static_cast<double>(rows));  // as a random walk's
+      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
+      // A sample alone, or two: dy − dbeta / M − … is the difference of equal numbers, made larger by `steep` twice.
+      const double dx_scale = 4.0 * steep * (rows < 3 ? steep : 1.0);
+      const auto [expected, got] = compare(
+          cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}},
+          {{type(), cpu_ulps, dx_scale}, {DType::kF32, cpu_ulps, 2.0 * steep * sum}, {DType::kF32, cpu_ulps, sum}},
+          [&](auto& on, Side at, const auto& out) {
+            on.backward(at(x), at(dy), at(gamma), at(m), at(v), given, kNormEps, out[0], out[1], out[2]);
+          });
+      const Exact exact = backward_exactly(cpu->allocator(), x.host, dy.host, gamma.host, m.host, v.host, given);
       expect_close(exact.first, got[1], {DType::kF32, 8.0, 2.0 * steep * sum});
       expect_close(exact.second, got[2], {DType::kF32, 8.0, sum});
-      // A sample alone, or two: dy − dbeta / M − … is the difference of equal numbers, made larger by `steep` twice.
-      expect_close(exact.spread, got[0], {type(), 8.0, 4.0 * steep * (rows < 3 ? steep : 1.0)});
-
-      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
-      const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
-      cpu->norm().backward(x_host, dy_host, gamma, mean, variance, given, kNormEps, dx, dgamma, dbeta);
-      expect_close(dgamma, got[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
-      expect_close(dbeta, got[2], {DType::kF32, cpu_ulps, sum});
-      expect_close(dx, got[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
+      expect_close(exact.spread, got[0], {type(), 8.0, dx_scale});
     }
 }
 
@@ -157,38 +147,38 @@ TEST_P(CudaNorm, WithRelu) {
     for (const bool added : {false, true}) {
       SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : ""));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
-      const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f), residual_host = random(shape, 7);
-      const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
-      const Tensor residual = added ? activation(residual_host) : Tensor();
-      const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
-      cpu->norm().forward_train_relu(x_host, gamma, beta, kNormEps, added ? residual_host : Tensor(), y, mean,
-                                     variance);
-      const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->forward_train_relu(x, g, b, kNormEps, residual, out[0], out[1], out[2]);
-      });
-      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, steep = steepest(variance);
-      expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
-      expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
-      expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
+      const Operand x = activations(random(shape, 1)), gamma = plains(statistics(columns, 2, 0.5f));
+      const Operand beta = plains(random_tensor(*cpu, {columns}, 3));
+      const Operand residual = activations(added ? random(shape, 7) : Tensor());
+      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, sum = std::sqrt(static_cast<double>(rows));
+      const auto trained =
+          compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}}, {},
+                  [&](auto& on, Side at, const auto& out) {
+                    on.forward_train_relu(at(x), at(gamma), at(beta), kNormEps, at(residual), out[0], out[1], out[2]);
+                  });
+      const double steep = steepest(trained.expected[2]);
+      expect_close(trained.expected[0], trained.got[0], {type(), cpu_ulps, 2.0 * steep});
+      for (std::size_t i = 1; i < 3; ++i) expect_close(trained.expected[i], trained.got[i], {DType::kF32, cpu_ulps});
 
       // With a residual y may be anything. Without, it is of x, which is all that a device may read of the two.
-      const Tensor dy_host = random(shape, 4), y_host = added ? random(shape, 5) : trained[0], dx = cpu->empty(shape);
-      const Tensor dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns}), masked = cpu->empty(shape);
-      cpu->pointwise().copy(dy_host, masked);
-      cpu->norm().backward_relu(x_host, y_host, added, masked, gamma, beta, mean, variance, kNormEps, dx, dgamma,
-                                dbeta);
-      const Tensor made = activation(y_host), m = plain(trained[1]), v = plain(trained[2]);
+      const Operand m = {trained.expected[1], plain(trained.got[1])}, v = {trained.expected[2], plain(trained.got[2])};
+      const Operand y = activations(added ? random(shape, 5) : trained.got[0]);
+      const Tensor dy_host = random(shape, 4);
       const Output like_dy = activation_like(shape, dy_host);
-      const auto apart = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
-        norm->backward_relu(x, made, added, out[3], g, b, m, v, kNormEps, out[0], out[1], out[2]);
-      });
-      const double sum = std::sqrt(static_cast<double>(rows));
-      expect_close(dgamma, apart[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
-      expect_close(dbeta, apart[2], {DType::kF32, cpu_ulps, sum});
-      expect_close(dx, apart[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
-      if (added) expect_same(masked, apart[3]);
+      std::vector<Tolerance> tolerances = {{type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)},
+                                           {DType::kF32, cpu_ulps, 2.0 * steep * sum},
+                                           {DType::kF32, cpu_ulps, sum}};
+      if (added) tolerances.push_back(kSame);
+      const auto apart =
+          compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}, like_dy}, tolerances,
+                  [&](auto& on, Side at, const auto& out) {
+                    on.backward_relu(at(x), at(y), added, out[3], at(gamma), at(beta), at(m), at(v), kNormEps, out[0],
+                                     out[1], out[2]);
+                  })
+              .got;
       const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward_relu(x, made, added, out[0], g, b, m, v, kNormEps, out[0], out[1], out[2]);
+        norm->backward_relu(x.device, y.device, added, out[0], gamma.device, beta.device, m.device, v.device, kNormEps,
+                            out[0], out[1], out[2]);
       });
       expect_same(apart[0], in_place[0]);
       if (added) continue;
@@ -196,7 +186,8 @@ TEST_P(CudaNorm, WithRelu) {
       const Tensor garbage = activation(cpu->empty(shape));
       check_cuda(cudaMemsetAsync(garbage.raw(), 0xff, garbage.bytes(), stream.get()), "garbage");
       const auto without_y = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
-        norm->backward_relu(x, garbage, false, out[3], g, b, m, v, kNormEps, out[0], out[1], out[2]);
+        norm->backward_relu(x.device, garbage, false, out[3], gamma.device, beta.device, m.device, v.device, kNormEps,
+                            out[0], out[1], out[2]);
       });
       for (std::size_t i = 0; i < 3; ++i) expect_same(apart[i], without_y[i]);
       expect_same(dy_host, without_y[3]);

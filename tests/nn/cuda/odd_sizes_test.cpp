@@ -32,36 +32,26 @@ TEST_P(CudaOddSizes, AreComputedWithZeros) {
   };
   for (const auto& [n, in, out] : {Sizes{3, 8, 7}, Sizes{1, 5, 65}, Sizes{33, 40, 257}, Sizes{6, 24, 1091}}) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
-    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
-    const Tensor dy_host = random({n, out}, 4), before = random_tensor(*cpu, {out, in}, 5);
-    const Tensor x = activation(x_host), w = parameter(w_host), b = parameter(b_host), dy = apart(dy_host);
+    const Tensor w_host = random({out, in}, 2), b_host = random({out}, 3), dy_host = random({n, out}, 4);
+    const Tensor before = random_tensor(*cpu, {out, in}, 5), b = parameter(b_host);
+    const Operand x = activations(random({n, in}, 1)), w = {w_host, parameter(w_host)}, dy = {dy_host, apart(dy_host)};
     for (const bool bias : {false, true}) {
       const ExpectedLayer expected =
-          expected_layer(*cpu, x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, type());
+          expected_layer(*cpu, x.host, w.host, bias ? b_host : Tensor(), Epilogue::kNone, type());
       const Tensor y = apart_like({n, out});
-      linear->forward(x, w, bias ? b : Tensor(), Epilogue::kNone, y);
+      linear->forward(x.device, w.device, bias ? b : Tensor(), Epilogue::kNone, y);
       expect_close(expected.y, joined(y, std::nullopt), tolerance_of_sum(in, type()), expected.rounded_before);
     }
-    const Tensor dx = cpu->empty({n, in}), dw = cpu->empty({out, in}), sum = cpu->empty({out, in});
-    cpu->linear().backward_input(dy_host, w_host, dx);
-    cpu->linear().backward_weight(x_host, dy_host, false, dw);
-    cpu->pointwise().copy(before, sum);
-    cpu->linear().backward_weight(x_host, dy_host, true, sum);
-    const Tensor db = cpu->empty({out});
-    cpu->linear().backward_bias(dy_host, false, db);
-    const auto got =
-        results({activation_like({n, in}), {{out, in}}, {{out, in}, DType::kF32, before}, {{out, in}}, {{out}}},
-                [&](const auto& made) {
-                  linear->backward_input(dy, w, made[0]);
-                  linear->backward_weight(x, dy, false, made[1]);
-                  linear->backward_weight(x, dy, true, made[2]);
-                  linear->backward_weight_and_bias(x, dy, false, made[3], false, made[4]);
-                });
-    expect_close(dx, got[0], tolerance_of_sum(out, type()));
-    expect_close(dw, got[1], tolerance_of_sum(n, DType::kF32));
-    expect_close(sum, got[2], tolerance_of_sum(n + 1, DType::kF32));
-    expect_close(dw, got[3], tolerance_of_sum(n, DType::kF32));
-    expect_close(db, got[4], tolerance_of_sum(n, DType::kF32));
+    compare(cpu->linear(), *linear,
+            {activation_like({n, in}), {{out, in}}, {{out, in}, DType::kF32, before}, {{out, in}}, {{out}}},
+            {tolerance_of_sum(out, type()), tolerance_of_sum(n, DType::kF32), tolerance_of_sum(n + 1, DType::kF32),
+             tolerance_of_sum(n, DType::kF32), tolerance_of_sum(n, DType::kF32)},
+            [&](auto& on, Side at, const auto& made) {
+              on.backward_input(at(dy), at(w), made[0]);
+              on.backward_weight(at(x), at(dy), false, made[1]);
+              on.backward_weight(at(x), at(dy), true, made[2]);
+              on.backward_weight_and_bias(at(x), at(dy), false, made[3], false, made[4]);
+            });
   }
 }
 

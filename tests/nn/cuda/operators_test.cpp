@@ -9,7 +9,7 @@ using namespace lockstep::nn::testing;
 
 class CudaOperators : public DeviceTest {
  protected:
-  Tensor placed(const Tensor& host) { return on_device(host, DType::kF32, GetParam().offset); }
+  Operand placed(const Tensor& host) { return {host, on_device(host, DType::kF32, GetParam().offset)}; }
 
   std::unique_ptr<OperatorKernels> operators = cuda::make_operator_kernels(context);
 };
@@ -19,24 +19,18 @@ TEST_P(CudaOperators, LikeTheCpus) {
     for (const Shape& shape : each.shapes)
       for (const bool odd : {false, true}) {
         SCOPED_TRACE(to_string(shape));
-        Tensor host = random_tensor(*cpu, shape, 1);
-        if (odd) host = with_odd_ones(host);
-        const Tensor y_host = cpu->empty(op.shape(shape)), dx_host = cpu->empty(shape);
-        cpu->operators().forward(op, host, y_host);
-        const Tensor x = placed(host);
-        const auto y = results({{y_host.shape()}}, [&](const auto& out) { operators->forward(op, x, out[0]); });
-        expect_close(y_host, y[0], {DType::kF32, each.forward.ulps, each.forward.scale});
-
-        const Tensor dy_host = random_tensor(*cpu, y_host.shape(), 2);
-        const Tensor read_x = requires { Op::kReadsX; }
-        ? host : Tensor(), read_y = requires { Op::kReadsY; }
-        ? y_host : Tensor();
-        const Tensor there_x = read_x.defined() ? x : Tensor(), there_y = read_y.defined() ? placed(y_host) : Tensor();
-        cpu->operators().backward(op, read_x, read_y, dy_host, dx_host);
-        const Tensor dy = placed(dy_host);
-        const auto dx =
-            results({{shape}}, [&](const auto& out) { operators->backward(op, there_x, there_y, dy, out[0]); });
-        expect_close(dx_host, dx[0], {DType::kF32, each.backward.ulps, each.backward.scale});
+        const Tensor host = random_tensor(*cpu, shape, 1);
+        const Operand x = placed(odd ? with_odd_ones(host) : host);
+        const auto forward = compare(cpu->operators(), *operators, {{op.shape(shape)}},
+                                     {{DType::kF32, each.forward.ulps, each.forward.scale}},
+                                     [&](auto& on, Side at, const auto& out) { on.forward(op, at(x), out[0]); });
+        const Operand y = placed(forward.expected[0]), dy = placed(random_tensor(*cpu, y.host.shape(), 2));
+        constexpr bool kReadsX = requires { Op::kReadsX; }
+        , kReadsY = requires { Op::kReadsY; };
+        compare(cpu->operators(), *operators, {{shape}}, {{DType::kF32, each.backward.ulps, each.backward.scale}},
+                [&](auto& on, Side at, const auto& out) {
+                  on.backward(op, kReadsX ? at(x) : Tensor(), kReadsY ? at(y) : Tensor(), at(dy), out[0]);
+                });
       }
   });
 }

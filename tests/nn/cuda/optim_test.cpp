@@ -148,45 +148,30 @@ TEST_P(CudaOptim, EveryRule) {
       const bool has_first = moments_of(rule) > 0, has_second = moments_of(rule) > 1;
       const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
       const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
-      const Tensor control = control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f);
-      const Tensor expected_p = copy_of(p), expected_m = copy_of(m), expected_v = copy_of(v);
-      auto expected = with_elements(
-          layout.arrays(g, expected_p, has_first ? expected_m : Tensor(), has_second ? expected_v : Tensor(), {}));
-      const std::int64_t blocks = all_blocks(expected), size = std::ssize(expected);
-      const Tensor expected_sums = cpu->empty({2 * blocks}, DType::kF64), expected_factors = cpu->zeros({size});
-      if (has_norms(rule)) {
-        give_sums(expected, expected_sums, 2);
-        cpu->optim().prepare(rule, control, expected);
-        cpu->optim().compute_factors(rule, expected, expected_factors);
-      }
-      cpu->optim().update(rule, control, expected, expected_factors);
-      const Tensor gradient = plain(g), c = plain(control);
-      const auto got = results(
-          {in_and_out(p),
-           in_and_out(m),
-           in_and_out(v),
-           {shape, half},
-           {{2 * blocks}, DType::kF64},
-           {{size}, DType::kF32}},
-          [&](const std::vector<Tensor>& out) {
-            auto all = with_elements(layout.arrays(gradient, out[0], has_first ? out[1] : Tensor(),
-                                                   has_second ? out[2] : Tensor(), wants_copy ? out[3] : Tensor()));
+      const Operand gradient = plains(g), control = plains(control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f));
+      const auto sizes = with_elements(layout.arrays(g, {}, {}, {}, {}));
+      const std::int64_t blocks = all_blocks(sizes), size = std::ssize(sizes);
+      const std::vector<Output> outputs = {
+          in_and_out(p),        in_and_out(m), in_and_out(v), {shape, half}, {{2 * blocks}, DType::kF64},
+          {{size}, DType::kF32}};
+      const auto [expected, got] =
+          compare(cpu->optim(), *optim, outputs, {{}, {}, {}}, [&](auto& on, Side at, const auto& out) {
+            const Tensor copies = wants_copy && at.on_device ? out[3] : Tensor();
+            auto all = with_elements(layout.arrays(at(gradient), out[0], has_first ? out[1] : Tensor(),
+                                                   has_second ? out[2] : Tensor(), copies));
             if (has_norms(rule)) {
               give_sums(all, out[4], 2);
-              optim->prepare(rule, c, all);
-              optim->compute_factors(rule, all, out[5]);
+              on.prepare(rule, at(control), all);
+              on.compute_factors(rule, all, out[5]);
             }
-            optim->update(rule, c, all, has_norms(rule) ? out[5] : Tensor());
+            on.update(rule, at(control), all, has_norms(rule) ? out[5] : Tensor());
           });
-      expect_close(expected_p, got[0], {});
-      expect_close(expected_m, got[1], {});
-      expect_close(expected_v, got[2], {});
       if (wants_copy) expect_copies(got[0], got[3], half);
       if (!has_norms(rule)) continue;
       for (std::int64_t b = 0; b < 2 * blocks; ++b)
-        ASSERT_NEAR(got[4].data<double>()[b], expected_sums.data<double>()[b], 1e-5 * expected_sums.data<double>()[b])
+        ASSERT_NEAR(got[4].data<double>()[b], expected[4].data<double>()[b], 1e-5 * expected[4].data<double>()[b])
             << "sum " << b;
-      expect_close(expected_factors, got[5], {});
+      expect_close(expected[5], got[5], {});
     }
 }
 
@@ -220,24 +205,20 @@ TEST_P(CudaOptim, NoArrays) {
 }
 
 TEST_P(CudaOptim, SumsOfSquares) {
-  const Tensor g = random_tensor(*cpu, shape, 1), squares = cpu->empty({1}, DType::kF64);
-  auto on_cpu = layout.arrays(g, {}, {}, {}, {});
-  const std::int64_t blocks = all_blocks(on_cpu);
-  const Tensor sums = cpu->empty({blocks}, DType::kF64);
-  give_sums(on_cpu, sums, 1);
-  cpu->optim().squares(on_cpu);
-  cpu->optim().add_up(sums, squares);
-  const Tensor gradient = plain(g);
-  const auto got = results({{{blocks}, DType::kF64}, {{1}, DType::kF64}}, [&](const std::vector<Tensor>& out) {
-    auto all = layout.arrays(gradient, {}, {}, {}, {});
-    give_sums(all, out[0], 1);
-    optim->squares(all);
-    optim->add_up(out[0], out[1]);
-  });
-  for (std::int64_t b = 0; b < blocks; ++b)
-    ASSERT_NEAR(got[0].data<double>()[b], sums.data<double>()[b], 1e-13 * sums.data<double>()[b]);
-  const double expected = *squares.data<double>();
-  EXPECT_NEAR(*got[1].data<double>(), expected, 1e-13 * expected);
+  const Operand gradient = plains(random_tensor(*cpu, shape, 1));
+  const std::int64_t blocks = all_blocks(layout.arrays(gradient.host, {}, {}, {}, {}));
+  const auto [expected, got] = compare(cpu->optim(), *optim, {{{blocks}, DType::kF64}, {{1}, DType::kF64}}, {},
+                                       [&](auto& on, Side at, const auto& out) {
+                                         auto all = layout.arrays(at(gradient), {}, {}, {}, {});
+                                         give_sums(all, out[0], 1);
+                                         on.squares(all);
+                                         on.add_up(out[0], out[1]);
+                                       });
+  for (const std::size_t output : {0u, 1u})
+    for (std::int64_t b = 0; b < got[output].count(); ++b) {
+      const double sum = expected[output].data<double>()[b];
+      ASSERT_NEAR(got[output].data<double>()[b], sum, 1e-13 * sum);
+    }
 }
 
 // The order of additions depends on the sizes, not on where the gradients lie.
@@ -262,21 +243,21 @@ TEST_P(CudaOptim, ComputeUpdateScale) {
     for (const double clip : {0.0, 1.0, 100.0})
       for (const double norm : {0.0, 2.0, 50.0, static_cast<double>(kInfinity), static_cast<double>(kNaN)}) {
         SCOPED_TRACE(fmt::format("loss {}, clip {}, norm {}", value, clip, norm));
-        const Tensor loss = tensor_of(*cpu, {2}, {value, 3.0f}), squares = cpu->empty({1}, DType::kF64);
+        const Tensor squares = cpu->empty({1}, DType::kF64);
         *squares.data<double>() = norm * norm;
-        const Tensor expected = copy_of(before), l = plain(loss), s = clip > 0 ? plain(squares) : Tensor();
-        cpu->optim().compute_update_scale(loss, squares, clip, expected);
-        const auto got = results({in_and_out(before)}, [&](const std::vector<Tensor>& out) {
-          optim->compute_update_scale(l, s, clip, out[0]);
-        });
-        expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
+        const Operand loss = plains(tensor_of(*cpu, {2}, {value, 3.0f}));
+        const Operand norms = {squares, clip > 0 ? plain(squares) : Tensor()};
+        compare(
+            cpu->optim(), *optim, {in_and_out(before)}, {{DType::kF32, 1.0, 0.0}},
+            [&](auto& on, Side at, const auto& out) { on.compute_update_scale(at(loss), at(norms), clip, out[0]); });
       }
 }
 
 // compute_scaled_update(), count_step() and update_loss_scale(), in the order of a step.
 TEST_P(CudaOptim, ScaledSteps) {
-  const Tensor before = control_of(-1.0f, -1.0f, -1.0f, -1.0f, -1.0f), rates = cpu->empty({3}, DType::kF64);
-  std::ranges::copy(std::array{0.01, 0.999, 1.0}, rates.data<double>());
+  const Tensor before = control_of(-1.0f, -1.0f, -1.0f, -1.0f, -1.0f), three = cpu->empty({3}, DType::kF64);
+  std::ranges::copy(std::array{0.01, 0.999, 1.0}, three.data<double>());
+  const Operand rates = plains(three);
   const RateCorrections corrections = {{{0.9}, {}, {0.999, true}}};
   const LossScaleRule rule = {.interval = 3};
   for (const float value : {1.5f, kNaN})
@@ -284,37 +265,28 @@ TEST_P(CudaOptim, ScaledSteps) {
       for (const double norm : {0.0, 3e5, static_cast<double>(kInfinity), static_cast<double>(kNaN)})
         for (const std::int64_t done : {0, 5, 100000}) {
           SCOPED_TRACE(fmt::format("loss {}, clip {}, norm {}, step {}", value, clip, norm, done));
-          const Tensor loss = tensor_of(*cpu, {2}, {value, 3.0f}), squares = cpu->empty({1}, DType::kF64);
+          const Tensor squares = cpu->empty({1}, DType::kF64), steps = cpu->empty({1}, DType::kI64);
           *squares.data<double>() = norm * norm;
-          const Tensor steps = cpu->empty({1}, DType::kI64), first_steps = cpu->empty({1}, DType::kI64);
-          *steps.data<std::int64_t>() = *first_steps.data<std::int64_t>() = done;
+          *steps.data<std::int64_t>() = done;
           const Tensor first = tensor_of(*cpu, {ScalerState::kSize}, {65536.0f, 2.0f, 7.0f, 0.0f, 1.0f});
-          const Tensor expected = copy_of(before), scaler = copy_of(first);
-          const ScaledStep step = {.loss = loss,
-                                   .squares = squares,
-                                   .clip_norm = clip,
-                                   .steps = steps,
-                                   .missed = done / 2,
-                                   .rates = rates,
-                                   .corrections = corrections};
-          cpu->optim().compute_scaled_update(step, scaler, expected);
-          cpu->optim().count_step(expected, steps);
-          cpu->optim().update_loss_scale(rule, scaler);
-          ScaledStep there = step;
-          there.loss = plain(loss), there.squares = plain(squares), there.rates = plain(rates);
-          const auto got = results({in_and_out(before), in_and_out(first), in_and_out(first_steps)},
-                                   [&](const std::vector<Tensor>& out) {
-                                     there.steps = out[2];
-                                     optim->compute_scaled_update(there, out[1], out[0]);
-                                     optim->count_step(out[0], out[2]);
-                                     optim->update_loss_scale(rule, out[1]);
-                                   });
-          expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
-          expect_same(scaler, got[1]);
-          EXPECT_EQ(*steps.data<std::int64_t>(), *got[2].data<std::int64_t>());
+          const Operand loss = plains(tensor_of(*cpu, {2}, {value, 3.0f})), squares_of_both = plains(squares);
+          const auto [expected, got] =
+              compare(cpu->optim(), *optim, {in_and_out(before), in_and_out(first), in_and_out(steps)},
+                      {{DType::kF32, 1.0, 0.0}, kSame, kSame}, [&](auto& on, Side at, const auto& out) {
+                        on.compute_scaled_update({.loss = at(loss),
+                                                  .squares = at(squares_of_both),
+                                                  .clip_norm = clip,
+                                                  .steps = out[2],
+                                                  .missed = done / 2,
+                                                  .rates = at(rates),
+                                                  .corrections = corrections},
+                                                 out[1], out[0]);
+                        on.count_step(out[0], out[2]);
+                        on.update_loss_scale(rule, out[1]);
+                      });
           const bool skipped = !std::isfinite(norm);
-          EXPECT_EQ(scaler.f32()[ScalerState::kScale], skipped ? 32768.0f : 131072.0f);
-          EXPECT_EQ(*steps.data<std::int64_t>(), done + (skipped || std::isnan(value) ? 0 : 1));
+          EXPECT_EQ(got[1].f32()[ScalerState::kScale], skipped ? 32768.0f : 131072.0f);
+          EXPECT_EQ(*got[2].data<std::int64_t>(), done + (skipped || std::isnan(value) ? 0 : 1));
         }
 }
 

@@ -16,12 +16,9 @@ constexpr std::int64_t kCounts[] = {0, 1, 3, 4, 5, 7, 8, 9, 255, 1025, 4095, 409
 
 class CudaPointwise : public DeviceTest {
  protected:
-  // What the two devices have made of the same numbers.
-  void expect_apart(const Tensor& host, const Tensor& device, const Apart& apart) {
-    if (apart.ulps == 0.0)
-      expect_same(rounded(host), device);
-    else
-      expect_close(host, device, {type(), apart.ulps, apart.scale});
+  // Of what the two devices make of the same numbers.
+  Tolerance tolerance(const Apart& apart) const {
+    return apart.ulps == 0.0 ? kSame : Tolerance{type(), apart.ulps, apart.scale};
   }
   // f32 has all rules.
   template <class Rule>
@@ -35,10 +32,8 @@ class CudaPointwise : public DeviceTest {
 TEST_P(CudaPointwise, Fill) {
   for (const std::int64_t n : kCounts)
     for (const float value : {0.0f, -0.75f, kNaN}) {
-      const Tensor expected = cpu->empty({n});
-      cpu->pointwise().fill(expected, value);
-      const auto got = results({activation_like({n})}, [&](const auto& out) { pointwise->fill(out[0], value); });
-      expect_same(expected, got[0]);
+      compare(cpu->pointwise(), *pointwise, {activation_like({n})}, {kSame},
+              [&](auto& on, Side, const auto& out) { on.fill(out[0], value); });
     }
 }
 
@@ -89,13 +84,11 @@ TEST_P(CudaPointwise, Increment) {
 
 TEST_P(CudaPointwise, AddTo) {
   for (const std::int64_t n : kCounts) {
-    const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = random({n}, 2), expected = cpu->empty({n});
-    const Tensor x = activation(x_host);
-    cpu->pointwise().copy(y_host, expected);
-    cpu->pointwise().add_to(x_host, -0.3f, expected);
-    const auto call = [&](const auto& out) { pointwise->add_to(x, -0.3f, out[0]); };
-    expect_close(expected, results({activation_like({n}, y_host)}, call)[0], {type(), 1.0});
-    expect_close(expected, results({{{n}, DType::kF32, y_host}}, call)[0], {DType::kF32, 1.0});
+    const Operand x = activations(with_odd_ones(random({n}, 1)));
+    const Tensor y = random({n}, 2);
+    for (const Output& sum : {activation_like({n}, y), Output{{n}, DType::kF32, y}})
+      compare(cpu->pointwise(), *pointwise, {sum}, {{sum.dtype, 1.0}},
+              [&](auto& on, Side at, const auto& out) { on.add_to(at(x), -0.3f, out[0]); });
   }
 }
 
@@ -103,28 +96,17 @@ TEST_P(CudaPointwise, Unary) {
   for_cases(kUnaryCases, [&]<class Rule>(const UnaryCase& each, Rule, const char*) {
     if (!computes<Rule>()) return;
     for (const std::int64_t n : kCounts) {
-      const Tensor x_host = cpu->empty({n}), y_host = cpu->empty({n}), dx_host = cpu->empty({n});
+      const Tensor x_host = cpu->empty({n});
       cpu->operators().forward(Affine{each.spread, each.middle}, random_tensor(*cpu, {n}, 1), x_host);
-      rounded(with_odd_ones(x_host));
-      cpu->pointwise().unary(each.op, x_host, y_host);
-      const Tensor x = activation(x_host);
-      const auto y = results({activation_like({n})}, [&](const auto& out) { pointwise->unary(each.op, x, out[0]); });
-      expect_apart(y_host, y[0], each.forward);
-      const auto same =
-          results({activation_like({n}, x_host)}, [&](const auto& out) { pointwise->unary(each.op, out[0], out[0]); });
-      expect_same(y[0], same[0]);
-
-      const Tensor dy_host = with_odd_ones(random({n}, 2), 2);
-      const Tensor y_device = activation(rounded(y_host)), dy = activation(dy_host);
-      cpu->pointwise().unary_backward(each.op, x_host, y_host, dy_host, dx_host);
-      const Tensor x_read = Rule::kReadsX ? x : Tensor(), y_read = Rule::kReadsY ? y_device : Tensor();
-      const auto dx = results({activation_like({n})},
-                              [&](const auto& out) { pointwise->unary_backward(each.op, x_read, y_read, dy, out[0]); });
-      expect_apart(dx_host, dx[0], each.backward);
-      const auto in_place = results({activation_like({n}, dy_host)}, [&](const auto& out) {
-        pointwise->unary_backward(each.op, x_read, y_read, out[0], out[0]);
-      });
-      expect_same(dx[0], in_place[0]);
+      Operand x = activations(rounded(with_odd_ones(x_host))), dy = activations(with_odd_ones(random({n}, 2), 2));
+      const auto forward = compare(
+          cpu->pointwise(), *pointwise, {activation_like({n})}, {tolerance(each.forward)},
+          [&](auto& on, Side at, const auto& out) { on.unary(each.op, at(x), out[0]); }, &x);
+      const Operand y = activations(rounded(forward.expected[0]));
+      const auto backward = [&](auto& on, Side at, const auto& out) {
+        on.unary_backward(each.op, Rule::kReadsX ? at(x) : Tensor(), Rule::kReadsY ? at(y) : Tensor(), at(dy), out[0]);
+      };
+      compare(cpu->pointwise(), *pointwise, {activation_like({n})}, {tolerance(each.backward)}, backward, &dy);
     }
   });
 }
@@ -133,52 +115,44 @@ TEST_P(CudaPointwise, Binary) {
   for_cases(kBinaryCases, [&]<class Rule>(const BinaryCase& each, Rule, const char*) {
     if (!computes<Rule>()) return;
     for (const std::int64_t n : kCounts) {
-      const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = cpu->empty({n}), dz_host = random({n}, 3);
+      const Tensor y_host = cpu->empty({n});
       cpu->operators().forward(Affine{1.0f, each.middle}, random_tensor(*cpu, {n}, 2), y_host);
-      rounded(y_host);
-      const Tensor z_host = cpu->empty({n}), dx_host = cpu->empty({n}), dy_host = cpu->empty({n});
-      cpu->pointwise().binary(each.op, x_host, y_host, z_host);
-      cpu->pointwise().binary_backward(each.op, x_host, y_host, dz_host, dx_host, dy_host);
-      const Tensor x = activation(x_host), y = activation(y_host), dz = activation(dz_host);
-      const auto z =
-          results({activation_like({n})}, [&](const auto& out) { pointwise->binary(each.op, x, y, out[0]); });
-      expect_apart(z_host, z[0], each.forward);
-      const auto same = results({activation_like({n}, x_host)},
-                                [&](const auto& out) { pointwise->binary(each.op, out[0], y, out[0]); });
-      expect_same(z[0], same[0]);
-      const auto both = results({activation_like({n}), activation_like({n})}, [&](const auto& out) {
-        pointwise->binary_backward(each.op, x, y, dz, out[0], out[1]);
-      });
-      expect_apart(dx_host, both[0], each.backward);
-      expect_apart(dy_host, both[1], each.backward);
-      const auto first = results({activation_like({n})},
-                                 [&](const auto& out) { pointwise->binary_backward(each.op, x, y, dz, out[0], {}); });
-      expect_same(both[0], first[0]);
-      const auto second = results({activation_like({n})},
-                                  [&](const auto& out) { pointwise->binary_backward(each.op, x, y, dz, {}, out[0]); });
-      expect_same(both[1], second[0]);
+      Operand x = activations(with_odd_ones(random({n}, 1)));
+      const Operand y = activations(rounded(y_host)), dz = activations(random({n}, 3));
+      const Output like = activation_like({n});
+      compare(
+          cpu->pointwise(), *pointwise, {like}, {tolerance(each.forward)},
+          [&](auto& on, Side at, const auto& out) { on.binary(each.op, at(x), at(y), out[0]); }, &x);
+      const auto both =
+          compare(cpu->pointwise(), *pointwise, {like, like}, {tolerance(each.backward), tolerance(each.backward)},
+                  [&](auto& on, Side at, const auto& out) {
+                    on.binary_backward(each.op, at(x), at(y), at(dz), out[0], out[1]);
+                  });
+      const auto first = results(
+          {like}, [&](auto& out) { pointwise->binary_backward(each.op, x.device, y.device, dz.device, out[0], {}); });
+      expect_same(both.got[0], first[0]);
+      const auto second = results(
+          {like}, [&](auto& out) { pointwise->binary_backward(each.op, x.device, y.device, dz.device, {}, out[0]); });
+      expect_same(both.got[1], second[0]);
     }
   });
 }
 
 // The very elements that the CPU keeps, and what is made of them rounded once.
 TEST_P(CudaPointwise, Dropout) {
+  const Tensor numbers = cpu->empty({3}, DType::kI64);
+  std::ranges::copy(std::array<std::int64_t, 3>{(std::int64_t{5} << 40) + 7, (std::int64_t{3} << 33) + 1, 11},
+                    numbers.data<std::int64_t>());
+  const Operand state = plains(numbers);
   for (const Shape& shape :
        {Shape{0, 4}, Shape{3, 0}, Shape{1, 1}, Shape{5, 3}, Shape{3, 4}, Shape{7, 8}, Shape{2, 5, 7}, Shape{9, 16},
         Shape{3, 4100}, Shape{300, 24}, Shape{1200, 8}, Shape{2, 8193}})
     for (const double p : {0.0, 0.1, 0.9}) {
       SCOPED_TRACE(to_string(shape));
-      const Tensor host = random(shape, 1), state = cpu->empty({3}, DType::kI64), expected = cpu->empty(shape);
-      const std::array<std::int64_t, 3> numbers = {(std::int64_t{5} << 40) + 7, (std::int64_t{3} << 33) + 1, 11};
-      std::copy(numbers.begin(), numbers.end(), state.data<std::int64_t>());
-      const Tensor x = activation(host), at = plain(state);
-      cpu->pointwise().dropout(host, p, state, 13, expected);
-      const auto apart =
-          results({activation_like(shape)}, [&](const auto& out) { pointwise->dropout(x, p, at, 13, out[0]); });
-      expect_same(rounded(expected), apart[0]);
-      const auto in_place = results({activation_like(shape, host)},
-                                    [&](const auto& out) { pointwise->dropout(out[0], p, at, 13, out[0]); });
-      expect_same(expected, in_place[0]);
+      Operand x = activations(random(shape, 1));
+      compare(
+          cpu->pointwise(), *pointwise, {activation_like(shape)}, {kSame},
+          [&](auto& on, Side at, const auto& out) { on.dropout(at(x), p, at(state), 13, out[0]); }, &x);
     }
 }
 
@@ -189,21 +163,15 @@ TEST_P(CudaPointwise, CopyRows) {
     const std::int64_t columns = shape[shape.size() - 1], more = columns + 8;
     Shape wider = shape;
     wider[shape.size() - 1] = more;
-    const Tensor host = random(shape, 1), wide_host = random(wider, 2), x = activation(host),
-                 wide = activation(wide_host);
-    const Tensor expected = cpu->empty(shape), expected_wide = cpu->empty(wider);
-    cpu->pointwise().copy_rows(wide_host.columns(8, more), expected);
-    cpu->pointwise().copy(wide_host, expected_wide);
-    cpu->pointwise().copy_rows(host, expected_wide.columns(3, 3 + columns));
-    const auto got = results({activation_like(shape), activation_like(wider, wide_host)}, [&](const auto& out) {
-      pointwise->copy_rows(wide.columns(8, more), out[0]);
-      pointwise->copy_rows(x, out[1].columns(3, 3 + columns));
-    });
-    expect_same(expected, got[0]);
-    expect_same(expected_wide, got[1]);
+    const Operand x = activations(random(shape, 1)), wide = activations(random(wider, 2));
+    const auto both = compare(cpu->pointwise(), *pointwise, {activation_like(shape), activation_like(wider, wide.host)},
+                              {kSame, kSame}, [&](auto& on, Side at, const auto& out) {
+                                on.copy_rows(at(wide).columns(8, more), out[0]);
+                                on.copy_rows(at(x), out[1].columns(3, 3 + columns));
+                              });
     for (std::int64_t row = 0; row < shape.count() / columns; ++row)
       for (std::int64_t c = 0; c < columns; ++c)
-        ASSERT_EQ(expected.f32()[row * columns + c], wide_host.f32()[row * more + 8 + c]);
+        ASSERT_EQ(both.expected[0].f32()[row * columns + c], wide.host.f32()[row * more + 8 + c]);
   }
 }
 
@@ -213,13 +181,9 @@ TEST_P(CudaPointwise, SwapLastAxes) {
         Shape{1, 2, 5000}, Shape{1, 5000, 2}, Shape{2, 3, 1400}, Shape{2, 1400, 3}, Shape{1, 63, 65}, Shape{1, 65, 63},
         Shape{2, 64, 64}, Shape{1, 129, 130}, Shape{2, 49, 64}, Shape{1, 100, 16}}) {
     SCOPED_TRACE(to_string(shape));
-    const Tensor host = random(shape, 1), x = activation(host);
-    const Shape swapped = {shape[0], shape[2], shape[1]};
-    const Tensor expected = cpu->empty(swapped);
-    cpu->pointwise().swap_last_axes(host, expected);
-    const auto got =
-        results({activation_like(swapped)}, [&](const auto& out) { pointwise->swap_last_axes(x, out[0]); });
-    expect_same(expected, got[0]);
+    const Operand x = activations(random(shape, 1));
+    compare(cpu->pointwise(), *pointwise, {activation_like({shape[0], shape[2], shape[1]})}, {kSame},
+            [&](auto& on, Side at, const auto& out) { on.swap_last_axes(at(x), out[0]); });
   }
 }
 

@@ -123,32 +123,37 @@ class CudaRnn : public DeviceTest {
             .b_hh = activation(host.b_hh),
             .versions = next_versions()};
   }
-  RnnState state_for(const LayerCase& layer) {
-    RnnState state;
-    if (layer.begins) state.h = random(layer.sizes.state(), 6);
-    if (layer.begins && layer.cell == RnnCell::kLstm) state.c = random(layer.sizes.state(), 7);
-    return state;
-  }
-  RnnState on_device_of(const RnnState& host) {
-    RnnState state;
-    if (host.h.defined()) state.h = activation(host.h);
-    if (host.c.defined()) state.c = activation(host.c);
-    return state;
+  Both<RnnState> state_for(const LayerCase& layer) {
+    const Operand h = activations(layer.begins ? random(layer.sizes.state(), 6) : Tensor());
+    const Operand c =
+        activations(layer.begins && layer.cell == RnnCell::kLstm ? random(layer.sizes.state(), 7) : Tensor());
+    return {{h.host, c.host}, {h.device, c.device}};
   }
   // Lengths from none to all steps.
-  RnnOptions options_for(const LayerCase& layer) {
+  Both<RnnOptions> options_for(const LayerCase& layer) {
     RnnOptions options = {.cell = layer.cell, .reverse = layer.reverse};
-    if (!layer.ragged) return options;
+    if (!layer.ragged) return {options, options};
     options.lengths = cpu->empty({layer.sizes.batch}, DType::kI32);
     for (std::int64_t b = 0; b < layer.sizes.batch; ++b)
       options.lengths.data<std::int32_t>()[b] =
           static_cast<std::int32_t>((b * 5 + layer.sizes.steps) % (layer.sizes.steps + 1));
-    return options;
+    RnnOptions device = options;
+    device.lengths = plain(options.lengths);
+    return {options, device};
   }
-  RnnOptions on_device_of(const RnnOptions& host) {
-    RnnOptions options = host;
-    if (host.lengths.defined()) options.lengths = plain(host.lengths);
-    return options;
+  struct Operands {
+    Both<RnnWeights> weights;
+    Both<RnnOptions> options;
+    Both<RnnState> from;
+    Operand x, dy;
+  };
+  Operands operands_for(const LayerCase& layer) {
+    const RnnWeights weights = weights_for(layer);
+    return {{weights, on_device_of(weights)},
+            options_for(layer),
+            state_for(layer),
+            activations(random(layer.sizes.x(), 5)),
+            activations(random(layer.sizes.y(), 8))};
   }
   std::array<std::uint64_t, 4> next_versions() {
     std::array<std::uint64_t, 4> versions{};
@@ -158,6 +163,13 @@ class CudaRnn : public DeviceTest {
   // The state within a layer is rounded from step to step, and in 16 bits so are what cuDNN's products read and make.
   Tolerance tolerance(double scale = 1.0) const {
     return {type(), is_half(type()) ? 0x1.8p16 * finer_than_bf16(type()) : 128.0, scale};
+  }
+
+  // At least 1: of sums.
+  static double largest_in(const Tensor& sums) {
+    double largest = 1.0;
+    for (const float v : sums.span<float>()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+    return largest;
   }
 
   std::unique_ptr<RnnKernels> rnn = std::make_unique<RnnKernelsBetween>(*shared_, stream);
@@ -170,24 +182,16 @@ class CudaRnn : public DeviceTest {
 TEST_P(CudaRnn, Forward) {
   for (const LayerCase& layer : layer_cases(aligned())) {
     SCOPED_TRACE(layer.text());
-    const bool keep = fourth_of(layer);
+    const bool keep = fourth_of(layer), cells = layer.hands_out_cells();
     const LayerSizes& s = layer.sizes;
-    const RnnWeights host = weights_for(layer), device = on_device_of(host);
-    const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
-    const Tensor x_host = random(s.x(), 5), x = activation(x_host);
-    const RnnState from_host = state_for(layer), from = on_device_of(from_host);
-    const Tensor y = cpu->empty(s.y()), h = cpu->empty(s.state()), c = cpu->empty(s.state());
-    const bool cells = layer.hands_out_cells();
-    cpu->rnn().forward(host_options, x_host, host, from_host, y, {h, cells ? c : Tensor()}, false);
-    const auto got =
-        results({activation_like(s.y()), activation_like(s.state()), activation_like(s.state())}, [&](const auto& out) {
-          const Tensor kept = rnn->forward(options, x, device, from, out[0], {out[1], cells ? out[2] : Tensor()}, keep);
-          EXPECT_EQ(kept.defined(), keep);
-        });
-    expect_close(y, got[0], tolerance());
-    if (s.batch == 0) continue;
-    expect_close(h, got[1], tolerance());
-    if (cells) expect_close(c, got[2], tolerance());
+    const Operands of = operands_for(layer);
+    const std::vector<Tolerance> tolerances(s.batch == 0 ? 1 : cells ? 3 : 2, tolerance());
+    compare(cpu->rnn(), *rnn, {activation_like(s.y()), activation_like(s.state()), activation_like(s.state())},
+            tolerances, [&](auto& on, Side at, const auto& out) {
+              const Tensor kept = on.forward(at(of.options), at(of.x), at(of.weights), at(of.from), out[0],
+                                             {out[1], cells ? out[2] : Tensor()}, keep && at.on_device);
+              EXPECT_EQ(kept.defined(), keep && at.on_device);
+            });
   }
 }
 
@@ -196,39 +200,21 @@ TEST_P(CudaRnn, Backward) {
     SCOPED_TRACE(layer.text());
     const bool accumulate = fourth_of(layer);
     const LayerSizes& s = layer.sizes;
-    const RnnWeights host = weights_for(layer), device = on_device_of(host);
-    const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
-    const Tensor x_host = random(s.x(), 5), x = activation(x_host), dy_host = random(s.y(), 8);
-    const Tensor dy = activation(dy_host);
-    const RnnState from_host = state_for(layer), from = on_device_of(from_host);
-    const Shape shapes[] = {host.w_ih.shape(), host.w_hh.shape(), host.b_ih.shape(), host.b_hh.shape()};
-    std::vector<Tensor> first, wanted;
-    for (const Shape& shape : shapes) {
-      first.push_back(random_tensor(*cpu, shape, 9));
-      wanted.push_back(cpu->empty(shape));
-      cpu->pointwise().copy(first.back(), wanted.back());
-    }
-    const auto gradients_of = [&](const std::vector<Tensor>& t) {
-      return RnnGradients{t[0], t[1], t[2], t[3], {accumulate, accumulate, accumulate, accumulate}};
-    };
-    const Tensor y_host = cpu->empty(s.y()), dx = cpu->empty(s.x());
-    const Tensor kept = cpu->rnn().forward(host_options, x_host, host, from_host, y_host, {}, true);
-    rounded(y_host);
-    cpu->rnn().backward(host_options, x_host, host, from_host, y_host, kept, dy_host, gradients_of(wanted), dx, [] {});
+    const Operands of = operands_for(layer);
+    const RnnWeights& w = of.weights.host;
     std::vector<Output> outputs;
-    for (int i = 0; i < 4; ++i) outputs.push_back({shapes[i], DType::kF32, first[static_cast<std::size_t>(i)]});
+    for (const Tensor& weight : {w.w_ih, w.w_hh, w.b_ih, w.b_hh})
+      outputs.push_back({weight.shape(), DType::kF32, random_tensor(*cpu, weight.shape(), 9)});
     outputs.push_back(activation_like(s.x()));
-    const auto got = results(outputs, [&](const auto& out) {
-      const Tensor y = activation(cpu->zeros(s.y()));
-      const Tensor reserve = rnn->forward(options, x, device, from, y, {}, true);
-      rnn->backward(options, x, device, from, y, reserve, dy, gradients_of(out), out[4], [] {});
+    const auto both = compare(cpu->rnn(), *rnn, outputs, {}, [&](auto& on, Side at, const auto& out) {
+      const Tensor y = at.on_device ? activation(cpu->zeros(s.y())) : cpu->empty(s.y());
+      const Tensor kept = on.forward(at(of.options), at(of.x), at(of.weights), at(of.from), y, {}, true);
+      if (!at.on_device) rounded(y);
+      on.backward(at(of.options), at(of.x), at(of.weights), at(of.from), y, kept, at(of.dy),
+                  {out[0], out[1], out[2], out[3], {accumulate, accumulate, accumulate, accumulate}}, out[4], [] {});
     });
-    for (std::size_t i = 0; i < 4; ++i) {
-      double scale = 1.0;
-      for (const float v : wanted[i].span<float>()) scale = std::max(scale, std::abs(static_cast<double>(v)));
-      expect_close(wanted[i], got[i], tolerance(scale));
-    }
-    expect_close(dx, got[4], tolerance());
+    for (std::size_t i = 0; i < 5; ++i)
+      expect_close(both.expected[i], both.got[i], i < 4 ? tolerance(largest_in(both.expected[i])) : tolerance());
   }
 }
 
@@ -241,45 +227,30 @@ TEST_P(CudaRnn, IsNearTheCpuInBf16) {
     cpu->pointwise().cast(x, made);
     return made;
   };
-  const auto widened = [&](const Tensor& x) {
-    const Tensor made = cpu->empty(x.shape());
-    cpu->pointwise().cast(x, made);
-    return made;
-  };
   for (const LayerCase& layer : layer_cases(aligned())) {
     SCOPED_TRACE(layer.text());
     const LayerSizes& s = layer.sizes;
-    const RnnWeights host = weights_for(layer), device = on_device_of(host);
-    const RnnWeights on_cpu = {.w_ih = halved(host.w_ih),
-                               .w_hh = halved(host.w_hh),
-                               .b_ih = halved(host.b_ih),
-                               .b_hh = halved(host.b_hh),
-                               .versions = next_versions()};
-    const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
-    const Tensor x_host = random(s.x(), 5), dy_host = random(s.y(), 8), x = activation(x_host),
-                 dy = activation(dy_host);
-    const RnnState from_host = state_for(layer), from = on_device_of(from_host);
-    const RnnState from_cpu = {halved(from_host.h), halved(from_host.c)};
-    const Tensor y_cpu = halved(cpu->zeros(s.y())), dx_cpu = halved(cpu->zeros(s.x()));
-    const Tensor dw_cpu = cpu->zeros(host.w_hh.shape());
-    RnnGradients to_cpu;
-    to_cpu.w_hh = dw_cpu;
-    const Tensor kept = cpu->rnn().forward(host_options, halved(x_host), on_cpu, from_cpu, y_cpu, {}, true);
-    cpu->rnn().backward(host_options, halved(x_host), on_cpu, from_cpu, y_cpu, kept, halved(dy_host), to_cpu, dx_cpu,
-                        [] {});
-    const auto got =
-        results({activation_like(s.y()), activation_like(s.x()), {host.w_hh.shape()}}, [&](const auto& out) {
-          const Tensor reserve = rnn->forward(options, x, device, from, out[0], {}, true);
+    Operands of = operands_for(layer);
+    for (Tensor* const host : {&of.weights.host.w_ih, &of.weights.host.w_hh, &of.weights.host.b_ih,
+                               &of.weights.host.b_hh, &of.from.host.h, &of.from.host.c, &of.x.host, &of.dy.host})
+      *host = halved(*host);
+    const auto both = compare(
+        cpu->rnn(), *rnn, {activation_like(s.y()), activation_like(s.x()), {of.weights.host.w_hh.shape()}}, {},
+        [&](auto& on, Side at, const auto& out) {
+          const Tensor y = at.on_device ? out[0] : halved(cpu->zeros(s.y()));
+          const Tensor dx = at.on_device ? out[1] : halved(cpu->zeros(s.x()));
+          const Tensor kept = on.forward(at(of.options), at(of.x), at(of.weights), at(of.from), y, {}, true);
           RnnGradients gradients;
           gradients.w_hh = out[2];
-          rnn->backward(options, x, device, from, out[0], reserve, dy, gradients, out[1], [] {});
+          on.backward(at(of.options), at(of.x), at(of.weights), at(of.from), y, kept, at(of.dy), gradients, dx, [] {});
+          if (at.on_device) return;
+          cpu->pointwise().cast(y, out[0]);
+          cpu->pointwise().cast(dx, out[1]);
         });
-    expect_close(widened(y_cpu), got[0], tolerance());
+    expect_close(both.expected[0], both.got[0], tolerance());
     if (layer.cell == RnnCell::kRelu) continue;  // near 0 a rounding decides whether there is a gradient
-    expect_close(widened(dx_cpu), got[1], tolerance());
-    double scale = 1.0;
-    for (const float v : dw_cpu.span<float>()) scale = std::max(scale, std::abs(static_cast<double>(v)));
-    expect_close(dw_cpu, got[2], tolerance(scale));
+    expect_close(both.expected[1], both.got[1], tolerance());
+    expect_close(both.expected[2], both.got[2], tolerance(largest_in(both.expected[2])));
   }
 }
 
@@ -292,26 +263,26 @@ TEST_P(CudaRnn, NobodyReadsPadding) {
       SCOPED_TRACE(layer.text());
       const LayerSizes& s = layer.sizes;
       const RnnWeights device = on_device_of(weights_for(layer));
-      const RnnOptions host_options = options_for(layer), options = on_device_of(host_options);
+      const Both<RnnOptions> options = options_for(layer);
       const auto run = [&](float padding) {
         const auto padded = [&](const Tensor& made) {
           for (std::int64_t b = 0; b < s.batch; ++b)
-            for (std::int64_t t = host_options.lengths.data<std::int32_t>()[b]; t < s.steps; ++t)
+            for (std::int64_t t = options.host.lengths.data<std::int32_t>()[b]; t < s.steps; ++t)
               std::fill_n(made.f32() + (b * s.steps + t) * made.size(2), made.size(2), padding);
           return activation(made);
         };
         const Tensor x = padded(random(s.x(), 5)), dy = padded(random(s.y(), 8));
-        return results(
-            {activation_like(s.y()),
-             activation_like(s.x()),
-             {device.w_ih.shape()},
-             {device.w_hh.shape()},
-             {device.b_ih.shape()},
-             {device.b_hh.shape()}},
-            [&](const auto& out) {
-              const Tensor kept = rnn->forward(options, x, device, {}, out[0], {}, true);
-              rnn->backward(options, x, device, {}, out[0], kept, dy, {out[2], out[3], out[4], out[5]}, out[1], [] {});
-            });
+        return results({activation_like(s.y()),
+                        activation_like(s.x()),
+                        {device.w_ih.shape()},
+                        {device.w_hh.shape()},
+                        {device.b_ih.shape()},
+                        {device.b_hh.shape()}},
+                       [&](const auto& out) {
+                         const Tensor kept = rnn->forward(options.device, x, device, {}, out[0], {}, true);
+                         rnn->backward(options.device, x, device, {}, out[0], kept, dy,
+                                       {out[2], out[3], out[4], out[5]}, out[1], [] {});
+                       });
       };
       const auto zeros = run(0.0f), others = run(kNaN);
       for (std::size_t i = 0; i < zeros.size(); ++i) {
