@@ -42,7 +42,7 @@ struct PairRing {
 /// the writer rather says where they are; the reader, when it has read what the ring had before, copies them from the
 /// writer's memory (process_vm_readv), once. The writer waits for the first answer before it writes anything else.
 /// Where the kernel forbids it (ptrace's rules, seccomp), that answer says so, as does the log, and from then on all
-/// bytes to this reader go through the ring. Else the writer goes on, with up to kOffers offers that have no answer
+/// bytes to this reader go through the ring. Else the writer continues, with up to kOffers offers that have no answer
 /// yet; what is offered has to stay until it has one.
 class PairRings {
  public:

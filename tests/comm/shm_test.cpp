@@ -268,8 +268,8 @@ TEST(Shm, ArenasMustBeTheSame) {
   });
 }
 
-// Few bytes are in the slots: the root of a broadcast and those who contribute to a reduction go on until all slots are
-// taken. The others find the bytes that were there, in their order.
+// Few bytes are in the slots: the root of a broadcast and those who contribute to a reduction continue until all slots
+// are taken. The others find the bytes that were there, in their order.
 TEST(Shm, RootsAndContributorsOfFewBytesDoNotWait) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::pipe(ends.data()), 0);
