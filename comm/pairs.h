@@ -97,7 +97,7 @@ class PairQueues {
   /// Moves what can be moved now; whether anything was. Throws OutOfStepError where another rank sends something else
   /// than this one receives.
   bool advance();
-  /// The same of sends alone: what they wait for is in no line of memory that the other rank writes to now.
+  /// The same for sends alone, without a look at what arrives: that memory is being written by other ranks.
   void advance_sends();
   /// Whether `transfer`, of which nothing is read, is one of them.
   bool has(const PairTransfer* transfer) const;
