@@ -37,8 +37,10 @@ std::string known_data() {
   return "known data: " + join(all, ", ");
 }
 
-const char* what_is(const std::string& argument) {
-  return argument == "DIR" ? "a directory" : argument == "FILE" ? "a file" : "a shape and a length";
+std::string what_is(const std::string& argument) {
+  if (argument == "DIR") return "a directory";
+  if (argument == "FILE") return "a file";
+  return argument == "SHAPE,LEN" ? "a shape and a length" : argument;
 }
 
 void check_settings(const DatasetFamily& family, const Settings& given) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "data/built_in.h"
+#include "lockstep/data/families.h"
 #include "tests/data/idx_files.h"
 #include "tests/support/refusal.h"
 
@@ -68,6 +69,16 @@ TEST(Open, OptionsOfImagesAreForImages) {
   EXPECT_THAT(error_of<UsageError>("images:"), HasSubstr("needs a directory"));
   EXPECT_THAT(error_of<UsageError>("cifar10"), HasSubstr("needs a directory"));
   EXPECT_THAT(error_of<UsageError>("cifar10:/nowhere", {.classes = 9}), HasSubstr("10 classes"));
+}
+
+// An argument of a kind that only the family knows is called as the family calls it.
+TEST(Open, OwnFamiliesNameTheirArgument) {
+  register_dataset({.name = "stream", .argument = "URL", .open = [](const auto&, const auto&, const auto&) {
+                      return DataSplits();
+                    }});
+  for (const char* spec : {"stream", "stream:"})
+    EXPECT_EQ(error_of<UsageError>(spec), fmt::format("data '{}' needs URL → write stream:URL", spec));
+  EXPECT_THAT(error_of<UsageError>("random"), HasSubstr("needs a shape and a length → write random:SHAPE,LEN"));
 }
 
 TEST(OpenRandom, ShapesAndLengths) {
