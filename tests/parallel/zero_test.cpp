@@ -117,8 +117,6 @@ class ZeroTraining {
 // NCCL sums a bucket's allreduce and its reduce-scatter in orders of its own.
 bool sums_in_rank_order() { return group().device().kind == DeviceKind::kCpu || group().size() <= 2; }
 
-const char* const kOptimizers[] = {"sgd", "adam", "adamw", "lamb", "lars"};
-
 TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
   if (!sums_in_rank_order()) GTEST_SKIP() << "NCCL chooses the order of sums";
   struct Case {
@@ -132,9 +130,9 @@ TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
   cases[3] = {.options = {.find_unused_parameters = true, .bucket_mb = 0.001, .first_bucket_mb = 0.001},
               .clip_norm = 0.3};
   cases[4] = {.options = {.first_bucket_mb = 0.03}, .parts = 3};
-  for (const char* name : kOptimizers)
+  for (const std::string& name : nn::optimizer_names())
     for (std::size_t i = 0; i < std::size(cases); ++i) {
-      SCOPED_TRACE(std::string(name) + ", case " + std::to_string(i));
+      SCOPED_TRACE(name + ", case " + std::to_string(i));
       ZeroTraining without(name, cases[i].options);
       Options options = cases[i].options;
       options.zero = 1;
@@ -150,7 +148,7 @@ TEST(Zero, HasTheBitsOfUpdatesOnEveryRank) {
 
 // On GPUs with NCCL too: all ranks have the same.
 TEST(Zero, AllRanksHaveTheSameParameters) {
-  for (const char* name : kOptimizers) {
+  for (const std::string& name : nn::optimizer_names()) {
     ZeroTraining training(name, {.first_bucket_mb = 0.03, .zero = 1});
     const Bytes before = training.parameters();
     for (std::uint64_t step = 1; step <= 3; ++step) training.step(step, 0.5);
