@@ -63,14 +63,27 @@ bool augments(const TrainConfig& config) {
   return given == nullptr || std::get<bool>(given->any());
 }
 
+// Of a run that does not speak of it: the one value for which it does not (Option::not_in_identity), or `otherwise`.
+std::string unsaid(const std::string& name, const char* otherwise) {
+  TrainConfig any;
+  const OptionTable table = train_options(any);
+  for (const auto& option : table.options())
+    if (option.identity == name && !option.not_in_identity.empty()) return option.not_in_identity;
+  return otherwise;
+}
+
 // "global batch 64 there and 96 here; seed 1 there and 2 here"
 std::vector<std::string> differences(const Facts& there, const Facts& here) {
   std::vector<std::string> all;
-  for (const auto& [name, value] : there)
-    if (const std::string* const other = find_fact(here, name); other == nullptr || *other != value)
-      all.push_back(fmt::format("{} {} there and {} here", name, value, other != nullptr ? *other : "unknown"));
+  const auto add = [&](const std::string& name, const std::string& is_there, const std::string& is_here) {
+    all.push_back(fmt::format("{} {} there and {} here", name, is_there, is_here));
+  };
+  for (const auto& [name, value] : there) {
+    const std::string* const other = find_fact(here, name);
+    if (other == nullptr || *other != value) add(name, value, other != nullptr ? *other : unsaid(name, "none"));
+  }
   for (const auto& [name, value] : here)
-    if (find_fact(there, name) == nullptr) all.push_back(fmt::format("{} unknown there and {} here", name, value));
+    if (find_fact(there, name) == nullptr) add(name, unsaid(name, "unknown"), value);  // an older version may know none
   return all;
 }
 

@@ -264,6 +264,7 @@ TEST(Checkpoints, OfAnotherRunAreRefused) {
   --hidden 8 --data random:6,50 --batch 4 --steps 10 | add --global-batch 8
   --hidden 8 --data random:6,50 --batch 8 --steps 10 --optimizer sgd
     | optimizer adamw there and sgd with momentum here
+  --hidden 8 --data random:6,50 --batch 8 --steps 10 --ema 0.9 | moving average none there and 0.9 here
   --hidden 8 --data random:6,50 --batch 8 --steps 7 | is of step 10, and this run ends at step 7
 6 lockstep train linear --data random:6,50
   --batch 8 --steps 10 --quiet --checkpoint-dir c --resume auto | model mlp there and linear here

@@ -106,6 +106,7 @@ TEST(Shards, ResumeOnAnyNumberOfRanks) {
   EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses, whole.losses);
 
   for (const auto& [change, says] : {std::pair{"--shards 4", "shards 5 there and 4 here"},
+                                     {"", "threads of a shard 1 there and none here; shards 5 there and 0 here"},
                                      {"--shards 5 --threads 2", "threads of a shard 1 there and 2 here"}})
     EXPECT_THAT(run("lockstep train cnn --data digits --global-batch 16 --steps 6 --checkpoint-dir ck --resume auto " +
                         std::string(change),
