@@ -111,9 +111,9 @@ JsonObject::operator JsonText() const {
 }
 
 template <class Json>
-BasicJsonMembers<Json>::BasicJsonMembers(std::string_view text, int deepest, std::string place, std::string remedy) {
-  const auto source =
-      std::make_shared<Source>(Source{.json = {}, .place = std::move(place), .remedy = std::move(remedy)});
+BasicJsonMembers<Json>::BasicJsonMembers(std::string_view text, int deepest, const std::string& place,
+                                         const std::string& remedy) {
+  const auto source = std::make_shared<Source>(Source{.json = {}, .place = place, .remedy = remedy});
   source_ = source;
   try {
     source->json = parse<Json>(text, deepest, 0);

@@ -30,7 +30,7 @@ class BasicJsonMembers {
   static constexpr std::uint64_t kMostWhole = std::uint64_t{1} << 62;
 
   /// `text` is such an object. Its `place` and the `remedy` are for the errors.
-  BasicJsonMembers(std::string_view text, int deepest, std::string place, std::string remedy);
+  BasicJsonMembers(std::string_view text, int deepest, const std::string& place, const std::string& remedy);
 
   [[noreturn]] void refuse(const std::string& problem) const;
   /// Whether `name` is there and is this text.

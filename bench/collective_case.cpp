@@ -63,7 +63,8 @@ void store(std::byte* at, std::size_t i, int value) {
 template <class T>
 bool holds(const std::byte* at, std::size_t i, int value) {
   const T number = from_int<T>(value);
-  return std::memcmp(at + i * sizeof(T), &number, sizeof(T)) == 0;
+  return std::ranges::equal(std::span(at + i * sizeof(T), sizeof(T)),
+                            std::as_bytes(std::span(&number, 1)));  // each bit
 }
 
 }  // namespace
