@@ -78,45 +78,45 @@ class Trained {
  public:
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<NamedParameter>)>;
 
-  Trained(int threads, const Make& make) : backend_(make_cpu_backend(threads)) {
+  Trained(int threads, const Make& make) : backend(make_cpu_backend(threads)) {
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      owned_.push_back(std::make_unique<Parameter>(*backend_, Shape{kSizes[i]}));
-      named_.push_back({"p" + std::to_string(i), owned_.back().get()});
+      owned.push_back(std::make_unique<Parameter>(*backend, Shape{kSizes[i]}));
+      named.push_back({"p" + std::to_string(i), owned.back().get()});
       if (i + 1 < kSizes.size())
-        backend_->pointwise().copy(random_tensor(*backend_, {kSizes[i]}, 7 + i), owned_[i]->value());
+        backend->pointwise().copy(random_tensor(*backend, {kSizes[i]}, 7 + i), owned[i]->value());
       else
-        backend_->pointwise().fill(owned_[i]->value(), 0.0f);
+        backend->pointwise().fill(owned[i]->value(), 0.0f);
     }
-    optimizer_ = make(named_);
+    optimizer = make(named);
   }
 
   static double lr(int step) { return 0.1 / step; }
   void give_gradients(int step) {
-    for (std::size_t i = 0; i < owned_.size(); ++i)
-      owned_[i]->bind_gradient(random_tensor(*backend_, {kSizes[i]}, 100 * i + static_cast<std::size_t>(step)));
+    for (std::size_t i = 0; i < owned.size(); ++i)
+      owned[i]->bind_gradient(random_tensor(*backend, {kSizes[i]}, 100 * i + static_cast<std::size_t>(step)));
   }
   void step(int number, const StepOptions& options) {
     give_gradients(number);
-    for (const auto& parameter : owned_) parameter->mark_grad_valid();
-    optimizer_->step(options);
+    for (const auto& parameter : owned) parameter->mark_grad_valid();
+    optimizer->step(options);
   }
 
-  std::unique_ptr<Backend> backend_;
-  std::vector<std::unique_ptr<Parameter>> owned_;
-  std::vector<NamedParameter> named_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Backend> backend;
+  std::vector<std::unique_ptr<Parameter>> owned;
+  std::vector<NamedParameter> named;
+  std::unique_ptr<Optimizer> optimizer;
 };
 
 void expect_norms_follow(const Trained::Make& make, bool lamb, const Constants& constants) {
   Trained run(2, make);
   std::vector<NormReference> references(kSizes.size(), NormReference{lamb, constants});
   std::vector<std::vector<double>> expected;
-  for (const auto& parameter : run.owned_) expected.push_back(f64s_of(parameter->value()));
+  for (const auto& parameter : run.owned) expected.push_back(f64s_of(parameter->value()));
   for (int step = 1; step <= 20; ++step) {
     run.step(step, {.lr = Trained::lr(step)});
     for (std::size_t k = 0; k < kSizes.size(); ++k) {
-      references[k].step(expected[k], f64s_of(run.owned_[k]->gradient()), Trained::lr(step));
-      const auto actual = f64s_of(run.owned_[k]->value());
+      references[k].step(expected[k], f64s_of(run.owned[k]->gradient()), Trained::lr(step));
+      const auto actual = f64s_of(run.owned[k]->value());
       for (std::size_t i = 0; i < actual.size(); ++i)
         ASSERT_NEAR(actual[i], expected[k][i], 1e-6 * step)
             << "parameter " << k << " step " << step << " element " << i;
@@ -184,12 +184,12 @@ TEST(NormOptimizers, ALossThatIsNotFiniteMovesNothing) {
     Trained run(1, family(name, {}, 0.01));
     run.give_gradients(1);
     std::vector<std::vector<double>> before;
-    for (const auto& parameter : run.owned_) before.push_back(f64s_of(parameter->value()));
-    run.optimizer_->begin_step(0.1);
-    run.optimizer_->compute_update_scale(tensor_of(*run.backend_, {1}, {std::nanf("")}), {}, 0);
-    run.optimizer_->update(std::array<std::size_t, 6>{0, 1, 2, 3, 4, 5});
-    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(f64s_of(run.owned_[i]->value()), before[i]);
-    for (const auto& moment : run.optimizer_->moments())
+    for (const auto& parameter : run.owned) before.push_back(f64s_of(parameter->value()));
+    run.optimizer->begin_step(0.1);
+    run.optimizer->compute_update_scale(tensor_of(*run.backend, {1}, {std::nanf("")}), {}, 0);
+    run.optimizer->update(std::array<std::size_t, 6>{0, 1, 2, 3, 4, 5});
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(f64s_of(run.owned[i]->value()), before[i]);
+    for (const auto& moment : run.optimizer->moments())
       for (const double m : f64s_of(moment.value)) ASSERT_EQ(m, 0.0) << moment.name;
   }
 }
@@ -199,23 +199,23 @@ TEST(NormOptimizers, StateRestarts) {
   const std::array<std::size_t, 6> all = {0, 1, 2, 3, 4, 5};
   Trained once(1, family("lamb", {}, 0.01)), twice(1, family("lamb", {}, 0.01));
   twice.give_gradients(7);
-  twice.optimizer_->begin_step(0.05);
-  twice.optimizer_->add_squares(all);
-  twice.optimizer_->prepare(all);
-  for (const auto& moment : twice.optimizer_->moments()) twice.backend_->pointwise().fill(moment.value, 0.0f);
-  twice.optimizer_->zero_grad();
-  once.optimizer_->begin_step(0.05);
+  twice.optimizer->begin_step(0.05);
+  twice.optimizer->add_squares(all);
+  twice.optimizer->prepare(all);
+  for (const auto& moment : twice.optimizer->moments()) twice.backend->pointwise().fill(moment.value, 0.0f);
+  twice.optimizer->zero_grad();
+  once.optimizer->begin_step(0.05);
   for (Trained* run : {&once, &twice}) {
     run->give_gradients(1);
-    run->optimizer_->update(all);
+    run->optimizer->update(all);
   }
-  for (std::size_t i = 0; i < once.owned_.size(); ++i)
-    EXPECT_EQ(values_of(twice.owned_[i]->value()), values_of(once.owned_[i]->value()));
+  for (std::size_t i = 0; i < once.owned.size(); ++i)
+    EXPECT_EQ(values_of(twice.owned[i]->value()), values_of(once.owned[i]->value()));
 }
 
 std::vector<std::vector<float>> values(const Trained& run) {
   std::vector<std::vector<float>> all;
-  for (const auto& parameter : run.owned_) all.push_back(values_of(parameter->value()));
+  for (const auto& parameter : run.owned) all.push_back(values_of(parameter->value()));
   return all;
 }
 
@@ -247,12 +247,12 @@ TEST(NormBlocks, BitsDoNotDependOnSlices) {
       for (int step = 1; step <= 4; ++step) whole.step(step, {.lr = 0.05, .clip_norm = clip});
 
       std::unique_ptr<Optimizer> other;
-      Trained sliced(2, [&](std::vector<NamedParameter> parameters) {
+      Trained sliced(2, [&](const std::vector<NamedParameter>& parameters) {
         other = make_optimizer(name, parameters, {}, 0.01, {}, {.slices = high});
         return make_optimizer(name, parameters, {}, 0.01, {}, {.slices = low});
       });
-      Optimizer& one = *sliced.optimizer_;
-      Backend& backend = *sliced.backend_;
+      Optimizer& one = *sliced.optimizer;
+      Backend& backend = *sliced.backend;
       const Tensor loss = backend.zeros({1}), squares = backend.empty({1}, DType::kF64);
       const auto add_up = [](const Tensor& a, const Tensor& b) {
         for (std::int64_t i = 0; i < a.count(); ++i) {
@@ -281,7 +281,7 @@ TEST(NormBlocks, BitsDoNotDependOnSlices) {
       }
       EXPECT_EQ(values(sliced), values(whole)) << name << ", clip " << clip;
       std::int64_t remembered = 0, in_slices = 0;
-      for (const auto& moment : whole.optimizer_->moments()) remembered += moment.value.count();
+      for (const auto& moment : whole.optimizer->moments()) remembered += moment.value.count();
       for (Optimizer* optimizer : {&one, other.get()})
         for (const auto& moment : optimizer->moments()) in_slices += moment.value.count();
       EXPECT_EQ(remembered, in_slices) << name;

@@ -55,7 +55,7 @@ class TwoBranches final : public nn::Module {
 
 class ZeroTraining {
  public:
-  ZeroTraining(const std::string& optimizer, Options options) : unused_(options.find_unused_parameters) {
+  ZeroTraining(const std::string& optimizer, const Options& options) : unused_(options.find_unused_parameters) {
     ddp_.emplace(model_, group(), options);
     optimizer_ = nn::make_optimizer(optimizer, ddp_->parameters(), {}, 0.01,
                                     {{.patterns = {"*.bias"}, .weight_decay = 0.0}}, ddp_->share());

@@ -360,7 +360,7 @@ TEST_F(Infer, BatchesOfImages) {
     }
     const auto report = events_of(outcome.out).back();
     EXPECT_EQ(report["results"], 3);
-    EXPECT_EQ(report["batch"], std::string(flags).find("2") != std::string::npos ? 2 : 3);
+    EXPECT_EQ(report["batch"], std::string(flags).find('2') != std::string::npos ? 2 : 3);
   }
 }
 

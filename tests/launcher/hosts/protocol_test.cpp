@@ -58,6 +58,7 @@ TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
 
 TEST(HostProtocol, BytesOfEveryMessage) {
   constexpr const char* kGolden[] = {
+      // NOLINTNEXTLINE(bugprone-suspicious-missing-comma): two do not fit on a line
       "390000000003000000000000000000044001010000006205000000746f6b656e06000000736563726574070000002e2f7472"
       "61696e2f686f6d652f657665",
       "07000000010700000000ff0a",
