@@ -205,7 +205,8 @@ void Transfer::wait(Deadline deadline) const {
 void Transfer::wait() const {
   if (group_ == nullptr) return;
   group_->check_thread("a wait");
-  if (!group_->is_transfer_done(*transfer_)) group_->wait_for_transfer(*transfer_, Deadline::after(group_->timeout()));
+  const bool done = group_->device().kind == DeviceKind::kCpu && group_->is_transfer_done(*transfer_);
+  if (!done) group_->wait_for_transfer(*transfer_, Deadline::after(group_->timeout()));
 }
 
 void Transfer::wait(StreamView stream) const {

@@ -454,8 +454,10 @@ void Work::wait_host(Deadline deadline) const {
 void Work::wait_host() const {
   if (group_ == nullptr) return;
   group_->check_thread("a wait");
-  // Few bytes are often there already: no deadline, whose clock costs a tenth of what such an operation does.
-  if (!group_->is_done(sequence_)) group_->wait_done(sequence_, Deadline::after(group_->timeout_));
+  // On the CPU few bytes are often there already: no deadline, whose clock takes a tenth of the time of such an
+  // operation. On a GPU its stream has to be waited for.
+  const bool done = group_->device().kind == DeviceKind::kCpu && group_->is_done(sequence_);
+  if (!done) group_->wait_done(sequence_, Deadline::after(group_->timeout_));
   group_->waited_for_ = std::max(group_->waited_for_, sequence_);
 }
 void Work::wait(StreamView stream) const {
