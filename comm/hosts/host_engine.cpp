@@ -152,18 +152,12 @@ void HostEngine::open_stream(int peer) {
 
 std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
   const auto local = local_of(to);
-  if (!local) return links_.write_some(to, bytes);
-  const auto moved = rings_.write_some(*local, bytes);
-  if (moved.wakes) sync_.wake(*local);
-  return moved.bytes;
+  return local ? rings_.write_some(*local, bytes) : links_.write_some(to, bytes);
 }
 
 std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
   const auto local = local_of(from);
-  if (!local) return links_.read_some(from, bytes);
-  const auto moved = rings_.read_some(*local, bytes);
-  if (moved.wakes) sync_.wake(*local);
-  return moved.bytes;
+  return local ? rings_.read_some(*local, bytes) : links_.read_some(from, bytes);
 }
 
 bool HostEngine::is_flushed(int to, std::uint64_t bytes) {

@@ -37,7 +37,8 @@ PairRings::PairRings(int local, int ranks, const Segment& board, std::size_t off
     : local_(local),
       capacity_(capacity_of(ranks)),
       outgoing_(static_cast<std::size_t>(ranks)),
-      copied_(static_cast<std::size_t>(ranks)) {
+      copied_(static_cast<std::size_t>(ranks)),
+      has_news_(static_cast<std::size_t>(ranks)) {
   for (int i = 0; i < ranks; ++i) parts_.push_back(board.part(i) + offset);
 }
 
@@ -46,46 +47,51 @@ PairRing& PairRings::ring(int from, int to) const {
                                       static_cast<std::size_t>(to) * (sizeof(PairRing) + capacity_));
 }
 
-PairRings::Moved PairRings::write_some(int to, std::span<const std::byte> bytes) {
+std::size_t PairRings::write_some(int to, std::span<const std::byte> bytes) {
   PairRing& ring = this->ring(local_, to);
   Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
   take_answers(out, ring);
   if (out.reads == Outgoing::Reads::kUnknown && bytes.size() >= kLeastOffer) {
-    const Moved moved = try_offer(out, ring, bytes);
-    if (out.reads == Outgoing::Reads::kUnknown || moved.bytes > 0) return moved;
+    const std::size_t taken = try_offer(to, bytes);
+    if (out.reads == Outgoing::Reads::kUnknown || taken > 0) return taken;
   }
   if (out.reads == Outgoing::Reads::kOffered && bytes.size() >= kLeastOffer) {
-    if (out.open.size() == PairRing::kOffers) return {};
+    if (out.open.size() == PairRing::kOffers) return 0;
     const std::size_t count = std::min(bytes.size(), kMostOffer);
     offer(ring, bytes.first(count));
     out.open.push_back(out.taken);
     out.taken += count;
-    return {count, true};
+    has_news_[static_cast<std::size_t>(to)] = true;
+    return count;
   }
   const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
   const std::size_t free = capacity_ - (written - ring.read.load(std::memory_order_acquire));
   const std::size_t count = std::min(free, bytes.size());
-  if (count == 0) return {};
+  if (count == 0) return 0;
   auto* const memory = reinterpret_cast<std::byte*>(&ring + 1);
   const std::size_t at = written % capacity_, first = std::min(count, capacity_ - at);
   std::memcpy(memory + at, bytes.data(), first);
   std::memcpy(memory, bytes.data() + first, count - first);
   ring.written.store(written + count, std::memory_order_release);
   out.taken += count;
-  return {count, true};
+  has_news_[static_cast<std::size_t>(to)] = true;
+  return count;
 }
 
 /// The first offer: nothing of it is taken before its answer, which says what will become of others.
-PairRings::Moved PairRings::try_offer(Outgoing& out, PairRing& ring, std::span<const std::byte> bytes) {
+std::size_t PairRings::try_offer(int to, std::span<const std::byte> bytes) {
+  PairRing& ring = this->ring(local_, to);
+  Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
   const std::uint64_t offers = ring.offers.load(std::memory_order_relaxed);
   if (offers == 0) {
     offer(ring, bytes.first(std::min(bytes.size(), kMostOffer)));
-    return {0, true};
+    has_news_[static_cast<std::size_t>(to)] = true;
+    return 0;
   }
-  if (ring.answers.load(std::memory_order_acquire) == 0) return {};
+  if (ring.answers.load(std::memory_order_acquire) == 0) return 0;
   out.reads = ring.taken_bytes < ring.open_offers[0].bytes ? Outgoing::Reads::kRing : Outgoing::Reads::kOffered;
   out.taken += ring.taken_bytes;
-  return {static_cast<std::size_t>(ring.taken_bytes), false};
+  return static_cast<std::size_t>(ring.taken_bytes);
 }
 
 void PairRings::offer(PairRing& ring, std::span<const std::byte> bytes) const {
@@ -110,7 +116,7 @@ bool PairRings::is_flushed(int to, std::uint64_t bytes) {
   return out.open.empty() || bytes <= out.open.front();
 }
 
-PairRings::Moved PairRings::read_some(int from, std::span<std::byte> bytes) {
+std::size_t PairRings::read_some(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
   const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
   const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
@@ -121,17 +127,18 @@ PairRings::Moved PairRings::read_some(int from, std::span<std::byte> bytes) {
   const std::size_t count = std::min<std::size_t>(end - read, bytes.size());
   if (count == 0) {
     const bool is_next = offered && read == ring.open_offers[answers % PairRing::kOffers].after;
-    return is_next && !bytes.empty() ? read_offered(from, bytes) : Moved{};
+    return is_next && !bytes.empty() ? read_offered(from, bytes) : 0;
   }
   const auto* const memory = reinterpret_cast<const std::byte*>(&ring + 1);
   const std::size_t at = read % capacity_, first = std::min(count, capacity_ - at);
   std::memcpy(bytes.data(), memory + at, first);
   std::memcpy(bytes.data() + first, memory, count - first);
   ring.read.store(read + count, std::memory_order_release);
-  return {count, true};
+  has_news_[static_cast<std::size_t>(from)] = true;
+  return count;
 }
 
-PairRings::Moved PairRings::read_offered(int from, std::span<std::byte> bytes) {
+std::size_t PairRings::read_offered(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
   const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
   const PairRing::Offer& offer = ring.open_offers[answers % PairRing::kOffers];
@@ -141,7 +148,7 @@ PairRings::Moved PairRings::read_offered(int from, std::span<std::byte> bytes) {
   const ssize_t got = ::process_vm_readv(static_cast<pid_t>(ring.writer_pid), &to, 1, &source, 1, 0);
   const int code = got < 0 ? errno : 0;
   // Of a process that has ended nothing comes any more: whoever waits for it finds that out.
-  if (code == EINTR || code == ESRCH) return {};
+  if (code == EINTR || code == ESRCH) return 0;
   if (got < 0 && answers > 0)
     throw DeviceError(
         fmt::format("what another rank of this host sends cannot be read where it lies: {}", errno_text(code)),
@@ -154,11 +161,18 @@ PairRings::Moved PairRings::read_offered(int from, std::span<std::byte> bytes) {
         errno_text(code));
   const std::size_t count = got > 0 ? static_cast<std::size_t>(got) : 0;
   copied += count;
-  if (copied < offer.bytes && got >= 0) return {count, false};
+  if (copied < offer.bytes && got >= 0) return count;
   if (answers == 0) ring.taken_bytes = copied;
   copied = 0;
   ring.answers.store(answers + 1, std::memory_order_release);
-  return {count, true};
+  has_news_[static_cast<std::size_t>(from)] = true;
+  return count;
+}
+
+void PairRings::wake_others(const SlotBoard& board) {
+  for (std::size_t rank = 0; rank < has_news_.size(); ++rank)
+    if (has_news_[rank]) board.wake(static_cast<int>(rank));
+  has_news_.assign(has_news_.size(), false);
 }
 
 }  // namespace lockstep::comm

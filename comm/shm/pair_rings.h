@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/shm/segment.h"
+#include "comm/shm/slot_board.h"
 
 namespace lockstep::comm {
 
@@ -52,17 +53,15 @@ class PairRings {
   /// `board` must outlive it.
   PairRings(int local, int ranks, const Segment& board, std::size_t offset);
 
-  struct Moved {
-    std::size_t bytes = 0;
-    bool wakes = false;  // the other rank has to look
-  };
   /// How many of `bytes`, from their beginning, have been taken. Those that have not are the beginning of the next
   /// call's.
-  Moved write_some(int to, std::span<const std::byte> bytes);
+  std::size_t write_some(int to, std::span<const std::byte> bytes);
   /// Whether the first `bytes` that were ever taken for `to` have been copied.
   bool is_flushed(int to, std::uint64_t bytes);
   /// How many of `bytes` there were. DeviceError where what another rank offers cannot be read any more.
-  Moved read_some(int from, std::span<std::byte> bytes);
+  std::size_t read_some(int from, std::span<std::byte> bytes);
+  /// Wakes the ranks of `board`, this host's, that have had something to look at since the last time.
+  void wake_others(const SlotBoard& board);
 
  private:
   /// What this rank writes to another one.
@@ -75,15 +74,16 @@ class PairRings {
   static std::size_t capacity_of(int ranks);
   PairRing& ring(int from, int to) const;
   void take_answers(Outgoing& out, const PairRing& ring);
-  Moved try_offer(Outgoing& out, PairRing& ring, std::span<const std::byte> bytes);
+  std::size_t try_offer(int to, std::span<const std::byte> bytes);
   void offer(PairRing& ring, std::span<const std::byte> bytes) const;
-  Moved read_offered(int from, std::span<std::byte> bytes);
+  std::size_t read_offered(int from, std::span<std::byte> bytes);
 
   const int local_;
   const std::size_t capacity_;  // a power of two
   std::vector<std::byte*> parts_;
   std::vector<Outgoing> outgoing_;   // by reader
   std::vector<std::size_t> copied_;  // by writer: of the offer that is being read
+  std::vector<bool> has_news_;       // by rank: something that it may wait for
   bool reported_ = false;            // that another rank's memory cannot be read
 };
 

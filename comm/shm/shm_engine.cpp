@@ -23,13 +23,14 @@ ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
       memory_(std::move(board)),
       board_(rank, size, memory_),
       rings_(rank, size, memory_, kRingsAt),
-      moved_with_(static_cast<std::size_t>(size)),
       sources_(static_cast<std::size_t>(size)),
       copies_(static_cast<std::size_t>(size)) {
   if (peers_.sockets().empty()) return;
   levels_.emplace(peers_.sockets(), rank);
   if (!levels_->help()) levels_.reset();
 }
+
+std::size_t ShmEngine::board_bytes(int ranks) { return kRingsAt + PairRings::bytes_of(ranks); }
 
 std::unique_ptr<Arena> ShmEngine::map_arena(std::size_t bytes, TextExchange exchange) {
   auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine, false); });
@@ -279,28 +280,6 @@ ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
     case OpKind::kBarrier: break;
   }
   return {};
-}
-
-// ---- Sends and receives ----
-
-std::size_t ShmEngine::board_bytes(int ranks) { return kRingsAt + PairRings::bytes_of(ranks); }
-
-std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
-  const auto moved = rings_.write_some(to, bytes);
-  if (moved.wakes) moved_with_[static_cast<std::size_t>(to)] = true;
-  return moved.bytes;
-}
-
-std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
-  const auto moved = rings_.read_some(from, bytes);
-  if (moved.wakes) moved_with_[static_cast<std::size_t>(from)] = true;
-  return moved.bytes;
-}
-
-void ShmEngine::end_round() {
-  for (int r = 0; r < size(); ++r)
-    if (moved_with_[static_cast<std::size_t>(r)]) board_.wake(r);
-  moved_with_.assign(moved_with_.size(), false);
 }
 
 // ---- Waiting ----

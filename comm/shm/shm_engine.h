@@ -76,9 +76,9 @@ class ShmEngine final : public Engine {
   [[noreturn]] void throw_gone(const PairTransfer& transfer) override {
     peers_.throw_ended(transfer.peer, describe(transfer, name_of(transfer.peer)));
   }
-  std::size_t write_some(int to, std::span<const std::byte> bytes) override;
-  std::size_t read_some(int from, std::span<std::byte> bytes) override;
-  void end_round() override;
+  std::size_t write_some(int to, std::span<const std::byte> bytes) override { return rings_.write_some(to, bytes); }
+  std::size_t read_some(int from, std::span<std::byte> bytes) override { return rings_.read_some(from, bytes); }
+  void end_round() override { rings_.wake_others(board_); }
   bool is_flushed(int to, std::uint64_t bytes) override { return rings_.is_flushed(to, bytes); }
 
   /// A part of a region, in bytes from its start.
@@ -126,7 +126,6 @@ class ShmEngine final : public Engine {
   Segment memory_;
   SlotBoard board_;
   PairRings rings_;
-  std::vector<bool> moved_with_;           // by rank: bytes in this round, which it may wait for
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<std::byte*> copies_;         // scratch
   std::vector<TreeProgram> programs_;      // by trees' numbers
