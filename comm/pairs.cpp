@@ -1,5 +1,8 @@
 #include "comm/pairs.h"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +14,9 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kHeaderBytes = sizeof(PairDescriptor);
+
+// Values so few are copied once more, to go with their header: a stream has a price for each piece.
+constexpr std::size_t kJoinedBytes = std::size_t{1} << 10;
 
 std::string text_of(const PairDescriptor& what) { return fmt::format("{} {}", what.count, name_of(what.dtype)); }
 
@@ -91,6 +97,16 @@ bool PairQueues::write(Queue& queue, int to) {
   const PairTransfer& transfer = *queue.transfers[queue.taken];
   const std::size_t bytes = transfer.what.bytes();
   const std::uint64_t before = queue.stream_bytes;
+  if (queue.header_bytes == 0 && bytes > 0 && bytes <= kJoinedBytes) {
+    std::array<std::byte, kHeaderBytes + kJoinedBytes> joined;
+    std::memcpy(joined.data(), &transfer.what, kHeaderBytes);
+    std::memcpy(joined.data() + kHeaderBytes, transfer.data, bytes);
+    const std::size_t taken = streams_.write_some(to, std::span(joined).first(kHeaderBytes + bytes));
+    queue.header_bytes = std::min(taken, kHeaderBytes);
+    queue.bytes = taken - queue.header_bytes;
+    queue.stream_bytes += taken;
+    return taken > 0;
+  }
   const auto write = [&](std::span<const std::byte> rest, std::size_t& written) {
     const std::size_t taken = streams_.write_some(to, rest);
     written += taken;

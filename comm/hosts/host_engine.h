@@ -61,7 +61,7 @@ class HostEngine final : public Engine {
   [[noreturn]] void throw_gone(const PairTransfer& transfer) override;
   std::string trouble_with(int peer) const override { return links_.trouble_with(peer); }
   void begin_round() override { links_.advance(); }
-  void end_round() override { rings_.wake_others(sync_); }
+  void end_round() override { rings_.end_round(sync_); }
   void open_stream(int peer) override;
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;

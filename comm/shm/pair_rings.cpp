@@ -37,7 +37,7 @@ PairRings::PairRings(int local, int ranks, const Segment& board, std::size_t off
     : local_(local),
       capacity_(capacity_of(ranks)),
       outgoing_(static_cast<std::size_t>(ranks)),
-      copied_(static_cast<std::size_t>(ranks)),
+      incoming_(static_cast<std::size_t>(ranks)),
       has_news_(static_cast<std::size_t>(ranks)) {
   for (int i = 0; i < ranks; ++i) parts_.push_back(board.part(i) + offset);
 }
@@ -65,8 +65,8 @@ std::size_t PairRings::write_some(int to, std::span<const std::byte> bytes) {
     return count;
   }
   const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
-  const std::size_t free = capacity_ - (written - ring.read.load(std::memory_order_acquire));
-  const std::size_t count = std::min(free, bytes.size());
+  if (capacity_ - (written - out.read) < bytes.size()) out.read = ring.read.load(std::memory_order_acquire);
+  const std::size_t count = std::min<std::size_t>(capacity_ - (written - out.read), bytes.size());
   if (count == 0) return 0;
   auto* const memory = reinterpret_cast<std::byte*>(&ring + 1);
   const std::size_t at = written % capacity_, first = std::min(count, capacity_ - at);
@@ -118,22 +118,27 @@ bool PairRings::is_flushed(int to, std::uint64_t bytes) {
 
 std::size_t PairRings::read_some(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
-  const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
-  const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
-  // In this order: an offer is there when bytes that come after it are.
-  std::uint64_t end = ring.written.load(std::memory_order_acquire);
-  const bool offered = ring.offers.load(std::memory_order_acquire) > answers;
-  if (offered) end = std::min(end, ring.open_offers[answers % PairRing::kOffers].after);
-  const std::size_t count = std::min<std::size_t>(end - read, bytes.size());
-  if (count == 0) {
-    const bool is_next = offered && read == ring.open_offers[answers % PairRing::kOffers].after;
-    return is_next && !bytes.empty() ? read_offered(from, bytes) : 0;
+  Incoming& in = incoming_[static_cast<std::size_t>(from)];
+  if (in.end - in.read < bytes.size()) {
+    // In this order: an offer is there when bytes that come after it are.
+    in.end = ring.written.load(std::memory_order_acquire);
+    const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
+    if (ring.offers.load(std::memory_order_acquire) > answers) {
+      in.end = std::min(in.end, ring.open_offers[answers % PairRing::kOffers].after);
+      if (in.read == ring.open_offers[answers % PairRing::kOffers].after && !bytes.empty())
+        return read_offered(from, bytes);
+    }
   }
+  const std::size_t count = std::min<std::size_t>(in.end - in.read, bytes.size());
+  if (count == 0) return 0;
   const auto* const memory = reinterpret_cast<const std::byte*>(&ring + 1);
-  const std::size_t at = read % capacity_, first = std::min(count, capacity_ - at);
+  const std::size_t at = in.read % capacity_, first = std::min(count, capacity_ - at);
   std::memcpy(bytes.data(), memory + at, first);
   std::memcpy(bytes.data() + first, memory, count - first);
-  ring.read.store(read + count, std::memory_order_release);
+  in.read += count;
+  // Of little the writer hears when this round ends: it is not short of space, and each word costs a cache miss.
+  if (in.read - ring.read.load(std::memory_order_relaxed) >= capacity_ / 4)
+    ring.read.store(in.read, std::memory_order_release);
   has_news_[static_cast<std::size_t>(from)] = true;
   return count;
 }
@@ -142,7 +147,7 @@ std::size_t PairRings::read_offered(int from, std::span<std::byte> bytes) {
   PairRing& ring = this->ring(from, local_);
   const std::uint64_t answers = ring.answers.load(std::memory_order_relaxed);
   const PairRing::Offer& offer = ring.open_offers[answers % PairRing::kOffers];
-  std::size_t& copied = copied_[static_cast<std::size_t>(from)];
+  std::size_t& copied = incoming_[static_cast<std::size_t>(from)].copied;
   iovec to = {.iov_base = bytes.data(), .iov_len = std::min(bytes.size(), offer.bytes - copied)};
   iovec source = {.iov_base = reinterpret_cast<void*>(offer.address + copied), .iov_len = to.iov_len};
   const ssize_t got = ::process_vm_readv(static_cast<pid_t>(ring.writer_pid), &to, 1, &source, 1, 0);
@@ -169,10 +174,16 @@ std::size_t PairRings::read_offered(int from, std::span<std::byte> bytes) {
   return count;
 }
 
-void PairRings::wake_others(const SlotBoard& board) {
-  for (std::size_t rank = 0; rank < has_news_.size(); ++rank)
-    if (has_news_[rank]) board.wake(static_cast<int>(rank));
-  has_news_.assign(has_news_.size(), false);
+void PairRings::end_round(const SlotBoard& board) {
+  for (std::size_t rank = 0; rank < has_news_.size(); ++rank) {
+    if (!has_news_[rank]) continue;
+    const int other = static_cast<int>(rank);
+    PairRing& from = ring(other, local_);
+    if (const std::uint64_t read = incoming_[rank].read; from.read.load(std::memory_order_relaxed) != read)
+      from.read.store(read, std::memory_order_release);
+    board.wake(other);
+    has_news_[rank] = false;
+  }
 }
 
 }  // namespace lockstep::comm

@@ -60,15 +60,23 @@ class PairRings {
   bool is_flushed(int to, std::uint64_t bytes);
   /// How many of `bytes` there were. DeviceError where what another rank offers cannot be read any more.
   std::size_t read_some(int from, std::span<std::byte> bytes);
-  /// Wakes the ranks of `board`, this host's, that have had something to look at since the last time.
-  void wake_others(const SlotBoard& board);
+  /// After reads and writes: tells their writers how far this rank has read, and wakes the ranks of `board`, this
+  /// host's, that have something to look at.
+  void end_round(const SlotBoard& board);
 
  private:
   /// What this rank writes to another one.
   struct Outgoing {
     enum class Reads { kUnknown, kOffered, kRing } reads = Reads::kUnknown;
     std::uint64_t taken = 0;         // bytes, ever
+    std::uint64_t read = 0;          // of those in the ring, when last looked at
     std::deque<std::uint64_t> open;  // offers that have no answer yet: the bytes that were taken before each
+  };
+
+  /// What it reads of another one.
+  struct Incoming {
+    std::uint64_t read = 0, end = 0;  // in the ring, ever: what has been read; what could be when last looked at
+    std::size_t copied = 0;           // of the offer that is being read
   };
 
   static std::size_t capacity_of(int ranks);
@@ -81,10 +89,10 @@ class PairRings {
   const int local_;
   const std::size_t capacity_;  // a power of two
   std::vector<std::byte*> parts_;
-  std::vector<Outgoing> outgoing_;   // by reader
-  std::vector<std::size_t> copied_;  // by writer: of the offer that is being read
-  std::vector<bool> has_news_;       // by rank: something that it may wait for
-  bool reported_ = false;            // that another rank's memory cannot be read
+  std::vector<Outgoing> outgoing_;  // by reader
+  std::vector<Incoming> incoming_;  // by writer
+  std::vector<bool> has_news_;      // by rank: something that it may wait for
+  bool reported_ = false;           // that another rank's memory cannot be read
 };
 
 }  // namespace lockstep::comm

@@ -78,7 +78,7 @@ class ShmEngine final : public Engine {
   }
   std::size_t write_some(int to, std::span<const std::byte> bytes) override { return rings_.write_some(to, bytes); }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return rings_.read_some(from, bytes); }
-  void end_round() override { rings_.wake_others(board_); }
+  void end_round() override { rings_.end_round(board_); }
   bool is_flushed(int to, std::uint64_t bytes) override { return rings_.is_flushed(to, bytes); }
 
   /// A part of a region, in bytes from its start.
