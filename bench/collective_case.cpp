@@ -340,10 +340,13 @@ std::int64_t CollectiveCase::count_wrong(Way way) {
 std::int64_t CollectiveCase::count_wrong(Rival& rival) {
   if (options_.collective == Collective::kBarrier) return -1;
   fill_own();
+  put(rival);
   run(rival);
   rival.settle();
+  rival.get(values_.data(), other_.data(), bytes_);
   const std::int64_t wrong = wrong_in(is_in_values(Way::kInPlace) ? values_.data() : other_.data(), false);
   zero();
+  put(rival);
   return sum_of_ranks(wrong);
 }
 

@@ -26,6 +26,8 @@ class CollectiveCase {
   /// Does it once: as often at a time as options.in_flight says. Blocking.
   void run(Way way);
   void run(Rival& rival);
+  /// Gives it the inputs, where it has memory of its own.
+  void put(Rival& rival) const { rival.put(values_.data(), other_.data(), bytes_); }
   /// How many messages or operations run() is, by which its time is divided.
   double units() const;
   /// Of a message or an operation, for bandwidth.

@@ -40,7 +40,8 @@ class CollectiveBenchmark {
         family_(family_of(options.collective)),
         host_(*session.group),
         case_(session.gradients(), host_, options) {
-    for (const auto& name : options.compare) rivals_.push_back(make_rival(name, session.world, host_));
+    for (const auto& name : options.compare)
+      rivals_.push_back(make_rival(name, session.world, host_, session.gradients().device().kind));
     comm::run_collectively(host_, [&] {
       for (std::size_t i = 0; i < rivals_.size(); ++i)
         if (!rivals_[i]->has(options))
@@ -65,11 +66,13 @@ class CollectiveBenchmark {
         family_.in_place && options_.collective != Collective::kBarrier && !(options_.own_memory && family_.in_parts);
     if (twice) add(Way::kOutOfPlace);
     add(family_.in_place ? Way::kInPlace : Way::kOutOfPlace);
-    for (const auto& rival : rivals_)
+    for (const auto& rival : rivals_) {
+      case_.put(*rival);
       columns.push_back({.run = [this, one = rival.get()] { case_.run(*one); },
                          .wrong = options_.check ? case_.count_wrong(*rival) : -1,
                          .units = case_.units(),
                          .rival = rival.get()});
+    }
     time(columns);
     std::vector<Speed> speeds;
     for (const Column& column : columns) {

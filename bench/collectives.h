@@ -1,4 +1,4 @@
-// How fast the ranks do what they do together: time and bandwidth of each collective by size, beside MPI's and Gloo's.
+// How fast the ranks do what they do together: time and bandwidth of each collective by size, beside other libraries'.
 #pragma once
 
 #include <algorithm>

@@ -236,7 +236,7 @@ OptionTable bench_collective_options(bench::CollectiveOptions& options) {
              .placeholder = join(bench::rival_names(), "|"),
              .help =
                  "beside it, in the same rounds, the same of another library in the caller's own memory; ratio: its "
-                 "time divided by lockstep's. mpi needs ranks that mpirun starts (lockstep launch --mpi)",
+                 "time divided by lockstep's. mpi needs ranks that mpirun starts (lockstep launch --mpi), nccl GPUs",
              .value = names_of(options.compare, bench::rival_names())});
   if (moves)
     table.add({.name = "peak",

@@ -47,6 +47,7 @@ JsonObject json(const GpuProcess& process) {
 }
 
 JsonObject json(const Gpu& gpu);
+JsonObject json(const GpuPair& pair);
 JsonObject json(const MeasuredRates::Product& product);
 JsonObject json(const MeasuredRates& rates);
 
@@ -79,9 +80,21 @@ JsonObject json(const Gpu& gpu) {
                        {"compute_mode", json(gpu.compute_mode)},
                        {"mig", gpu.mig}};
   add_memory(object, gpu.memory);
+  object.add("pcie_lanes", gpu.pcie_lanes);
+  object.add("most_pcie_lanes", gpu.most_pcie_lanes);
+  object.add("slowed_by", gpu.slowed_by);
+  object.add("nvlinks_up", gpu.nvlinks_up);
+  object.add("nvlinks_down", gpu.nvlinks_down);
   object.add("mig_devices", json(gpu.mig_devices));
   object.add("processes", json(gpu.processes));
   return object;
+}
+
+JsonObject json(const GpuPair& pair) {
+  return {{"gpus", std::vector<int>{pair.first, pair.second}},
+          {"peer_access", pair.reads},
+          {"reason", pair.reason},
+          {"nvlink", pair.nvlink}};
 }
 
 JsonObject json(const Cpu& cpu) {
@@ -126,11 +139,9 @@ std::optional<double> MeasuredRates::product_tflops(std::string_view precision) 
 }
 
 std::string json_of(const Machine& machine) {
-  JsonObject object = {{"driver_version", machine.gpus.driver_version},
-                       {"cuda_version", machine.gpus.cuda_version},
-                       {"problem", json(machine.gpus.problem)},
-                       {"gpus", json(machine.gpus.list)},
-                       {"cpu", json(machine.cpu)}};
+  JsonObject object = {{"driver_version", machine.gpus.driver_version}, {"cuda_version", machine.gpus.cuda_version},
+                       {"problem", json(machine.gpus.problem)},         {"gpus", json(machine.gpus.list)},
+                       {"gpu_pairs", json(machine.gpus.pairs)},         {"cpu", json(machine.cpu)}};
   if (!machine.measured.empty()) object.add("measured", json(machine.measured));
   return object.text();
 }

@@ -69,6 +69,17 @@ struct Gpu {
   std::optional<bool> mig;  // split into MIG devices
   std::vector<MigDevice> mig_devices;
   std::vector<GpuProcess> processes;
+  std::optional<int> pcie_lanes, most_pcie_lanes;  // now, and of the card and its slot
+  std::vector<std::string> slowed_by;              // now: "heat", "power brake", "its hardware"
+  int nvlinks_up = 0, nvlinks_down = 0;
+};
+
+/// Two GPUs of a machine, `first` < `second`.
+struct GpuPair {
+  int first = 0, second = 0;          // Gpu::index
+  std::optional<bool> reads;          // the one the other's memory, without the host
+  std::optional<std::string> reason;  // why not
+  bool nvlink = false;
 };
 
 struct Gpus {
@@ -76,6 +87,7 @@ struct Gpus {
   std::optional<std::string> driver_version;
   std::optional<std::string> cuda_version;  // the newest that the driver runs: "12.8"
   std::vector<Gpu> list;
+  std::vector<GpuPair> pairs = {};  // all of them, where they were asked for
 };
 
 struct Cpu {

@@ -73,6 +73,25 @@ struct ProcessV2 {  // of the functions _v2 and _v3
 };
 static_assert(sizeof(ProcessV2) == 24);
 
+enum class PeerCapability : int { kRead = 0, kNvlink = 2 };
+
+enum class PeerStatus : int {
+  kOk = 0,
+  kChipset = 1,   // the chipset does not support it
+  kGpu = 2,       // nor one of the cards
+  kTopology = 3,  // nor the bridges between them
+  kDisabled = 4,  // a parameter of the driver's module forbids it
+  kNotSupported = 5,
+  kUnknown = 6
+};
+
+/// Of a card's connections to others or to switches.
+inline constexpr unsigned kMostNvlinks = 18;
+
+// Why a card's clocks are lower than they could be: bits of nvmlDeviceGetCurrentClocksEventReasons.
+inline constexpr std::uint64_t kSlowedByHardware = 0x8, kSlowedByHeatInSoftware = 0x20, kSlowedByHeat = 0x40,
+                               kSlowedByPowerBrake = 0x80;
+
 /// What a structure's field `version` must hold.
 template <class Struct>
 constexpr unsigned struct_version(unsigned version) {

@@ -79,6 +79,7 @@ class Card {
   }
 
   bool accept(const char* field, Return result);
+  void read_nvlinks();
   std::optional<int> temperature();
   std::optional<double> power(const char* field, NvmlFunctions::Getter<unsigned>* getter);
   std::optional<Memory> memory_of(nvml::Device device);
@@ -173,6 +174,15 @@ std::optional<double> Card::power(const char* field, NvmlFunctions::Getter<unsig
   return milliwatts ? std::optional<double>(*milliwatts / 1000.0) : std::nullopt;
 }
 
+std::vector<std::string> slowdowns_of(std::uint64_t reasons) {
+  std::vector<std::string> texts;
+  if ((reasons & (nvml::kSlowedByHeat | nvml::kSlowedByHeatInSoftware)) != 0) texts.emplace_back("heat");
+  if ((reasons & nvml::kSlowedByPowerBrake) != 0) texts.emplace_back("power brake");
+  // The general one comes with each of the hardware's.
+  if (reasons & nvml::kSlowedByHardware && texts.empty()) texts.emplace_back("its hardware");
+  return texts;
+}
+
 void Card::read_rest() {
   gpu_.persistence = ask_switch("persistence", f_.persistence);
   gpu_.display = ask_switch("display", f_.display);
@@ -196,9 +206,23 @@ void Card::read_rest() {
     gpu_.utilisation_percent = static_cast<int>(busy->gpu);
     gpu_.memory_utilisation_percent = static_cast<int>(busy->memory);
   }
+  gpu_.pcie_lanes = ask("PCIe", f_.pcie_lanes);
+  gpu_.most_pcie_lanes = ask("PCIe", f_.most_pcie_lanes);
+  const auto reasons =
+      ask<std::uint64_t>("clocks", [&](std::uint64_t& out) { return call(f_.clock_reasons, device_, &out); });
+  gpu_.slowed_by = slowdowns_of(reasons.value_or(0));
+  read_nvlinks();
   // Of the whole card only those with special rights may see who runs on its parts.
   if (!gpu_.mig.value_or(false)) add_processes(device_, std::nullopt);
   for (const auto& [index, handle] : mig_handles_) add_processes(handle, index);
+}
+
+void Card::read_nvlinks() {
+  for (unsigned link = 0; link < nvml::kMostNvlinks; ++link) {
+    const auto up = ask<unsigned>("NVLink", [&](unsigned& out) { return call(f_.nvlink_state, device_, link, &out); });
+    if (!up) return;  // no such link, and none after it
+    ++(*up != 0 ? gpu_.nvlinks_up : gpu_.nvlinks_down);
+  }
 }
 
 void Card::add_processes(nvml::Device device, std::optional<int> mig) {
@@ -276,6 +300,42 @@ std::optional<std::string> cuda_version(const NvmlFunctions& f) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
+const char* text_of(nvml::PeerStatus status) {
+  switch (status) {
+    case nvml::PeerStatus::kChipset: return "the chipset does not support it";
+    case nvml::PeerStatus::kGpu: return "the cards do not support it";
+    case nvml::PeerStatus::kTopology: return "what lies between their slots does not support it";
+    case nvml::PeerStatus::kDisabled: return "the driver's settings forbid it";
+    default: return "the driver does not say why";
+  }
+}
+
+struct Handle {
+  int index;
+  nvml::Device device;
+};
+
+std::vector<GpuPair> pairs_of(const NvmlFunctions& f, const std::vector<Handle>& cards) {
+  std::vector<GpuPair> pairs;
+  for (std::size_t i = 0; i < cards.size(); ++i)
+    for (std::size_t j = i + 1; j < cards.size(); ++j) {
+      GpuPair& pair = pairs.emplace_back();
+      pair.first = cards[i].index;
+      pair.second = cards[j].index;
+      const auto ask = [&](nvml::PeerCapability capability) {
+        nvml::PeerStatus status = {};
+        const Return result = call(f.peer_status, cards[i].device, cards[j].device, capability, &status);
+        return result == Return::kSuccess ? status : nvml::PeerStatus::kUnknown;
+      };
+      const nvml::PeerStatus reads = ask(nvml::PeerCapability::kRead);
+      pair.nvlink = ask(nvml::PeerCapability::kNvlink) == nvml::PeerStatus::kOk;
+      if (reads == nvml::PeerStatus::kUnknown) continue;
+      pair.reads = reads == nvml::PeerStatus::kOk;
+      if (!*pair.reads) pair.reason = text_of(reads);
+    }
+  return pairs;
+}
+
 }  // namespace
 
 Gpus read_gpus(const Nvml& nvml, Detail detail, const std::filesystem::path& sysfs) {
@@ -290,6 +350,7 @@ Gpus read_gpus(const Nvml& nvml, Detail detail, const std::filesystem::path& sys
     gpus.problem = nvml.problem_of(result);
     return gpus;
   }
+  std::vector<Handle> cards;
   for (unsigned index = 0; index < count; ++index) {
     Gpu& gpu = gpus.list.emplace_back();
     gpu.index = static_cast<int>(index);
@@ -302,7 +363,9 @@ Gpus read_gpus(const Nvml& nvml, Detail detail, const std::filesystem::path& sys
     card.read_choice(sysfs);
     if (detail == Detail::kAll) card.read_rest();
     std::ranges::sort(gpu.processes, {}, [](const GpuProcess& p) { return std::pair(p.mig, p.pid); });
+    if (!gpu.problem) cards.push_back({gpu.index, device});
   }
+  if (detail == Detail::kAll) gpus.pairs = pairs_of(f, cards);
   return gpus;
 }
 

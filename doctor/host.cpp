@@ -12,33 +12,10 @@
 #include "base/kernel.h"
 #include "base/resource_limits.h"
 #include "base/text.h"
-#include "devices/visible.h"
+#include "doctor/rows.h"
 
 namespace lockstep::doctor {
-namespace {
 
-constexpr double kKi = 1024, kMi = 1024 * kKi, kGi = 1024 * kMi;
-
-/// Collects the findings of one row.
-class RowFindings {
- public:
-  RowFindings(std::vector<Finding>& findings, const char* check) : findings_(findings), check_(check) {}
-
-  void ok(std::string what) { add(Severity::kOk, std::move(what), {}); }
-  void note(std::string what) { add(Severity::kNote, std::move(what), {}); }
-  void warn(std::string what, std::string remedy) { add(Severity::kWarning, std::move(what), std::move(remedy)); }
-  void fail(std::string what, std::string remedy) { add(Severity::kFailure, std::move(what), std::move(remedy)); }
-
- private:
-  void add(Severity severity, std::string what, std::string remedy) {
-    findings_.push_back({check_, severity, std::move(what), std::move(remedy)});
-  }
-
-  std::vector<Finding>& findings_;
-  const char* check_;
-};
-
-/// A whole small file without white space at its end; nothing where it cannot be read.
 std::optional<std::string> read(const View& view, const std::string& path) {
   std::ifstream file(view.root + path);
   if (!file) return std::nullopt;
@@ -52,7 +29,6 @@ std::optional<std::int64_t> read_number(const View& view, const std::string& pat
   return text ? parse_int(*text) : std::nullopt;
 }
 
-/// The names in a directory of /sys, sorted.
 std::vector<std::string> names_in(const View& view, const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
@@ -62,12 +38,12 @@ std::vector<std::string> names_in(const View& view, const std::string& path) {
   return names;
 }
 
+namespace {
+
 bool is_numbered(const std::string& name, std::string_view stem) {
   return name.starts_with(stem) && name.size() > stem.size() &&
          std::ranges::all_of(name.substr(stem.size()), [](char c) { return c >= '0' && c <= '9'; });
 }
-
-std::string bytes_text(double bytes) { return human_bytes(bytes); }
 
 /// Kilobytes of a line of /proc/meminfo.
 std::optional<double> memory_of(const View& view, std::string_view name) {
@@ -121,7 +97,7 @@ void check_address_space(const View& view, RowFindings& report) {
   for (const auto& [resource, name] : {std::pair{RLIMIT_AS, "ulimit -v"}, {RLIMIT_DATA, "ulimit -d"}})
     if (const auto limit = view.limit(resource))
       report.warn(fmt::format("{} allows {} of memory that is only reserved, too", name,
-                              bytes_text(static_cast<double>(*limit))),
+                              human_bytes(static_cast<double>(*limit))),
                   fmt::format("{} unlimited: CUDA and shared memory reserve far more than they use", name));
   if (view.limit(RLIMIT_AS) || view.limit(RLIMIT_DATA)) return;
   report.ok("address space: no limit");
@@ -134,8 +110,8 @@ void check_shared_memory(const View& view, RowFindings& report) {
   constexpr const char* kRemedy = "docker run --shm-size 1g (or --ipc host); mount -o remount,size=50% /dev/shm";
   if (!space)
     return report.warn("/dev/shm is not there: lockstep needs none, NCCL and Open MPI do", "mount a tmpfs there");
-  const std::string text = fmt::format("/dev/shm: {} of {} free", bytes_text(static_cast<double>(space->free_bytes)),
-                                       bytes_text(static_cast<double>(space->total_bytes)));
+  const std::string text = fmt::format("/dev/shm: {} of {} free", human_bytes(static_cast<double>(space->free_bytes)),
+                                       human_bytes(static_cast<double>(space->total_bytes)));
   if (static_cast<double>(space->total_bytes) < 256 * kMi)
     return report.warn(text + ", which NCCL and Open MPI exhaust (lockstep's own memory has no name and no such limit)",
                        kRemedy);
@@ -150,7 +126,7 @@ void check_memory(const View& view, RowFindings& report) {
   for (const MemoryBound& bound : memory_bounds(view.root)) {
     const auto free = static_cast<double>(bound.free_bytes);
     if (!least || free < *least) least = free;
-    const std::string text = fmt::format("{} leaves {}", bound.name, bytes_text(free));
+    const std::string text = fmt::format("{} leaves {}", bound.name, human_bytes(free));
     const std::string remedy = "end what else uses it, or raise the limit";
     if (free < 256 * kMi)
       report.fail(text, remedy), fine = false;
@@ -160,13 +136,13 @@ void check_memory(const View& view, RowFindings& report) {
   if (!least) return report.note("free memory: the kernel does not say");
   if (const auto total = memory_of(view, "SwapTotal:"), free = memory_of(view, "SwapFree:");
       total && free && *total > 0 && *total - *free > 0.1 * *total && *total - *free > 256 * kMi)
-    report.warn(fmt::format("{} of memory are swapped out", bytes_text(*total - *free)),
+    report.warn(fmt::format("{} of memory are swapped out", human_bytes(*total - *free)),
                 "end what else uses memory: steps that wait for the disk delay all ranks"),
         fine = false;
   if (const auto mode = read_number(view, "/proc/sys/vm/overcommit_memory"); mode == 2)
     report.warn("vm.overcommit_memory is 2: memory that is only reserved counts", "sysctl vm.overcommit_memory=0"),
         fine = false;
-  if (fine) report.ok(fmt::format("memory: {} free", bytes_text(*least)));
+  if (fine) report.ok(fmt::format("memory: {} free", human_bytes(*least)));
 }
 
 void check_memory_kills(const View& view, RowFindings& report) {
@@ -406,7 +382,7 @@ void check_disk(const View& view, RowFindings& report) {
   if (!space) return report.fail(fmt::format("{}: no such directory", name), "name one that is there: --dir DIR");
   if (!space->writable)
     return report.fail(fmt::format("{} cannot be written", name), "name a directory for checkpoints: --dir DIR");
-  const std::string left = fmt::format("{}: {} free", name, bytes_text(static_cast<double>(space->free_bytes)));
+  const std::string left = fmt::format("{}: {} free", name, human_bytes(static_cast<double>(space->free_bytes)));
   bool fine = true;
   if (static_cast<double>(space->free_bytes) < 64 * kMi)
     report.fail(left, "remove something: no checkpoint fits there"), fine = false;
@@ -417,92 +393,17 @@ void check_disk(const View& view, RowFindings& report) {
         fine = false;
   if (const auto speed = view.measure_disk(view.directory)) {
     const std::string text = fmt::format("{}: {}/s written, {:.1f} ms for fsync", name,
-                                         bytes_text(speed->write_bytes_per_s), speed->fsync_ms);
+                                         human_bytes(speed->write_bytes_per_s), speed->fsync_ms);
     if (speed->write_bytes_per_s < 50e6 || speed->fsync_ms > 100)
       report.warn(text, "checkpoints are written beside training, but a slow disk bounds how often: name a faster one"),
           fine = false;
     else if (fine)
-      report.ok(text + ", " + bytes_text(static_cast<double>(space->free_bytes)) + " free");
+      report.ok(text + ", " + human_bytes(static_cast<double>(space->free_bytes)) + " free");
   } else if (fine) {
     report.ok(left);
   }
   if (!space->type.empty())
     report.note(fmt::format("{} is on {}: reading many small files from there is slow", name, space->type));
-}
-
-// ---- GPUs ----
-
-/// Of /sys/bus/pci: NVIDIA's cards that compute or draw.
-std::size_t nvidia_cards(const View& view) {
-  std::size_t cards = 0;
-  for (const auto& name : names_in(view, "/sys/bus/pci/devices")) {
-    const std::string at = "/sys/bus/pci/devices/" + name;
-    const auto kind = read(view, at + "/class").value_or("");
-    if (read(view, at + "/vendor") == "0x10de" && (kind.starts_with("0x0300") || kind.starts_with("0x0302"))) ++cards;
-  }
-  return cards;
-}
-
-void check_gpu(const devices::Gpu& gpu, RowFindings& report, bool& fine) {
-  const std::string name = fmt::format("GPU {}", gpu.index);
-  const auto warn = [&](const std::string& what, const std::string& remedy) {
-    report.warn(name + ": " + what, remedy);
-    fine = false;
-  };
-  if (gpu.problem) {
-    report.fail(name + ": " + gpu.problem->what, gpu.problem->remedy);
-    fine = false;
-  }
-  if (gpu.ecc_errors.value_or(0) > 0)
-    warn(fmt::format("{} uncorrected memory errors since the driver was loaded", *gpu.ecc_errors),
-         fmt::format("nvidia-smi -q -i {}; reset it, and replace it if they return", gpu.index));
-  if (gpu.compute_mode == devices::ComputeMode::kProhibited) {
-    report.fail(name + ": its compute mode refuses all programs",
-                fmt::format("nvidia-smi -i {} -c DEFAULT", gpu.index));
-    fine = false;
-  }
-  if (gpu.compute_mode == devices::ComputeMode::kExclusiveProcess && !gpu.processes.empty()) {
-    report.fail(name + ": another process has it for itself", "see who: lockstep devices");
-    fine = false;
-  }
-  if (gpu.persistence == false)
-    warn("the driver unloads it between programs, which costs seconds at each start",
-         fmt::format("nvidia-smi -i {} -pm 1, or nvidia-persistenced", gpu.index));
-  if (gpu.temperature_c.value_or(0) >= 85)
-    warn(fmt::format("{} °C", *gpu.temperature_c), "it is slowed down when it is hot: look at fans and air");
-  if (gpu.performance_state.value_or(0) > 0 && gpu.utilisation_percent.value_or(0) >= 50)
-    warn(fmt::format("it works in performance state P{}", *gpu.performance_state),
-         fmt::format("nvidia-smi -q -d PERFORMANCE -i {} says what slows it down", gpu.index));
-  if (gpu.memory && gpu.memory->used_bytes > gpu.memory->total_bytes / 20 + static_cast<std::int64_t>(kGi))
-    warn(fmt::format("{} of {} in use", bytes_text(static_cast<double>(gpu.memory->used_bytes)),
-                     bytes_text(static_cast<double>(gpu.memory->total_bytes))),
-         "see who uses it: lockstep devices");
-}
-
-void check_gpus(const View& view, RowFindings& report) {
-  const std::size_t cards = nvidia_cards(view);
-  if (view.gpus.list.empty() && cards == 0) return report.ok("no GPU");
-  if (view.gpus.list.empty()) {
-    const auto problem = view.gpus.problem.value_or(devices::Problem{"the driver lists none", ""});
-    return report.fail(
-        fmt::format("{} NVIDIA card{}, and {}", cards, cards == 1 ? " is there" : "s are there", problem.what),
-        problem.remedy.empty() ? "install NVIDIA's driver (in a container: docker run --gpus all)" : problem.remedy);
-  }
-  bool fine = true;
-  if (!view.has_cuda)
-    report.warn(fmt::format("{} GPUs, and this lockstep was built without CUDA", view.gpus.list.size()),
-                "build it where nvcc is found"),
-        fine = false;
-  for (const auto& gpu : view.gpus.list) check_gpu(gpu, report, fine);
-  if (const auto visible = view.env("CUDA_VISIBLE_DEVICES");
-      visible && devices::visible_gpus(view.gpus, view.env).empty())
-    report.fail(
-        fmt::format("CUDA_VISIBLE_DEVICES={} leaves none of {} GPUs", printable(*visible), view.gpus.list.size()),
-        "unset it, or name some that lockstep devices shows"),
-        fine = false;
-  if (fine)
-    report.ok(fmt::format("{} GPU{}, driver {}", view.gpus.list.size(), view.gpus.list.size() == 1 ? "" : "s",
-                          view.gpus.driver_version.value_or("unknown")));
 }
 
 void check_libraries(const View& view, RowFindings& report) {
@@ -560,6 +461,8 @@ constexpr Row kRows[] = {
     {"clock", "whether the clock is synchronised", check_clock},
     {"disk", "free space, files, speed and fsync of --dir", check_disk},
     {"gpus", "driver, errors, compute mode, heat, other users, CUDA_VISIBLE_DEVICES", check_gpus},
+    {"gpu-links", "between GPUs: peer access, NVLink; to the host: lanes of PCIe", check_gpu_links},
+    {"nccl", "by what NCCL will move data, on this host and between hosts", check_nccl},
     {"libraries", "settings of NCCL, CUDA, Open MPI and oneDNN in the environment", check_libraries},
 };
 

@@ -84,7 +84,7 @@ class Lockstep:
         return [program, "launch", "-n", ranks, "--no-prefix", "--", program, "bench", *what]
 
     def step_command(self, task: StepTask) -> list:
-        return self.launch(task.ranks, ["step", *task.flags(), "--json"])
+        return self.launch(task.ranks, ["step", *task.flags(), "--peak-tflops", "measured", "--json"])
 
     def allreduce_command(self, ranks: int, bytes: int) -> list:
         return self.launch(ranks, ["allreduce", "--min", bytes, "--max", bytes, "--json"])

@@ -78,6 +78,16 @@ def _step_ms(result: dict) -> float:
     return result["step_ms"]
 
 
+def _share(group: list, entry: Entry) -> str:
+    """Of the rate at which the device multiplies large matrices, as lockstep measured it in the same round, a step's
+    products: theirs are the same as lockstep's."""
+    shares = {number: result.get("measured", {}).get("mfu") for number, result in group[0].results.items()}
+    if not _there(group[0]) or None in shares.values():
+        return "–"
+    longer = 1 if entry is group[0] else _versus(group, entry, _step_ms).median
+    return f"{100 * Spread.of(list(shares.values())).median / longer:.0f} %"
+
+
 def _medians(entry: Entry, keys: tuple) -> list:
     return [digits(Spread.of(list(entry.series(lambda r, key=key: r[key]).values())).median) for key in keys]
 
@@ -85,16 +95,16 @@ def _medians(entry: Entry, keys: tuple) -> list:
 def _steps(model: str, batch: int, group: list) -> list:
     lines = [f"#### {model}, {batch} samples per rank", "",
              "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | "
-             "time, lockstep = 1 |",
-             "|---|---:|---:|---:|---:|---:|---:|"]
+             "share of measured peak | time, lockstep = 1 |",
+             "|---|---:|---:|---:|---:|---:|---:|---:|"]
     best = _fastest(group, _step_ms)
     for entry in group:
         if not _there(entry):
-            lines.append(_absent(entry, 7))
+            lines.append(_absent(entry, 8))
             continue
         cells = [f"**{entry.name}**" if entry is best else entry.name, spread(entry.series(_step_ms))]
         cells += _medians(entry, ("samples_per_s", "compute_ms", "exposed_comm_ms"))
-        cells += [digits(Spread.of(list(entry.series(_memory).values())).median / 1e6),
+        cells += [digits(Spread.of(list(entry.series(_memory).values())).median / 1e6), _share(group, entry),
                   "1" if entry.name == "lockstep" else times(_versus(group, entry, _step_ms))]
         lines.append(f"| {' | '.join(cells)} |")
     if best and _there(group[0]):

@@ -41,9 +41,12 @@ std::unique_ptr<Rival> make_gloo_rival(const comm::World& world, comm::ProcessGr
 
 struct RivalFamily {
   const char* name;
+  DeviceKind device;  // whose memory it works on
   std::unique_ptr<Rival> (*make)(const comm::World& world, comm::ProcessGroup& group, std::string& missing);
 };
-constexpr RivalFamily kRivals[] = {{"mpi", make_mpi_rival}, {"gloo", make_gloo_rival}};
+constexpr RivalFamily kRivals[] = {{"mpi", DeviceKind::kCpu, make_mpi_rival},
+                                   {"gloo", DeviceKind::kCpu, make_gloo_rival},
+                                   {"nccl", DeviceKind::kCuda, make_nccl_rival}};
 
 }  // namespace
 
@@ -53,9 +56,18 @@ std::vector<std::string> rival_names() {
   return names;
 }
 
-std::unique_ptr<Rival> make_rival(const std::string& name, const comm::World& world, comm::ProcessGroup& group) {
+std::unique_ptr<Rival> make_rival(const std::string& name, const comm::World& world, comm::ProcessGroup& group,
+                                  DeviceKind device) {
   const auto* const family = std::ranges::find(kRivals, name, &RivalFamily::name);
   LOCKSTEP_ASSERT(family != std::end(kRivals), "no rival '{}'", name);
+  comm::run_collectively(group, [&] {
+    if (family->device == device) return;
+    if (device == DeviceKind::kCpu)
+      throw UsageError(fmt::format("--compare {}: it works on GPUs' memory, and these ranks are on the CPU", name),
+                       "leave it out, or measure on GPUs: --device cuda");
+    throw UsageError(fmt::format("--compare {}: it works on the host's memory, and these ranks are on GPUs", name),
+                     "compare with nccl, or measure on the CPU: --device cpu");
+  });
   std::string missing;
   auto rival = family->make(world, group, missing);
   comm::run_collectively(group, [&] {

@@ -12,7 +12,7 @@
 
 namespace lockstep::bench {
 
-/// A library that joins the same ranks. Its memory is the caller's, as its users have it.
+/// A library that joins the same ranks. Its memory is the caller's, as its users have it, or that of its GPU.
 class Rival {
  public:
   virtual ~Rival() = default;
@@ -21,6 +21,9 @@ class Rival {
 
   /// Whether it has this collective of this type and operation.
   virtual bool has(const CollectiveOptions& options) const = 0;
+  /// Not timed: copies what run() takes, `bytes` each, into memory of its own, and back, where it has any.
+  virtual void put(const std::byte* /*values*/, const std::byte* /*other*/, std::size_t /*bytes*/) {}
+  virtual void get(std::byte* /*values*/, std::byte* /*other*/, std::size_t /*bytes*/) {}
   /// Once, of send-recv window_of(bytes) messages for the patterns that have many. `values` are the larger one of a
   /// rank's buffers, `other` the smaller one where a collective has two (a reduce_scatter's result, an allgather's
   /// part), or a second one as large (an all-to-all's result). Blocking.
@@ -35,12 +38,15 @@ class Rival {
   Rival() = default;
 };
 
-/// Collective: `name` as --compare has it. Throws UsageError on every rank where it is not there, with what to do.
-std::unique_ptr<Rival> make_rival(const std::string& name, const comm::World& world, comm::ProcessGroup& group);
+/// Collective: `name` as --compare has it. Throws UsageError on every rank where it is not there, or does not work on a
+/// device of this kind, with what to do. `group` joins the ranks.
+std::unique_ptr<Rival> make_rival(const std::string& name, const comm::World& world, comm::ProcessGroup& group,
+                                  DeviceKind device);
 /// The names that there are, in this build or another.
 std::vector<std::string> rival_names();
 
 /// nullptr, and why in `missing`, where there is none.
 std::unique_ptr<Rival> make_mpi_rival(const comm::World& world, comm::ProcessGroup& group, std::string& missing);
+std::unique_ptr<Rival> make_nccl_rival(const comm::World& world, comm::ProcessGroup& group, std::string& missing);
 
 }  // namespace lockstep::bench

@@ -231,9 +231,37 @@ int nvmlDeviceGetTotalEccErrors(Device device, unsigned type, unsigned counter, 
   });
 }
 
+int nvmlDeviceGetNvLinkState(Device device, unsigned link, unsigned* out) {
+  return answer(card(device), "nvmlDeviceGetNvLinkState", [&](const Json& links) {
+    if (link >= links.size()) return kInvalidArgument;
+    *out = links[link];
+    return kSuccess;
+  });
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, std::uint64_t* out) {
+  return answer(card(device), "nvmlDeviceGetCurrentClocksThrottleReasons", [&](const Json& value) {
+    *out = value;
+    return kSuccess;
+  });
+}
+
+/// Of the first card: its answers by the second's name for the bus, capability read and NVLink; all others' are alike.
+int nvmlDeviceGetP2PStatus(Device first, Device second, int capability, int* out) {
+  if (capability != 0 && capability != 2) return kInvalidArgument;
+  return answer(card(first), "nvmlDeviceGetP2PStatus", [&](const Json& value) {
+    const std::string other = card(second).at("nvmlDeviceGetPciInfo_v3");
+    const Json& both = value.contains(other) ? value.at(other) : value.at("others");
+    *out = both.at(capability == 0 ? "read" : "nvlink");
+    return kSuccess;
+  });
+}
+
 #define NUMBER(name) \
   int name(Device device, unsigned* out) { return number(card(device), #name, out); }
 NUMBER(nvmlDeviceGetPersistenceMode)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth)
 NUMBER(nvmlDeviceGetDisplayActive)
 NUMBER(nvmlDeviceGetFanSpeed)
 NUMBER(nvmlDeviceGetPerformanceState)

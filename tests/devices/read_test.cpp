@@ -137,6 +137,26 @@ TEST(ReadGpus, MoreProcessesThanTheFirstGuess) {
   EXPECT_EQ(recorded_gpus("many_processes", kNewer).list[0].processes.size(), 300u);
 }
 
+TEST(ReadGpus, WhatIsBetweenThem) {
+  const Gpus gpus = recorded_gpus("links");
+  ASSERT_EQ(gpus.list.size(), 3u);
+  EXPECT_EQ(gpus.list[0].pcie_lanes, 8);
+  EXPECT_EQ(gpus.list[0].most_pcie_lanes, 16);
+  EXPECT_EQ(gpus.list[0].nvlinks_up, 3);
+  EXPECT_EQ(gpus.list[0].nvlinks_down, 1);
+  EXPECT_EQ(gpus.list[1].nvlinks_up + gpus.list[1].nvlinks_down, 0);
+  EXPECT_THAT(gpus.list[0].slowed_by, ElementsAre("heat"));
+  EXPECT_THAT(gpus.list[1].slowed_by, IsEmpty()) << "a cap of power is no fault";
+  EXPECT_THAT(gpus.list[2].slowed_by, ElementsAre("power brake"));
+  std::vector<std::string> pairs;
+  for (const GpuPair& pair : gpus.pairs)
+    pairs.push_back(fmt::format("{} {}: {}{}", pair.first, pair.second,
+                                pair.reads.value_or(false) ? "reads" : pair.reason.value_or("?"),
+                                pair.nvlink ? " by NVLink" : ""));
+  EXPECT_THAT(pairs, ElementsAre("0 1: reads by NVLink", "0 2: what lies between their slots does not support it",
+                                 "1 2: reads"));
+}
+
 TEST(ReadGpus, MigDevices) {
   const Gpus gpus = recorded_gpus("mig");
   ASSERT_EQ(gpus.list.size(), 3u);

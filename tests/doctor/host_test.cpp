@@ -129,6 +129,16 @@ devices::Gpus one_gpu(const std::function<void(devices::Gpu&)>& change) {
   return gpus;
 }
 
+/// All pairs reach each other.
+devices::Gpus two_gpus(const std::function<void(devices::GpuPair&)>& change) {
+  devices::Gpus gpus = one_gpu([](auto&) {});
+  gpus.list.push_back(gpus.list.front());
+  gpus.list.back().index = 1;
+  gpus.pairs = {{.first = 0, .second = 1, .reads = true, .reason = {}, .nvlink = true}};
+  change(gpus.pairs.front());
+  return gpus;
+}
+
 const std::vector<Fault>& faults() {
   static const std::vector<Fault> all = {
       {"open-files", "failure: open files: at most 200", [](Host& h) { h.limits[RLIMIT_NOFILE] = 200; }},
@@ -257,6 +267,35 @@ const std::vector<Fault>& faults() {
          h.view.gpus = one_gpu([](auto&) {});
          h.variables["CUDA_VISIBLE_DEVICES"] = "7";
        }},
+      {"gpus", "warning: GPU 0: slowed down now, by power brake",
+       [](Host& h) { h.view.gpus = one_gpu([](auto& gpu) { gpu.slowed_by = {"power brake"}; }); }},
+      {"gpu-links", "warning: GPU 0 uses 8 of 16 lanes of PCIe",
+       [](Host& h) {
+         h.view.gpus = one_gpu([](auto& gpu) {
+           gpu.pcie_lanes = 8;
+           gpu.most_pcie_lanes = 16;
+         });
+       }},
+      {"gpu-links", "warning: GPU 0: 1 of 18 NVLinks are down",
+       [](Host& h) {
+         h.view.gpus = one_gpu([](auto& gpu) {
+           gpu.nvlinks_up = 17;
+           gpu.nvlinks_down = 1;
+         });
+       }},
+      {"gpu-links", "warning: GPU 0 and GPU 1 do not reach each other's memory (the driver's settings forbid it)",
+       [](Host& h) {
+         h.view.gpus = two_gpus([](auto& pair) {
+           pair.reads = false;
+           pair.nvlink = false;
+           pair.reason = "the driver's settings forbid it";
+         });
+       }},
+      {"nccl", "warning: none of 1 InfiniBand port is active: NCCL uses TCP",
+       [](Host& h) {
+         h.view.gpus = one_gpu([](auto&) {});
+         h.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
+       }},
       {"libraries", "warning: NCCL_P2P_DISABLE=1: GPUs of a host",
        [](Host& h) { h.variables["NCCL_P2P_DISABLE"] = "1"; }},
       {"libraries", "warning: CUDA_LAUNCH_BLOCKING=1", [](Host& h) { h.variables["CUDA_LAUNCH_BLOCKING"] = "1"; }},
@@ -273,6 +312,32 @@ TEST(Doctor, FindsEachFaultAndNothingElse) {
     EXPECT_THAT(text, HasSubstr(fault.found)) << fault.check;
     EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
   }
+}
+
+std::string answer_of(const Host& host, const std::string& check) {
+  for (const Finding& finding : check_host(host.view))
+    if (finding.check == check) return finding.what;
+  return "nothing";
+}
+
+TEST(Doctor, SaysByWhatNcclWillMoveData) {
+  Host host;
+  EXPECT_EQ(answer_of(host, "nccl"), "no GPU");
+  host.view.gpus = two_gpus([](auto&) {});
+  EXPECT_EQ(answer_of(host, "gpu-links"), "NVLink between all GPUs");
+  EXPECT_EQ(answer_of(host, "nccl"), "NCCL will move data on this host by NVLink, between hosts by TCP");
+  host.view.gpus = two_gpus([](auto& pair) { pair.nvlink = false; });
+  host.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE");
+  host.write("sys/class/infiniband/mlx5_0/ports/2/state", "1: DOWN");
+  host.write("sys/module/nvidia_peermem/version", "580.1");
+  EXPECT_EQ(answer_of(host, "gpu-links"), "all GPUs reach each other's memory");
+  EXPECT_EQ(answer_of(host, "nccl"),
+            "NCCL will move data on this host by PCIe, from GPU to GPU, between hosts by RDMA (mlx5_0)");
+  host.variables["NCCL_P2P_DISABLE"] = "1";
+  host.variables["NCCL_IB_DISABLE"] = "1";
+  EXPECT_EQ(answer_of(host, "nccl"), "NCCL will move data on this host by the host's memory, between hosts by TCP");
+  host.view.gpus = two_gpus([](auto& pair) { pair.reads = {}; });
+  EXPECT_EQ(answer_of(host, "gpu-links"), "the driver does not say what GPUs reach");
 }
 
 // What matters between hosts is no complaint about one.

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/cpu.h"
-#include "tests/nn/values.h"
+#include "tests/nn/plain_conv.h"
 
 namespace lockstep::nn {
 namespace {
@@ -20,7 +20,8 @@ constexpr Window kThree = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}
 constexpr double kNear = 5e-6;
 
 struct Results {
-  std::vector<float> y, rectified, dx, dw, db;
+  ConvResults<float> conv;
+  std::vector<float> rectified;
   friend bool operator==(const Results&, const Results&) = default;
 };
 
@@ -34,7 +35,7 @@ Results computed(int threads, const Tensor& x, const Tensor& w, const Tensor& b,
   conv.forward(x, w, 1, b, true, rectified);
   conv.backward_input(dy, w, dx);
   conv.backward_weight(x, dy, false, dw, false, db);
-  return {values_of(y), values_of(rectified), values_of(dx), values_of(dw), values_of(db)};
+  return {{values_of(y), values_of(dx), values_of(dw), values_of(db)}, values_of(rectified)};
 }
 
 class Winograd : public ::testing::Test {
@@ -51,42 +52,14 @@ TEST_F(Winograd, IsTheConvolutionByAnyNumberOfThreads) {
   const Tensor x = random_tensor(*backend, {1, height, width, in}, 1), w = random_tensor(*backend, {out, 3, 3, in}, 2);
   const Tensor b = random_tensor(*backend, {out}, 3), dy = random_tensor(*backend, {1, height, width, out}, 4);
   ASSERT_TRUE(WinogradConv::suits(x.shape(), w.shape(), kThree));
-  std::vector<double> y(static_cast<std::size_t>(dy.count())), dx(static_cast<std::size_t>(x.count())),
-      dw(static_cast<std::size_t>(w.count())), db(out);
-  for (std::int64_t row = 0; row < height; ++row)
-    for (std::int64_t column = 0; column < width; ++column)
-      for (std::int64_t o = 0; o < out; ++o) {
-        const auto at_y = static_cast<std::size_t>((row * width + column) * out + o);
-        const double gradient = at(dy, static_cast<std::int64_t>(at_y));
-        db[static_cast<std::size_t>(o)] += gradient;
-        double sum = at(b, o);
-        for (std::int64_t tap = 0; tap < 9; ++tap) {
-          const std::int64_t i = row + tap / 3 - 1, j = column + tap % 3 - 1;
-          if (i < 0 || i >= height || j < 0 || j >= width) continue;
-          const std::int64_t at_x = (i * width + j) * in, at_w = (o * 9 + tap) * in;
-          for (std::int64_t c = 0; c < in; ++c) {
-            sum += at(x, at_x + c) * at(w, at_w + c);
-            dx[static_cast<std::size_t>(at_x + c)] += gradient * at(w, at_w + c);
-            dw[static_cast<std::size_t>(at_w + c)] += gradient * at(x, at_x + c);
-          }
-        }
-        y[at_y] = sum;
-      }
+  ConvResults<double> wanted = plain_conv(x, w, b, dy, kThree);
   const Results alone = computed(1, x, w, b, dy);
-  const auto near = [](const std::vector<double>& wanted, const std::vector<float>& made) {
-    double worst = 0.0, largest = 0.0;
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      worst = std::max(worst, std::isfinite(made[i]) ? std::abs(wanted[i] - static_cast<double>(made[i])) : 1e9);
-      largest = std::max(largest, std::abs(wanted[i]));
-    }
-    return worst / largest;
-  };
-  EXPECT_LT(near(y, alone.y), kNear);
-  EXPECT_LT(near(dx, alone.dx), kNear);
-  EXPECT_LT(near(dw, alone.dw), kNear);
-  EXPECT_LT(near(db, alone.db), kNear);
-  for (double& v : y) v = std::max(v, 0.0);
-  EXPECT_LT(near(y, alone.rectified), kNear);
+  EXPECT_LT(distance_of(wanted.y, alone.conv.y), kNear);
+  EXPECT_LT(distance_of(wanted.dx, alone.conv.dx), kNear);
+  EXPECT_LT(distance_of(wanted.dw, alone.conv.dw), kNear);
+  EXPECT_LT(distance_of(wanted.db, alone.conv.db), kNear);
+  for (double& v : wanted.y) v = std::max(v, 0.0);
+  EXPECT_LT(distance_of(wanted.y, alone.rectified), kNear);
   for (const int threads : {2, 3}) EXPECT_EQ(computed(threads, x, w, b, dy), alone) << threads << " threads";
 }
 

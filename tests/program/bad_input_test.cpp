@@ -57,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   bench broadcast --op sum | --op
   bench send-recv --pattern latency | on one rank
   bench allreduce --compare mpl | give mpi
+  bench allreduce --compare nccl --device cpu | works on GPUs' memory
   bench allreduce --iterations 2 --seconds 1 | --seconds
   bench barrier --min 8 | --min
 2 lockstep train cnn --data digits

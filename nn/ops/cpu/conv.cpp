@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/layouts.h"
+#include "nn/ops/cpu/lowered_conv.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/products.h"
 #include "nn/ops/cpu/transpose.h"
@@ -84,12 +85,22 @@ struct BackwardWeight {
 class CpuConv final : public ConvKernels {
  public:
   CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared), winograd_(allocator, shared) {}
+      : onednn_(onednn),
+        allocator_(allocator),
+        pointwise_(pointwise),
+        shared_(shared),
+        winograd_(allocator, shared),
+        lowered_(allocator) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
     if (is_ours(x, w.shape(), window)) return winograd_.forward(x, w, w_version, b, epilogue == Epilogue::kRelu, y);
+    if (is_lowered(x, w.shape(), window)) {
+      lowered_.forward(x, w, b, window, y);
+      if (epilogue == Epilogue::kRelu) pointwise_.unary(UnaryOp::kRelu, y, y);
+      return;
+    }
     auto key = key_of(x, w.shape(), y.shape(), window, b.defined());
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
@@ -123,6 +134,7 @@ class CpuConv final : public ConvKernels {
                       const Tensor& dx) override {
     if (dx.count() == 0) return;
     if (is_ours(dx, w.shape(), window)) return winograd_.backward_input(dy, w, dx);
+    if (is_lowered(dx, w.shape(), window)) return lowered_.backward_input(dy, w, window, dx);
     auto key = key_of(dx, w.shape(), dy.shape(), window, false);
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
@@ -150,6 +162,8 @@ class CpuConv final : public ConvKernels {
       return;
     }
     if (is_ours(x, dw.shape(), window)) return winograd_.backward_weight(x, dy, accumulate_w, dw, accumulate_b, db);
+    if (is_lowered(x, dw.shape(), window))
+      return lowered_.backward_weight(x, dy, window, accumulate_w, dw, accumulate_b, db);
     auto& held = backward_weights_[key_of(x, dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv)
       held = make_backward_weight({x.dtype(), x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine(),
@@ -181,6 +195,11 @@ class CpuConv final : public ConvKernels {
   // With AVX2 oneDNN has nothing of Note [Winograd].
   static bool is_ours(const Tensor& x, const Shape& w, const Window& window) {
     return x.dtype() == DType::kF32 && computes_with_avx2() && WinogradConv::suits(x.shape(), w, window);
+  }
+
+  // See Note [Lowered convolutions].
+  static bool is_lowered(const Tensor& x, const Shape& w, const Window& window) {
+    return x.dtype() == DType::kF32 && computes_with_avx2() && LoweredConv::suits(x.shape(), w, window);
   }
 
   // In which types it may be; in bf16 for weight gradients alone.
@@ -443,6 +462,7 @@ class CpuConv final : public ConvKernels {
   PointwiseKernels& pointwise_;
   PackedWeights* shared_;
   WinogradConv winograd_;
+  LoweredConv lowered_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;

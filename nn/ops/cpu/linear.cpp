@@ -40,6 +40,10 @@ class CpuLinear final : public LinearKernels {
     const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
     if (n == 0) return;
     if (n == 1) return forward_row(x, w, b, epilogue, y);
+    if (multiplies_rows(x, y)) {
+      multiply_rows(x.f32(), w.f32(), false, b.defined() ? b.f32() : nullptr, in, n, out, y.f32(), allocator_);
+      return activate(epilogue, y);
+    }
     auto& matmul = product(kForward, x, y, {n, in, out, b.defined()}, [&] {
       return make(desc_of(x.dtype(), {n, in}, Tag::ab), desc_of(w.dtype(), {in, out}, Tag::ba), b, false,
                   desc_of(y.dtype(), {n, out}, Tag::ab));
@@ -55,6 +59,8 @@ class CpuLinear final : public LinearKernels {
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
     if (n == 0) return;
+    if (multiplies_rows(dy, dx))
+      return multiply_rows(dy.f32(), w.f32(), true, nullptr, out, n, in, dx.f32(), allocator_);
     auto& matmul = product(kBackwardInput, dy, dx, {n, in, out, 0}, [&] {
       return make(desc_of(dy.dtype(), {n, out}, Tag::ab), desc_of(w.dtype(), {out, in}, Tag::ab), {}, false,
                   desc_of(dx.dtype(), {n, in}, Tag::ab));
@@ -71,7 +77,7 @@ class CpuLinear final : public LinearKernels {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
     }
-    if (x.dtype() == DType::kF32 && computes_with_avx2())  // see Note [Products of columns]
+    if (x.dtype() == DType::kF32 && computes_with_avx2())  // see Note [Products with AVX2]
       return multiply_columns(dy.f32(), x.f32(), n, out, in, accumulate, dw.f32(), allocator_);
     auto& matmul = product(kBackwardWeight, dy, dw, {n, in, out, accumulate}, [&] {
       return make(desc_of(dy.dtype(), {out, n}, Tag::ba), desc_of(x.dtype(), {n, in}, Tag::ab), {}, accumulate,
@@ -117,6 +123,12 @@ class CpuLinear final : public LinearKernels {
   }
 
  private:
+  // See Note [Products with AVX2].
+  static bool multiplies_rows(const Tensor& from, const Tensor& to) {
+    return from.size(0) >= kFewestRows && from.dtype() == DType::kF32 && to.dtype() == DType::kF32 &&
+           computes_with_avx2();
+  }
+
   void forward_row(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) {
     const auto multiply = [&](auto of_x, auto of_y) {
       using X = decltype(of_x);

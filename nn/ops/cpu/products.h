@@ -72,16 +72,17 @@ void multiply_row(const X* x, const X* w, const Y* b, std::int64_t in, std::int6
 void multiply_int8_row(const float* x, const std::int8_t* w, const float* scales, const float* b, std::int64_t in,
                        std::int64_t out, float* y);
 
-// Products of all columns of one matrix with all columns of another, aᵀ · b, as gradients of weights are.
+// Products of whole matrices.
 
 /// Whether oneDNN computes with AVX2 and no wider instruction set, which ONEDNN_MAX_CPU_ISA may ask for, and this CPU
 /// has what our loops in its place need.
 bool computes_with_avx2();
 
-/// Note [Products of columns]
-/// With AVX2 oneDNN's product packs no operand of which one side is short, and reads the columns of a with a stride
-/// that often is a power of two: a cache holds few lines of that. It then runs at half of the speed at which it
-/// multiplies rows. With AVX-512 it packs them.
+/// Note [Products with AVX2]
+/// With AVX2 oneDNN's product packs no operand of which one side is short. For gradients of weights, aᵀ · b, it reads
+/// the columns of a with a stride that often is a power of two, of which a cache holds few lines, and runs at half of
+/// the speed at which it multiplies rows. These it multiplies at three quarters of what the core can do. With AVX-512
+/// it packs them.
 
 /// c (m, n) = aᵀ · b, or c += where `accumulate`; a (depth, m), b (depth, n), f32 without gaps. The sums are taken in
 /// the order of depth ≥ 1, 256 products at a time, whatever the number of threads. Scratch memory comes from
@@ -89,7 +90,14 @@ bool computes_with_avx2();
 void multiply_columns(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
                       bool accumulate, float* c, CachingAllocator& allocator);
 
-/// The same by the calling thread alone, with scratch memory for column_scratch() floats.
+/// c (m, n) = a (m, depth) · b + bias (n), f32 without gaps; b is (n, depth) or, `b_in_columns`, (depth, n); bias may
+/// be nullptr. A sum's order depends neither on m nor on the number of threads.
+void multiply_rows(const float* a, const float* b, bool b_in_columns, const float* bias, std::int64_t depth,
+                   std::int64_t m, std::int64_t n, float* c, CachingAllocator& allocator);
+/// For fewer rows packing b is not worth it.
+inline constexpr std::int64_t kFewestRows = 48;
+
+/// multiply_columns() by the calling thread alone, with scratch memory for column_scratch() floats.
 void multiply_columns_alone(const float* a, const float* b, std::int64_t depth, std::int64_t m, std::int64_t n,
                             bool accumulate, float* c, float* scratch);
 std::int64_t column_scratch(std::int64_t depth, std::int64_t m, std::int64_t n);

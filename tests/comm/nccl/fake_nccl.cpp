@@ -386,7 +386,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   const std::lock_guard lock(mutex);
   *made = nullptr;
   if (the_script.init != ncclSuccess) return the_script.init;
-  if (config->blocking != 0 || size > kMostRanks) return ncclInvalidArgument;
+  if ((config->blocking != 0 && !the_script.may_block) || size > kMostRanks) return ncclInvalidArgument;
   const int fd = ::open(id.internal, O_RDWR | O_CLOEXEC);
   if (fd < 0) return ncclSystemError;
   void* const shared = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -404,6 +404,11 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
                        [](const auto& arrived) { return arrived >= 1; });
   };
   begin(*comm, the_script.init_hangs, the_script.init_ends);
+  if (config->blocking != 0) {
+    while (!comm->when()) std::this_thread::yield();
+    comm->when = nullptr;
+    comm->state = the_script.init_ends;
+  }
   *made = reinterpret_cast<ncclComm_t>(comm);
   return comm->state;
 }

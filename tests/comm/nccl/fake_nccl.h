@@ -21,6 +21,7 @@ struct Script {
 
   /// Every call that continues in the background returns ncclInProgress that often before its end.
   int looks_in_progress = 0;
+  bool may_block = false;  // calls of a communicator whose configuration says so; otherwise that is refused
   bool init_hangs = false;
   bool finalize_hangs = false;
   bool abort_hangs = false;  // for as long as it is true
