@@ -107,6 +107,8 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, ExtraS
   if (!lacks_copy()) return;
   copy_->take(std::move(extra));
   CheckpointManifest manifest = plan_;
+  manifest.best = resumed.best;
+  manifest.evaluations_since_best = resumed.evaluations_since_best;
   manifest.step = resumed.step;
   manifest.position = resumed.position;
   manifest.optimizer_steps = resumed.optimizer_steps;
@@ -136,8 +138,10 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   taken_ = step;
   const auto waited = Clock::now();
   for (Place& place : places_) tell_first_failure(place);
-  copy_->take(std::move(extra));
   CheckpointManifest manifest = plan_;
+  manifest.best = extra.best;
+  manifest.evaluations_since_best = extra.evaluations_since_best;
+  copy_->take(std::move(extra));
   manifest.step = step;
   manifest.position = position;
   manifest.optimizer_steps = optimizer_steps;

@@ -13,6 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* kFormat = "lockstep checkpoint 1";
 constexpr const char* kFormatInParts = "lockstep checkpoint 2";  // the same, with kMoments
 constexpr const char* kMoments = "moments";
+constexpr const char* kBest = "best";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
 constexpr int kDeepest = 4;
@@ -93,6 +94,12 @@ class ManifestReader {
     return parts;
   }
 
+  BestEvaluation best_from(const OrderedJson& json) const {
+    return {.metric = json.at("metric").get<std::string>(),
+            .value = json.at("value").get<double>(),
+            .step = count(json, "step")};
+  }
+
   CheckpointManifest manifest_from(const OrderedJson& json) const {
     const auto format = json.at("format").get<std::string>();
     const bool in_parts = format == kFormatInParts;
@@ -111,6 +118,8 @@ class ManifestReader {
         .buckets = {.order = json.at("bucket_order").get<std::vector<std::string>>(),
                     .bucket_bytes =
                         json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
+        .best = json.contains(kBest) ? std::optional(best_from(json.at(kBest))) : std::nullopt,
+        .evaluations_since_best = json.contains(kBest) ? count(json.at(kBest), "evaluations_since") : 0,
         .files = {},
         .parts = {},
     };
@@ -150,6 +159,11 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"files", OrderedJson::object()}};
   if (!manifest.data.empty()) json["data"] = json_of(manifest.data);
   if (manifest.buckets.bucket_bytes > 0) json["bucket_bytes"] = manifest.buckets.bucket_bytes;
+  if (const auto& best = manifest.best)
+    json[kBest] = {{"metric", best->metric},
+                   {"value", best->value},
+                   {"step", best->step},
+                   {"evaluations_since", manifest.evaluations_since_best}};
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
     OrderedJson& slices = json[kMoments][part_file(part, manifest.parts.size())] = OrderedJson::object();

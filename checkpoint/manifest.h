@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/sampler/sampler.h"
 
 namespace lockstep::checkpoint {
@@ -39,6 +41,8 @@ struct CheckpointManifest {
   Facts settings;  // may be others
   Facts data;      // what the run was trained on; empty in checkpoints of earlier versions
   BucketLayout buckets;
+  std::optional<BestEvaluation> best = {};  // of the evaluations before
+  std::int64_t evaluations_since_best = 0;  // that were not better
 
   struct File {
     std::uint64_t bytes = 0;

@@ -191,6 +191,10 @@ class MetadataReader {
       metadata.image = image_from(*found);
       if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images do not fit its model");
     }
+    if (const auto found = json.find("best"); found != json.end())
+      metadata.best = {.metric = found->at("metric").get<std::string>(),
+                       .value = found->at("value").get<double>(),
+                       .step = static_cast<std::int64_t>(whole(found->at("step"), "step", 0, std::uint64_t{1} << 62))};
     return metadata;
   }
 
@@ -212,6 +216,8 @@ std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
     json[kTextRules] = json_of(metadata.word_pieces->rules());
   }
   if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
+  if (const auto& best = metadata.best)
+    json["best"] = {{"metric", best->metric}, {"value", best->value}, {"step", best->step}};
   // Folders may be called what is no UTF-8.
   return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};
 }

@@ -12,6 +12,7 @@
 #include "data/images.h"
 #include "data/text.h"
 #include "data/word_pieces.h"
+#include "lockstep/checkpoint/options.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/io/state.h"
@@ -29,6 +30,7 @@ struct ModelMetadata {
   std::shared_ptr<const data::ImageForm> image;         // what it takes of an image; nullptr: it was not trained on any
   std::string data;                                     // for people: "digits train"
   std::uint64_t seed = 0;
+  std::optional<BestEvaluation> best = {};  // whose weights these are; nothing: those of a run's end
 };
 
 /// {"format": "pt", "lockstep": …}

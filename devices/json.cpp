@@ -80,8 +80,8 @@ JsonObject json(const Gpu& gpu) {
                        {"compute_mode", json(gpu.compute_mode)},
                        {"mig", gpu.mig}};
   add_memory(object, gpu.memory);
-  object.add("pcie_lanes", gpu.pcie_lanes);
-  object.add("most_pcie_lanes", gpu.most_pcie_lanes);
+  object.add("pcie_width", gpu.pcie_width);
+  object.add("most_pcie_width", gpu.most_pcie_width);
   object.add("slowed_by", gpu.slowed_by);
   object.add("nvlinks_up", gpu.nvlinks_up);
   object.add("nvlinks_down", gpu.nvlinks_down);

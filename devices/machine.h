@@ -69,7 +69,7 @@ struct Gpu {
   std::optional<bool> mig;  // split into MIG devices
   std::vector<MigDevice> mig_devices;
   std::vector<GpuProcess> processes;
-  std::optional<int> pcie_lanes, most_pcie_lanes;  // now, and of the card and its slot
+  std::optional<int> pcie_width, most_pcie_width;  // now, and of the card and its slot
   std::vector<std::string> slowed_by;              // now: "heat", "power brake", "its hardware"
   int nvlinks_up = 0, nvlinks_down = 0;
 };

@@ -77,8 +77,8 @@ NvmlFunctions::NvmlFunctions(const Symbols& symbols) {
   find(symbols, mig_device, "nvmlDeviceGetMigDeviceHandleByIndex");
   find(symbols, gpu_instance, "nvmlDeviceGetGpuInstanceId");
   find(symbols, compute_instance, "nvmlDeviceGetComputeInstanceId");
-  find(symbols, pcie_lanes, "nvmlDeviceGetCurrPcieLinkWidth");
-  find(symbols, most_pcie_lanes, "nvmlDeviceGetMaxPcieLinkWidth");
+  find(symbols, pcie_width, "nvmlDeviceGetCurrPcieLinkWidth");
+  find(symbols, most_pcie_width, "nvmlDeviceGetMaxPcieLinkWidth");
   find(symbols, clock_reasons, {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"});
   find(symbols, nvlink_state, "nvmlDeviceGetNvLinkState");
   find(symbols, peer_status, "nvmlDeviceGetP2PStatus");

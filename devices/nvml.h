@@ -60,8 +60,8 @@ struct NvmlFunctions {
   Return (*mig_device)(Device, unsigned index, Device*) = nullptr;
   Getter<unsigned>* gpu_instance = nullptr;
   Getter<unsigned>* compute_instance = nullptr;
-  Getter<unsigned>* pcie_lanes = nullptr;
-  Getter<unsigned>* most_pcie_lanes = nullptr;
+  Getter<unsigned>* pcie_width = nullptr;
+  Getter<unsigned>* most_pcie_width = nullptr;
   Getter<std::uint64_t>* clock_reasons = nullptr;
   Return (*nvlink_state)(Device, unsigned link, unsigned* is_up) = nullptr;
   Return (*peer_status)(Device, Device, nvml::PeerCapability, nvml::PeerStatus*) = nullptr;

@@ -206,8 +206,8 @@ void Card::read_rest() {
     gpu_.utilisation_percent = static_cast<int>(busy->gpu);
     gpu_.memory_utilisation_percent = static_cast<int>(busy->memory);
   }
-  gpu_.pcie_lanes = ask("PCIe", f_.pcie_lanes);
-  gpu_.most_pcie_lanes = ask("PCIe", f_.most_pcie_lanes);
+  gpu_.pcie_width = ask("PCIe", f_.pcie_width);
+  gpu_.most_pcie_width = ask("PCIe", f_.most_pcie_width);
   const auto reasons =
       ask<std::uint64_t>("clocks", [&](std::uint64_t& out) { return call(f_.clock_reasons, device_, &out); });
   gpu_.slowed_by = slowdowns_of(reasons.value_or(0));

@@ -18,7 +18,7 @@ RUN cmake -S . -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=OFF
 FROM ${BASE}
 COPY --from=build /stage/ /
 RUN /usr/local/lib/lockstep/install
-ARG REVISION=unknown VERSION=0.3.0 SOURCE=unknown
+ARG REVISION=unknown VERSION=0.4.0 SOURCE=unknown
 LABEL org.opencontainers.image.title="lockstep" \
       org.opencontainers.image.description="Data-parallel training over several processes, on CPUs" \
       org.opencontainers.image.version="$VERSION" \

@@ -32,7 +32,7 @@ RUN --mount=type=bind,from=cuda,target=/mnt/cuda \
 FROM ${RUNTIME}
 COPY --from=build /stage/ /
 RUN /usr/local/lib/lockstep/install
-ARG REVISION=unknown VERSION=0.3.0 SOURCE=unknown
+ARG REVISION=unknown VERSION=0.4.0 SOURCE=unknown
 LABEL org.opencontainers.image.title="lockstep" \
       org.opencontainers.image.description="Data-parallel training over several processes, on NVIDIA GPUs" \
       org.opencontainers.image.version="$VERSION" \

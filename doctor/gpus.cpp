@@ -137,9 +137,9 @@ void check_gpu_links(const View& view, RowFindings& report) {
   };
   for (const auto& gpu : view.gpus.list) {
     const std::string name = fmt::format("GPU {}", gpu.index);
-    if (gpu.pcie_lanes && gpu.most_pcie_lanes && *gpu.pcie_lanes < *gpu.most_pcie_lanes)
-      warn(fmt::format("{} uses {} of {} lanes of PCIe", name, *gpu.pcie_lanes, *gpu.most_pcie_lanes),
-           "seat the card and its riser anew, or use a slot with all lanes");
+    if (gpu.pcie_width && gpu.most_pcie_width && *gpu.pcie_width < *gpu.most_pcie_width)
+      warn(fmt::format("{} runs at PCIe x{}, not x{}", name, *gpu.pcie_width, *gpu.most_pcie_width),
+           "push the card and its riser in again, or use a slot of full width");
     if (gpu.nvlinks_down > 0)
       warn(fmt::format("{}: {} of {} NVLinks are down", name, gpu.nvlinks_down, gpu.nvlinks_up + gpu.nvlinks_down),
            fmt::format("nvidia-smi nvlink -s -i {}; look at bridges, and at the fabric manager's log", gpu.index));

@@ -461,7 +461,7 @@ constexpr Row kRows[] = {
     {"clock", "whether the clock is synchronised", check_clock},
     {"disk", "free space, files, speed and fsync of --dir", check_disk},
     {"gpus", "driver, errors, compute mode, heat, other users, CUDA_VISIBLE_DEVICES", check_gpus},
-    {"gpu-links", "between GPUs: peer access, NVLink; to the host: lanes of PCIe", check_gpu_links},
+    {"gpu-links", "between GPUs: peer access, NVLink; to the host: width of PCIe", check_gpu_links},
     {"nccl", "by what NCCL will move data, on this host and between hosts", check_nccl},
     {"libraries", "settings of NCCL, CUDA, Open MPI and oneDNN in the environment", check_libraries},
 };

@@ -1,3 +1,4 @@
+#include "lockstep/nn/ops/transfer.h"
 #include "inference/continuation.h"
 
 #include <algorithm>
@@ -43,7 +44,7 @@ void Continuation::restart(std::int64_t keep, std::int64_t more) {
 void Continuation::feed(std::span<const std::int32_t> tokens) {
   const nn::Tensor given = backend_.empty({1, static_cast<std::int64_t>(tokens.size())}, DType::kI32);
   backend_.upload(std::as_bytes(tokens), given);
-  download_f32(backend_, model_.next(tape_, given, *memory_).value(), logits_);
+  logits_ = nn::values_of(backend_, model_.next(tape_, given, *memory_).value());
   tape_.reset();
 }
 

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "data/resample.h"
 #include "inference/workers.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::inference {
@@ -91,7 +92,7 @@ class ImageWorker final : public InferWorker {
       x = backend_.empty(wide.shape(), DType::kBF16);
       backend_.pointwise().cast(wide, x);
     }
-    download_f32(backend_, module_.forward(tape_, tape_.input(x)).value(), logits_);
+    logits_ = nn::values_of(backend_, module_.forward(tape_, tape_.input(x)).value());
     tape_.reset();
     classes_ = logits_.size() / static_cast<std::size_t>(count);
   }

@@ -37,16 +37,6 @@ std::span<const Ranked> Ranking::of(std::span<const float> logits, int top) {
   return ranked_;
 }
 
-void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>& logits) {
-  nn::Tensor wide = y;
-  if (y.dtype() != DType::kF32) {
-    wide = backend.empty(y.shape());
-    backend.pointwise().cast(y, wide);
-  }
-  logits.resize(static_cast<std::size_t>(wide.count()));
-  backend.download(wide, std::as_writable_bytes(std::span(logits)));
-}
-
 std::vector<std::string> class_names_of(const InferConfig& config, const InferModel& model) {
   const std::string& path = config.class_names;
   if (path.empty()) return model.metadata ? model.metadata->class_names : std::vector<std::string>();

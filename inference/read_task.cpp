@@ -12,6 +12,7 @@
 #include "data/text_file.h"
 #include "data/text_table.h"
 #include "inference/workers.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::inference {
@@ -79,7 +80,7 @@ class ReadWorker final : public InferWorker {
     nn::Vars inputs = {input(tokens_, {1, length}), input(types_, {1, length}), input(lengths, {1})};
     if (shared_->masked)
       inputs = {inputs[0], inputs[1], inputs[2], input(positions_, {1, static_cast<std::int64_t>(positions_.size())})};
-    download_f32(backend_, module_.forward_all(tape_, inputs)[0].value(), logits_);
+    logits_ = nn::values_of(backend_, module_.forward_all(tape_, inputs)[0].value());
     tape_.reset();
   }
 

@@ -101,9 +101,6 @@ class Ranking {
 /// Throws DivergedError for a result that is NaN or infinite.
 void check_finite(std::span<const float> results);
 
-/// `logits` becomes what y has, of any shape, as f32.
-void download_f32(nn::Backend& backend, const nn::Tensor& y, std::vector<float>& logits);
-
 /// The names of the model's classes, in their order: those in config.class_names, a file with one per line, or else
 /// those of the weights; empty if neither has any. Throws UsageError unless the file has one for each class.
 std::vector<std::string> class_names_of(const InferConfig& config, const InferModel& model);

@@ -70,6 +70,9 @@ data::DataSplits open_splits(const TrainConfig& config,
                              const std::optional<checkpoint::ModelMetadata>& metadata = std::nullopt,
                              const data::Parts& parts = {});
 
+/// Collective: rank 0 warns of samples that were replaced because they could not be read.
+void warn_of_corrupt(const data::DataSplits& splits, comm::ProcessGroup& group);
+
 /// What the model's setting for classes says, if it has one and it was given.
 std::optional<std::int64_t> classes_setting(const ModelConfig& model);
 /// Height and width in pixels of images for this model, where nobody says any.

@@ -14,6 +14,7 @@
 #include "lockstep/nn/optim/optimizers.h"
 #include "session/device_choice.h"
 #include "session/opening.h"
+#include "trainer/best.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -183,6 +184,14 @@ void validate(const TrainConfig& config) {
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   if (!config.save.empty()) nn::check_weights_path(config.save);
+  if (watches_evaluations(config)) static_cast<void>(BestWatch(config.save_best, config.patience));
+  require(config.eval_steps == 0 || !config.stateful,
+          "--eval-steps with --stateful, whose state an evaluation amid an epoch would replace",
+          "leave --eval-steps out: evaluations come at the ends of epochs");
+  require(config.eval_steps == 0 || config.local_sgd <= 1 || config.eval_steps % config.local_sgd == 0,
+          fmt::format("--eval-steps {} with --local-sgd {}: between averagings each rank has parameters of its own",
+                      config.eval_steps, config.local_sgd),
+          "give a multiple of --local-sgd");
   session::check_log_level(config.log_level);
 }
 

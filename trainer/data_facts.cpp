@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "data/text.h"
+#include "trainer/build.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -189,6 +190,19 @@ void check_same_data(const Facts& there, const Facts& here, const std::string& p
       what, other_tokens ? "give the text that it was made with: other tokens mean something else to the model; to "
                            "train a new one, leave --resume out and give another --checkpoint-dir"
                          : "give the data that it was made with, or add --resume-data-changed to train on with these");
+}
+
+// Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
+void warn_of_corrupt(const data::DataSplits& splits, comm::ProcessGroup& group) {
+  for (const auto& dataset : {splits.train, splits.validation}) {
+    if (dataset == nullptr) continue;
+    const auto counts = group.all_gather_numbers(static_cast<std::int64_t>(dataset->corrupt()));
+    const std::int64_t most = *std::ranges::max_element(counts);
+    if (most == 0 || group.rank() != 0) continue;
+    log_warn("{}: {} of {} samples {} corrupt{}: others took their places, and the warnings above name them",
+             dataset->name(), most, dataset->size(), most == 1 ? "is" : "are",
+             group.size() == 1 ? "" : ", or more, where no rank saw all of them");
+  }
 }
 
 }  // namespace lockstep::trainer

@@ -12,7 +12,9 @@
 #include "base/signals.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/sampler/slice.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/trainer/forward.h"
+#include "trainer/confusion.h"
 #include "trainer/in_flight.h"
 
 namespace lockstep::trainer {
@@ -76,6 +78,15 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
   tape_.set_activations(activations);
 }
 
+void Evaluator::count_confusion() {
+  const int classes = dataset_->classes();
+  if (dataset_->targets_per_sample() != 1 || dataset_->has_numeric_targets() || classes < 2 || classes > kMostConfused)
+    throw UsageError(fmt::format("figures of classes, of {}, whose samples do not have one label of 2 to {}",
+                                 dataset_->name(), kMostConfused),
+                     "leave --report out");
+  confusion_ = true;
+}
+
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   check_usage(dataset_ != nullptr && batch_ > 0, "an evaluation without data, or with batches of no samples",
               "give an Evaluator a data set and a batch of at least 1");
@@ -103,6 +114,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     add(passes.back(), {static_cast<double>(totals[0]), static_cast<double>(totals[1]), static_cast<double>(samples),
                         top5_ ? static_cast<double>(totals[2]) : 0.0, 0.0});
   };
+  Confusion confusion(confusion_ ? dataset_->classes() : 0);
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
     if (stop_request() != 0) {
@@ -111,11 +123,13 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     nn::Loss loss;
-    if (top5_) {
+    if (top5_ || confusion_) {
       const nn::Var logits = module.forward_all(tape_, inputs.on(tape_));
       loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
-      backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
-                                   nn::Tensor::view_of(numbers.data<float>() + 2, {}));
+      if (top5_)
+        backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
+                                     nn::Tensor::view_of(numbers.data<float>() + 2, {}));
+      if (confusion_) confusion.count(nn::values_of(backend_, logits.value()), batch->labels);
     } else {
       loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
     }
@@ -134,6 +148,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
+  if (confusion_) sum_over_ranks(confusion.counts());
   flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
@@ -141,7 +156,17 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
           .accuracy = format.numeric_targets ? std::nan("") : sums[1] / targets,
           .samples = static_cast<std::int64_t>(sums[2]),
           .top5 = top5_ ? std::optional(sums[3] / targets) : std::nullopt,
-          .stopped = sums[4] > 0};
+          .stopped = sums[4] > 0,
+          .confusion = {confusion.counts().begin(), confusion.counts().end()}};
+}
+
+void Evaluator::sum_over_ranks(std::span<std::int64_t> counts) {
+  const auto arena = group_.allocate(counts.size_bytes());
+  const auto values = arena->view<std::int64_t>(0, counts.size());
+  std::ranges::copy(counts, values.begin());
+  group_.all_reduce({.arena = arena.get(), .count = counts.size(), .dtype = DType::kI64}, comm::ReduceOp::kSum)
+      .wait_host();
+  std::ranges::copy(values, counts.begin());
 }
 
 }  // namespace lockstep::trainer

@@ -15,6 +15,7 @@
 #include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/metrics.h"
 #include "trainer/build.h"
+#include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
 
 namespace lockstep::trainer {
@@ -94,12 +95,17 @@ void run(TrainConfig config, session::Session& session) {
   Evaluator evaluator(group, *session.backend, evaluated.dataset, batch, config.workers, dtype_of(config.precision),
                       evaluation_loss(config));
   if (dataset.classes() > 5) evaluator.count_top5();
+  if (config.report) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
   const EvalReport report = evaluator.run(*model, 0);
   comm::run_collectively(group, [&] {
     if (group.rank() == 0) {
       metrics.write(data::DataSplits{.whole = evaluated.dataset});
       metrics.write(report);
       print(text_of(report, evaluated));
+      if (config.report) {
+        metrics.write_classes(report, dataset.class_names());
+        print(table_of(Confusion(report.confusion), dataset.class_names()));
+      }
       if (!metrics.failure().empty())
         throw IoError(metrics.failure(), "free some space and evaluate again if the metrics matter");
       if (!std::isfinite(report.loss))

@@ -17,6 +17,8 @@
 #include "base/text.h"
 #include "data/class_report.h"
 
+#include "trainer/confusion.h"
+
 namespace lockstep::trainer {
 namespace {
 
@@ -65,6 +67,12 @@ std::uint64_t length_until(const std::string& path, std::int64_t step) {
     if (told && (of_step ? *told > step : *told >= step)) break;
   }
   return length;
+}
+
+/// Of the best evaluation, which is there.
+std::string text_of(const FinalReport& r) {
+  return fmt::format(R"(,"best":{{"metric":"{}","value":{},"step":{}}},"gave_up":{})", r.best->metric,
+                     number(r.best->value), r.best->step, r.gave_up);
 }
 
 }  // namespace
@@ -137,7 +145,13 @@ void Metrics::write(const EvalReport& r) {
   write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}{}}})", r.step,
                          number(r.loss), number(r.accuracy),
                          r.top5 ? fmt::format(R"(,"top5":{})", number(*r.top5)) : std::string(), r.samples,
-                         r.of_average ? R"(,"ema":true)" : ""));
+                         fmt::format("{}{}", r.of_average ? R"(,"ema":true)" : "", r.best ? R"(,"best":true)" : "")));
+}
+
+void Metrics::write_classes(const EvalReport& r, const std::vector<std::string>& names) {
+  if (!fd_) return;
+  const std::string classes = json_of(Confusion(r.confusion), names);
+  write_line(fmt::format(R"({{"event":"classes","step":{},{})", r.step, classes.substr(1)));
 }
 
 void Metrics::write(const ResumeReport& r) {
@@ -154,7 +168,8 @@ void Metrics::write(const FinalReport& r) {
       R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}"{},"peak_memory_bytes":[{}]{}}})",
       r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256,
       r.ema_params_sha256.empty() ? std::string() : fmt::format(R"(,"ema_params_sha256":"{}")", r.ema_params_sha256),
-      fmt::join(r.peak_memory_bytes, ","), (r.hook ? text_of(*r.hook) : "") + (r.scaling ? text_of(*r.scaling) : "")));
+      fmt::join(r.peak_memory_bytes, ","),
+      (r.hook ? text_of(*r.hook) : "") + (r.scaling ? text_of(*r.scaling) : "") + (r.best ? text_of(r) : "")));
 }
 
 }  // namespace lockstep::trainer

@@ -40,6 +40,14 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .placeholder = "FILE",
              .help = "file for the trained weights: safetensors; .pt, .pth and .bin are written for torch.load()",
              .value = text(config.save)});
+  table.add({.name = "save-best",
+             .placeholder = "accuracy|loss|perplexity[:min|max]",
+             .help = "--save has the weights of the best evaluation: the file is replaced when one is better",
+             .value = text(config.save_best),
+             .applies = {.to = "a file of weights",
+                         .unless = [&config] { return when(config.save.empty(), "there is none"); },
+                         .remedy = "add --save FILE, or leave it out"},
+             .agree = Agree::kValue});
   table.add({.name = "reset-head",
              .kind = OptionKind::kFlag,
              .help = "reinitialize the last layer; the file's is ignored and its size may differ",
@@ -210,6 +218,21 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
              .help = "epochs between evaluations; 0: only at the end",
              .default_text = fmt::to_string(config.eval_every),
              .value = integer(config.eval_every, 0, kMost),
+             .agree = Agree::kValue});
+  table.add({.name = "eval-steps",
+             .placeholder = "S",
+             .help = "steps between evaluations, instead of epochs; 0: epochs count",
+             .default_text = fmt::to_string(config.eval_steps),
+             .value = integer(config.eval_steps, 0, kMost),
+             .agree = Agree::kValue});
+  table.exclusive({"eval-every", "eval-steps"});
+  table.add({.name = "patience",
+             .placeholder = "N",
+             .help =
+                 "end after so many evaluations in a row without a better one, by --save-best or else by the loss; 0: "
+                 "none ends the run",
+             .default_text = fmt::to_string(config.patience),
+             .value = integer(config.patience, 0, kMost),
              .agree = Agree::kValue});
   using sampler::Tail;
   table.add({.name = "tail",
@@ -477,6 +500,11 @@ OptionTable eval_options(TrainConfig& config) {
   session::add_device_options(table, config);
   add_autotune_option(table, config);
   add_report_options(table, config, /*training=*/false);
+  table.add({.name = "report",
+             .kind = OptionKind::kFlag,
+             .help = "precision, recall, F1 and samples of each class, and what they are taken for",
+             .value = boolean(config.report),
+             .agree = Agree::kValue});
   return table;
 }
 

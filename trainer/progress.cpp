@@ -132,9 +132,10 @@ void Progress::draw(const StepReport& report) {
 }
 
 void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
-  announce(fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}", epoch, epochs_, report.step,
+  announce(fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}{}", epoch, epochs_, report.step,
                        report.of_average ? "of the moving average: " : "", loss_text(report.loss),
-                       std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy), report.samples));
+                       std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy), report.samples,
+                       report.best ? ", the best so far" : ""));
 }
 
 void Progress::checkpoint(const CheckpointReport& report) {
@@ -149,6 +150,13 @@ std::string note_of(Precision precision, DeviceKind kind) {
   if (precision == Precision::kF32) return "";
   const bool on_cpu = kind == DeviceKind::kCpu && precision == Precision::kBF16;
   return fmt::format(", {}{}", name_of(precision), on_cpu ? fmt::format(" ({})", nn::name_of(nn::cpu_bf16())) : "");
+}
+
+std::string describe(const checkpoint::Checkpoints::Summary& all, const std::string& directory, double seconds) {
+  return fmt::format(
+      "checkpoints: {} of {} in {}, {:.2f} s each to write; training stood still for {:.2f} s ({:.1f} %)", all.count,
+      human_bytes(static_cast<double>(all.bytes)), directory, all.write_seconds, all.held_seconds,
+      100 * all.held_seconds / seconds);
 }
 
 std::string describe(const HookReport& hook) {
@@ -176,6 +184,10 @@ void Progress::summary(const Summary& s) {
                                 result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
                                 rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
+  if (const auto& best = s.final.best)
+    std::printf("%s", fmt::format("best {} {:.6g}, at step {}{}\n", best->metric, best->value, best->step,
+                                  s.final.gave_up ? ": none of the evaluations since was better, so the run ended" : "")
+                          .c_str());
   if (const auto& scaling = s.final.scaling)
     std::printf("%s", fmt::format("losses scaled by {:g} in the end  skipped_steps {}\n", scaling->scale,
                                   scaling->skipped_steps)

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoints.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/trainer/metrics.h"
 #include "trainer/stragglers.h"
@@ -23,6 +24,8 @@ struct Summary {
 
 /// "bf16: a rank sends 1.2 MB of gradients in a step in place of 2.4 MB (50.0 %)".
 std::string describe(const HookReport& hook);
+/// What a run's checkpoints in `directory` have taken of its `seconds`.
+std::string describe(const checkpoint::Checkpoints::Summary& checkpoints, const std::string& directory, double seconds);
 /// What follows the description of a device: nothing for f32, ", bf16 (AVX512-BF16)" for a CPU that computes it so.
 std::string note_of(Precision precision, DeviceKind kind);
 

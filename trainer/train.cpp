@@ -19,11 +19,11 @@
 #include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/io/state.h"
-#include "lockstep/nn/io/weights.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
+#include "trainer/best.h"
 #include "trainer/build.h"
 #include "trainer/carried_state.h"
 #include "trainer/checkpoint_parts.h"
@@ -31,6 +31,7 @@
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
 #include "trainer/resume.h"
+#include "trainer/saved_weights.h"
 #include "trainer/step.h"
 #include "trainer/stragglers.h"
 #include "trainer/trace.h"
@@ -53,6 +54,7 @@ class Run {
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
+      if (splits_.validation == nullptr) check_needs_no_evaluations(config_);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
     });
     // Where not all see it, rank 0 gathers the moments of all, which counts.
@@ -150,6 +152,9 @@ class Run {
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
     stragglers_.emplace(group_, backend_.steps_ahead() > 0);
     rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
+    saved_.emplace(config_, *model_, average_ ? &*average_ : nullptr, *splits_.train);
+    if (watches_evaluations(config_)) best_.emplace(config_.save_best, config_.patience);
+    if (best_ && resumed_) resume_best(config_, resumed_->manifest, *saved_, group_, *best_);
   }
 
   int execute() {
@@ -187,10 +192,11 @@ class Run {
       // Checkpoints are taken before the evaluation that is due after their steps.
       const sampler::SamplerState at = sampler_->state();
       const bool between = at.cursor == 0;
-      if ((first_steps() == total_steps_ || (between && evaluation_due(at.epoch))) &&
+      if ((first_steps() == total_steps_ || evaluation_due(first_steps(), between ? at.epoch : 0)) &&
           !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
         return leave(first_steps(), progress);
     }
+    if (best_ && best_->gives_up()) return give_up(first_steps(), progress, evaluation);
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
       flight::set_step(step);
@@ -200,20 +206,30 @@ class Run {
       const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
-      const bool epoch_due = plan.last_of_epoch && evaluation_due(static_cast<std::uint64_t>(epoch));
+      const bool evaluates = evaluation_due(step, plan.last_of_epoch ? plan.epoch + 1 : 0);
       const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last);
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
-      const bool pause = check || last || epoch_due || checkpoint;
+      const bool pause = check || last || evaluates || checkpoint;
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step);
       if (stop_wanted_ && (averaging || !averages())) return leave(step, progress);
-      if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
+      if ((last || evaluates) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
         return leave(step, progress);
+      if (!last && best_ && best_->gives_up()) return give_up(step, progress, evaluation);
     }
-    finish(progress, evaluation, epochs);
+    finish(progress, evaluation, total_steps_);
+    return 0;
+  }
+
+  // No evaluation was better for as long as --patience says: the run ends with a checkpoint, as if it had been meant
+  // to.
+  int give_up(std::int64_t step, Progress& progress, const EvalReport& evaluation) {
+    gave_up_ = true;
+    take_checkpoint(step);
+    finish(progress, evaluation, step);
     return 0;
   }
 
@@ -246,9 +262,10 @@ class Run {
 
   std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
 
-  // At the end of epoch `epoch`, from 1.
-  bool evaluation_due(std::uint64_t epoch) const {
-    return config_.eval_every > 0 && epoch % static_cast<std::uint64_t>(config_.eval_every) == 0;
+  // After `step`, with which epoch `epoch`, from 1, ends; 0: none does.
+  bool evaluation_due(std::int64_t step, std::uint64_t epoch) const {
+    if (config_.eval_steps > 0) return step % config_.eval_steps == 0;
+    return epoch > 0 && config_.eval_every > 0 && epoch % static_cast<std::uint64_t>(config_.eval_every) == 0;
   }
 
   // What one rank saves is to be what all of them have.
@@ -283,6 +300,11 @@ class Run {
     extra.files[checkpoint::kHookFile] = gather_hook_state(ddp_->reducer().comm_hook(), group_, root);
     if (group_.rank() == root) extra.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
     extra.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
+    if (best_) {
+      extra.best = best_->best();
+      // Who resumes evaluates once more what made this run give up.
+      extra.evaluations_since_best = best_->since() - (gave_up_ ? 1 : 0);
+    }
     return extra;
   }
 
@@ -432,26 +454,31 @@ class Run {
       report = evaluator->run(forwarded(), step);
       report.of_average = average;
       if (report.stopped) return false;
+      // As timm does: the average's result is the run's.
+      report.best = best_ && average == average_.has_value() && best_->follow(report);
       metrics_.write(report);
       progress.evaluation(report, epoch);
       divergence_->follow(report, epoch);
       return true;
     };
-    if (!evaluate_once(false) || !average_) return !report.stopped;
-    // As timm does: the average's result is the run's.
-    const auto in_place = average_->in_place();
-    return evaluate_once(true);
+    if (!evaluate_once(false)) return false;
+    if (average_) {
+      const auto in_place = average_->in_place();
+      if (!evaluate_once(true)) return false;
+    }
+    if (report.best && !config_.save_best.empty() && group_.rank() == 0) saved_->save_best(*best_->best());
+    return true;
   }
 
   // The numbers are reported before the weights are saved: they stay even if those cannot be written.
-  void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
+  void finish(Progress& progress, const EvalReport& evaluation, std::int64_t steps) {
     flight::set_phase(flight::Phase::kEnding);
     ddp_->check_with_buffers();  // which the evaluation has made equal
     if (ddp_->choosing_buckets() && group_.rank() == 0) log_warn("the run ended before --bucket-mb auto had chosen");
     const bool checkpointed = finish_checkpoints(checkpoints_, group_);
     report_checkpoints(progress);
-    const FinalReport report{.steps = total_steps_,
-                             .epochs = epochs,
+    const FinalReport report{.steps = steps,
+                             .epochs = (steps - 1) / steps_per_epoch_ + 1,
                              .world_size = group_.size(),
                              .wall_s = seconds_between(start_, Clock::now()),
                              .loss = evaluation.loss,
@@ -460,32 +487,31 @@ class Run {
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
                              .hook = hook_report_of(ddp_->reducer()),
                              .ema_params_sha256 = average_sha256(),
-                             .scaling = scaling_of(scaler_.get())};
+                             .scaling = scaling_of(scaler_.get()),
+                             .best = best_ ? best_->best() : std::nullopt,
+                             .gave_up = gave_up_};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,
-                        .steps_here = total_steps_ - first_steps(),
+                        .steps_here = steps - first_steps(),
                         .samples = samples_,
                         .train_s = train_seconds_,
                         .comm_wait_s = wait_seconds_,
                         .stragglers = stragglers_->found()});
     if (const auto all = checkpoints_.summary(); all.count > 0)
-      progress.announce(fmt::format(
-          "checkpoints: {} of {} in {}, {:.2f} s each to write; training stood still for {:.2f} s ({:.1f} %)",
-          all.count, human_bytes(static_cast<double>(all.bytes)), config_.checkpoint_dir, all.write_seconds,
-          all.held_seconds, 100 * all.held_seconds / report.wall_s));
+      progress.announce(describe(all, config_.checkpoint_dir, report.wall_s));
     checkpoints_.tell_failures();
-    report_corrupt();
+    warn_of_corrupt(splits_, group_);
     comm::run_collectively(group_, [&] {
-      if (group_.rank() == 0) save();
+      if (group_.rank() == 0) saved_->finish(best_ ? best_->best() : std::nullopt);
     });
     if (trace_) trace_->write(group_);
     flush_progress();
     comm::run_collectively(group_, [&] {
       // Who runs this until it exits with 0 must not take it for saved.
       if (!checkpointed)
-        throw IoError(fmt::format("training is complete, but its last checkpoint, of step {}, is not in {}",
-                                  total_steps_, config_.checkpoint_dir),
+        throw IoError(fmt::format("training is complete, but its last checkpoint, of step {}, is not in {}", steps,
+                                  config_.checkpoint_dir),
                       "the warnings above say why; free some space or choose another --checkpoint-dir");
       if (!metrics_.failure().empty())
         throw IoError(metrics_.failure(),
@@ -498,34 +524,6 @@ class Run {
     if (!average_ || group_.rank() != 0) return {};
     const auto in_place = average_->in_place();
     return nn::parameters_sha256(*model_);
-  }
-
-  // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
-  void report_corrupt() {
-    for (const auto& dataset : {splits_.train, splits_.validation}) {
-      if (dataset == nullptr) continue;
-      const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->corrupt()));
-      const std::int64_t most = *std::ranges::max_element(counts);
-      if (most == 0 || group_.rank() != 0) continue;
-      log_warn("{}: {} of {} samples {} corrupt{}: others took their places, and the warnings above name them",
-               dataset->name(), most, dataset->size(), most == 1 ? "is" : "are",
-               group_.size() == 1 ? "" : ", or more, where no rank saw all of them");
-    }
-  }
-
-  // With a moving average, it: what was evaluated last.
-  void save() {
-    if (config_.save.empty()) return;
-    std::optional<nn::MovingAverage::InPlace> in_place;
-    if (average_) in_place.emplace(*average_);
-    report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
-    try {
-      nn::write_weights(config_.save, nn::state_of(*model_),
-                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)));
-    } catch (const IoError& error) {
-      throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
-    }
-    report_status({.kind = StatusReport::Kind::kSaved});
   }
 
   TrainConfig config_;
@@ -558,6 +556,9 @@ class Run {
   std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<nn::LearningRate> rate_;
+  std::optional<SavedWeights> saved_;
+  std::optional<BestWatch> best_;  // nothing: evaluations decide nothing
+  bool gave_up_ = false;
   std::optional<StragglerWatch> stragglers_;
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};

@@ -60,7 +60,7 @@ class PairRings {
   bool is_flushed(int to, std::uint64_t bytes);
   /// How many of `bytes` there were. DeviceError where what another rank offers cannot be read any more.
   std::size_t read_some(int from, std::span<std::byte> bytes);
-  /// After reads and writes: tells their writers how far this rank has read, and wakes the ranks of `board`, this
+  /// After reads and writes: publishes how far this rank has read, and wakes the ranks of `board`, this
   /// host's, that have something to look at.
   void end_round(const SlotBoard& board);
 

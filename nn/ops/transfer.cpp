@@ -45,6 +45,11 @@ Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> val
 }
 
 std::vector<float> values_of(Backend& source, const Tensor& tensor) {
+  if (tensor.defined() && tensor.dtype() == DType::kBF16) {
+    const Tensor wide = source.empty(tensor.shape());
+    source.pointwise().cast(tensor, wide);
+    return values_of(source, wide);
+  }
   if (tensor.dtype() != DType::kF32)
     throw UsageError(fmt::format("values of a tensor of {} as f32", name_of(tensor.dtype())),
                      "read other types with Backend::download()");

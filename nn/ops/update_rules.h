@@ -221,6 +221,74 @@ struct LarsMomentumRule {
   }
 };
 
+/// PyTorch's RMSprop (Tieleman and Hinton, 2012): d = g + weight_decay·p; v = α v + (1−α) d²; p −= lr · d / (sqrt(v) +
+/// eps).
+struct RmspropRule {
+  static constexpr const char* kName = "RMSprop";
+  static constexpr int kMoments = 1;
+  enum Rate : std::size_t { kRate };  // lr
+  float alpha, rest, eps, weight_decay;
+
+  constexpr float direction(const float* control, float g, float p, float& squares) const {
+    const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
+    squares = alpha * squares + rest * d * d;
+    return d / (std::sqrt(squares) + eps);
+  }
+  constexpr void operator()(const float* control, float g, float& p, float& first, float&) const {
+    p -= control[kRate] * direction(control, g, p, first);
+  }
+};
+
+/// With momentum: m = momentum·m + d / (sqrt(v) + eps); p −= lr · m.
+struct RmspropMomentumRule {
+  static constexpr const char* kName = "RMSprop with momentum";
+  static constexpr int kMoments = 2;
+  enum Rate : std::size_t { kRate };  // lr
+  RmspropRule plain;
+  float momentum;
+
+  constexpr void operator()(const float* control, float g, float& p, float& first, float& second) const {
+    second = momentum * second + plain.direction(control, g, p, first);
+    p -= control[kRate] * second;
+  }
+};
+
+/// PyTorch's Adagrad (Duchi, Hazan and Singer, 2011): d = g + weight_decay·p; s = s + d²; p −= lr · d / (sqrt(s) +
+/// eps).
+struct AdagradRule {
+  static constexpr const char* kName = "Adagrad";
+  static constexpr int kMoments = 1;
+  enum Rate : std::size_t { kRate };  // lr
+  float eps, weight_decay;
+
+  constexpr void operator()(const float* control, float g, float& p, float& first, float&) const {
+    const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
+    first += d * d;
+    p -= control[kRate] * d / (std::sqrt(first) + eps);
+  }
+};
+
+/// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023): p −= lr·weight_decay·p;
+/// p −= lr · sign(β₁m + (1−β₁)g); m = β₂m + (1−β₂)g.
+struct LionRule {
+  static constexpr const char* kName = "Lion";
+  static constexpr int kMoments = 1;
+  enum Rate : std::size_t {
+    kRate,  // lr
+    kKeep,  // 1 − lr·weight_decay
+  };
+  float beta1, rest1, beta2, rest2;
+
+  constexpr void operator()(const float* control, float g, float& p, float& first, float&) const {
+    g *= control[StepControl::kGradientScale];
+    const float c = beta1 * first + rest1 * g;
+    // NaN stays: a comparison would hide it.
+    const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c;
+    first = beta2 * first + rest2 * g;
+    p = control[kKeep] * p - control[kRate] * sign;
+  }
+};
+
 /// The optimizers, in the order of help, and the rules that each moves parameters by. nn/optim/NAME.cpp has the family
 /// of each, NAME_family().
 #define LOCKSTEP_OPTIMIZERS(OPTIMIZER)                      \
@@ -228,7 +296,10 @@ struct LarsMomentumRule {
   OPTIMIZER(adamw, AdamWRule)                               \
   OPTIMIZER(adam, AdamRule)                                 \
   OPTIMIZER(lamb, LambRule)                                 \
-  OPTIMIZER(lars, LarsRule, LarsMomentumRule)
+  OPTIMIZER(lars, LarsRule, LarsMomentumRule)               \
+  OPTIMIZER(rmsprop, RmspropRule, RmspropMomentumRule)      \
+  OPTIMIZER(adagrad, AdagradRule)                           \
+  OPTIMIZER(lion, LionRule)
 
 #define LOCKSTEP_RULES_OF(name, ...) __VA_ARGS__,
 using UpdateRules = std::variant<LOCKSTEP_OPTIMIZERS(LOCKSTEP_RULES_OF) MovingAverageRule>;

@@ -9,48 +9,150 @@
 namespace lockstep::nn {
 namespace {
 
-SettingSpec min_lr() {
-  return {.name = "min-lr",
-          .fallback = 0.0,
-          .help = "learning rate at the end",
+SettingSpec setting(const char* name, double fallback, const char* help, const char* placeholder = "X") {
+  return {.name = name,
+          .fallback = fallback,
+          .help = help,
           .role = SettingSpec::Role::kTraining,
-          .placeholder = "X",
-          .neutral = 0.0};
+          .placeholder = placeholder};
 }
 
-double constant(double, double lr, const Settings&) { return lr; }
-
-// min_lr + (lr − min_lr) · (1 + cos(π t)) / 2 (Loshchilov and Hutter, 2017).
-double cosine_at(double done, double lr, const Settings& settings) {
-  const double least = settings.number("min-lr");
-  return least + (lr - least) * 0.5 * (1.0 + std::cos(std::numbers::pi * std::min(done, 1.0)));
+SettingSpec min_lr() {
+  SettingSpec spec = setting("min-lr", 0.0, "learning rate at the end");
+  spec.neutral = 0.0;
+  return spec;
 }
 
-// A tenth after each third, never below min_lr.
-double step(double done, double lr, const Settings& settings) {
-  return std::max(settings.number("min-lr"), lr * std::pow(0.1, std::floor(3.0 * std::min(done, 0.999999))));
+SettingSpec gamma() {
+  SettingSpec spec = setting("gamma", 0.1, "factor of the learning rate at each fall", "F");
+  spec.open_low = true;
+  spec.high = 1;
+  return spec;
+}
+
+SettingSpec end_factor(double fallback, bool above_zero) {
+  SettingSpec spec = setting("end-factor", fallback, "factor of the learning rate at the end", "F");
+  spec.open_low = above_zero;
+  spec.high = 1;
+  return spec;
+}
+
+SettingSpec count(const char* name, std::int64_t fallback, const char* help, double least = 1) {
+  return {.name = name,
+          .fallback = fallback,
+          .help = help,
+          .role = SettingSpec::Role::kTraining,
+          .low = least,
+          .high = 1e9};
+}
+
+double constant(const ScheduleStep&, double lr, const Settings&) { return lr; }
+
+/// min_lr + (lr − min_lr) · (1 + cos(π t)) / 2 (Loshchilov and Hutter, 2017).
+double along_half_a_cosine(double t, double lr, double least) {
+  return least + (lr - least) * 0.5 * (1.0 + std::cos(std::numbers::pi * t));
+}
+
+double cosine_at(const ScheduleStep& at, double lr, const Settings& settings) {
+  return along_half_a_cosine(at.done(), lr, settings.number("min-lr"));
+}
+
+// PyTorch's CosineAnnealingWarmRestarts: n cycles, each m times as long as the one before, the first of
+// steps / (1 + m + … + m^(n − 1)).
+double cosine_restarts(const ScheduleStep& at, double lr, const Settings& settings) {
+  const std::int64_t cycles = settings.integer("cycles"), longer = settings.integer("cycle-factor");
+  double all = 0, length = 1;
+  for (std::int64_t i = 0; i < cycles; ++i, length *= static_cast<double>(longer)) all += length;
+  double left = at.done() * all;  // in lengths of the first cycle
+  length = 1;
+  for (std::int64_t i = 1; i < cycles && left >= length; ++i, length *= static_cast<double>(longer)) left -= length;
+  return along_half_a_cosine(std::min(left / length, 1.0), lr, settings.number("min-lr"));
+}
+
+// PyTorch's StepLR(step_size = steps / stages, gamma), never below min_lr.
+double step(const ScheduleStep& at, double lr, const Settings& settings) {
+  const double stages = static_cast<double>(settings.integer("stages"));
+  const double falls = std::floor(stages * std::min(at.done(), 0.999999));
+  return std::max(settings.number("min-lr"), lr * std::pow(settings.number("gamma"), falls));
+}
+
+// PyTorch's MultiStepLR(milestones, gamma), whose milestones are shares of the steps here.
+double multi_step(const ScheduleStep& at, double lr, const Settings& settings) {
+  const auto& milestones = settings.numbers("milestones");
+  const auto passed = std::ranges::count_if(milestones, [&](double share) { return at.done() >= share; });
+  return lr * std::pow(settings.number("gamma"), static_cast<double>(passed));
 }
 
 // PyTorch's LinearLR(start_factor=1, end_factor, total_iters=the steps after warm-up):
 // lr · (1 + (end_factor − 1) · t).
-double linear(double done, double lr, const Settings& settings) {
-  return lr * (1.0 + (settings.number("end-factor") - 1.0) * std::min(done, 1.0));
+double linear(const ScheduleStep& at, double lr, const Settings& settings) {
+  return lr * (1.0 + (settings.number("end-factor") - 1.0) * at.done());
+}
+
+// PyTorch's ExponentialLR(gamma = end_factor^(1 / steps)).
+double exponential(const ScheduleStep& at, double lr, const Settings& settings) {
+  return lr * std::pow(settings.number("end-factor"), at.done());
+}
+
+// PyTorch's PolynomialLR(total_iters = steps, power), down to min_lr.
+double polynomial(const ScheduleStep& at, double lr, const Settings& settings) {
+  const double least = settings.number("min-lr");
+  return least + (lr - least) * std::pow(1.0 - at.done(), settings.number("power"));
+}
+
+// lr · sqrt(T / (T + steps since warm-up)) (Vaswani et al., "Attention Is All You Need", 2017, whose T is the warm-up).
+double inverse_sqrt(const ScheduleStep& at, double lr, const Settings& settings) {
+  constexpr double kWithoutWarmup = 10'000;
+  double timescale = static_cast<double>(settings.integer("timescale"));
+  if (timescale == 0) timescale = at.warmup > 0 ? static_cast<double>(at.warmup) : kWithoutWarmup;
+  return lr * std::sqrt(timescale / (timescale + static_cast<double>(at.step - at.warmup)));
 }
 
 const Registry<ScheduleFamily>& schedule_registry() {
   static const ScheduleFamily rows[] = {
       {.name = "constant", .about = "as it is", .at = constant},
       {.name = "cosine", .about = "down to --min-lr along half a cosine", .settings = {min_lr()}, .at = cosine_at},
-      {.name = "step", .about = "a tenth after each third of the steps", .settings = {min_lr()}, .at = step},
-      {.name = "linear",
-       .about = "linearly to --end-factor times itself",
-       .settings = {{.name = "end-factor",
-                     .fallback = 0.0,
-                     .help = "factor of the learning rate at the end",
+      {.name = "restarts",
+       .about = "the cosine several times",
+       .settings = {min_lr(), count("cycles", 3, "descents"),
+                    count("cycle-factor", 1, "length of a descent in that of the one before")},
+       .at = cosine_restarts},
+      {.name = "step",
+       .about = "--gamma times itself after each but the last of --stages equal parts: a tenth after each third",
+       .settings = {min_lr(), gamma(), count("stages", 3, "parts of the run")},
+       .at = step},
+      {.name = "multi-step",
+       .about = "--gamma times itself at each of --milestones",
+       .settings = {gamma(),
+                    {.name = "milestones",
+                     .fallback = std::vector<double>{0.5, 0.75},
+                     .help = "shares of the steps after warm-up, of which that of 90 epochs at epoch 30 is 0.3333",
                      .role = SettingSpec::Role::kTraining,
                      .high = 1,
-                     .placeholder = "F"}},
+                     .open_low = true,
+                     .open_high = true,
+                     .placeholder = "F,F",
+                     .least_many = 1}},
+       .at = multi_step},
+      {.name = "linear",
+       .about = "linearly to --end-factor times itself",
+       .settings = {end_factor(0.0, false)},
        .at = linear},
+      {.name = "exponential",
+       .about = "by the same factor in each step, to --end-factor times itself",
+       .settings = {end_factor(0.01, true)},
+       .at = exponential},
+      {.name = "polynomial",
+       .about = "down to --min-lr as the --power of the share of steps that are left",
+       .settings = {min_lr(), setting("power", 1.0, "exponent")},
+       .at = polynomial},
+      {.name = "inverse-sqrt",
+       .about = "as one over the root of the steps since warm-up and --timescale together",
+       .settings = {count("timescale", 0,
+                          "steps in which it falls to 0.71 of itself; 0: as many as the warm-up has, "
+                          "or 10000",
+                          0)},
+       .at = inverse_sqrt},
   };
   static const Registry<ScheduleFamily> schedules("schedule", [] {
     std::vector<const ScheduleFamily*> all;
@@ -78,11 +180,14 @@ LearningRate cosine(double lr, std::int64_t total_steps, std::int64_t warmup, do
   return make_schedule("cosine", lr, total_steps, warmup, {{"min-lr", min_lr}});
 }
 
+double ScheduleStep::done() const {
+  if (steps <= warmup) return 0.0;
+  return std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
+}
+
 double LearningRate::at(std::int64_t step) const {
   if (step < warmup_) return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
-  const double done =
-      total_steps_ > warmup_ ? static_cast<double>(step - warmup_) / static_cast<double>(total_steps_ - warmup_) : 0.0;
-  return schedule_.at(done, lr_, settings_);
+  return schedule_.at({.step = step, .warmup = warmup_, .steps = total_steps_}, lr_, settings_);
 }
 
 }  // namespace lockstep::nn

@@ -27,7 +27,7 @@ TEST(Json, OfOneGpu) {
       "fan_percent": null, "temperature_c": 54, "performance_state": 0, "power_w": 612.345, "power_cap_w": 700.0,
       "utilisation_percent": 97, "memory_utilisation_percent": 61, "compute_mode": "default", "mig": false,
       "memory_total_bytes": 85520809984, "memory_free_bytes": 12943622144, "memory_used_bytes": 71999422464,
-      "memory_reserved_bytes": 577765376, "pcie_lanes": null, "most_pcie_lanes": null,
+      "memory_reserved_bytes": 577765376, "pcie_width": null, "most_pcie_width": null,
       "slowed_by": [], "nvlinks_up": 0, "nvlinks_down": 0, "mig_devices": [],
       "processes": [{"pid": 28413, "type": "C", "name": "/usr/local/bin/lockstep", "memory_bytes": 71984742400,
                      "mig_device": null}]

@@ -140,8 +140,8 @@ TEST(ReadGpus, MoreProcessesThanTheFirstGuess) {
 TEST(ReadGpus, WhatIsBetweenThem) {
   const Gpus gpus = recorded_gpus("links");
   ASSERT_EQ(gpus.list.size(), 3u);
-  EXPECT_EQ(gpus.list[0].pcie_lanes, 8);
-  EXPECT_EQ(gpus.list[0].most_pcie_lanes, 16);
+  EXPECT_EQ(gpus.list[0].pcie_width, 8);
+  EXPECT_EQ(gpus.list[0].most_pcie_width, 16);
   EXPECT_EQ(gpus.list[0].nvlinks_up, 3);
   EXPECT_EQ(gpus.list[0].nvlinks_down, 1);
   EXPECT_EQ(gpus.list[1].nvlinks_up + gpus.list[1].nvlinks_down, 0);

@@ -269,11 +269,11 @@ const std::vector<Fault>& faults() {
        }},
       {"gpus", "warning: GPU 0: slowed down now, by power brake",
        [](Host& h) { h.view.gpus = one_gpu([](auto& gpu) { gpu.slowed_by = {"power brake"}; }); }},
-      {"gpu-links", "warning: GPU 0 uses 8 of 16 lanes of PCIe",
+      {"gpu-links", "warning: GPU 0 runs at PCIe x8, not x16",
        [](Host& h) {
          h.view.gpus = one_gpu([](auto& gpu) {
-           gpu.pcie_lanes = 8;
-           gpu.most_pcie_lanes = 16;
+           gpu.pcie_width = 8;
+           gpu.most_pcie_width = 16;
          });
        }},
       {"gpu-links", "warning: GPU 0: 1 of 18 NVLinks are down",

@@ -1,4 +1,4 @@
-// SGD, AdamW and Adam over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation.
+// Optimizers over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation, or in papers.
 #include "lockstep/nn/optim/optimizers.h"
 
 #include <gtest/gtest.h>
@@ -57,6 +57,40 @@ struct AdamReference {
       v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
       const double m_hat = m[i] / (1 - std::pow(options.beta1, t)), v_hat = v[i] / (1 - std::pow(options.beta2, t));
       p[i] -= lr * m_hat / (std::sqrt(v_hat) + options.eps);
+    }
+  }
+};
+
+// Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, program 2.
+struct LionReference {
+  double beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  std::vector<double> m = {};
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    m.resize(p.size());
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double c = beta1 * m[i] + (1 - beta1) * gradient[i];
+      const double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : 0.0;
+      p[i] -= lr * (sign + weight_decay * p[i]);
+      m[i] = beta2 * m[i] + (1 - beta2) * gradient[i];
+    }
+  }
+};
+
+// torch.optim.RMSprop, uncentred, and torch.optim.Adagrad without lr_decay.
+struct SquaresReference {
+  bool adagrad = false;
+  double alpha = 0.99, momentum = 0, eps = 1e-8, weight_decay = 0;
+  std::vector<double> v = {}, b = {};
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    v.resize(p.size());
+    b.resize(p.size());
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double d = gradient[i] + weight_decay * p[i];
+      v[i] = adagrad ? v[i] + d * d : alpha * v[i] + (1 - alpha) * d * d;
+      b[i] = momentum * b[i] + d / (std::sqrt(v[i]) + eps);
+      p[i] -= lr * b[i];
     }
   }
 };
@@ -126,6 +160,43 @@ TEST(AdamW, OtherOptions) {
 TEST(AdamW, NoDecayAndNoMoments) {
   const AdamWOptions options = {.beta1 = 0.0, .beta2 = 0.0, .eps = 1e-4, .weight_decay = 0.0};
   expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamReference{options}, 3e-7);
+}
+
+TEST(Lion, FollowsThePaper) {
+  expect_follows([](const auto& named) { return make_optimizer("lion", named, {}, 0.0); }, LionReference{}, 3e-7);
+  expect_follows(
+      [](const auto& named) {
+        return make_optimizer("lion", named, {{"betas", {0.5, 0.8}}}, 0.2);
+      },
+      LionReference{.beta1 = 0.5, .beta2 = 0.8, .weight_decay = 0.2}, 3e-7);
+}
+
+TEST(Lion, KeepsNoNaNFromAnybody) {
+  const LionRule rule{.beta1 = 0.9f, .rest1 = 0.1f, .beta2 = 0.99f, .rest2 = 0.01f};
+  std::array<float, StepControl::kSize> control;
+  control.fill(1.0f);
+  float p = 1.0f, first = 0.0f, second = 0.0f;
+  rule(control.data(), std::nanf(""), p, first, second);
+  EXPECT_TRUE(std::isnan(p));
+}
+
+TEST(Rmsprop, MatchesPyTorch) {
+  expect_follows([](const auto& named) { return make_optimizer("rmsprop", named, {}, 0.0); }, SquaresReference{}, 2e-6);
+  expect_follows(
+      [](const auto& named) {
+        return make_optimizer("rmsprop", named, {{"alpha", 0.9}, {"momentum", 0.8}, {"eps", 1e-3}}, 0.1);
+      },
+      SquaresReference{.alpha = 0.9, .momentum = 0.8, .eps = 1e-3, .weight_decay = 0.1}, 2e-6);
+}
+
+TEST(Adagrad, MatchesPyTorch) {
+  expect_follows([](const auto& named) { return make_optimizer("adagrad", named, {}, 0.0); },
+                 SquaresReference{.adagrad = true, .eps = 1e-10}, 3e-7);
+  expect_follows(
+      [](const auto& named) {
+        return make_optimizer("adagrad", named, {{"eps", 1e-3}}, 0.1);
+      },
+      SquaresReference{.adagrad = true, .eps = 1e-3, .weight_decay = 0.1}, 2e-6);
 }
 
 TEST(Adam, MatchesPyTorch) {

@@ -27,6 +27,10 @@ OPTIMIZERS = {
     "sgd-nesterov-decay": lambda p: torch.optim.SGD(p, lr=1, momentum=0.9, weight_decay=0.05, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1),
     "adamw-betas": lambda p: torch.optim.AdamW(p, lr=1, betas=(0.8, 0.95), weight_decay=0.3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1),
+    "rmsprop-momentum-decay": lambda p: torch.optim.RMSprop(p, lr=1, alpha=0.9, momentum=0.8, weight_decay=0.05),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1),
+    "adagrad-decay": lambda p: torch.optim.Adagrad(p, lr=1, eps=1e-6, weight_decay=0.1),
     "adamw-no-decay": lambda p: torch.optim.AdamW(p, lr=1, weight_decay=0),
     "adamw-eps": lambda p: torch.optim.AdamW(p, lr=1, eps=1e-2),
     "adam-decay": lambda p: torch.optim.Adam(p, lr=1, weight_decay=0.1),
@@ -92,7 +96,23 @@ def schedules():
     def linear(steps, end):
         return lambda optimizer: lr_scheduler.LinearLR(optimizer, start_factor=1, end_factor=end, total_iters=steps)
 
+    def restarts(first, longer):
+        return lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=first, T_mult=longer, eta_min=0.01)
+
+    def multi_step(milestones, gamma):
+        return lambda optimizer: lr_scheduler.MultiStepLR(optimizer, milestones=milestones, gamma=gamma)
+
+    def polynomial(power):
+        return lambda optimizer: lr_scheduler.PolynomialLR(optimizer, total_iters=STEPS, power=power)
+
     golden.save("schedules", {
+        "cosine-restarts-of-4": rates_of(restarts(5, 1), 0.3),
+        "cosine-restarts-of-14": rates_of(restarts(2, 2), 0.3),
+        "step-of-4-stages": rates_of(lambda o: lr_scheduler.StepLR(o, step_size=5, gamma=0.5), 0.5),
+        "multi-step": rates_of(multi_step([10, 15], 0.1), 0.5),
+        "multi-step-warmup-5": rates_of(after_warmup(5, multi_step([3, 9, 12], 0.5)), 0.5),
+        "exponential": rates_of(lambda o: lr_scheduler.ExponentialLR(o, gamma=0.05 ** (1 / STEPS)), 0.3),
+        "polynomial": rates_of(polynomial(2.5), 0.3),
         "constant": rates_of(constant, 0.1),
         "constant-warmup-5": rates_of(after_warmup(5, constant), 0.1),
         "cosine": rates_of(cosine(STEPS, 0), 0.3),

@@ -42,6 +42,10 @@ const std::map<std::string, MakeOptimizer> kOptimizers = {
     {"adamw-no-decay", adamw({.weight_decay = 0.0})},
     {"adamw-eps", adamw({.eps = 1e-2})},
     {"adam-decay", by_name("adam", {}, 0.1)},
+    {"rmsprop", by_name("rmsprop", {}, 0)},
+    {"rmsprop-momentum-decay", by_name("rmsprop", {{"alpha", 0.9}, {"momentum", 0.8}}, 0.05)},
+    {"adagrad", by_name("adagrad", {}, 0)},
+    {"adagrad-decay", by_name("adagrad", {{"eps", 1e-6}}, 0.1)},
     {"adam-betas", by_name("adam", {{"betas", {0.8, 0.95}}}, 0.3)},
 };
 constexpr double kClipNorm = 4.0;
@@ -154,6 +158,18 @@ TEST(Schedules, MatchPyTorchOverTwentySteps) {
       {"step-warmup-5", "step", 5, kTrainingSteps, 0.5},
       {"linear", "linear", 0, kTrainingSteps, 0.3},
       {"linear-end", "linear", 0, kTrainingSteps, 0.3, {{"end-factor", 0.25}}},
+      {"cosine-restarts-of-4", "restarts", 0, kTrainingSteps, 0.3, {{"min-lr", 0.01}, {"cycles", 4}}},
+      {"cosine-restarts-of-14", "restarts", 0, 14, 0.3, {{"min-lr", 0.01}, {"cycles", 3}, {"cycle-factor", 2}}},
+      {"step-of-4-stages", "step", 0, kTrainingSteps, 0.5, {{"stages", 4}, {"gamma", 0.5}}},
+      {"multi-step", "multi-step", 0, kTrainingSteps, 0.5, {}},
+      {"multi-step-warmup-5",
+       "multi-step",
+       5,
+       kTrainingSteps,
+       0.5,
+       {{"gamma", 0.5}, {"milestones", std::vector<double>{0.2, 0.6, 0.8}}}},
+      {"exponential", "exponential", 0, kTrainingSteps, 0.3, {{"end-factor", 0.05}}},
+      {"polynomial", "polynomial", 0, kTrainingSteps, 0.3, {{"power", 2.5}}},
       {"linear-warmup-5-end", "linear", 5, kTrainingSteps, 0.5, {{"end-factor", 0.1}}},
   };
   const Golden golden("schedules");

@@ -167,11 +167,11 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --augment yes | it applies to cifar10, cifar100 and images, and the data is digits
   --max-corrupt 8 | --max-corrupt
   --label a | it applies to csv, and the data is digits
-  --momentum 0.9 | it applies to --optimizer sgd and lars, and the optimizer is adamw
+  --momentum 0.9 | it applies to --optimizer sgd, lars and rmsprop, and the optimizer is adamw
   --nesterov | --nesterov on the command line: it applies
   --opt sgd --momentum 0 --nesterov | the momentum is 0
   --optimizer sgd --betas 0.9,0.99 | --betas 0.9,0.99
-  --optimizer sgd --eps 1e-6 | it applies to --optimizer adamw, adam, lamb and lars, and the optimizer is sgd
+  --optimizer sgd --eps 1e-6 | it applies to --optimizer adamw, adam, lamb, lars, rmsprop and adagrad, and the optimizer is sgd
   --always-adapt | it applies to --optimizer lamb and lars, and the optimizer is adamw
   --optimizer lamb --trust-coefficient 0.1 | it applies to --optimizer lars, and the optimizer is lamb
   --optimizer lamb --momentum 0.5 | --momentum 0.5
@@ -179,8 +179,13 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --config betas.toml | betas.toml:2: betas = 0.9,0.99: it applies
   --loss cross_entropi | did you mean cross_entropy?
   --label-smoothing 1 | --label-smoothing 1
-  --min-lr 1e-5 | it applies to --schedule cosine and step
-  --schedule cosine --end-factor 0.1 | it applies to --schedule linear, and the schedule is cosine
+  --save-best accuracy | --save-best accuracy on the command line: it applies to a file of weights
+  --save-best f1 --save w.safetensors | --save-best f1: evaluations have no such value
+  --eval-steps 5 --eval-every 1 | --eval-every
+  --eval-steps 5 --local-sgd 2 | give a multiple of --local-sgd
+  --patience -1 | --patience
+  --min-lr 1e-5 | it applies to --schedule cosine, restarts, step and polynomial
+  --schedule cosine --end-factor 0.1 | it applies to --schedule linear and exponential, and the schedule is cosine
   --device cpu --graphs yes | it applies to GPUs
   --graphs yes | --graphs yes is for GPUs, and this run is on the CPU (
   --device cuda --find-unused --graphs yes | --find-unused

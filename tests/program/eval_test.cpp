@@ -116,6 +116,34 @@ TEST_F(Eval, MatchesTrainingAtAnyNumberOfRanks) {
   EXPECT_LE(top5, 1);
 }
 
+TEST_F(Eval, ReportsEachClassAtAnyNumberOfRanks) {
+  train("cnn --data digits --epochs 1 --save w.safetensors");
+  nlohmann::json alone;
+  for (const int ranks : {1, 3}) {
+    const auto outcome = call(on_ranks(ranks) + "lockstep eval cnn --data digits --device cpu --weights w.safetensors " +
+                              "--report --metrics m.jsonl");
+    EXPECT_THAT(outcome.out, ::testing::HasSubstr("class       precision  recall      F1  support\n"));
+    const auto all = metrics();
+    ASSERT_EQ(all.size(), 3u);
+    const auto& classes = all[2];
+    EXPECT_EQ(classes["event"], "classes");
+    std::int64_t right = 0, samples = 0;
+    for (std::size_t i = 0; i < 10; ++i)
+      for (std::size_t j = 0; j < 10; ++j) {
+        samples += classes["confusion"][i][j].get<std::int64_t>();
+        if (i == j) right += classes["confusion"][i][j].get<std::int64_t>();
+      }
+    EXPECT_EQ(samples, 360);
+    EXPECT_EQ(static_cast<double>(right) / 360, all[1]["accuracy"].get<double>());
+    if (ranks == 1) alone = classes;
+    EXPECT_EQ(classes, alone);
+  }
+  write_file(directory_.path() / "t.txt", std::string(3000, 'a') + "bc");
+  train("lstm --data text:t.txt --steps 1 --batch 2 --context 16 --save t.safetensors");
+  EXPECT_THAT(run("lockstep eval lstm --data text:t.txt --weights t.safetensors --report", directory_.path()),
+              fails_with(2, "figures of classes"));
+}
+
 TEST_F(Eval, SmoothedLabelsAreForTrainingAlone) {
   const auto first_loss = [&] {
     const auto all = metrics();

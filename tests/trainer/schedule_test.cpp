@@ -84,6 +84,27 @@ TEST(LearningRate, LinearGoesFromLrToAShareOfIt) {
   EXPECT_THROW(schedule_of(config, 110), UsageError);
 }
 
+TEST(LearningRate, InverseSqrtFallsFromTheWarmupOn) {
+  const nn::LearningRate of_warmup = nn::make_schedule("inverse-sqrt", 1.0, 1000, 100);
+  EXPECT_DOUBLE_EQ(of_warmup.at(99), 1.0);
+  EXPECT_DOUBLE_EQ(of_warmup.at(100), 1.0);
+  EXPECT_DOUBLE_EQ(of_warmup.at(400), 0.5);  // 1 / sqrt(400 / 100), as in the paper
+  const nn::LearningRate given = nn::make_schedule("inverse-sqrt", 1.0, 1000, 100, {{"timescale", 10}});
+  EXPECT_DOUBLE_EQ(given.at(130), 0.5);
+  const nn::LearningRate without = nn::make_schedule("inverse-sqrt", 1.0, 1000);
+  EXPECT_DOUBLE_EQ(without.at(30'000), 0.5);
+}
+
+// Beyond the last step, as where a run lasts longer than it was meant to.
+TEST(LearningRate, EndsWhereItEnds) {
+  for (const nn::ScheduleFamily* const family : nn::schedule_families()) {
+    const nn::LearningRate rate = nn::make_schedule(family->name, 1.0, 10);
+    EXPECT_GE(rate.at(1000), 0.0) << family->name;
+    EXPECT_LE(rate.at(1000), rate.at(9)) << family->name;
+    EXPECT_GT(nn::make_schedule(family->name, 1.0, 0).at(0), 0.0) << family->name;
+  }
+}
+
 TEST(LearningRate, AWarmupAsLongAsTheRun) {
   const nn::LearningRate rate = schedule_of(config_with("cosine", 20, 1.0, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(9), 0.5);

@@ -19,6 +19,15 @@ struct CheckpointOptions {
   bool resume_data_changed = false;                   // though the data are others than the checkpoint's
 };
 
+/// The evaluation for which a run keeps the weights.
+struct BestEvaluation {
+  std::string metric;  // "accuracy"
+  double value = 0;
+  std::int64_t step = 0;
+
+  friend bool operator==(const BestEvaluation&, const BestEvaluation&) = default;
+};
+
 /// A file of weights, and how its names are read.
 struct WeightsOptions {
   std::string weights = {};      // safetensors, or what torch.save() has written; empty: none

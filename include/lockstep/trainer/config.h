@@ -65,6 +65,13 @@ struct TrainConfig : session::SessionOptions,
   std::int64_t epochs = 10;
   std::optional<std::int64_t> steps;
   std::int64_t eval_every = 1;  // epochs; 0: only at the end
+  std::int64_t eval_steps = 0;  // steps between evaluations, instead of epochs; 0: epochs count
+  /// By which `save` has the best evaluation's weights instead of the last step's: "accuracy", "loss:min"; empty: the
+  /// last step's.
+  std::string save_best;
+  /// Evaluations in a row without a better one (by save_best, or else the loss) after which a run ends; 0: none ends
+  /// it.
+  std::int64_t patience = 0;
 
   // Optimisation.
   std::string loss;                    // one of nn::loss_names(); default: nn::usual_loss()
@@ -102,6 +109,7 @@ struct TrainConfig : session::SessionOptions,
   std::string save;             // weights to write at the end (nn::write_weights), also onto `weights`
   std::string config_file;      // where settings come from: nothing may be written there
   std::string metrics;          // JSON lines
+  bool report = false;          // of an evaluation: the figures of each class
   std::string trace;            // what all ranks did when, for Chrome's and Perfetto's trace viewers
   std::int64_t log_every = 50;  // steps between plain progress lines
 };

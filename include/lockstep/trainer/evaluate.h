@@ -1,7 +1,9 @@
 // Loss and accuracy over an evaluation set, shared out among the ranks.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
@@ -24,6 +26,11 @@ class Evaluator {
   /// then has one output, the logits; else run() throws UsageError.
   void count_top5() { top5_ = dataset_->targets_per_sample() == 1; }
 
+  /// Reports also say what samples of each class are taken for, where samples have one label. The module then has one
+  /// output, the logits. Throws UsageError for other data, and for more than kMostConfused classes.
+  void count_confusion();
+  static constexpr int kMostConfused = 1000;
+
   /// The same result at any number of ranks, to the bit: passes are over the same samples then, whoever computes them,
   /// and their sums are added along a tree (comm: Note [Reduction tree]).
   void add_along_tree() { along_tree_ = true; }
@@ -38,6 +45,8 @@ class Evaluator {
   EvalReport run(nn::Module& module, std::int64_t step);
 
  private:
+  void sum_over_ranks(std::span<std::int64_t> counts);
+
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   std::shared_ptr<const data::Dataset> dataset_;
@@ -46,6 +55,7 @@ class Evaluator {
   DType activations_;
   nn::LossFunction loss_;
   bool top5_ = false;
+  bool confusion_ = false;
   bool along_tree_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;

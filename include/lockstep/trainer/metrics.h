@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/options.h"
+
 namespace lockstep {
 class UniqueFd;
 }
@@ -44,6 +46,9 @@ struct EvalReport {
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
   bool stopped = false;             // not all samples were looked at
   bool of_average = false;          // the parameters' moving average was evaluated
+  /// Where it was asked for: (classes, classes), in row r and column c the samples of class r that are taken for c.
+  std::vector<std::int64_t> confusion = {};
+  bool best = false;                // better than all before, where a run keeps the best
 };
 
 /// What the gradients of a step take on the wire, in bytes that a rank sends if each has a link of its own
@@ -65,6 +70,8 @@ struct FinalReport {
   std::optional<HookReport> hook = {};
   std::string ema_params_sha256 = {};  // of their moving average; empty: there is none
   std::optional<LossScaling> scaling = {};
+  std::optional<checkpoint::BestEvaluation> best = {};  // of a run that looks for it
+  bool gave_up = false;                                 // it ended early, for want of a better one
 };
 
 struct ResumeReport {
@@ -100,6 +107,8 @@ class Metrics {
   void write(const StepReport& report);
   void write(const EvalReport& report);
   void write(const FinalReport& report);
+  /// Of an evaluation: the figures of each class, by their names.
+  void write_classes(const EvalReport& report, const std::vector<std::string>& names);
   void write(const ResumeReport& report);
   void write(const CheckpointReport& report);
 

@@ -19,8 +19,8 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
 
 /// torch.tensor(values, device=target).reshape(shape): f32, of as many values (else UsageError), a copy of them.
 Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values);
-/// tensor.cpu().flatten().tolist(): the values of an f32 tensor, after all work that `source` was given. Waits for it.
-/// UsageError for another type, and for one that holds nothing.
+/// tensor.float().cpu().flatten().tolist(): the values of a tensor of f32 or bf16, after all work that `source` was
+/// given. Waits for it. UsageError for another type, and for one that holds nothing.
 std::vector<float> values_of(Backend& source, const Tensor& tensor);
 
 }  // namespace lockstep::nn

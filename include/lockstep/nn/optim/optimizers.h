@@ -54,12 +54,19 @@ AdamConstants adam_constants(const Settings& settings);
 SettingSpec always_adapt_setting();
 void check_adapts(const std::string& name, const std::string& plain, double weight_decay, bool always);
 
+/// A step after warm-up, as a schedule sees it; all count from the beginning of the run, from 0.
+struct ScheduleStep {
+  std::int64_t step = 0, warmup = 0, steps = 0;
+  /// The share of the steps after warm-up that are over, 0 to 1.
+  double done() const;
+};
+
 struct ScheduleFamily {
   std::string name;   // "cosine"
   std::string about;  // what becomes of the rate, for people
   std::vector<SettingSpec> settings = {};
-  /// The rate once `done`, from 0 to below 1, of the steps after warm-up are over. `settings` are complete.
-  double (*at)(double done, double lr, const Settings& settings) = nullptr;
+  /// The rate in that step. `settings` are complete.
+  double (*at)(const ScheduleStep& at, double lr, const Settings& settings) = nullptr;
 };
 
 /// They are there as long as the process.
@@ -69,7 +76,7 @@ const ScheduleFamily& schedule_family(const std::string& name);
 std::vector<std::string> schedule_names();
 
 /// The learning rates of `total_steps` steps. A pure function; steps count from 0. During the first `warmup` steps
-/// lr · (step + 1) / warmup; then what the schedule says of the share of the remaining steps that is done. `settings`
+/// lr · (step + 1) / warmup; then what the schedule says. `settings`
 /// are complete. Several threads may ask it at once.
 class LearningRate {
  public:

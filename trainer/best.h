@@ -1,0 +1,48 @@
+// Which evaluation of a run is the best so far, and when to give up waiting for a better one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/checkpoint/options.h"
+#include "lockstep/trainer/config.h"
+#include "lockstep/trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+using checkpoint::BestEvaluation;
+
+/// Whether evaluations decide anything.
+inline bool watches_evaluations(const TrainConfig& config) { return !config.save_best.empty() || config.patience > 0; }
+
+/// Throws UsageError where they would, or come after so many steps: the data have no part for them.
+void check_needs_no_evaluations(const TrainConfig& config);
+
+/// The same on all ranks, since evaluations are.
+class BestWatch {
+ public:
+  /// `metric`: "accuracy", "loss" or "perplexity", also with ":max" or ":min"; empty: the loss. Throws UsageError for
+  /// another one. `patience`: 0: it never gives up.
+  BestWatch(const std::string& metric, std::int64_t patience);
+
+  /// What was known when a checkpoint was taken.
+  void restore(const std::optional<BestEvaluation>& best, std::int64_t since);
+  /// Whether it is better than all before. One without a value is not.
+  bool follow(const EvalReport& report);
+
+  const std::optional<BestEvaluation>& best() const { return best_; }
+  /// Evaluations after it.
+  std::int64_t since() const { return since_; }
+  bool gives_up() const { return patience_ > 0 && since_ >= patience_; }
+
+ private:
+  double value_of(const EvalReport& report) const;
+
+  std::string metric_;
+  bool largest_ = false;
+  std::int64_t patience_, since_ = 0;
+  std::optional<BestEvaluation> best_;
+};
+
+}  // namespace lockstep::trainer
