@@ -1,5 +1,5 @@
-#include "lockstep/nn/ops/transfer.h"
 #include "inference/continuation.h"
+#include "lockstep/nn/ops/transfer.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "data/resample.h"
 #include "inference/workers.h"
-#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::inference {
 namespace {

@@ -6,8 +6,8 @@
 #include "base/text.h"
 #include "data/built_in.h"
 #include "inference/workers.h"
-#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::inference {
 namespace {

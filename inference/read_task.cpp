@@ -12,8 +12,8 @@
 #include "data/text_file.h"
 #include "data/text_table.h"
 #include "inference/workers.h"
-#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::inference {
 namespace {

@@ -11,8 +11,7 @@ namespace lockstep::trainer {
 /// Counts (classes, classes): in row r and column c the samples of class r that are taken for class c.
 class Confusion {
  public:
-  explicit Confusion(std::int64_t classes)
-      : classes_(classes), counts_(static_cast<std::size_t>(classes * classes)) {}
+  explicit Confusion(std::int64_t classes) : classes_(classes), counts_(static_cast<std::size_t>(classes * classes)) {}
   /// EvalReport::confusion.
   explicit Confusion(std::vector<std::int64_t> counts);
 
@@ -27,9 +26,9 @@ class Confusion {
 
   /// Of one class. NaN where there is nothing to divide by.
   struct Figures {
-    double precision = 0;  // of what is taken for it, what is of it
-    double recall = 0;     // of what is of it, what is taken for it
-    double f1 = 0;         // their harmonic mean
+    double precision = 0;      // of what is taken for it, what is of it
+    double recall = 0;         // of what is of it, what is taken for it
+    double f1 = 0;             // their harmonic mean
     std::int64_t support = 0;  // samples of it
   };
   Figures figures_of(std::int64_t label) const;

@@ -84,13 +84,19 @@ class Lockstep:
         return [program, "launch", "-n", ranks, "--no-prefix", "--", program, "bench", *what]
 
     def step_command(self, task: StepTask) -> list:
-        return self.launch(task.ranks, ["step", *task.flags(), "--peak-tflops", "measured", "--json"])
+        return self.launch(task.ranks, ["step", *task.flags(), "--json"])
 
     def allreduce_command(self, ranks: int, bytes: int) -> list:
         return self.launch(ranks, ["allreduce", "--min", bytes, "--max", bytes, "--json"])
 
     def step(self, task: StepTask) -> dict:
         return self.measure(self.step_command(task))
+
+    def peak_tflops(self, task: StepTask) -> float:
+        """The rate at which each rank multiplies large matrices while the others do: takes seconds."""
+        task = dataclasses.replace(task, steps=1, warmup_steps=1)
+        argv = self.launch(task.ranks, ["step", *task.flags(), "--peak-tflops", "measured", "--json"])
+        return self.measure(argv)["measured"]["product_tflops"]
 
     def allreduce(self, ranks: int, bytes: int) -> dict:
         return self.measure(self.allreduce_command(ranks, bytes))

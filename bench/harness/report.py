@@ -79,13 +79,13 @@ def _step_ms(result: dict) -> float:
 
 
 def _share(group: list, entry: Entry) -> str:
-    """Of the rate at which the device multiplies large matrices, as lockstep measured it in the same round, a step's
-    products: theirs are the same as lockstep's."""
-    shares = {number: result.get("measured", {}).get("mfu") for number, result in group[0].results.items()}
-    if not _there(group[0]) or None in shares.values():
+    """Of the rate of large products, as lockstep measured it on all ranks at once, a step's products: theirs are the same
+    as lockstep's."""
+    if not _there(group[0]) or not group[0].peak_tflops:
         return "–"
-    longer = 1 if entry is group[0] else _versus(group, entry, _step_ms).median
-    return f"{100 * Spread.of(list(shares.values())).median / longer:.0f} %"
+    flops = next(iter(group[0].results.values()))["flops_per_step"]
+    step_ms = Spread.of(list(entry.series(_step_ms).values())).median
+    return f"{100 * flops / (step_ms * 1e9) / group[0].peak_tflops:.0f} %"
 
 
 def _medians(entry: Entry, keys: tuple) -> list:

@@ -15,6 +15,7 @@ class Entry:
     results: dict = dataclasses.field(default_factory=dict)  # by round
     skipped: str = ""
     failed: str = ""
+    peak_tflops: float = 0  # of a rank's large products, in lockstep's own entry; 0: not measured
 
     def series(self, figure) -> dict:
         """One figure by round; none of a contestant that failed later."""

@@ -21,7 +21,7 @@ const OptimizerFamily& rmsprop_family() {
                     .placeholder = "A"},
                    {.name = "eps",
                     .fallback = 1e-8,
-                    .help = "added to the root of that mean",
+                    .help = "added to the root of the mean of squared gradients",
                     .role = SettingSpec::Role::kTraining,
                     .placeholder = "X"}},
       .method = [](const Settings& settings, double weight_decay) -> UpdateMethod {

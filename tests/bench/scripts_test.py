@@ -29,7 +29,7 @@ sys.path.insert(0, str(SOURCE / "bench"))
 from harness import report, stats  # noqa: E402
 from harness.rounds import Entry  # noqa: E402
 
-TINY = ["--rounds", "2", "--steps", "2", "--warmup-steps", "1", "--batch", "4"]
+TINY = ["--rounds", "2", "--steps", "2", "--warmup-steps", "1", "--batch", "4", "--no-peak"]
 MARK = "BENCH_SCRIPTS_TEST"  # in the environment of every process that a test starts
 
 
@@ -112,6 +112,12 @@ class Compare(ScriptTest):
                 self.assertEqual(result["65536"]["wrong"], 0)
         self.assertEqual(data["allreduce"][1]["name"], "MPI_Allreduce")
         self.assertRegex(out, r"\| 64 KB \|.* × \(")
+
+    def test_steps_are_shares_of_the_measured_peak(self):
+        code, out, err = self.run_script("compare", *[word for word in TINY if word != "--no-peak"], "--only", "steps",
+                                         "--models", "mlp", "--peers-dir", self.no_torch())
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"\| lockstep \|.*\| [1-9]\d* % \| 1 \|")
 
     def test_its_section_is_replaced_and_the_rest_of_the_file_kept(self):
         results = self.directory / "results.md"

@@ -95,8 +95,7 @@ TEST_P(Completion, ProposesSubcommandsFlagsAndChoices) {
     GTEST_SKIP() << GetParam().name << " is not installed";
   EXPECT_THAT(proposals("lockstep tr"), ElementsAre("train"));
   EXPECT_THAT(proposals("lockstep train --sched"), ElementsAre("--schedule"));
-  EXPECT_THAT(proposals("lockstep train mlp --schedule co"),
-              UnorderedElementsAre("constant", "cosine"));
+  EXPECT_THAT(proposals("lockstep train mlp --schedule co"), UnorderedElementsAre("constant", "cosine"));
   EXPECT_THAT(proposals("lockstep train resnet1"),
               UnorderedElementsAre("resnet18", "resnet101", "resnet152", "resnet18-cifar"));
   EXPECT_THAT(proposals("lockstep bench st"), ElementsAre("step"));

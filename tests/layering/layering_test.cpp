@@ -61,8 +61,8 @@ TEST(Layering, NobodyKnowsAFamilyByItsName) {
   add(nn::loss_names());
   for (const auto* family : data::dataset_families()) names.insert(family->name);
   for (const auto* family : comm::backend_families()) names.insert(family->name);
-  const std::set<std::string> words = {"linear", "constant", "step",   "digits", "images", "text",
-                                       "texts",  "csv",      "tokens", "random", "hosts",  "mpi"};
+  const std::set<std::string> words = {"linear", "constant", "step",   "digits", "images", "text", "texts",
+                                       "csv",    "tokens",   "random", "hosts",  "mpi",    "nccl", "restarts"};
   std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/losses/", "nn/autograd/", "nn/ops/"};
   for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
   own.push_back("data/cifar");  // of several families

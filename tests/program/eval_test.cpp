@@ -120,8 +120,9 @@ TEST_F(Eval, ReportsEachClassAtAnyNumberOfRanks) {
   train("cnn --data digits --epochs 1 --save w.safetensors");
   nlohmann::json alone;
   for (const int ranks : {1, 3}) {
-    const auto outcome = call(on_ranks(ranks) + "lockstep eval cnn --data digits --device cpu --weights w.safetensors " +
-                              "--report --metrics m.jsonl");
+    const auto outcome =
+        call(on_ranks(ranks) + "lockstep eval cnn --data digits --device cpu --weights w.safetensors " +
+             "--report --metrics m.jsonl");
     EXPECT_THAT(outcome.out, ::testing::HasSubstr("class       precision  recall      F1  support\n"));
     const auto all = metrics();
     ASSERT_EQ(all.size(), 3u);

@@ -48,7 +48,7 @@ struct EvalReport {
   bool of_average = false;          // the parameters' moving average was evaluated
   /// Where it was asked for: (classes, classes), in row r and column c the samples of class r that are taken for c.
   std::vector<std::int64_t> confusion = {};
-  bool best = false;                // better than all before, where a run keeps the best
+  bool best = false;  // better than all before, where a run keeps the best
 };
 
 /// What the gradients of a step take on the wire, in bytes that a rank sends if each has a link of its own

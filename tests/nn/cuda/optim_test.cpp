@@ -91,7 +91,8 @@ class CudaOptim : public DeviceTest {
   Shape shape;
 };
 
-// One of each rule, in their order: those that families make by their defaults, and with one setting at 0 or set.
+// One of each rule, in their order: those that families make by their defaults, and with one setting at 0 or 0.5 or
+// set.
 const std::vector<UpdateRule> kRules = [] {
   std::map<std::size_t, UpdateRule> rules;
   for (const OptimizerFamily* family : optimizer_families()) {
@@ -107,7 +108,8 @@ const std::vector<UpdateRule> kRules = [] {
     add("", false);
     for (const SettingSpec& spec : family->settings) {
       if (std::holds_alternative<bool>(spec.fallback.any())) add(spec.name, true);
-      if (std::holds_alternative<double>(spec.fallback.any())) add(spec.name, 0.0);
+      if (!std::holds_alternative<double>(spec.fallback.any())) continue;
+      for (const double value : {0.0, 0.5}) add(spec.name, value);
     }
   }
   const UpdateRule average = MovingAverageRule::of(0.99);
@@ -147,7 +149,7 @@ TEST_P(CudaOptim, EveryRule) {
       ASSERT_EQ(rule.index(), i);
       const bool has_first = moments_of(rule) > 0, has_second = moments_of(rule) > 1;
       const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
-      const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
+      const Tensor m = positive(3), v = positive(4);  // of some rules the first one is a sum of squares
       const Operand gradient = plains(g), control = plains(control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f));
       const auto sizes = with_elements(layout.arrays(g, {}, {}, {}, {}));
       const std::int64_t blocks = all_blocks(sizes), size = std::ssize(sizes);
