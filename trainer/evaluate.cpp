@@ -148,7 +148,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
-  if (confusion_) sum_over_ranks(confusion.counts());
+  if (confusion_) group_.all_reduce(confusion.counts());
   flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
   const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
@@ -158,15 +158,6 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
           .top5 = top5_ ? std::optional(sums[3] / targets) : std::nullopt,
           .stopped = sums[4] > 0,
           .confusion = {confusion.counts().begin(), confusion.counts().end()}};
-}
-
-void Evaluator::sum_over_ranks(std::span<std::int64_t> counts) {
-  const auto arena = group_.allocate(counts.size_bytes());
-  const auto values = arena->view<std::int64_t>(0, counts.size());
-  std::ranges::copy(counts, values.begin());
-  group_.all_reduce({.arena = arena.get(), .count = counts.size(), .dtype = DType::kI64}, comm::ReduceOp::kSum)
-      .wait_host();
-  std::ranges::copy(values, counts.begin());
 }
 
 }  // namespace lockstep::trainer

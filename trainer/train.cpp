@@ -169,9 +169,8 @@ class Run {
 
  private:
   int train_and_report() {
-    const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
-    Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every,
-                      first_steps());
+    Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs_of(total_steps_),
+                      config_.log_every, first_steps());
     if (group_.rank() == 0) data::warn_of_classes(splits_);
     progress.announce(fmt::format("training {} on {} ({}) with {} rank{}, global batch {}{}, {}{}", config_.model.name,
                                   splits_.train->name(), data::samples_text(*splits_.train), group_.size(),
@@ -470,6 +469,9 @@ class Run {
     return true;
   }
 
+  /// The last one may be unfinished.
+  std::int64_t epochs_of(std::int64_t steps) const { return (steps - 1) / steps_per_epoch_ + 1; }
+
   // The numbers are reported before the weights are saved: they stay even if those cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t steps) {
     flight::set_phase(flight::Phase::kEnding);
@@ -478,7 +480,7 @@ class Run {
     const bool checkpointed = finish_checkpoints(checkpoints_, group_);
     report_checkpoints(progress);
     const FinalReport report{.steps = steps,
-                             .epochs = (steps - 1) / steps_per_epoch_ + 1,
+                             .epochs = epochs_of(steps),
                              .world_size = group_.size(),
                              .wall_s = seconds_between(start_, Clock::now()),
                              .loss = evaluation.loss,

@@ -16,16 +16,6 @@ namespace {
 
 using comm::NcclApi;
 
-ncclRedOp_t reduction_of(comm::ReduceOp op) {
-  switch (op) {
-    case comm::ReduceOp::kSum: return ncclSum;
-    case comm::ReduceOp::kMin: return ncclMin;
-    case comm::ReduceOp::kMax: return ncclMax;
-    case comm::ReduceOp::kProd: return ncclProd;
-  }
-  return ncclSum;
-}
-
 struct Free {
   void operator()(std::byte* data) const { static_cast<void>(cudaFree(data)); }
 };
@@ -79,7 +69,7 @@ class NcclRival final : public Rival {
     std::byte* const values = values_.get();
     std::byte* const other = other_.get();
     const ncclDataType_t type = comm::nccl_type_of(options.dtype);
-    const ncclRedOp_t op = reduction_of(options.op);
+    const ncclRedOp_t op = comm::nccl_reduction_of(options.op);
     const std::size_t count = bytes / size_of(options.dtype), part = count / static_cast<std::size_t>(size_);
     cudaStream_t const stream = stream_.get();
     switch (options.collective) {

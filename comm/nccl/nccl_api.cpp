@@ -30,17 +30,6 @@ const char* remedy_for(ncclResult_t result) {
   }
 }
 
-ncclRedOp_t reduction_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum: return ncclSum;
-    case ReduceOp::kMin: return ncclMin;
-    case ReduceOp::kMax: return ncclMax;
-    case ReduceOp::kProd: return ncclProd;
-  }
-  LOCKSTEP_ASSERT(false, "an unknown reduction");
-  return ncclSum;
-}
-
 bool slices_are_equal(std::size_t count, std::size_t element_bytes, int size) {
   const auto n = static_cast<std::size_t>(size);
   if (count % n != 0) return false;
@@ -67,6 +56,17 @@ ncclResult_t for_each_slice(const NcclApi& api, const Op& op, int size, Each&& e
 }
 
 }  // namespace
+
+ncclRedOp_t nccl_reduction_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return ncclSum;
+    case ReduceOp::kMin: return ncclMin;
+    case ReduceOp::kMax: return ncclMax;
+    case ReduceOp::kProd: return ncclProd;
+  }
+  LOCKSTEP_ASSERT(false, "an unknown reduction");
+  return ncclSum;
+}
 
 ncclDataType_t nccl_type_of(DType dtype) {
   switch (dtype) {
@@ -117,7 +117,7 @@ ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int siz
   if (count == 0) return ncclSuccess;
   const std::size_t element = size_of(op.dtype);
   const ncclDataType_t type = nccl_type_of(op.dtype);
-  const ncclRedOp_t reduction = reduction_of(op.reduce);
+  const ncclRedOp_t reduction = nccl_reduction_of(op.reduce);
   const Slice own = slice_of(count, element, rank, size);
   std::byte* const own_data = op.data + own.begin * element;
   switch (op.kind) {

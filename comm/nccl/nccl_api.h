@@ -52,6 +52,7 @@ std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t re
 [[noreturn]] void throw_nccl_error(const NcclApi& api, ncclComm_t comm, ncclResult_t result, const std::string& doing);
 
 ncclDataType_t nccl_type_of(DType dtype);
+ncclRedOp_t nccl_reduction_of(ReduceOp op);
 
 /// Gives `op` to NCCL, in place. Regions without elements are given nothing. A reduce_scatter or an allgather whose
 /// slices differ in size is one reduction or broadcast per slice, all of them in one group. Returns NCCL's result:

@@ -10,11 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Metrics metrics_of(const std::string& line, const fs::path& directory) {
-  run_well(line + " --quiet --metrics m.jsonl", directory);
-  return read_metrics(directory / "m.jsonl");
-}
-
 /// Steps of the evaluations that were better than all before.
 std::vector<int> best_steps(const Metrics& metrics) {
   std::vector<int> steps;

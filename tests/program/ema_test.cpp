@@ -12,11 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Metrics metrics_of(const std::string& line, const fs::path& directory) {
-  run_well(line + " --quiet --metrics m.jsonl", directory);
-  return read_metrics(directory / "m.jsonl");
-}
-
 std::string value(const Metrics& metrics, const char* key) {
   return metrics.final.is_object() && metrics.final.contains(key) ? metrics.final[key].get<std::string>() : "none";
 }

@@ -40,4 +40,10 @@ inline Metrics read_metrics(const std::filesystem::path& path) {
   return metrics;
 }
 
+/// The metrics of a training that must succeed.
+inline Metrics metrics_of(const std::string& line, const std::filesystem::path& directory) {
+  run_well(line + " --quiet --metrics m.jsonl", directory);
+  return read_metrics(directory / "m.jsonl");
+}
+
 }  // namespace lockstep::testing

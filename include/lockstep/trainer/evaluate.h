@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
@@ -45,8 +44,6 @@ class Evaluator {
   EvalReport run(nn::Module& module, std::int64_t step);
 
  private:
-  void sum_over_ranks(std::span<std::int64_t> counts);
-
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   std::shared_ptr<const data::Dataset> dataset_;

@@ -95,8 +95,9 @@ class CpuConv final : public ConvKernels {
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
-    if (is_ours(x, w.shape(), window)) return winograd_.forward(x, w, w_version, b, epilogue == Epilogue::kRelu, y);
-    if (is_lowered(x, w.shape(), window)) {
+    if (is_for<WinogradConv>(x, w.shape(), window))
+      return winograd_.forward(x, w, w_version, b, epilogue == Epilogue::kRelu, y);
+    if (is_for<LoweredConv>(x, w.shape(), window)) {
       lowered_.forward(x, w, b, window, y);
       if (epilogue == Epilogue::kRelu) pointwise_.unary(UnaryOp::kRelu, y, y);
       return;
@@ -133,8 +134,8 @@ class CpuConv final : public ConvKernels {
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
                       const Tensor& dx) override {
     if (dx.count() == 0) return;
-    if (is_ours(dx, w.shape(), window)) return winograd_.backward_input(dy, w, dx);
-    if (is_lowered(dx, w.shape(), window)) return lowered_.backward_input(dy, w, window, dx);
+    if (is_for<WinogradConv>(dx, w.shape(), window)) return winograd_.backward_input(dy, w, dx);
+    if (is_for<LoweredConv>(dx, w.shape(), window)) return lowered_.backward_input(dy, w, window, dx);
     auto key = key_of(dx, w.shape(), dy.shape(), window, false);
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
@@ -161,8 +162,9 @@ class CpuConv final : public ConvKernels {
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
       return;
     }
-    if (is_ours(x, dw.shape(), window)) return winograd_.backward_weight(x, dy, accumulate_w, dw, accumulate_b, db);
-    if (is_lowered(x, dw.shape(), window))
+    if (is_for<WinogradConv>(x, dw.shape(), window))
+      return winograd_.backward_weight(x, dy, accumulate_w, dw, accumulate_b, db);
+    if (is_for<LoweredConv>(x, dw.shape(), window))
       return lowered_.backward_weight(x, dy, window, accumulate_w, dw, accumulate_b, db);
     auto& held = backward_weights_[key_of(x, dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv)
@@ -192,14 +194,10 @@ class CpuConv final : public ConvKernels {
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
 
-  // With AVX2 oneDNN has nothing of Note [Winograd].
-  static bool is_ours(const Tensor& x, const Shape& w, const Window& window) {
-    return x.dtype() == DType::kF32 && computes_with_avx2() && WinogradConv::suits(x.shape(), w, window);
-  }
-
-  // See Note [Lowered convolutions].
-  static bool is_lowered(const Tensor& x, const Shape& w, const Window& window) {
-    return x.dtype() == DType::kF32 && computes_with_avx2() && LoweredConv::suits(x.shape(), w, window);
+  // Of Note [Winograd] oneDNN has nothing with AVX2; see also Note [Lowered convolutions].
+  template <class Conv>
+  static bool is_for(const Tensor& x, const Shape& w, const Window& window) {
+    return x.dtype() == DType::kF32 && computes_with_avx2() && Conv::suits(x.shape(), w, window);
   }
 
   // In which types it may be; in bf16 for weight gradients alone.

@@ -45,11 +45,16 @@ struct LoweredConv::Lowering {
   }
   std::int64_t depth() const { return kernel[0] * kernel[1] * channels; }
   std::int64_t pixels() const { return y_height * y_width; }  // of an image of y
-  std::int64_t images_at_a_time() const {
-    return is_plain() ? images : std::clamp<std::int64_t>(kElements / (pixels() * depth()), 1, images);
-  }
-  Tensor scratch(CachingAllocator& allocator) const {
-    return Tensor::empty(allocator, {is_plain() ? 0 : images_at_a_time() * pixels() * depth()});
+
+  /// Calls `body(first, some, scratch)` for all images, some at a time: as many as have their rows in kElements, or all
+  /// where those are where they should be and there is no scratch memory.
+  template <class Body>
+  void for_each_part(CachingAllocator& allocator, Body&& body) const {
+    const std::int64_t each = pixels() * depth();
+    const std::int64_t most = is_plain() ? images : std::clamp<std::int64_t>(kElements / each, 1, images);
+    const Tensor scratch = Tensor::empty(allocator, {is_plain() ? 0 : most * each});
+    for (std::int64_t first = 0; first < images; first += most)
+      body(first, std::min(most, images - first), scratch.f32());
   }
 
   /// The rows of `some` images from `first` on: where they are, or copied to `rows`.
@@ -122,40 +127,31 @@ bool LoweredConv::suits(const Shape& x, const Shape& w, const Window& window) {
 
 void LoweredConv::forward(const Tensor& x, const Tensor& w, const Tensor& b, const Window& window, const Tensor& y) {
   const Lowering at(x.shape(), w.shape(), y.shape(), window);
-  const Tensor scratch = at.scratch(allocator_);
-  const std::int64_t most = at.images_at_a_time();
-  for (std::int64_t first = 0; first < at.images; first += most) {
-    const std::int64_t some = std::min(most, at.images - first);
-    const float* const rows = at.rows_of(x.f32(), first, some, scratch.f32());
+  at.for_each_part(allocator_, [&](std::int64_t first, std::int64_t some, float* scratch) {
+    const float* const rows = at.rows_of(x.f32(), first, some, scratch);
     multiply_rows(rows, w.f32(), false, b.defined() ? b.f32() : nullptr, at.depth(), some * at.pixels(), at.outputs,
                   y.f32() + first * at.pixels() * at.outputs, allocator_);
-  }
+  });
 }
 
 void LoweredConv::backward_input(const Tensor& dy, const Tensor& w, const Window& window, const Tensor& dx) {
   const Lowering at(dx.shape(), w.shape(), dy.shape(), window);
-  const Tensor scratch = at.scratch(allocator_);
-  const std::int64_t most = at.images_at_a_time();
-  for (std::int64_t first = 0; first < at.images; first += most) {
-    const std::int64_t some = std::min(most, at.images - first);
-    float* const rows = at.is_plain() ? dx.f32() : scratch.f32();
+  at.for_each_part(allocator_, [&](std::int64_t first, std::int64_t some, float* scratch) {
+    float* const rows = at.is_plain() ? dx.f32() : scratch;
     multiply_rows(dy.f32() + first * at.pixels() * at.outputs, w.f32(), true, nullptr, at.outputs, some * at.pixels(),
                   at.depth(), rows, allocator_);
     if (!at.is_plain()) at.add_up(rows, first, some, dx.f32());
-  }
+  });
 }
 
 void LoweredConv::backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w,
                                   const Tensor& dw, bool accumulate_b, const Tensor& db) {
   const Lowering at(x.shape(), dw.shape(), dy.shape(), window);
-  const Tensor scratch = at.scratch(allocator_);
-  const std::int64_t most = at.images_at_a_time();
-  for (std::int64_t first = 0; first < at.images; first += most) {
-    const std::int64_t some = std::min(most, at.images - first);
-    const float* const rows = at.rows_of(x.f32(), first, some, scratch.f32());
+  at.for_each_part(allocator_, [&](std::int64_t first, std::int64_t some, float* scratch) {
+    const float* const rows = at.rows_of(x.f32(), first, some, scratch);
     multiply_columns(dy.f32() + first * at.pixels() * at.outputs, rows, some * at.pixels(), at.outputs, at.depth(),
                      accumulate_w || first > 0, dw.f32(), allocator_);
-  }
+  });
   if (db.defined()) sum_rows(dy.f32(), dy.count() / at.outputs, at.outputs, accumulate_b, db.f32());
 }
 
