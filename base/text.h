@@ -19,6 +19,8 @@ std::vector<std::string> split(std::string_view text, char separator);
 /// " a  b\tc" → {"a", "b", "c"}.
 std::vector<std::string> words_of(std::string_view text);
 std::string_view trim(std::string_view text);
+/// ASCII letters alone.
+std::string lower_case(std::string text);
 /// The first `most_bytes` bytes of `text`, fewer where that would cut a UTF-8 character in two.
 std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes);
 std::string join(std::span<const std::string> pieces, std::string_view separator);

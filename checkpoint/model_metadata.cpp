@@ -19,6 +19,7 @@ constexpr const char* kTextRules = "text_rules";
 constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+constexpr std::size_t kMostColumns = 1 << 20;
 
 /// What a file says of a setting: sizes of the model. Switches are there where they differ from the usual.
 bool is_said(const SettingSpec& setting) { return setting.role == SettingSpec::Role::kStructure; }
@@ -28,6 +29,7 @@ Json json_of(const nn::ModelSpec& spec) {
   const nn::ModelFamily* const family = nn::find_model_family(spec.name);
   if (family == nullptr) return json;  // whoever builds it says so
   if (spec.vocabulary > 0) json["vocabulary"] = spec.vocabulary;
+  if (!spec.categories.empty()) json["categories"] = spec.categories;
   const nn::ModelSpec whole = nn::complete(spec);
   for (const auto& setting : family->settings) {
     if (!is_said(setting)) continue;
@@ -41,6 +43,17 @@ Json json_of(const nn::ModelSpec& spec) {
 Json json_of(const data::ImageForm& form) {
   return {{"height", form.height},           {"width", form.width},           {"channels", form.channels},
           {"mean", form.normalisation.mean}, {"std", form.normalisation.std}, {"cropped", form.cropped}};
+}
+
+Json json_of(const data::TableColumn& column) {
+  if (column.categorical) return {{"name", column.name}, {"categories", column.categories}};
+  return {{"name", column.name}, {"mean", column.mean}, {"deviation", column.deviation}};
+}
+
+Json json_of(const data::TableSchema& schema) {
+  Json columns = Json::array();
+  for (const auto& column : schema.columns) columns.push_back(json_of(column));
+  return {{"columns", columns}, {"target", json_of(schema.target)}};
 }
 
 Json json_of(const data::WordPieceRules& rules) {
@@ -58,7 +71,7 @@ class MetadataReader {
 
   ModelMetadata read(const std::string& text) const {
     try {
-      return metadata_from(parse_json(text, /*deepest=*/3));
+      return metadata_from(parse_json(text, /*deepest=*/5));
     } catch (const JsonError& error) {
       refuse(fmt::format("it {}", error.what()));
     } catch (const Json::exception&) {
@@ -84,11 +97,12 @@ class MetadataReader {
     return static_cast<std::int64_t>(whole(json.at(name), name, 1, static_cast<std::uint64_t>(most)));
   }
 
-  std::vector<std::int64_t> sizes(const Json& list, const char* name, std::size_t most_of_them) const {
+  std::vector<std::int64_t> sizes(const Json& list, const char* name, std::size_t most_of_them,
+                                  std::uint64_t least = 1) const {
     if (!list.is_array() || list.empty() || list.size() > most_of_them)
       refuse(fmt::format("'{}' is no list of 1 to {} numbers", name, most_of_them));
     std::vector<std::int64_t> numbers;
-    for (const Json& value : list) numbers.push_back(static_cast<std::int64_t>(whole(value, name, 1, kMostSize)));
+    for (const Json& value : list) numbers.push_back(static_cast<std::int64_t>(whole(value, name, least, kMostSize)));
     return numbers;
   }
 
@@ -112,12 +126,15 @@ class MetadataReader {
 
   nn::ModelSpec spec_from(const Json& json) const {
     nn::ModelSpec spec{.name = json.at("name").get<std::string>(),
-                       .sample_shape = sizes(json.at("sample"), "sample", 3),
+                       .sample_shape = sizes(json.at("sample"), "sample", 3, /*least=*/0),
                        .classes = size(json, "classes")};
     if (json.contains("vocabulary")) spec.vocabulary = size(json, "vocabulary");
+    if (json.contains("categories")) spec.categories = sizes(json.at("categories"), "categories", kMostColumns);
     std::int64_t elements = 1;
     for (const std::int64_t dim : spec.sample_shape) {
-      if (elements > kMostElements / dim) refuse("a sample has more than 2^30 numbers");
+      // Of a table that has categories alone; all other models have numbers.
+      if (dim == 0 && spec.categories.empty()) refuse("samples have no numbers");
+      if (elements > kMostElements / std::max<std::int64_t>(dim, 1)) refuse("a sample has more than 2^30 numbers");
       elements *= dim;
     }
     const nn::ModelFamily* const family = nn::find_model_family(spec.name);
@@ -147,6 +164,32 @@ class MetadataReader {
           form.normalisation.std[c] == 0)
         refuse("the normalisation of pixels is invalid");
     return std::make_shared<const data::ImageForm>(form);
+  }
+
+  data::TableColumn column_from(const Json& json) const {
+    data::TableColumn column{.name = json.at("name").get<std::string>()};
+    if (const auto found = json.find("categories"); found != json.end()) {
+      column.categorical = true;
+      column.categories = found->get<std::vector<std::string>>();
+      return column;
+    }
+    column.mean = json.at("mean").get<double>();
+    column.deviation = json.at("deviation").get<double>();
+    if (!std::isfinite(column.mean) || !std::isfinite(column.deviation) || column.deviation <= 0)
+      refuse("the statistics of a column are invalid");
+    return column;
+  }
+
+  std::shared_ptr<const data::TableSchema> table_from(const Json& json, const nn::ModelSpec& spec) const {
+    data::TableSchema schema{.columns = {}, .target = column_from(json.at("target"))};
+    const Json& columns = json.at("columns");
+    if (!columns.is_array() || columns.size() > kMostColumns) refuse("'columns' is no list of columns");
+    for (const Json& column : columns) schema.columns.push_back(column_from(column));
+    if (spec.sample_shape != std::vector{schema.numbers()} || spec.categories != schema.categories())
+      refuse("its columns do not fit its model");
+    if (schema.predicts_classes() ? std::cmp_greater(schema.target.categories.size(), spec.classes) : spec.classes != 1)
+      refuse("its target does not fit its model");
+    return std::make_shared<const data::TableSchema>(std::move(schema));
   }
 
   /// Versions before it was there went by the vocabulary alone.
@@ -191,6 +234,7 @@ class MetadataReader {
       metadata.image = image_from(*found);
       if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images do not fit its model");
     }
+    if (const auto found = json.find("table"); found != json.end()) metadata.table = table_from(*found, metadata.spec);
     if (const auto found = json.find("best"); found != json.end())
       metadata.best = {.metric = found->at("metric").get<std::string>(),
                        .value = found->at("value").get<double>(),
@@ -216,6 +260,7 @@ std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
     json[kTextRules] = json_of(metadata.word_pieces->rules());
   }
   if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
+  if (metadata.table != nullptr) json["table"] = json_of(*metadata.table);
   if (const auto& best = metadata.best)
     json["best"] = {{"metric", best->metric}, {"value", best->value}, {"step", best->step}};
   // Folders may be called what is no UTF-8.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "data/images.h"
+#include "data/table_schema.h"
 #include "data/text.h"
 #include "data/word_pieces.h"
 #include "lockstep/checkpoint/options.h"
@@ -28,6 +29,7 @@ struct ModelMetadata {
   std::shared_ptr<const data::Characters> characters;   // whose tokens they are; nullptr: nobody knows
   std::shared_ptr<const data::WordPieces> word_pieces;  // or these'
   std::shared_ptr<const data::ImageForm> image;         // what it takes of an image; nullptr: it was not trained on any
+  std::shared_ptr<const data::TableSchema> table = {};  // the columns of the tables that it was trained on
   std::string data;                                     // for people: "digits train"
   std::uint64_t seed = 0;
   std::optional<BestEvaluation> best = {};  // whose weights these are; nothing: those of a run's end

@@ -1,8 +1,5 @@
 // csv:FILE: a table with a class for each text.
-#include "data/csv.h"
-
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
 #include "base/error.h"
@@ -10,67 +7,11 @@
 #include "base/text.h"
 #include "data/file_list.h"
 #include "data/labelled_texts.h"
+#include "data/table_file.h"
 #include "data/text_table.h"
 #include "lockstep/data/families.h"
 
 namespace lockstep::data {
-
-namespace fs = std::filesystem;
-
-CsvReader::CsvReader(std::string_view text, char separator, std::string source, bool quotes)
-    : rest_(text), separator_(separator), source_(std::move(source)), quotes_(quotes) {}
-
-// Takes the text of a field, up to its separator or the end of its line.
-std::string CsvReader::field() {
-  std::string text;
-  if (!quotes_ || !rest_.starts_with('"')) {
-    const std::size_t length = std::min(rest_.find_first_of(std::string{separator_, '\n'}), rest_.size());
-    text = rest_.substr(0, length);
-    rest_.remove_prefix(length);
-    if (text.ends_with('\r') && (rest_.empty() || rest_.front() == '\n')) text.pop_back();
-    return text;
-  }
-  rest_.remove_prefix(1);
-  while (true) {
-    const std::size_t quote = rest_.find('"');
-    if (quote == std::string_view::npos)
-      throw IoError(fmt::format("{}: the quote that opens in line {} is not closed", source_, line_),
-                    "write a quote within a quoted field twice, or close the field; with --quotes no a quote is a "
-                    "character like others");
-    text += rest_.substr(0, quote);
-    next_line_ += std::ranges::count(rest_.substr(0, quote), '\n');
-    rest_.remove_prefix(quote + 1);
-    if (!rest_.starts_with('"')) break;
-    text += '"';
-    rest_.remove_prefix(1);
-  }
-  if (rest_.starts_with("\r\n")) rest_.remove_prefix(1);
-  if (!rest_.empty() && rest_.front() != separator_ && rest_.front() != '\n')
-    throw IoError(fmt::format("{}: text follows a quoted field in line {}", source_, next_line_),
-                  "write a quote within a quoted field twice; with --quotes no a quote is a character like others");
-  return text;
-}
-
-bool CsvReader::next(std::vector<std::string>& fields) {
-  while (true) {
-    if (rest_.empty()) return false;
-    line_ = next_line_;
-    const bool quoted = quotes_ && rest_.front() == '"';  // an empty field in quotes is no empty line
-    fields.clear();
-    while (true) {
-      fields.push_back(field());
-      if (rest_.empty() || rest_.front() == '\n') break;
-      rest_.remove_prefix(1);
-    }
-    if (!rest_.empty()) rest_.remove_prefix(1);
-    if (next_line_ > line_) {
-      ++long_rows_;
-      if (next_line_ - line_ > longest_row_.second - longest_row_.first) longest_row_ = {line_, next_line_};
-    }
-    ++next_line_;
-    if (fields.size() > 1 || quoted || !fields[0].empty()) return true;
-  }
-}
 
 namespace {
 
@@ -100,23 +41,8 @@ void number_labels(TextTable& table, const std::vector<std::string>& classes, co
   }
 }
 
-// "DIR/val.csv" where `path` is "DIR/train.csv", `names` has "val", and it is there; otherwise nothing. Likewise with
-// .gz after both.
-std::string beside(const std::string& path, std::initializer_list<const char*> names) {
-  const fs::path given(path);
-  std::error_code error;
-  const std::string name = given.filename().string();
-  if (given.stem() != "train" && !(name.starts_with("train.") && given.stem().stem() == "train" && is_table(path)))
-    return {};
-  for (const char* part : names) {
-    const fs::path other = fs::path(given).replace_filename(part + name.substr(5));
-    if (fs::exists(other, error)) return other.string();
-  }
-  return {};
-}
-
 // What is validated on beside train.csv.
-std::string validation_of(const std::string& path) { return beside(path, {"val", "dev", "test"}); }
+std::string validation_of(const std::string& path) { return table_beside(path, kValidationParts); }
 
 DataSplits open_csv(const std::string& path, const OpenOptions& options) {
   const TextTableOptions columns = text_table_options(options.settings);
@@ -140,7 +66,7 @@ DataSplits open_csv(const std::string& path, const OpenOptions& options) {
     number_labels(other, rows.classes, printable(path));
     return std::move(other.rows);
   };
-  const std::string validation = validation_of(path), test = beside(path, {"test"});
+  const std::string validation = validation_of(path), test = table_beside(path, kTestParts);
   if (!validation.empty())
     rows.validation = rows_of(validation);
   else if (!options.parts.whole)

@@ -49,7 +49,7 @@ class Concatenation final : public Dataset {
 bool same_samples(const Dataset::Info& a, const Dataset::Info& b) {
   return a.dims == b.dims && a.classes == b.classes && a.tokens == b.tokens && a.vocabulary == b.vocabulary &&
          a.own_targets == b.own_targets && a.target_dims == b.target_dims && a.numeric_targets == b.numeric_targets &&
-         a.further_inputs == b.further_inputs;
+         a.further_inputs == b.further_inputs && a.categories == b.categories;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/splitmix.h"
 #include "base/text.h"
 
 namespace lockstep::data {
@@ -41,10 +42,7 @@ bool contains(std::span<const std::string_view> all, std::string_view one) {
 std::string suffix_of(const std::string& name) {
   const auto dot = name.rfind('.');
   if (dot == std::string::npos) return {};
-  std::string suffix = name.substr(dot);
-  for (char& c : suffix)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return suffix;
+  return lower_case(name.substr(dot));
 }
 
 // The entries of `directory` except hidden ones, in no order: names, and whether each is a directory.
@@ -246,6 +244,10 @@ void refuse_class(const std::string& place, const std::string& name, const std::
   throw UsageError(
       fmt::format("{}: the weights know no class '{}', but {}", place, printable(utf8_prefix(name, 40)), listed(shown)),
       "use data of these classes; lockstep train --reset-head trains others");
+}
+
+bool is_held_out(std::uint64_t i) {
+  return mix64(i / kNthForValidation, 0) % kNthForValidation == i % kNthForValidation;
 }
 
 FileParts list_parts(const std::string& given, const FileKind& kind, const Parts& wanted) {

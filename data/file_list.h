@@ -84,6 +84,9 @@ struct FileParts {
 inline constexpr std::uint64_t kNthForValidation = 10;
 /// The 10th, the 20th, …
 inline bool is_for_validation(std::uint64_t i) { return i % kNthForValidation == kNthForValidation - 1; }
+/// One of each ten consecutive ones, which is a pure function of their number, without a pattern: for rows, whose
+/// classes may alternate.
+bool is_held_out(std::uint64_t i);
 /// DIR/train and DIR/val where both are there (of texts DIR/test too, in place of val), else DIR itself, in which every
 /// tenth file of the sorted list is for validation unless it stays whole. DIR/test beside the two is listed if `parts`
 /// asks for it; otherwise a line says that it is there. Throws IoError as list_files() does, if a part has a folder

@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/splitmix.h"
 #include "base/text.h"
 #include "data/file_list.h"
 
@@ -63,8 +62,7 @@ void hold_out(TextRows& rows) {
                   "add texts");
   std::vector<TextRow> mine;
   for (std::uint64_t i = 0; i < rows.train.size(); ++i)
-    (mix64(i / kNthForValidation, 0) % kNthForValidation == i % kNthForValidation ? rows.validation : mine)
-        .push_back(std::move(rows.train[i]));
+    (is_held_out(i) ? rows.validation : mine).push_back(std::move(rows.train[i]));
   rows.train = std::move(mine);
 }
 

@@ -43,8 +43,7 @@ struct TextRows {
   std::string reading = {};  // Dataset::Info::reading of those that are trained on, or of all
 };
 
-/// One of each ten consecutive ones to train on, of which there are 10 or more (IoError), is for validation instead:
-/// which one is a pure function of their number, without a pattern, for classes may alternate.
+/// Those to train on, of which there are 10 or more (IoError), that is_held_out() are for validation instead.
 void hold_out(TextRows& rows);
 
 /// Samples of `rows`: tokens (T), token types (T: 1 for the second text and its [SEP]) and the length of each; targets

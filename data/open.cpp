@@ -15,6 +15,8 @@ const DatasetFamily& images_family();
 const DatasetFamily& text_family();
 const DatasetFamily& texts_family();
 const DatasetFamily& csv_family();
+const DatasetFamily& table_family();
+const DatasetFamily& npy_family();
 const DatasetFamily& tokens_family();
 const DatasetFamily& random_family();
 
@@ -22,8 +24,9 @@ namespace {
 
 Registry<DatasetFamily>& dataset_registry() {
   static Registry<DatasetFamily> data_sets(
-      "data set", {&digits_family(), &mnist_family(), &cifar10_family(), &cifar100_family(), &images_family(),
-                   &text_family(), &csv_family(), &texts_family(), &tokens_family(), &random_family()});
+      "data set",
+      {&digits_family(), &mnist_family(), &cifar10_family(), &cifar100_family(), &images_family(), &text_family(),
+       &csv_family(), &texts_family(), &table_family(), &npy_family(), &tokens_family(), &random_family()});
   return data_sets;
 }
 

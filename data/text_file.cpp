@@ -83,11 +83,19 @@ std::optional<std::string> foreign_kind(std::string_view beginning) {
   return std::nullopt;
 }
 
-TextFile::TextFile(const std::string& path) : file_(path), text_(file_.text()) {
+TextFile::TextFile(const std::string& path) : file_(path), text_(file_->text()) {
   if (text_.starts_with(kGzip)) {
     converted_ = ContentReader(path).read_all();
     text_ = converted_;
   }
+  settle(path);
+}
+
+TextFile::TextFile(std::string content, const std::string& source) : converted_(std::move(content)), text_(converted_) {
+  settle(source);
+}
+
+void TextFile::settle(const std::string& path) {
   if (const auto kind = foreign_kind(text_))
     throw IoError(fmt::format("{}: it is {}, not a text", printable(path), *kind),
                   "give plain text in UTF-8 (tables as .csv or .tsv), as it is or compressed by gzip");

@@ -16,11 +16,17 @@ class TextFile {
   /// Throws IoError naming the file for what cannot be read, for a compression or UTF-16 that breaks, for UTF-16
   /// without a byte order mark, for UTF-32, and for a file of another kind, as foreign_kind() has it.
   explicit TextFile(const std::string& path);
+  /// The same of `content`, which comes from `source` and is no file: not compressed.
+  TextFile(std::string content, const std::string& source);
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
 
   std::string_view text() const { return text_; }
 
  private:
-  MappedFile file_;
+  void settle(const std::string& path);
+
+  std::optional<MappedFile> file_;
   std::string converted_;
   std::string_view text_;
 };

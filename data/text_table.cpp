@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "data/csv.h"
-#include "data/text_file.h"
+#include "data/table_file.h"
 #include "data/word_pieces.h"
 
 namespace lockstep::data {
@@ -19,35 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char *kText = "text", *kLabel = "label", *kQuotes = "quotes";
+constexpr const char *kText = "text", *kLabel = "label";
 constexpr std::size_t kMostTexts = 2;
-
-std::string lower_case(std::string text) {
-  for (char& c : text)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return text;
-}
-
-// ".tsv" of "DIR/T.TSV.gz".
-std::string table_suffix(const std::string& path) {
-  fs::path name = fs::path(path).filename();
-  if (lower_case(name.extension().string()) == ".gz") name = name.stem();
-  return lower_case(name.extension().string());
-}
-
-std::string shown(const std::string& name) {
-  return name.empty() ? "''" : fmt::format("'{}'", printable(utf8_prefix(name, 40)));
-}
-
-std::string shown(std::span<const std::string> names, const char* before_last = "and") {
-  constexpr std::size_t kMost = 10;
-  std::vector<std::string> all;
-  for (const auto& name : names.first(std::min(names.size(), kMost))) all.push_back(shown(name));
-  if (names.size() > kMost) all.push_back(fmt::format("{} more", names.size() - kMost));
-  return listed(all, before_last);
-}
-
-bool is_in_quotes(std::string_view field) { return field.size() >= 2 && field.front() == '"' && field.back() == '"'; }
 
 // A number, a date, a price, or what tables write where there is none.
 bool is_without_words(std::string_view field) {
@@ -77,9 +49,7 @@ struct Columns {
 class ColumnChoice {
  public:
   ColumnChoice(std::vector<std::string> names, const TextTableOptions& options, std::string source)
-      : names_(std::move(names)), options_(options), source_(std::move(source)) {
-    for (auto& name : names_) name = trim(name);
-  }
+      : names_(std::move(names)), options_(options), source_(std::move(source)) {}
 
   Columns choose() const {
     Columns columns = {.names = names_, .label = find_label(), .texts = {}};
@@ -89,7 +59,7 @@ class ColumnChoice {
       columns.texts = asked_for();
     for (const std::size_t i : columns.texts)
       if (columns.label && i == *columns.label)
-        throw IoError(fmt::format("{}: the column {} cannot be the class and a text", source_, shown(names_[i])),
+        throw IoError(fmt::format("{}: the column {} cannot be the class and a text", source_, shown_name(names_[i])),
                       "give --text and --label different columns");
     return columns;
   }
@@ -114,7 +84,7 @@ class ColumnChoice {
     if (count == 1) return static_cast<std::size_t>(std::ranges::find(names_, name) - names_.begin());
     const auto near = nearest(name, names_);
     throw IoError(fmt::format("{}: its first line names {} column {}: {}", source_, count == 0 ? "no" : "more than one",
-                              shown(name), shown(names_)),
+                              shown_name(name), shown_names(names_)),
                   count > 1 ? "give each column a name of its own"
                   : near    ? fmt::format("did you mean {} {}?", flag, shell_word(*near))
                             : fmt::format("give {} one of them, as it is written there", flag));
@@ -130,7 +100,8 @@ class ColumnChoice {
       if (!name.empty() && ways.size() < 3) ways.push_back("--label " + shell_word(name));
     const std::string only = names_.size() == 1 ? names_[0] : std::string();
     throw IoError(
-        fmt::format("{}: its first line names no column '{}', or several: {}", source_, kLabelColumn, shown(names_)),
+        fmt::format("{}: its first line names no column '{}', or several: {}", source_, kLabelColumn,
+                    shown_names(names_)),
         only.find('\t') != std::string::npos            ? "call a table with tabs between its fields .tsv"
         : only.find_first_of(";|") != std::string::npos ? "separate fields by commas, or by tabs in a .tsv file"
         : count > 1                                     ? "give each column a name of its own"
@@ -150,7 +121,7 @@ class ColumnChoice {
     }
     if (with_name.empty())
       throw IoError(fmt::format("{}: it has no column for texts{}", source_,
-                                label ? fmt::format(" beside {}", shown(names_[*label])) : std::string()),
+                                label ? fmt::format(" beside {}", shown_name(names_[*label])) : std::string()),
                     "let the first line name the columns, one or two of which are texts");
     if (with_name.size() < others.size()) {
       const auto nameless = std::ranges::find(others, std::string(), [&](std::size_t i) { return names_[i]; });
@@ -159,16 +130,16 @@ class ColumnChoice {
           fmt::format("say which columns are texts: {}", how_to_choose(with_name)));
     }
     if (others.size() > kMostTexts)
-      throw IoError(
-          fmt::format("{}: it has {} columns{}, and one or two can be texts: {}", source_, others.size(),
-                      label ? fmt::format(" beside {}", shown(names_[*label])) : std::string(), shown(names_)),
-          fmt::format("say which are texts: {}", how_to_choose(with_name)));
+      throw IoError(fmt::format("{}: it has {} columns{}, and one or two can be texts: {}", source_, others.size(),
+                                label ? fmt::format(" beside {}", shown_name(names_[*label])) : std::string(),
+                                shown_names(names_)),
+                    fmt::format("say which are texts: {}", how_to_choose(with_name)));
     for (const std::size_t i : others) {
       if (std::ranges::count(names_, names_[i]) > 1) named(names_[i], "--text");
       if (is_like_a_field(names_[i]))
         throw IoError(
             fmt::format("{}: its first line, which names the columns, seems to be a row: {}", source_,
-                        shown(names_[i])),
+                        shown_name(names_[i])),
             fmt::format("put a line with names before it; if it is the column's name: {}", how_to_choose({i})));
     }
     return others;
@@ -212,8 +183,8 @@ void check_words(std::span<const Seen> seen, const Columns& columns, const Colum
     if (seen[i].words) continue;
     const std::string all = shell_word(join(names, ","));
     throw IoError(
-        fmt::format("{}: the column {} has no words in any row, only numbers and the like: {}", source, shown(names[i]),
-                    shown(seen[i].example)),
+        fmt::format("{}: the column {} has no words in any row, only numbers and the like: {}", source,
+                    shown_name(names[i]), shown_name(seen[i].example)),
         with_words.empty()
             ? fmt::format("name a column of texts: --text COLUMN; --text {} reads it as text all the same", all)
             : fmt::format("leave it out: {}; --text {} reads it as text all the same", choice.how_to_choose(with_words),
@@ -232,60 +203,34 @@ std::string summary_of(const TextTable& table, const Columns& columns, const Csv
     text += fmt::format(" ({} of several lines, the longest from line {} to {})", reader.long_rows(),
                         reader.longest_row().first, reader.longest_row().second);
   if (columns.label && !table.labels.empty())
-    text += fmt::format(", the class in {}", shown(table.names[*columns.label]));
-  text += table.texts.size() > 1 ? fmt::format(", pairs of texts in {}", shown(table.texts))
-                                 : fmt::format(", the text in {}", shown(table.texts));
+    text += fmt::format(", the class in {}", shown_name(table.names[*columns.label]));
+  text += table.texts.size() > 1 ? fmt::format(", pairs of texts in {}", shown_names(table.texts))
+                                 : fmt::format(", the text in {}", shown_names(table.texts));
   for (std::size_t i = 0; i < seen.size(); ++i)
-    if (seen[i].empty > 0) text += fmt::format(", {} empty in {}", seen[i].empty, shown(table.texts[i]));
-  if (!unread.empty()) text += fmt::format(", not read: {}", shown(unread));
+    if (seen[i].empty > 0) text += fmt::format(", {} empty in {}", seen[i].empty, shown_name(table.texts[i]));
+  if (!unread.empty()) text += fmt::format(", not read: {}", shown_names(unread));
   return text;
 }
 
 }  // namespace
 
-bool is_table(const std::string& path) {
-  const std::string suffix = table_suffix(path);
-  return suffix == ".csv" || suffix == ".tsv";
-}
-
 TextTable read_text_table(const std::string& path, const TextTableOptions& options) {
-  const TextFile file(path);
-  const std::string source = printable(path);
-  const bool tabs = table_suffix(path) == ".tsv";
-  const bool quotes = options.quotes.value_or(!tabs);
-  if (file.text().find('\n') == std::string_view::npos && file.text().find('\r') != std::string_view::npos)
-    throw IoError(source + ": its lines end with CR alone", convert_with("tr '\\r' '\\n'", path, "lf"));
-  CsvReader reader(file.text(), tabs ? '\t' : ',', source, quotes);
+  TableFile file(path, options.quotes);
+  const std::string& source = file.source();
   std::vector<std::string> fields;
-  if (!reader.next(fields)) throw IoError(source + ": it is empty", "let the first line name the columns");
-  if (!quotes && std::ranges::any_of(fields, is_in_quotes))
-    throw IoError(fmt::format("{}: its first line has names in double quotes, and {}", source,
-                              tabs && !options.quotes ? "fields of .tsv files are taken as they are"
-                                                      : "fields are taken as they are"),
-                  "give --quotes yes: quotes are then no part of a field");
-  for (const auto& name : fields) check_utf8(name, source + ", line 1");
-  const ColumnChoice choice(fields, options, source);
+  const ColumnChoice choice(file.names(), options, source);
   const Columns columns = choice.choose();
   TextTable table = {.names = columns.names, .texts = {}, .rows = {}, .labels = {}, .summary = {}};
   for (const std::size_t i : columns.texts) table.texts.push_back(columns.names[i]);
   std::vector<Seen> seen(columns.texts.size());
-  std::size_t in_quotes = 0;
-  while (reader.next(fields)) {
-    if (fields.size() != columns.names.size())
-      throw IoError(fmt::format("{}: line {} has {} fields, and the first line {}", source, reader.line(),
-                                fields.size(), columns.names.size()),
-                    quotes ? "write fields that have commas or ends of lines in double quotes; tabs separate in .tsv "
-                             "files"
-                           : "write no tab within a field; where fields with tabs or ends of lines stand in double "
-                             "quotes, give --quotes yes");
-    const std::string row = fmt::format("{}, line {}", source, reader.line());
+  while (file.next(fields)) {
+    const std::string row = file.place();
     if (options.classes) {
       check_utf8(fields[*columns.label], row);
       table.labels.emplace_back(trim(fields[*columns.label]));
       if (table.labels.back().empty())
-        throw IoError(fmt::format("{}: line {} has no class", source, reader.line()), "give each line one");
+        throw IoError(fmt::format("{}: line {} has no class", source, file.reader().line()), "give each line one");
     }
-    if (!quotes && std::ranges::any_of(fields, is_in_quotes)) ++in_quotes;
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const std::string& text = fields[columns.texts[i]];
       if (trim(text).empty()) ++seen[i].empty;
@@ -299,12 +244,7 @@ TextTable read_text_table(const std::string& path, const TextTableOptions& optio
                           .source = row});
   }
   if (options.texts.empty() && !table.rows.empty()) check_words(seen, columns, choice, source);
-  if (in_quotes > 0)
-    log_warn(
-        "{}: {} of {} rows have a field in double quotes, and the quotes are read as part of it; with --quotes yes "
-        "they are not",
-        source, in_quotes, table.rows.size());
-  table.summary = summary_of(table, columns, reader, seen, source);
+  table.summary = summary_of(table, columns, file.reader(), seen, source);
   return table;
 }
 
@@ -314,12 +254,7 @@ std::vector<SettingSpec> text_table_settings(bool classes) {
                                    .help = "the column of texts, or two columns of text pairs",
                                    .placeholder = "COLUMN,…",
                                    .default_text = "all but the class, if they are one or two"},
-                                  {.name = kQuotes,
-                                   .fallback = "",
-                                   .help = "fields may stand in double quotes",
-                                   .placeholder = "yes|no",
-                                   .default_text = "yes, of .tsv files no",
-                                   .choices = {"yes", "no"}}};
+                                  quotes_setting()};
   if (classes)
     all.push_back({.name = kLabel,
                    .fallback = "",
@@ -330,11 +265,10 @@ std::vector<SettingSpec> text_table_settings(bool classes) {
 }
 
 TextTableOptions text_table_options(const Settings& settings) {
-  const std::string& quotes = settings.word(kQuotes);
   const bool classes = settings.has(kLabel);
   return {.texts = settings.word(kText),
           .label = classes ? settings.word(kLabel) : std::string(),
-          .quotes = quotes.empty() ? std::nullopt : std::optional(quotes == "yes"),
+          .quotes = quotes_of(settings),
           .classes = classes};
 }
 

@@ -27,9 +27,6 @@ struct TextTable {
   std::string summary;              // "csv t.csv: 60 rows, the class in 'label', the text in 'review', not read: 'id'"
 };
 
-/// Whether the name is that of a table: .csv or .tsv, in any case, also with .gz after it.
-bool is_table(const std::string& path);
-
 /// Reads the table `path`: with tabs between fields where it is called .tsv, else commas; a TextFile. Its first line
 /// names its columns. Throws IoError naming the file, the line and a remedy; also for columns that are taken without
 /// having been asked for by name (`texts`) and have no name, or no words in any row.

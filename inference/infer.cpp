@@ -72,6 +72,12 @@ InferTask open_task(const InferConfig& config, const InferDevices& devices, cons
     refuse_image_flags(config, "synthetic inputs");
     return random_task(config, model, devices, *inputs.random);
   }
+  if (model.metadata && model.metadata->table != nullptr) {
+    refuse_text_flags(config, "a model of tables");
+    refuse("image-size", config.image_size.has_value(), "a model of tables");
+    refuse("seed", config.seed.has_value() && !config.non_strict, "a model of tables");
+    return table_task(config, model);
+  }
   if (model.reads_texts()) {
     refuse_writing_flags(config, "a model that reads texts");
     refuse("image-size", config.image_size.has_value(), "a model of text");

@@ -3,6 +3,7 @@
 
 #include "checkpoint/model_options.h"
 #include "data/resample.h"
+#include "data/table_file.h"
 #include "data/text_table.h"
 #include "lockstep/nn/models/models.h"
 #include "options/sources.h"
@@ -45,7 +46,8 @@ bool reads_texts(const InferConfig& config) {
 }
 bool names_classes(const InferConfig& config) {
   const nn::ModelFamily* const family = family_of(config);
-  return (family == nullptr || family->takes_images || family->word_pieces) && !is_random(config);
+  return (family == nullptr || family->takes_images || family->takes_categories || family->word_pieces) &&
+         !is_random(config);
 }
 bool takes_images(const InferConfig& config) {
   return (family_of(config) == nullptr || family_of(config)->takes_images) && !is_random(config);
@@ -53,6 +55,9 @@ bool takes_images(const InferConfig& config) {
 bool takes_image_sizes(const InferConfig& config) {
   const nn::ModelFamily* const family = family_of(config);
   return takes_images(config) && (family == nullptr || (!family->takes_tokens && !family->takes_vectors));
+}
+bool takes_tables(const InferConfig& config) {
+  return (family_of(config) == nullptr || family_of(config)->takes_vectors) && !is_random(config);
 }
 bool draws_tokens(const InferConfig& config) { return continues_texts(config) && config.temperature.value_or(1) > 0; }
 std::string instead(const InferConfig& config) {
@@ -76,7 +81,7 @@ Applies to_texts(const InferConfig& config) {
 }
 
 Applies to_classes(const InferConfig& config) {
-  return applies_to(fmt::format("images that are classified, and texts that {} read",
+  return applies_to(fmt::format("images and rows that are classified, and texts that {} read",
                                 nn::models_that([](const auto& family) { return family.word_pieces; })),
                     config, names_classes, instead);
 }
@@ -95,6 +100,11 @@ void add_table_settings(OptionTable& table, InferConfig& config) {
   const auto is_read = [](const InferConfig& c) {
     return takes_prompts(c) && !c.prompt && c.lines && data::is_table(c.input);
   };
+  // The columns of other tables are those of the weights.
+  const auto has_quotes = [](const InferConfig& c) {
+    return (data::is_table(c.input) || c.input == "-") &&
+           (takes_tables(c) || (takes_prompts(c) && !c.prompt && c.lines));
+  };
   const auto reason = [](const InferConfig& c) {
     return !takes_prompts(c) ? instead(c)
            : c.prompt        ? std::string("this run has --prompt")
@@ -102,7 +112,9 @@ void add_table_settings(OptionTable& table, InferConfig& config) {
                              : "this run has --input " + c.input;
   };
   for (const auto& spec : data::text_table_settings(/*classes=*/false)) {
-    Applies applies = applies_to("tables (.csv, .tsv) that are read with --lines", config, is_read, reason);
+    const bool quotes = spec.name == data::kQuotes;
+    Applies applies = applies_to(quotes ? "tables (.csv, .tsv)" : "tables (.csv, .tsv) that are read with --lines",
+                                 config, quotes ? +has_quotes : +is_read, reason);
     applies.forget = [&config] { config.table = {}; };
     table.add({.name = spec.name,
                .placeholder = spec.placeholder,
@@ -115,12 +127,14 @@ void add_table_settings(OptionTable& table, InferConfig& config) {
 
 void add_input(OptionTable& table, InferConfig& config) {
   table.group("Input");
-  table.add({.name = "input",
-             .kind = OptionKind::kList,
-             .placeholder = "FILE|DIR|random:SHAPE|-",
-             .help = "image files separated by commas, or a directory of them; a file with a prompt, or - for standard "
-                     "input; random:NxCxHxW or random:NxF: synthetic, followed by ,LEN for LEN of them",
-             .value = text(config.input)});
+  table.add(
+      {.name = "input",
+       .kind = OptionKind::kList,
+       .placeholder = "FILE|DIR|random:SHAPE|-",
+       .help =
+           "image files separated by commas, or a directory of them; a table (.csv, .tsv); a file with a "
+           "prompt, or - for standard input; random:NxCxHxW or random:NxF: synthetic, followed by ,LEN for LEN of them",
+       .value = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
              .help = "text to continue or to read, instead of --input",
@@ -236,14 +250,14 @@ void add_streams(OptionTable& table, InferConfig& config) {
   options::Binding batch = integer(config.batch, 1, kMostCount);
   batch.asked = [&config] { return config.batch.value_or(1) > 1; };
   Applies together = applies_to(
-      "images and synthetic inputs: texts are taken one by one", config,
-      [](const InferConfig& c) { return is_random(c) || takes_images(c); }, instead);
+      "images, rows and synthetic inputs: texts are taken one by one", config,
+      [](const InferConfig& c) { return is_random(c) || takes_images(c) || takes_tables(c); }, instead);
   together.forget = [&config] { config.batch.reset(); };  // lockstep train has one
   table.add({.name = "batch",
              .synonyms = {"batch-size", "b"},
              .placeholder = "B",
-             .help = "images or synthetic inputs per batch of a stream",
-             .default_text = "1",
+             .help = "images, rows or synthetic inputs per batch of a stream",
+             .default_text = "1, of rows 256",
              .value = std::move(batch),
              .applies = std::move(together)});
   table.add({.name = "device",

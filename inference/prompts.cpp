@@ -8,11 +8,11 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "data/table_file.h"
 #include "data/text_file.h"
 #include "data/text_table.h"
 
 namespace lockstep::inference {
-namespace {
 
 std::string read_standard_input() {
   std::string text;
@@ -22,6 +22,8 @@ std::string read_standard_input() {
   throw_if_stopped("reading standard input");
   return text;
 }
+
+namespace {
 
 std::vector<PromptText> read_table(const InferConfig& config) {
   const Settings settings = resolve(data::text_table_settings(/*classes=*/false), config.table, "a table");

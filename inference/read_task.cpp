@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "checkpoint/model_metadata.h"
 #include "data/labelled_texts.h"
+#include "data/table_file.h"
 #include "data/text_file.h"
 #include "data/text_table.h"
 #include "inference/workers.h"

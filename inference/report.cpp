@@ -29,6 +29,7 @@ const char* name_of(InferReport::Kind kind) {
     case InferReport::Kind::kImages: return "image";
     case InferReport::Kind::kTexts:
     case InferReport::Kind::kReadTexts: return "text";
+    case InferReport::Kind::kRows: return "row";
     case InferReport::Kind::kTensors: return "input";
   }
   return "";

@@ -23,7 +23,7 @@ struct Tally {
 double percentile(std::vector<double>& values, double percent);
 
 struct InferReport {
-  enum class Kind { kImages, kTexts, kTensors, kReadTexts };
+  enum class Kind { kImages, kTexts, kRows, kTensors, kReadTexts };
   Kind kind = Kind::kImages;
   std::string device;  // or several: "cuda:0,1"
   int streams = 1;

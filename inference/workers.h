@@ -49,6 +49,9 @@ struct PromptText {
   bool of_table = false;                // tabs in it are text
 };
 
+/// All of it. Throws IoError, and InterruptedError after a stop request.
+std::string read_standard_input();
+
 /// At least one; of lines also those that are empty: results shall be as many. With --lines the first line of a table
 /// (data::is_table()) names its columns, and is no text. Throws IoError for a file that cannot be read, and where no
 /// line has a text.
@@ -66,6 +69,11 @@ InferTask text_task(const InferConfig& config, const InferModel& model);
 /// Texts that a model reads as a whole: a line each with the likeliest classes, or, for each [MASK] in them, the
 /// likeliest tokens. Throws UsageError where there is no [MASK], or no vocabulary, IoError for files.
 InferTask read_task(const InferConfig& config, const InferModel& model);
+
+/// A line for each row of a table, with its fields and what is predicted of it, after a line of names; config.batch of
+/// them are computed together. The model's metadata has a table. Throws UsageError for flags of other kinds, IoError
+/// for the file and what its columns are not.
+InferTask table_task(const InferConfig& config, const InferModel& model);
 
 /// random:SHAPE[,LEN], in PyTorch's order (N, C, H, W), (N, F) or, of tokens, (N, T): prints the result's size and its
 /// device for each; config.batch of them are computed together.

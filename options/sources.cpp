@@ -122,8 +122,7 @@ Values read_environment(const OptionTable& table, const ForeignFlags& foreign, c
   std::map<std::string, std::string> set_by;  // canonical name → variable
   for (const auto& variable : sources.environment_names) {
     if (is_reserved_variable(variable)) continue;
-    std::string name = variable.substr(std::string_view("LOCKSTEP_").size());
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string name = lower_case(variable.substr(std::string_view("LOCKSTEP_").size()));
     const Option* option = table.find(name);
     if (option == nullptr && foreign.contains(with_dashes(name))) continue;
     if (option == nullptr)

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
+#include <utility>
 
 #include "base/json_value.h"
 #include "base/kernel.h"
+#include "base/text.h"
 #include "devices/visible.h"
 #include "lockstep/base/env.h"
 
@@ -62,7 +63,7 @@ VisibleGpu gpu_of(const Json& json) {
 }  // namespace
 
 std::string plain_bus_id(std::string id) {
-  std::ranges::transform(id, id.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  id = lower_case(std::move(id));
   while (id.find(':') != std::string::npos && id.find(':') > 4 && id.front() == '0') id.erase(0, 1);
   return id;
 }

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "trainer/scores.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -12,12 +14,24 @@ struct Metric {
   const char* name;
   bool largest;  // is the best
   double (*of)(const EvalReport& report);
+  bool (*is_there)(const data::Dataset& dataset);
 };
 
+bool always(const data::Dataset&) { return true; }
+bool has_labels(const data::Dataset& dataset) { return !dataset.has_numeric_targets(); }
+
 constexpr Metric kMetrics[] = {
-    {"accuracy", true, [](const EvalReport& report) { return report.accuracy; }},
-    {"loss", false, [](const EvalReport& report) { return report.loss; }},
-    {"perplexity", false, [](const EvalReport& report) { return std::exp(report.loss); }},
+    {"accuracy", true, [](const EvalReport& report) { return report.accuracy; }, has_labels},
+    {"auc", true, [](const EvalReport& report) { return report.auc.value_or(std::nan("")); }, has_ranking},
+    {"loss", false, [](const EvalReport& report) { return report.loss; }, always},
+    {"mae", false, [](const EvalReport& report) { return report.errors ? report.errors->mae : std::nan(""); },
+     has_errors},
+    {"perplexity", false, [](const EvalReport& report) { return std::exp(report.loss); }, has_labels},
+    {"r2", true,
+     [](const EvalReport& report) { return report.errors ? report.errors->r2.value_or(std::nan("")) : std::nan(""); },
+     has_errors},
+    {"rmse", false, [](const EvalReport& report) { return report.errors ? report.errors->rmse : std::nan(""); },
+     has_errors},
 };
 
 const Metric* find_metric(const std::string& name) {
@@ -38,6 +52,24 @@ void check_needs_no_evaluations(const TrainConfig& config) {
                    "leave it out, or give data with such a part");
 }
 
+void check_metric(const TrainConfig& config, const data::Dataset& dataset) {
+  if (config.save_best.empty()) return;
+  const Metric* const metric = find_metric(config.save_best.substr(0, config.save_best.find(':')));
+  if (metric == nullptr || metric->is_there(dataset)) return;  // BestWatch refuses another name
+  std::vector<std::string> others;
+  for (const Metric& other : kMetrics)
+    if (other.is_there(dataset)) others.emplace_back(other.name);
+  throw UsageError(
+      fmt::format("--save-best {}: evaluations on {} have no {}", config.save_best, dataset.name(), metric->name),
+      fmt::format("give {}", listed(others, "or")));
+}
+
+std::vector<std::string> metric_names() {
+  std::vector<std::string> all;
+  for (const Metric& metric : kMetrics) all.emplace_back(metric.name);
+  return all;
+}
+
 BestWatch::BestWatch(const std::string& metric, std::int64_t patience) : patience_(patience) {
   const std::string text = metric.empty() ? "loss" : metric;
   const std::size_t colon = text.find(':');
@@ -46,7 +78,7 @@ BestWatch::BestWatch(const std::string& metric, std::int64_t patience) : patienc
   const Metric* const known = find_metric(metric_);
   if (known == nullptr || (colon != std::string::npos && way != "min" && way != "max"))
     throw UsageError(fmt::format("--save-best {}: evaluations have no such value", metric),
-                     "give accuracy, loss or perplexity, also with :min or :max");
+                     fmt::format("give {}, also with :min or :max", listed(metric_names(), "or")));
   largest_ = way.empty() ? known->largest : way == "max";
 }
 

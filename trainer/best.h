@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/options.h"
+#include "lockstep/data/dataset.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
 
@@ -19,10 +21,15 @@ inline bool watches_evaluations(const TrainConfig& config) { return !config.save
 /// Throws UsageError where they would, or come after so many steps: the data have no part for them.
 void check_needs_no_evaluations(const TrainConfig& config);
 
+/// Throws UsageError where evaluations on these data have no such metric.
+void check_metric(const TrainConfig& config, const data::Dataset& dataset);
+
 /// The same on all ranks, since evaluations are.
+std::vector<std::string> metric_names();
+
 class BestWatch {
  public:
-  /// `metric`: "accuracy", "loss" or "perplexity", also with ":max" or ":min"; empty: the loss. Throws UsageError for
+  /// `metric`: one of metric_names(), also with ":max" or ":min"; empty: the loss. Throws UsageError for
   /// another one. `patience`: 0: it never gives up.
   BestWatch(const std::string& metric, std::int64_t patience);
 

@@ -11,6 +11,7 @@
 #include "base/version.h"
 #include "checkpoint/model_metadata.h"
 #include "checkpoint/model_options.h"
+#include "data/table_schema.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/families.h"
 #include "lockstep/ddp/comm_hook.h"
@@ -96,6 +97,18 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
 
 }  // namespace
 
+namespace {
+
+/// The columns that the weights know; those of another target where the last layer is new.
+std::shared_ptr<const data::TableSchema> table_of(const checkpoint::ModelMetadata& metadata, bool other_target) {
+  if (metadata.table == nullptr || !other_target) return metadata.table;
+  data::TableSchema schema = *metadata.table;
+  schema.target = {};
+  return std::make_shared<const data::TableSchema>(std::move(schema));
+}
+
+}  // namespace
+
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata,
                              const data::Parts& parts) {
   const nn::ModelFamily& model = nn::model_family(config.model.name);
@@ -104,6 +117,7 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
                             .settings = config.data_settings,
                             .usual_image_size = usual_image_size(config.model.name),
                             .characters = metadata ? metadata->characters : nullptr,
+                            .table = metadata ? table_of(*metadata, config.reset_head) : nullptr,
                             .parts = parts};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
@@ -127,6 +141,25 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
   return splits;
 }
 
+void apply_targets(TrainConfig& config, const data::Dataset& dataset) {
+  if (!config.loss.empty() || !dataset.has_numeric_targets()) return;
+  const auto found = std::ranges::find_if(nn::loss_families(), [](const auto* loss) { return loss->takes_numbers; });
+  const nn::LossFamily& loss = **found;
+  for (const auto& [name, value] : config.loss_settings) {
+    const SettingSpec* const usual = find_setting(nn::usual_loss().settings, name);
+    if (find_setting(loss.settings, name) == nullptr && (usual == nullptr || !asks_for_nothing(*usual, value)))
+      throw UsageError(
+          fmt::format("--{} with {}, whose targets are numbers: the loss is {}", name, dataset.name(), loss.name),
+          fmt::format("leave --{} out", name));
+  }
+  config.loss = loss.name;
+  config.loss_settings = {};
+}
+
+bool measures_outputs(const TrainConfig& config) {
+  return !nn::model_family(config.model.name).any_samples && config.parallel == Parallel::kDdp;
+}
+
 std::int64_t tokens_of(const ModelConfig& model) {
   const nn::ModelFamily& family = nn::model_family(model.name);
   return resolve(family.settings_of(model.name), model.settings, "model " + model.name).integer(family.tokens_setting);
@@ -135,10 +168,13 @@ std::int64_t tokens_of(const ModelConfig& model) {
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset) {
   return nn::complete({.name = model.name,
                        .sample_shape = dataset.sample_dims(),
-                       .classes = dataset.classes(),
+                       .classes = dataset.has_numeric_targets()
+                                      ? static_cast<std::int64_t>(dataset.targets_per_sample())
+                                      : dataset.classes(),
                        .settings = model.settings,
                        .vocabulary = dataset.vocabulary(),
-                       .predictions = static_cast<std::int64_t>(dataset.targets_per_sample())});
+                       .predictions = static_cast<std::int64_t>(dataset.targets_per_sample()),
+                       .categories = dataset.info().categories});
 }
 
 namespace {
@@ -273,7 +309,13 @@ void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
 void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
   check_targets(config, dataset);
   if (nn::model_family(config.model.name).any_samples) return;
-  if (!dataset.further_inputs().empty() && !nn::model_family(config.model.name).word_pieces)
+  const nn::ModelFamily& family = nn::model_family(config.model.name);
+  if (!dataset.info().categories.empty() && !family.takes_categories)
+    throw UsageError(fmt::format("{} takes numbers alone, and {} has categories in {} of its columns",
+                                 config.model.name, dataset.name(), dataset.info().categories.size()),
+                     fmt::format("use {}, or leave these columns out with --ignore",
+                                 nn::models_that([](const auto& other) { return other.takes_categories; }, "or")));
+  if (!dataset.further_inputs().empty() && dataset.info().categories.empty() && !family.word_pieces)
     throw UsageError(fmt::format("{} takes one input, and the samples of {} have {}", config.model.name, dataset.name(),
                                  dataset.further_inputs().size() + 1),
                      "train a model of your own, which overrides nn::Module::forward_all()");
@@ -358,6 +400,7 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
       {"samples", format_of(dataset).describe()},
   };
   if (dataset.word_pieces() != nullptr) manifest.emplace_back("word pieces", dataset.word_pieces()->sha256());
+  if (dataset.info().table != nullptr) manifest.emplace_back("columns", dataset.info().table->sha256());
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;

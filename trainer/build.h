@@ -70,6 +70,13 @@ data::DataSplits open_splits(const TrainConfig& config,
                              const std::optional<checkpoint::ModelMetadata>& metadata = std::nullopt,
                              const data::Parts& parts = {});
 
+/// Without --loss, data whose targets are numbers have the first loss for these. Throws UsageError for settings
+/// of another one.
+void apply_targets(TrainConfig& config, const data::Dataset& dataset);
+/// Whether evaluations look at what the model returns, too (Evaluator::measure): of lockstep's own models, and on one
+/// device.
+bool measures_outputs(const TrainConfig& config);
+
 /// Collective: rank 0 warns of samples that were replaced because they could not be read.
 void warn_of_corrupt(const data::DataSplits& splits, comm::ProcessGroup& group);
 

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/flight_record.h"
@@ -16,13 +18,14 @@
 #include "lockstep/trainer/forward.h"
 #include "trainer/confusion.h"
 #include "trainer/in_flight.h"
+#include "trainer/scores.h"
 
 namespace lockstep::trainer {
 namespace {
 
-constexpr std::size_t kSums = 5;
+constexpr std::size_t kSums = 9;
 
-/// Of some samples: loss, correct, samples, in the top five, and whether the rank was asked to stop.
+/// Of some samples: loss, correct, samples, in the top five, whether the rank was asked to stop, and ErrorSums.
 using Sums = std::array<double, kSums>;
 
 void add(Sums& sums, const Sums& more) {
@@ -87,6 +90,11 @@ void Evaluator::count_confusion() {
   confusion_ = true;
 }
 
+void Evaluator::measure() {
+  errors_ = has_errors(*dataset_);
+  ranking_ = has_ranking(*dataset_);
+}
+
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   check_usage(dataset_ != nullptr && batch_ > 0, "an evaluation without data, or with batches of no samples",
               "give an Evaluator a data set and a batch of at least 1");
@@ -106,13 +114,20 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   std::vector<Sums> passes(1);                     // without a tree, all in one; with one, what is no pass's
   const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
   InFlight<std::uint64_t> batches(backend_, numbers.bytes());
+  std::deque<ErrorSums> errors;  // of the batches under way
+  RankedSamples ranked;
   const auto take = [&] {
     const auto [samples, bytes] = batches.take([] { throw_if_stopped("evaluating"); });
     std::array<float, 3> totals{};
     std::memcpy(totals.data(), bytes.data(), sizeof totals);
     if (along_tree_) passes.emplace_back();
-    add(passes.back(), {static_cast<double>(totals[0]), static_cast<double>(totals[1]), static_cast<double>(samples),
-                        top5_ ? static_cast<double>(totals[2]) : 0.0, 0.0});
+    Sums sums = {static_cast<double>(totals[0]), static_cast<double>(totals[1]), static_cast<double>(samples),
+                 top5_ ? static_cast<double>(totals[2]) : 0.0};
+    if (errors_) {
+      std::ranges::copy(errors.front(), sums.end() - std::tuple_size_v<ErrorSums>);
+      errors.pop_front();
+    }
+    add(passes.back(), sums);
   };
   Confusion confusion(confusion_ ? dataset_->classes() : 0);
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
@@ -123,13 +138,17 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     nn::Loss loss;
-    if (top5_ || confusion_) {
+    if (top5_ || confusion_ || errors_ || ranking_) {
       const nn::Var logits = module.forward_all(tape_, inputs.on(tape_));
       loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
       if (top5_)
         backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
                                      nn::Tensor::view_of(numbers.data<float>() + 2, {}));
-      if (confusion_) confusion.count(nn::values_of(backend_, logits.value()), batch->labels);
+      std::vector<float> values;
+      if (confusion_ || errors_ || ranking_) values = nn::values_of(backend_, logits.value());
+      if (confusion_) confusion.count(values, batch->labels);
+      if (errors_) errors.push_back(error_sums(values, batch->targets));
+      if (ranking_) ranked.add(values, batch->labels);
     } else {
       loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
     }
@@ -149,13 +168,19 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
   if (confusion_) group_.all_reduce(confusion.counts());
+  const std::optional<double> auc = ranking_ ? std::optional(ranked.auc(group_)) : std::nullopt;
   flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
   const double targets = sums[2] * static_cast<double>(format.targets);
+  ErrorSums all_errors{};
+  std::copy(sums.end() - all_errors.size(), sums.end(), all_errors.begin());
   return {.step = step,
           .loss = sums[0] / targets,
           .accuracy = format.numeric_targets ? std::nan("") : sums[1] / targets,
           .samples = static_cast<std::int64_t>(sums[2]),
           .top5 = top5_ ? std::optional(sums[3] / targets) : std::nullopt,
+          .auc = auc,
+          .errors = errors_ ? std::optional(errors_of(all_errors, static_cast<std::uint64_t>(sums[2]), *dataset_))
+                            : std::nullopt,
           .stopped = sums[4] > 0,
           .confusion = {confusion.counts().begin(), confusion.counts().end()}};
 }

@@ -17,6 +17,7 @@
 #include "trainer/build.h"
 #include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
+#include "trainer/progress.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -57,9 +58,7 @@ std::string text_of(const EvalReport& report, const Evaluated& evaluated) {
   std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
   if (dataset.has_tokens() && dataset.vocabulary() == 0)
     text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
-  if (!std::isnan(report.accuracy)) text += fmt::format("  accuracy {:.2f} %", 100 * report.accuracy);
-  if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
-  return text + fmt::format("  {} of {} samples", report.samples, evaluated.of);
+  return text + figures_of(report) + fmt::format("  {} of {} samples", report.samples, evaluated.of);
 }
 
 void print(const std::string& line) {
@@ -79,6 +78,7 @@ void run(TrainConfig config, session::Session& session) {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
     weights = apply_weights(config);
     evaluated = choose_samples(config, weights.metadata);
+    apply_targets(config, *evaluated.dataset);
     const auto mine = sampler::eval_slice(evaluated.dataset->size(), group.rank(), group.size());
     const auto most = static_cast<std::int64_t>(std::min(static_cast<std::uint64_t>(batch), mine.count));
     needs = estimate_memory(config, *session.backend, *evaluated.dataset,
@@ -95,6 +95,7 @@ void run(TrainConfig config, session::Session& session) {
   Evaluator evaluator(group, *session.backend, evaluated.dataset, batch, config.workers, dtype_of(config.precision),
                       evaluation_loss(config));
   if (dataset.classes() > 5) evaluator.count_top5();
+  if (measures_outputs(config)) evaluator.measure();
   if (config.report) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
   const EvalReport report = evaluator.run(*model, 0);
   comm::run_collectively(group, [&] {

@@ -10,6 +10,7 @@
 #include "options/sources.h"
 #include "options/values.h"
 #include "session/opening.h"
+#include "trainer/best.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -41,7 +42,7 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .help = "file for the trained weights: safetensors; .pt, .pth and .bin are written for torch.load()",
              .value = text(config.save)});
   table.add({.name = "save-best",
-             .placeholder = "accuracy|loss|perplexity[:min|max]",
+             .placeholder = join(metric_names(), "|") + "[:min|max]",
              .help = "--save has the weights of the best evaluation: the file is replaced when one is better",
              .value = text(config.save_best),
              .applies = {.to = "a file of weights",

@@ -131,11 +131,22 @@ void Progress::draw(const StepReport& report) {
   drawn_ = true;
 }
 
+std::string figures_of(const EvalReport& report) {
+  std::string text;
+  if (!std::isnan(report.accuracy)) text += "  " + accuracy_text(report.accuracy);
+  if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
+  if (report.auc) text += fmt::format("  AUC {:.4f}", *report.auc);
+  if (const auto& errors = report.errors) {
+    text += fmt::format("  MAE {:.6g}  RMSE {:.6g}", errors->mae, errors->rmse);
+    if (errors->r2) text += fmt::format("  R² {:.4f}", *errors->r2);
+  }
+  return text;
+}
+
 void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
   announce(fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}{}", epoch, epochs_, report.step,
-                       report.of_average ? "of the moving average: " : "", loss_text(report.loss),
-                       std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy), report.samples,
-                       report.best ? ", the best so far" : ""));
+                       report.of_average ? "of the moving average: " : "", loss_text(report.loss), figures_of(report),
+                       report.samples, report.best ? ", the best so far" : ""));
 }
 
 void Progress::checkpoint(const CheckpointReport& report) {
@@ -174,7 +185,8 @@ void Progress::summary(const Summary& s) {
   const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
   const std::string steps = s.steps_here == s.final.steps ? fmt::to_string(s.final.steps)
                                                           : fmt::format("{} of {}", s.steps_here, s.final.steps);
-  std::string result = std::isnan(s.final.accuracy) ? "" : accuracy_text(s.final.accuracy) + "  ";
+  std::string result(trim(figures_of({.accuracy = s.final.accuracy, .auc = s.final.auc, .errors = s.final.errors})));
+  if (!result.empty()) result += "  ";
   if (!std::isnan(s.final.loss)) result += fmt::format("loss {}  ", loss_text(s.final.loss));
   std::printf("%s", fmt::format("params_sha256 {}\n", s.final.params_sha256).c_str());
   if (!s.final.ema_params_sha256.empty())

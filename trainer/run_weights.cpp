@@ -36,6 +36,7 @@ checkpoint::ModelMetadata model_metadata_of(const TrainConfig& config, const dat
           .characters = dataset.characters(),
           .word_pieces = dataset.word_pieces(),
           .image = dataset.image(),
+          .table = dataset.info().table,
           .data = dataset.name(),
           .seed = config.seed};
 }

@@ -54,7 +54,11 @@ class Run {
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
-      if (splits_.validation == nullptr) check_needs_no_evaluations(config_);
+      apply_targets(config_, *splits_.train);
+      if (splits_.validation == nullptr)
+        check_needs_no_evaluations(config_);
+      else
+        check_metric(config_, *splits_.validation);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
     });
     // Where not all see it, rank 0 gathers the moments of all, which counts.
@@ -184,6 +188,7 @@ class Run {
     if (splits_.validation != nullptr)
       evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers,
                         dtype_of(config_.precision), evaluation_loss(config_));
+    if (evaluator && measures_outputs(config_)) evaluator->measure();
     if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
@@ -485,6 +490,8 @@ class Run {
                              .wall_s = seconds_between(start_, Clock::now()),
                              .loss = evaluation.loss,
                              .accuracy = evaluation.accuracy,
+                             .auc = evaluation.auc,
+                             .errors = evaluation.errors,
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
                              .hook = hook_report_of(ddp_->reducer()),

@@ -31,13 +31,16 @@ class AddReluNode final : public Node {
   Var x_, y_;
 };
 
+/// Whether (N, F) is the same memory.
+bool is_flat(const Shape& s) { return s.size() == 3 || s[3] == 1 || s[1] * s[2] == 1; }
+
 class FlattenNode final : public Node {
  public:
   FlattenNode(Var output, Var x) : Node(output), x_(x) {}
   void backward(Tape& tape) override {
     const Shape& s = x_.shape();
     const Tensor& dy = tape.grad(output());
-    if (s[3] == 1 || s[1] * s[2] == 1) {
+    if (is_flat(s)) {
       tape.contribute(x_, dy.reshaped(s));
       return;
     }
@@ -171,11 +174,11 @@ Var flatten(Tape& tape, Var x) {
   const Tape::OpScope scope(tape, "flatten");
   const Shape& s = x.shape();
   if (s.size() == 2) return x;
-  if (s.size() != 4)
-    throw UsageError(fmt::format("flatten was given {}", to_string(s)), "it takes (N, H, W, C) or (N, F)");
-  const Shape flat = {s[0], s[1] * s[2] * s[3]};
+  if (s.size() != 4 && s.size() != 3)
+    throw UsageError(fmt::format("flatten was given {}", to_string(s)), "it takes (N, H, W, C), (N, T, F) or (N, F)");
+  const Shape flat = {s[0], s.size() == 3 ? s[1] * s[2] : s[1] * s[2] * s[3]};
   Tensor y;
-  if (s[3] == 1 || s[1] * s[2] == 1) {
+  if (is_flat(s)) {
     y = x.value().reshaped(flat);  // both orders are the same
   } else {
     y = tape.backend().empty(flat, x.value().dtype());

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json_value.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "nn/io/torch_file.h"
 
 namespace lockstep::nn {
@@ -23,10 +24,7 @@ constexpr const char* kMetadataKey = "lockstep";  // what a run says of its mode
 // ".pt", in lower case.
 std::string extension_of(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
-  std::string extension = name.substr(std::min(name.rfind('.'), name.size()));
-  for (char& c : extension)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return extension;
+  return lower_case(name.substr(std::min(name.rfind('.'), name.size())));
 }
 
 bool is_torch_path(const std::string& path) {

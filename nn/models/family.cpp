@@ -58,6 +58,15 @@ SettingSpec size_setting(const char* name, std::int64_t fallback, const char* he
   return {.name = name, .fallback = fallback, .help = help, .role = role, .low = 1, .high = kMostSize};
 }
 
+SettingSpec hidden_setting(std::vector<std::int64_t> fallback) {
+  return {.name = "hidden",
+          .fallback = std::move(fallback),
+          .help = "widths of the hidden layers",
+          .low = 1,
+          .high = 1 << 24,
+          .placeholder = "N,N,…"};
+}
+
 SettingSpec dropout_setting() {
   return {.name = "dropout",
           .fallback = 0.0,

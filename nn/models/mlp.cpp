@@ -69,12 +69,7 @@ void read_mlp_tensors(const TensorsByName& tensors, ModelSpec& spec) {
 const ModelFamily& mlp_family() {
   static const ModelFamily family = {
       .variants = {{.name = "mlp", .sample_shape = {28, 28, 1}}},
-      .settings = {{.name = kHidden,
-                    .fallback = {1024, 1024},
-                    .help = "widths of the hidden layers",
-                    .low = 1,
-                    .high = 1 << 24,
-                    .placeholder = "N,N,…"}},
+      .settings = {hidden_setting({1024, 1024})},
       .takes_vectors = true,
       .takes_images = true,
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {

@@ -11,6 +11,7 @@ namespace lockstep::nn {
 
 const ModelFamily& linear_family();
 const ModelFamily& mlp_family();
+const ModelFamily& tabular_family();
 const ModelFamily& cnn_family();
 const ModelFamily& resnet_family();
 const ModelFamily& vgg_family();
@@ -24,8 +25,8 @@ namespace {
 
 Registry<ModelFamily>& model_registry() {
   static Registry<ModelFamily> models(
-      "model", {&linear_family(), &mlp_family(), &cnn_family(), &resnet_family(), &vgg_family(), &gpt_family(),
-                &bert_family(), &rnn_family(), &lstm_family(), &gru_family()});
+      "model", {&linear_family(), &mlp_family(), &tabular_family(), &cnn_family(), &resnet_family(), &vgg_family(),
+                &gpt_family(), &bert_family(), &rnn_family(), &lstm_family(), &gru_family()});
   return models;
 }
 
@@ -73,8 +74,9 @@ const std::vector<std::int64_t>* TensorsByName::shape(const std::string& name, s
 
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
-  if (!family.any_samples &&
-      (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, [](std::int64_t d) { return d >= 1; })))
+  if (!family.any_samples && (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, [&](std::int64_t d) {
+                                return d >= (spec.categories.empty() ? 1 : 0);
+                              })))
     throw UsageError(
         fmt::format("a model with {} classes and inputs of [{}]", spec.classes, fmt::join(spec.sample_shape, ", ")),
         "all sizes are at least 1");

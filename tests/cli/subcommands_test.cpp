@@ -258,6 +258,14 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.data_settings.word("text"), "a,b c");
   EXPECT_EQ(config.data_settings.word("label"), "d");
   EXPECT_EQ(config.data_settings.word("quotes"), "no");
+  config = train_config({"tabular", "--data=table:x", "--target=a", "--ignore=b,c", "--numeric=d", "--categorical=e",
+                         "--quotes=yes", "--embedding-dim=3"});
+  EXPECT_EQ(config.data_settings.word("target"), "a");
+  EXPECT_EQ(config.data_settings.word("ignore"), "b,c");
+  EXPECT_EQ(config.data_settings.word("numeric"), "d");
+  EXPECT_EQ(config.data_settings.word("categorical"), "e");
+  EXPECT_EQ(config.model.settings.integer("embedding-dim"), 3);
+  EXPECT_EQ(train_config({"mlp", "--data=npy:x,y", "--channels=first"}).data_settings.word("channels"), "first");
   EXPECT_EQ(train_config({"gpt", "--data=tokens:x", "--token-type=u32"}).data_settings.word("token-type"), "u32");
   config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});
   EXPECT_TRUE(config.stateful);

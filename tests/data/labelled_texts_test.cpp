@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "data/csv.h"
+#include "data/table_file.h"
 #include "lockstep/data/open.h"
 #include "tests/support/temporary_directory.h"
 

@@ -32,8 +32,12 @@ GPT = ("lockstep train gpt --data text:input.txt --layers 1 --heads 1 --width 16
        "--save gpt.safetensors")
 BERT = ("lockstep train bert --data text:input.txt --layers 2 --width 64 --heads 2 --max-length 32 --steps 2 "
         "--save pieces.safetensors")
+CARS = "id,maker,age,power,price\n" + "".join(
+    f"{i},{('Fiat', 'Volvo', 'Opel')[i % 3]},{i * 7 % 12},{60 + i * 11 % 90},{20000 + i * 11 % 90 * 90 - i * 7 % 12 * 900}\n"
+    for i in range(200))
+TABULAR = "lockstep train tabular --data table:cars.csv --target price --ignore id --epochs 4 --save cars.safetensors"
 TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT, "gpt.safetensors": GPT,
-           "pieces.safetensors": BERT}
+           "pieces.safetensors": BERT, "cars.safetensors": TABULAR}
 
 
 def train(command: str, kept: pathlib.Path, build: pathlib.Path) -> pathlib.Path:
@@ -41,6 +45,7 @@ def train(command: str, kept: pathlib.Path, build: pathlib.Path) -> pathlib.Path
     file = kept / command.split()[-1]
     if not file.exists():
         (kept / "input.txt").write_text(TEXT)
+        (kept / "cars.csv").write_text(CARS)
         done = shell.run(command, kept, build)
         if done.returncode != 0:
             raise RuntimeError(f"{command}\n{done.stdout}{done.stderr}")
@@ -63,6 +68,7 @@ def make(directory: pathlib.Path, source: pathlib.Path, build: pathlib.Path, kep
     (directory / "input.txt").write_text(TEXT)
     rows = "".join(f'{("good", "bad")[i % 2]},"A {("fine", "dull")[i % 2]} day, number {i}."\n' for i in range(60))
     (directory / "reviews.csv").write_text("label,text\n" + rows)
+    (directory / "cars.csv").write_text(CARS)
     for name, command in TRAINED.items():
         if name in text:
             (directory / name).symlink_to(train(command, kept, build))

@@ -171,6 +171,21 @@ def main():
     seed("csv", "utf16", "label,text,id\na,b c,1\n".encode("utf-16"))
     seed("csv", "gzip", gzip.compress(b",text,label\n0,b c,a\n", mtime=0))
 
+    rows = "".join(f"{i},{'ab'[i % 2]},{i % 3}\n" for i in range(24))
+    seed("csv", "numbers", "y,kind,n\n" + rows)
+    seed("csv", "semicolons", "y;kind;n\r\n" + rows.replace(",", ";").replace("\n", "\r\n").replace("5;b;2", "oops;?;"))
+
+    def npy(kind, shape, content, version=1):
+        header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        header += b" " * (-(10 + len(header) + 1) % 64) + b"\n"
+        return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + content
+
+    seed("npy", "labels", npy("<i8", "(3,)", struct.pack("<3q", 0, 2, 1)))
+    seed("npy", "numbers", npy("<f4", "(2, 3)", struct.pack("<6f", *range(6))))
+    seed("npy", "bytes", npy("|u1", "(2, 2, 2, 3)", bytes(range(24)), version=2))
+    seed("npy", "huge", npy("<f8", "(4611686018427387904, 4)", b""))
+    seed("npy", "records", b"\x93NUMPY\x01\x00\x30\x00{'descr': [('a', '<f4')], 'shape': (1,), }      \n")
+
     special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     seed("word_pieces", "plain", (special + "a\n##b\nab\n\0Ab abb, b \u00e2\u4e2d").encode())
     seed("word_pieces", "twice", (special + "a\na\n\0a").encode())
@@ -210,6 +225,9 @@ def main():
     seed("metadata", "untied", json.dumps({"model": {**gpt, "tied": False}, **base, "tokens": True}))
     seed("metadata", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
                                         "class_names": ["no", "yes"], **base}))
+    columns = [{"name": "x", "mean": 1.5, "deviation": 2.0}, {"name": "c", "categories": ["a", "b"]}]
+    seed("metadata", "table", json.dumps({"model": {"name": "mlp", "sample": [1], "classes": 1, "categories": [3], "hidden": [4]},
+                                          **base, "table": {"columns": columns, "target": {"name": "y", "mean": 0.0, "deviation": 1.0}}}))
     seed("metadata", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
 
     seed("checkpoint", "manifest", checkpoint_manifest())

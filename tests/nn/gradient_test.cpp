@@ -249,7 +249,7 @@ TEST_F(Gradient, AddOfBranchesThatChangeTheirGradient) {
 }
 
 TEST_F(Gradient, Flatten) {
-  for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{2, 3, 3, 1}, Shape{3, 1, 1, 5}, Shape{4, 6}})
+  for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{2, 3, 3, 1}, Shape{3, 1, 1, 5}, Shape{2, 3, 4}, Shape{4, 6}})
     expect_gradients({{random(shape, 1)}, {}}, [](Tape& tape, Inputs x) { return flatten(tape, x[0]); });
 }
 

@@ -170,7 +170,7 @@ TEST_F(Layers, ModelsThatCannotBe) {
     return "no UsageError";
   };
   EXPECT_THAT(message({.name = "cn", .sample_shape = {8, 8, 1}}), HasSubstr("did you mean 'cnn'?"));
-  EXPECT_THAT(message({.name = "zzzzzzzzzz", .sample_shape = {8, 8, 1}}), HasSubstr("linear, mlp, cnn"));
+  EXPECT_THAT(message({.name = "zzzzzzzzzz", .sample_shape = {8, 8, 1}}), HasSubstr("linear, mlp, tabular, cnn"));
   EXPECT_THAT(message({.name = "cnn", .sample_shape = {5}}), HasSubstr("at least 4x4"));
   EXPECT_THAT(message({.name = "cnn", .sample_shape = {8, 3, 1}}), HasSubstr("at least 4x4"));
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .classes = 0}), HasSubstr("at least 1"));

@@ -337,7 +337,7 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreUsageErrors) {
   expect_says("cannot train on [1, 3]", [&] { batch_norm(tape, one, *gamma, *beta, state, true); });
   EXPECT_NO_THROW(batch_norm(tape, one, *gamma, *beta, state, false));
   expect_says("add of [3, 4] and [1, 3]", [&] { add(tape, in, one); });
-  expect_says("flatten was given [2, 3, 4]", [&] { flatten(tape, tape.input(random_tensor(*backend, {2, 3, 4}, 9))); });
+  expect_says("flatten was given [24]", [&] { flatten(tape, tape.input(random_tensor(*backend, {24}, 9))); });
   Tensor labels = backend->empty({3}, DType::kI32);
   for (int i = 0; i < 3; ++i) labels.data<std::int32_t>()[i] = i + 2;
   expect_says("label 4 of sample 2 in a batch with 4 classes", [&] { cross_entropy(tape, in, labels, 1.0f); });

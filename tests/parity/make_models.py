@@ -104,6 +104,7 @@ def tokens(*shape, bound):
 MODELS = {
     "linear": (lambda: peers().Linear(), images(6, 5), 10, (6,), 0.0, 1e-3),
     "mlp": (lambda: peers().Mlp(), images(4, 1, 28, 28), 10, (4,), 0.0, 1e-3),
+    "tabular": (lambda: peers().Tabular(), images(6, 16), 10, (6,), 1.5, 1e-3),
     "cnn": (lambda: peers().Cnn(), images(3, 1, 28, 28), 10, (3,), 0.0, 1e-3),
     "resnet18": (lambda: torchvision.models.resnet18(num_classes=7), images(4, 3, 48, 48), 7, (4,), 1.5, 1e-3),
     "resnet50": (lambda: torchvision.models.resnet50(num_classes=7), images(3, 3, 48, 48), 7, (3,), 3.0, 2e-5),

@@ -179,6 +179,7 @@ nn::ModelSpec of_rows(const char* name) {
 INSTANTIATE_TEST_SUITE_P(All, Models,
                          ::testing::Values(Example{spec_of("linear", {5}, 10), {6, 5}, 6},
                                            Example{spec_of("mlp", {28, 28, 1}, 10), {4, 1, 28, 28}, 4},
+                                           Example{spec_of("tabular", {16}, 10), {6, 16}, 6, 1.5},
                                            Example{spec_of("cnn", {28, 28, 1}, 10), {3, 1, 28, 28}, 3},
                                            Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
                                            Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 3.0, 2e-5},

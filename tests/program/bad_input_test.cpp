@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 2 lockstep train cnn --data digits
   --dropout 0.5
-    | --dropout 0.5 on the command line: it applies to vgg11, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
+    | --dropout 0.5 on the command line: it applies to tabular, vgg11, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
   --encrypt --backend mpi
     | it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt
   --shards 2 --comm-hook bf16 | and --shards promises the same bits at any number of ranks
@@ -160,13 +160,20 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --comm-hook topk:200 | topk:P with P percent of each bucket
   --device cuda --comm-hook topk:1 | --comm-hook topk:1 is for the CPU
   --layers 2 | --layers 2 on the command line: it applies to gpt
-  --hidden 5 | it applies to mlp, and the model is cnn
+  --hidden 5 | it applies to mlp and tabular, and the model is cnn
+  --embedding-dim 4 | it applies to tabular, and the model is cnn
   --out 10 | --out 10
   --zero-init-residual | it applies to ResNets
   --no-broadcast-buffers | ResNets, and the model is cnn
   --augment yes | it applies to cifar10, cifar100 and images, and the data is digits
   --max-corrupt 8 | --max-corrupt
   --label a | it applies to csv, and the data is digits
+  --target a | it applies to table, and the data is digits
+  --ignore a | it applies to table, and the data is digits
+  --numeric a | it applies to table, and the data is digits
+  --categorical a | it applies to table, and the data is digits
+  --quotes no | it applies to csv and table, and the data is digits
+  --channels first | it applies to npy, and the data is digits
   --momentum 0.9 | it applies to --optimizer sgd, lars and rmsprop, and the optimizer is adamw
   --nesterov | --nesterov on the command line: it applies
   --opt sgd --momentum 0 --nesterov | the momentum is 0
@@ -236,7 +243,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   eval cnn --data digits --weights w --graphs no | --graphs
   eval cnn --data digits --weights w --hidden 8 | it applies to mlp
   eval cnn --data digits --weights w --device cpu:7 | no CPU device 7
-  bench step cnn --dropout 0.1 | it applies to vgg11, gpt, gpt2, BERTs, rnn, lstm and gru
+  bench step cnn --dropout 0.1 | it applies to tabular, vgg11, gpt, gpt2, BERTs, rnn, lstm and gru
   bench step lstm --data digits --context 9 | the data is digits
   bench step cnn --device cpu --copy-batch yes | --copy-batch yes is for GPUs
   bench step cnn --csv --timeline | --csv and --timeline exclude
@@ -261,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   resnet18 --input random:1x3x32x32 --device cpu --tf32 | it applies to GPUs
   resnet18 --input random:1x3x32x32 --layers 2 | the model is resnet18
   resnet18 --input random:1x3x32x32 --top 2 | this run has --input random:
-  gpt --weights w --prompt a --top 2 | it applies to images that are classified
+  gpt --weights w --prompt a --top 2 | it applies to images and rows that are classified
   gpt --weights w --prompt a --lines | this run has --prompt
   gpt --weights w --input t.csv --text a | this run has no --lines
   bert --weights w --input t.txt --lines --quotes no | this run has --input t.txt

@@ -23,16 +23,19 @@ struct Kind {
   std::string name, data, flags;
 };
 
-const std::set<std::string> kNumbers = {"digits", "mnist", "cifar10", "cifar100", "images", "vectors", "pictures"};
+const std::set<std::string> kNumbers = {"digits", "mnist",   "cifar10",  "cifar100",
+                                        "images", "vectors", "pictures", "rows"};
 const std::set<std::string> kTokens = {"text", "tokens", "random tokens"};
 
 std::vector<Model> models() {
   std::set<std::string> images = kNumbers, large = {"cifar10", "cifar100", "images", "pictures"},
                         rows_or_tokens = kTokens;
   images.erase("vectors");
+  images.erase("rows");
   rows_or_tokens.insert(images.begin(), images.end());
   return {{"linear", kNumbers},
           {"mlp --hidden 4", kNumbers},
+          {"tabular --hidden 4", {"vectors", "rows", "table"}},
           {"cnn", images},
           {"resnet18", large},
           {"resnet50", large},
@@ -53,6 +56,8 @@ std::vector<Kind> kinds() {
           {"vectors", "random:5,8", ""},
           {"pictures", "random:3x32x32,8", ""},
           {"random tokens", "random:tokens,8", ""},
+          {"rows", "table:table.csv", "--target y --ignore kind --log-level error"},
+          {"table", "table:table.csv", "--target y --log-level error"},
           {"text", "text:text.txt", ""},
           {"tokens", "tokens:tokens.bin", ""}};
 }
@@ -81,6 +86,9 @@ class DataOfModels : public ::testing::Test {
         fs::copy_file(golden / "rgb.png", here / "images" / label / (std::to_string(i) + ".png"));
     write_file(here / "text.txt", std::string(1500, 'a') + std::string(1500, 'b'));
     write_file(here / "tokens.bin", std::string(6000, '\1'));
+    std::string rows = "x,kind,y\n";
+    for (int i = 0; i < 20; ++i) rows += fmt::format("{},{},{}\n", i * 7 % 5, i % 3 == 0 ? "a" : "b", i);
+    write_file(here / "table.csv", rows);
   }
 
   void expect(const std::string& line, bool fits) const {

@@ -398,7 +398,7 @@ TEST_F(Infer, BatchesOfSyntheticInputs) {
   EXPECT_EQ(infer("gpt --weights text.safetensors --input random:2x8,3 --batch 3 --quiet").out,
             infer("gpt --weights text.safetensors --input random:2x8,3 --quiet").out);
   expect_refusal("gpt --weights text.safetensors --prompt t --batch 2", 2,
-                 "--batch 2 on the command line: it applies to images and synthetic inputs: texts are taken");
+                 "--batch 2 on the command line: it applies to images, rows and synthetic inputs: texts are taken");
   expect_refusal("lstm --weights lstm.safetensors --prompt t --batch 2", 2, "--batch with a model of text");
   ended_well(infer("gpt --weights text.safetensors --prompt t --batch 1 --tokens 2"));
   ended_well(run("LOCKSTEP_BATCH=8 lockstep infer gpt --weights text.safetensors --prompt t --tokens 2"));

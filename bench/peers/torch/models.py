@@ -31,6 +31,20 @@ class Mlp(nn.Module):
         return self.fc3(F.relu(self.fc2(x)))
 
 
+class Tabular(nn.Module):
+    """Of a table without categories."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.bn1 = nn.Linear(16, 128, bias=False), nn.BatchNorm1d(128)
+        self.fc2, self.bn2 = nn.Linear(128, 64, bias=False), nn.BatchNorm1d(64)
+        self.fc3 = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.numbers(x)))
+        return self.fc3(F.relu(self.bn2(self.fc2(x))))
+
+
 class Cnn(nn.Module):
     def __init__(self):
         super().__init__()
@@ -210,8 +224,8 @@ def image_batch(samples: int):
     return torch.rand(samples, 1, 28, 28), torch.randint(10, (samples,))
 
 
-def vector_batch(samples: int):
-    return torch.rand(samples, 5), torch.randint(10, (samples,))
+def vector_batch(numbers: int):
+    return lambda samples: (torch.rand(samples, numbers), torch.randint(10, (samples,)))
 
 
 def colour_batch(size: int):
@@ -246,8 +260,9 @@ def gpt2(context: int) -> Model:
 
 
 MODELS = {
-    "linear": Model(Linear, vector_batch),
+    "linear": Model(Linear, vector_batch(5)),
     "mlp": Model(Mlp, image_batch),
+    "tabular": Model(Tabular, vector_batch(16)),
     "cnn": Model(Cnn, image_batch),
     "resnet18-cifar": Model(lambda: ResNet([2, 2, 2, 2], False, True), colour_batch(32)),
     "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),

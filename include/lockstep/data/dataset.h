@@ -15,6 +15,7 @@ namespace lockstep::data {
 class Characters;
 class WordPieces;
 struct ImageForm;
+struct TableSchema;
 
 /// Memory of an array: of numbers or of integers, as the data set says; the other one is empty.
 struct Array {
@@ -68,6 +69,10 @@ class Dataset {
     std::shared_ptr<const Characters> characters = nullptr;   // whose tokens they are
     std::shared_ptr<const WordPieces> word_pieces = nullptr;  // or these'
     std::shared_ptr<const ImageForm> image = nullptr;         // what was made of images
+    std::shared_ptr<const TableSchema> table = nullptr;       // what the columns are that were read
+    // Of a table's categorical columns, the further input, how many codes each has: those of the second follow the
+    // first's.
+    std::vector<std::int64_t> categories = {};
   };
 
   virtual ~Dataset() = default;

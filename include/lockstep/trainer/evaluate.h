@@ -30,6 +30,10 @@ class Evaluator {
   void count_confusion();
   static constexpr int kMostConfused = 1000;
 
+  /// Reports also have the errors, where targets are numbers, and the area under the ROC curve, where samples have one
+  /// label of two. The module then has one output, of as many numbers as there are targets, or the logits.
+  void measure();
+
   /// The same result at any number of ranks, to the bit: passes are over the same samples then, whoever computes them,
   /// and their sums are added along a tree (comm: Note [Reduction tree]).
   void add_along_tree() { along_tree_ = true; }
@@ -53,6 +57,7 @@ class Evaluator {
   nn::LossFunction loss_;
   bool top5_ = false;
   bool confusion_ = false;
+  bool errors_ = false, ranking_ = false;
   bool along_tree_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;

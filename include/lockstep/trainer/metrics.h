@@ -38,14 +38,22 @@ struct StepReport {
   std::optional<LossScaling> scaling = {};
 };
 
+/// Of targets that are numbers, in the units of the data.
+struct ErrorReport {
+  double mae = 0, rmse = 0;       // mean absolute error, and the root of the mean squared one
+  std::optional<double> r2 = {};  // the share of the targets' variance that is explained; nothing: they have none
+};
+
 struct EvalReport {
   std::int64_t step = 0;
   double loss = 0;      // mean over the evaluation set
   double accuracy = 0;  // 0 to 1; NaN: there is none, for targets are numbers, or the loss does not count
   std::int64_t samples = 0;
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
-  bool stopped = false;             // not all samples were looked at
-  bool of_average = false;          // the parameters' moving average was evaluated
+  std::optional<double> auc = {};   // 0 to 1, of two classes; NaN: there are samples of one alone
+  std::optional<ErrorReport> errors = {};
+  bool stopped = false;     // not all samples were looked at
+  bool of_average = false;  // the parameters' moving average was evaluated
   /// Where it was asked for: (classes, classes), in row r and column c the samples of class r that are taken for c.
   std::vector<std::int64_t> confusion = {};
   bool best = false;  // better than all before, where a run keeps the best
@@ -64,7 +72,9 @@ struct FinalReport {
   std::int64_t steps = 0, epochs = 0;
   int world_size = 1;
   double wall_s = 0;
-  double loss = 0, accuracy = 0;                // of the last evaluation; NaN: there was none
+  double loss = 0, accuracy = 0;   // of the last evaluation; NaN: there was none
+  std::optional<double> auc = {};  // likewise
+  std::optional<ErrorReport> errors = {};
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
   std::optional<HookReport> hook = {};

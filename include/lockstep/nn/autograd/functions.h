@@ -111,7 +111,7 @@ Var take_position(Tape& tape, Var x, std::int64_t position);
 Var add(Tape& tape, Var x, Var y);
 /// relu(add(x, y)) in one pass.
 Var add_relu(Tape& tape, Var x, Var y);
-/// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
+/// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, T, F) → (N, T·F); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 
 // Of each element, for custom losses. Operands are f32 (to_f32()); those of two have one shape, and nothing is

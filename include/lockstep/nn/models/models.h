@@ -22,11 +22,12 @@ namespace lockstep::nn {
 struct ModelSpec {
   std::string name;
   std::vector<std::int64_t> sample_shape;
-  std::int64_t classes = 10;  // of a model that predicts tokens: those of its vocabulary
+  std::int64_t classes = 10;  // of a model that predicts tokens: those of its vocabulary; of numbers: how many
   Settings settings = {};     // its family's; those that are not given have the defaults of its name
   // Of a model that reads tokens and predicts a class of the whole sample; 0: it predicts tokens.
   std::int64_t vocabulary = 0;
-  std::int64_t predictions = 1;  // of a model that predicts masked tokens: how many of a sample
+  std::int64_t predictions = 1;               // of a model that predicts masked tokens: how many of a sample
+  std::vector<std::int64_t> categories = {};  // of a table's categorical columns: how many codes each has
 };
 
 /// A model, and what was said of it: settings that its family declares.
@@ -118,6 +119,7 @@ struct ModelFamily {
   std::vector<SettingSpec> settings = {};
   // What a sample may be.
   bool takes_vectors = false, takes_images = false, takes_tokens = false;
+  bool takes_categories = false;  // beside vectors: a table's, as a second input
   /// Of its settings the one that says how many tokens a sample has; empty: none.
   std::string tokens_setting = {};
   /// The tensor of its weights files that has a row for each token; empty: none.
@@ -186,6 +188,8 @@ std::vector<MatrixProduct> products_of(const ModelSpec& spec);
 /// A size of a model: a whole number of at least 1.
 SettingSpec size_setting(const char* name, std::int64_t fallback, const char* help,
                          SettingSpec::Role role = SettingSpec::Role::kStructure);
+/// --hidden: the widths of a perceptron's hidden layers.
+SettingSpec hidden_setting(std::vector<std::int64_t> fallback);
 /// The probability with which an element is dropped in training.
 SettingSpec dropout_setting();
 /// Numbers of a sample.

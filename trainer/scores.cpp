@@ -1,0 +1,64 @@
+#include "trainer/scores.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "data/class_report.h"
+#include "data/table_schema.h"
+
+namespace lockstep::trainer {
+
+bool has_errors(const data::Dataset& dataset) { return dataset.has_numeric_targets(); }
+
+bool has_ranking(const data::Dataset& dataset) { return data::has_classes(dataset) && dataset.classes() == 2; }
+
+ErrorSums error_sums(std::span<const float> outputs, std::span<const float> targets) {
+  ErrorSums sums{};
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const double target = targets[i], error = double{outputs[i]} - target;
+    sums[0] += std::abs(error);
+    sums[1] += error * error;
+    sums[2] += target;
+    sums[3] += target * target;
+  }
+  return sums;
+}
+
+ErrorReport errors_of(const ErrorSums& sums, std::uint64_t samples, const data::Dataset& dataset) {
+  const double count = static_cast<double>(samples * dataset.targets_per_sample());
+  const double unit = dataset.info().table != nullptr ? dataset.info().table->target.deviation : 1;
+  ErrorReport report{.mae = unit * sums[0] / count, .rmse = unit * std::sqrt(sums[1] / count)};
+  const double spread = sums[3] - sums[2] * sums[2] / count;
+  if (dataset.targets_per_sample() == 1 && spread > 0) report.r2 = 1 - sums[1] / spread;
+  return report;
+}
+
+void RankedSamples::add(std::span<const float> logits, std::span<const std::int32_t> labels) {
+  for (std::size_t i = 0; i < labels.size(); ++i)
+    samples_.push_back({.score = logits[2 * i + 1] - logits[2 * i], .label = labels[i]});
+}
+
+double RankedSamples::auc(comm::ProcessGroup& group) const {
+  std::vector<Sample> all;
+  for (const auto& bytes : group.all_gather_objects(std::as_bytes(std::span(samples_)))) {
+    const std::size_t before = all.size();
+    all.resize(before + bytes.size() / sizeof(Sample));
+    if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
+  }
+  // The order of equal scores does not matter: they count together.
+  std::ranges::sort(all, {}, &Sample::score);
+  double first = 0, second = 0, before = 0;  // samples of each class so far; pairs in the right order
+  for (std::size_t i = 0; i < all.size();) {
+    double ones = 0, zeros = 0;
+    const float score = all[i].score;
+    for (; i < all.size() && all[i].score == score; ++i) ++(all[i].label == 1 ? ones : zeros);
+    before += ones * (first + zeros / 2);
+    first += zeros;
+    second += ones;
+  }
+  return first > 0 && second > 0 ? before / (first * second) : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace lockstep::trainer

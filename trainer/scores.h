@@ -1,0 +1,43 @@
+// Figures of an evaluation that need what the model returned, and not its loss alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+/// Whether an evaluation on `dataset` has errors (of numbers), or a ranking (of two classes).
+bool has_errors(const data::Dataset& dataset);
+bool has_ranking(const data::Dataset& dataset);
+
+/// Of some targets that are numbers: |error|, error², target, target².
+using ErrorSums = std::array<double, 4>;
+/// `outputs` and `targets` are of one length.
+ErrorSums error_sums(std::span<const float> outputs, std::span<const float> targets);
+/// In the units of the data: of a table, those of its target, which the model sees standardised.
+ErrorReport errors_of(const ErrorSums& sums, std::uint64_t samples, const data::Dataset& dataset);
+
+/// By how much each sample is rather of the second class, and whether it is.
+class RankedSamples {
+ public:
+  /// `logits` (labels.size(), 2).
+  void add(std::span<const float> logits, std::span<const std::int32_t> labels);
+  /// Collective: the area under the ROC curve of all ranks' samples: how likely one of the second class is ranked
+  /// before one of the first, where ties count half (Hanley and McNeil, 1982). NaN without samples of both.
+  double auc(comm::ProcessGroup& group) const;
+
+ private:
+  struct Sample {
+    float score = 0;
+    std::int32_t label = 0;
+  };
+  std::vector<Sample> samples_;
+};
+
+}  // namespace lockstep::trainer
