@@ -29,6 +29,10 @@ class Concatenation final : public Dataset {
   void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
     part_of(index).append_source(index, bytes);
   }
+  std::string sample_name(std::uint64_t index) const override {
+    const Dataset& part = part_of(index);
+    return part.sample_name(index);
+  }
   std::uint64_t corrupt() const override {
     std::uint64_t count = 0;
     for (const auto& part : parts_) count += part->corrupt();
@@ -61,6 +65,7 @@ std::shared_ptr<const Dataset> concatenate(std::vector<std::shared_ptr<const Dat
   info.name = std::move(name);
   info.size = 0;
   info.class_counts = {};
+  info.target_range = {};
   for (const auto& part : parts) {
     if (!same_samples(part->info(), info))
       throw UsageError(fmt::format("{} and {} have samples of different kinds", parts.front()->name(), part->name()),
@@ -125,6 +130,8 @@ void Dataset::append_source(std::uint64_t index, std::vector<std::byte>& bytes) 
   for (const auto& some : numbers) append(std::as_bytes(std::span(some)));
   for (const auto& some : integers) append(std::as_bytes(std::span(some)));
 }
+
+std::string Dataset::sample_name(std::uint64_t index) const { return fmt::to_string(index); }
 
 void Dataset::read(std::uint64_t, std::span<float>, std::int32_t&) const {
   if (has_tokens())

@@ -171,6 +171,8 @@ class Images final : public Dataset {
         options_(options),
         corruption_(name(), options.max_corrupt) {}
 
+  std::string sample_name(std::uint64_t index) const override { return list_->path(files_[index]); }
+
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
     read_or_replace(index, std::nullopt, x, label);
   }

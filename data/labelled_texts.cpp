@@ -15,8 +15,11 @@ enum TextInput : std::size_t { kTextTypes, kTextLength };
 
 class LabelledTexts final : public Dataset {
  public:
-  LabelledTexts(Info info, std::vector<EncodedText> texts, std::vector<std::int32_t> labels)
-      : Dataset(std::move(info)), texts_(std::move(texts)), labels_(std::move(labels)) {}
+  LabelledTexts(Info info, std::vector<EncodedText> texts, std::vector<std::int32_t> labels,
+                std::vector<std::string> sources)
+      : Dataset(std::move(info)), texts_(std::move(texts)), labels_(std::move(labels)), sources_(std::move(sources)) {}
+
+  std::string sample_name(std::uint64_t index) const override { return sources_[index]; }
 
   void read_sample(std::uint64_t index, const Sample& sample) const override {
     LOCKSTEP_ASSERT(index < texts_.size() && sample.further.size() == 2 && sample.labels.size() == 1);
@@ -28,6 +31,7 @@ class LabelledTexts final : public Dataset {
  private:
   std::vector<EncodedText> texts_;
   std::vector<std::int32_t> labels_;
+  std::vector<std::string> sources_;
 };
 
 }  // namespace
@@ -93,6 +97,7 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
     if (texts.empty()) throw IoError(fmt::format("{}: it has no text", rows.name + name), "add some");
     std::vector<EncodedText> encoded;
     std::vector<std::int32_t> labels;
+    std::vector<std::string> sources;
     std::size_t cut = 0;
     UnknownTokens unknown(*pieces);
     for (TextRow& row : texts) {
@@ -104,6 +109,7 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
       unknown.add(text.second);
       encoded.push_back(std::move(text));
       labels.push_back(row.label);
+      sources.push_back(std::move(row.source));
     }
     if (cut > 0)
       log_info("{}{}: {} of {} texts have more than {} tokens, and are cut", rows.name, name, cut, texts.size(),
@@ -125,7 +131,7 @@ DataSplits open_labelled_texts(TextRows rows, const OpenOptions& options) {
         .word_pieces = pieces};
     for (const std::int32_t label : labels) ++info.class_counts[static_cast<std::size_t>(label)];
     texts = {};
-    return std::make_shared<LabelledTexts>(std::move(info), std::move(encoded), std::move(labels));
+    return std::make_shared<LabelledTexts>(std::move(info), std::move(encoded), std::move(labels), std::move(sources));
   };
   if (options.parts.whole && rows.validation.empty()) return {.whole = part("", rows.train)};
   return {.train = part(" train", rows.train),

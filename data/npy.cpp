@@ -368,6 +368,10 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
                        .target_dims = {pair->y.shape().begin() + 1, pair->y.shape().end()},
                        .numeric_targets = found == 0};
     if (found == 0 && info.target_dims.empty()) info.target_dims = {1};
+    if (found == 0) {
+      const auto [least, most] = std::ranges::minmax_element(pair->targets);
+      info.target_range = {*least, *most};
+    }
     if (found > 0 && info.target_dims == std::vector<std::int64_t>{1}) info.target_dims = {};  // (N, 1)
     if (found > 0 && info.target_dims.empty()) {
       info.class_counts.resize(static_cast<std::size_t>(info.classes));

@@ -171,7 +171,7 @@ class TableParts {
     }
     if (row == 0) throw IoError(fmt::format("{}: it has no row", files[0]->source()), "add rows");
     if (held_out != nullptr && (held_out->size == 0 || rows.size == 0))
-      throw IoError(fmt::format("{}: {} rows are too few: a tenth is for validation", files[0]->source(), row),
+      throw IoError(fmt::format("{}: too few rows, {}: a tenth is for validation", files[0]->source(), row),
                     "add rows");
     log_reading(files, encoder, row, unread);
   }
@@ -218,6 +218,8 @@ class TableParts {
     } else {
       info.target_dims = {1};
       info.numeric_targets = true;
+      const auto [least, most] = std::ranges::minmax_element(rows.targets);
+      info.target_range = {*least, *most};
     }
     return std::make_shared<TableRows>(std::move(info), std::move(rows));
   }
@@ -257,7 +259,12 @@ const DatasetFamily& table_family() {
                                        .remedy = "a table with a line of names, .csv or .tsv, or a folder of them",
                                        .settings = table_settings(),
                                        .open = [](const std::string&, const std::string& path,
-                                                  const OpenOptions& options) { return open_table(path, options); }};
+                                                  const OpenOptions& options) { return open_table(path, options); },
+                                       .files = [](const std::string& path) -> std::vector<std::string> {
+                                         std::error_code error;
+                                         return fs::is_directory(path, error) ? std::vector<std::string>()
+                                                                              : std::vector{path};
+                                       }};
   return family;
 }
 

@@ -81,6 +81,22 @@ bool CsvReader::next(std::vector<std::string>& fields) {
   }
 }
 
+std::string csv_row(std::span<const std::string> fields, char separator) {
+  const char special[] = {separator, '"', '\n', '\r'};
+  std::string row;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    if (i > 0) row += separator;
+    if (fields[i].find_first_of({special, sizeof special}) == std::string::npos) {
+      row += fields[i];
+      continue;
+    }
+    row += '"';
+    for (const char c : fields[i]) row.append(c == '"' ? 2 : 1, c);
+    row += '"';
+  }
+  return row;
+}
+
 bool is_table(const std::string& path) {
   const std::string suffix = table_suffix(path);
   return suffix == ".csv" || suffix == ".tsv";

@@ -44,6 +44,9 @@ class CsvReader {
   std::pair<std::int64_t, std::int64_t> longest_row_ = {0, 0};
 };
 
+/// A row as CsvReader reads it, without its end: in quotes are fields that have to be.
+std::string csv_row(std::span<const std::string> fields, char separator = ',');
+
 /// Whether the name is that of a table: .csv or .tsv, in any case, also with .gz after it.
 bool is_table(const std::string& path);
 

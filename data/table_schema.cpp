@@ -20,8 +20,9 @@ namespace lockstep::data {
 namespace {
 
 constexpr std::size_t kMostCodes = std::size_t{1} << 24;
-constexpr std::size_t kTwoWords = 2;   // that make a target of numbers a class
-constexpr std::size_t kFewWords = 20;  // that might be meant as classes
+constexpr double kMostDeviations = 1e15;  // whose squares f32 still has
+constexpr std::size_t kTwoWords = 2;      // that make a target of numbers a class
+constexpr std::size_t kFewWords = 20;     // that might be meant as classes
 
 /// NaN: it is missing. Nothing: it is no number.
 std::optional<double> number_of(std::string_view field) {
@@ -38,6 +39,12 @@ std::vector<std::string> in_order(const std::set<std::string>& words) {
     std::ranges::stable_sort(
         all, {}, [&](const auto& word) { return number(word).value_or(-std::numeric_limits<double>::infinity()); });
   return all;
+}
+
+/// "0.5" of "0,5".
+std::string with_point(std::string word) {
+  std::ranges::replace(word, ',', '.');
+  return word;
 }
 
 std::string word_of(std::string_view field) { return is_missing(field) ? std::string() : std::string(trim(field)); }
@@ -135,7 +142,12 @@ void TableEncoder::encode(std::span<const std::string> fields, std::span<float> 
                                 shown_name(column.name)),
                     "write a number, or nothing where it is not known");
     if (std::isnan(*value)) ++missing_[i];
-    numbers[number++] = std::isnan(*value) ? 0.0f : static_cast<float>((*value - column.mean) / column.deviation);
+    const double standardised = std::isnan(*value) ? 0.0 : (*value - column.mean) / column.deviation;
+    if (std::abs(standardised) > kMostDeviations)
+      throw IoError(fmt::format("{}: {} is {:.0e} standard deviations from the mean of {} in training", place,
+                                shown_name(field), std::abs(standardised), shown_name(column.name)),
+                    "check its unit, or leave the field empty");
+    numbers[number++] = static_cast<float>(standardised);
   }
 }
 
@@ -242,8 +254,9 @@ class SchemaReader {
     TableSchema schema;
     std::size_t codes = 0;
     for (Profile& profile : profiles_) {
-      TableColumn column = column_of(profile);
+      TableColumn column = column_of(profile, files_[0]->source());
       if (profile.is_target) {
+        check_classes(profile);
         schema.target = std::move(column);
         continue;
       }
@@ -395,7 +408,7 @@ class SchemaReader {
     return turned;
   }
 
-  static TableColumn column_of(Profile& profile) {
+  static TableColumn column_of(Profile& profile, const std::string& source) {
     TableColumn column{.name = profile.name, .categorical = profile.categorical};
     if (profile.is_target && !profile.categorical && !profile.said && profile.few.size() <= kTwoWords) {
       column.categorical = true;
@@ -407,8 +420,28 @@ class SchemaReader {
       column.mean = profile.mean;
       const double variance = profile.numbers > 0 ? profile.squares / static_cast<double>(profile.numbers) : 0;
       column.deviation = variance > 0 ? std::sqrt(variance) : 1;
+      if (!std::isfinite(variance))
+        throw IoError(fmt::format("{}: the numbers of {} are too large for a standard deviation", source,
+                                  shown_name(profile.name)),
+                      "scale them down, or leave the column out with --ignore");
     }
     return column;
+  }
+
+  /// Whether words are nearly all numbers, of which there are several.
+  static bool are_mostly_numbers(const Profile& profile) {
+    constexpr std::size_t kSeveral = 10;
+    std::size_t numbers = 0;
+    for (const auto& word : profile.words) numbers += number_of(word) && !word.empty() ? 1 : 0;
+    return !profile.said && numbers * 10 >= profile.words.size() * 9 && profile.words.size() >= kSeveral;
+  }
+
+  /// One word would make classes of all numbers.
+  static void check_classes(const Profile& profile) {
+    if (profile.categorical && are_mostly_numbers(profile))
+      throw IoError(fmt::format("{}: {} is no number, as most of the target {} are", profile.place,
+                                shown_name(profile.first_word), shown_name(profile.name)),
+                    fmt::format("correct it, or say --categorical {}: all of them are classes then", profile.name));
   }
 
   void warn_of(const Profile& profile, const TableColumn& column) const {
@@ -420,13 +453,14 @@ class SchemaReader {
       return;
     }
     const std::uint64_t values = profile.rows - profile.missing;
-    std::uint64_t numbers = 0;
-    for (const auto& word : profile.words) numbers += number_of(word) && !word.empty() ? 1 : 0;
-    if (!profile.said && numbers * 10 >= profile.words.size() * 9 && profile.words.size() >= 10)
+    if (are_mostly_numbers(profile))
       log_warn(
           "{}: {} is read as categories, for {} has {}, which is no number, where most are → correct it, or say "
           "--categorical {}",
           source, shown_name(column.name), profile.place, shown_name(profile.first_word), column.name);
+    else if (!profile.said && number_of(with_point(profile.first_word)))
+      log_warn("{}: {} is read as categories, for {} has {}: numbers have a decimal point", source,
+               shown_name(column.name), profile.place, shown_name(profile.first_word));
     else if (!profile.said && values >= kEnoughRows && profile.words.size() > values / 2)
       log_warn("{}: {} has {} categories in {} rows: is it a name or a text? → --ignore {} leaves it out", source,
                shown_name(column.name), profile.words.size(), profile.rows, column.name);

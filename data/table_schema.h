@@ -92,10 +92,10 @@ struct FoundSchema {
   std::string summary;  // "the target 'y' is a number, 2 columns of numbers: 'a' (3 missing) and 'b', …"
 };
 /// Finds out what the columns of a table are, of which `files` are parts, with the settings above: one whose fields are
-/// all numbers, or missing, is numeric, others are categories; settings overrule that. A target of two values is a
-/// class. `holds_out`: rows that is_held_out() count neither in statistics nor as categories. Warns of columns that are
-/// probably not meant so. Reads all rows, once or twice. Throws IoError naming file, line and remedy, UsageError for
-/// settings.
+/// all numbers, or missing, is numeric, others are categories; settings overrule that. A target with only two
+/// different values is a class. `holds_out`: rows that is_held_out() count neither in statistics nor as categories.
+/// Warns of columns that are probably not meant so. Reads all rows, once or twice. Throws IoError naming file, line and
+/// remedy, UsageError for settings.
 FoundSchema find_schema(std::span<const std::unique_ptr<TableFile>> files, const Settings& settings, bool holds_out);
 
 }  // namespace lockstep::data

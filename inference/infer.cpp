@@ -148,6 +148,9 @@ void run(const InferConfig& config, session::Session& session) {
   if (config.input.starts_with(kRandomInput)) inputs.random = parse_random_input(config.input);
   const InferDevices devices(config, session);
   const auto check = [&](const nn::ModelSpec& spec) {
+    if (inputs.random && !spec.categories.empty())
+      throw UsageError(fmt::format("--input {} for a model of tables with categories", config.input),
+                       "give it a table: --input FILE.csv");
     if (!inputs.random && !config.prompt && spec.sample_shape.size() == 3)
       inputs.images = std::make_shared<const ImageFiles>(config.input);
     check_memory(config, devices, session, spec, inputs);

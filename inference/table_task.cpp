@@ -30,20 +30,6 @@ struct SharedTable {
   std::uint64_t batch = kUsualBatch;
 };
 
-/// In quotes where it has to be (RFC 4180).
-std::string written(const std::string& field, char separator) {
-  if (field.find_first_of(std::string{separator, '"', '\n', '\r'}) == std::string::npos) return field;
-  std::string text = "\"";
-  for (const char c : field) text += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return text + '"';
-}
-
-std::string written(std::span<const std::string> fields, char separator) {
-  std::vector<std::string> all;
-  for (const auto& field : fields) all.push_back(written(field, separator));
-  return join(all, std::string_view(&separator, 1));
-}
-
 class TableWorker final : public InferWorker {
  public:
   TableWorker(const InferConfig& config, nn::Module& module, std::shared_ptr<const SharedTable> shared,
@@ -112,9 +98,10 @@ class TableWorker final : public InferWorker {
     }
     const auto ranked = ranking_.of(outputs, shared_->top);
     if (!config_.json)
-      return fmt::format("{}{}{}{}{:.4f}\n", shared_->rows[row], shared_->separator,
-                         written(name_of(ranked[0].number), shared_->separator), shared_->separator,
-                         ranked[0].probability);
+      return shared_->rows[row] + shared_->separator +
+             data::csv_row(std::vector{name_of(ranked[0].number), fmt::format("{:.4f}", ranked[0].probability)},
+                           shared_->separator) +
+             "\n";
     std::vector<JsonText> all;
     for (const auto& [number, probability] : ranked)
       all.emplace_back(JsonObject{{"class", number}, {"name", name_of(number)}, {"probability", probability}});
@@ -160,13 +147,13 @@ InferTask table_task(const InferConfig& config, const InferModel& model) {
   const std::string prediction = new_name(kPrediction, names);
   names.push_back(prediction);
   if (schema.predicts_classes()) names.push_back(new_name("probability", names));
-  shared->header = written(names, shared->separator) + "\n";
+  shared->header = data::csv_row(names, shared->separator) + "\n";
   data::TableEncoder encoder(schema);
   encoder.begin(file.names(), file.source(), /*target_is_wanted=*/false);
   const auto numbers = static_cast<std::size_t>(schema.numbers()), codes = schema.categories().size();
   std::vector<std::string> fields;
   while (file.next(fields)) {
-    shared->rows.push_back(written(fields, shared->separator));
+    shared->rows.push_back(data::csv_row(fields, shared->separator));
     shared->numbers.resize(shared->numbers.size() + numbers);
     shared->codes.resize(shared->codes.size() + codes);
     encoder.encode(fields, std::span(shared->numbers).last(numbers), std::span(shared->codes).last(codes),

@@ -297,6 +297,15 @@ namespace {
 void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
   const nn::LossFamily& loss = nn::loss_family(loss_of(config));
   const bool numbers = dataset.has_numeric_targets();
+  const auto& range = dataset.info().target_range;
+  if (numbers && range && (double{range->first} < loss.least_target || double{range->second} > loss.most_target))
+    throw UsageError(
+        fmt::format("targets of {} are numbers from {:.4g} to {:.4g}{}, and those of the loss {} lie from {} to {}",
+                    dataset.name(), range->first, range->second,
+                    dataset.info().table != nullptr ? ", standardised" : "", loss.name, loss.least_target,
+                    loss.most_target),
+        dataset.info().table != nullptr ? "use another loss; a column with only 0 and 1 is a class by itself"
+                                        : "use another loss, or other targets");
   if (numbers ? loss.takes_numbers : loss.takes_labels) return;
   std::vector<std::string> others;
   for (const auto* other : nn::loss_families())

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "base/flight_record.h"
@@ -55,6 +56,28 @@ Sums sum_of_passes(comm::ProcessGroup& group, const std::vector<Sums>& mine) {
   Sums sums = sum_along_tree(passes);
   add(sums, outside);
   return sums;
+}
+
+void keep(SampleOutputs& all, std::span<const float> values, const data::Batch& batch) {
+  all.outputs.insert(all.outputs.end(), values.begin(), values.end());
+  all.targets.insert(all.targets.end(), batch.targets.begin(), batch.targets.end());
+  for (const std::int32_t label : batch.labels) all.targets.push_back(static_cast<float>(label));
+}
+
+/// Those of all ranks, whose samples follow one another.
+SampleOutputs on_rank_0(comm::ProcessGroup& group, const SampleOutputs& mine) {
+  const auto gathered = [&](const std::vector<float>& values) {
+    std::vector<float> all;
+    for (const auto& bytes : group.gather_objects(std::as_bytes(std::span(values)), 0)) {
+      const std::size_t before = all.size();
+      all.resize(before + bytes.size() / sizeof(float));
+      if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
+    }
+    return all;
+  };
+  SampleOutputs all{.outputs = gathered(mine.outputs), .targets = {}};
+  all.targets = gathered(mine.targets);
+  return all;
 }
 
 /// Passes over `batch` samples each, of which a rank has neighbouring ones.
@@ -138,17 +161,18 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     nn::Loss loss;
-    if (top5_ || confusion_ || errors_ || ranking_) {
+    if (top5_ || confusion_ || errors_ || ranking_ || keeps_outputs_) {
       const nn::Var logits = module.forward_all(tape_, inputs.on(tape_));
       loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
       if (top5_)
         backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
                                      nn::Tensor::view_of(numbers.data<float>() + 2, {}));
       std::vector<float> values;
-      if (confusion_ || errors_ || ranking_) values = nn::values_of(backend_, logits.value());
+      if (confusion_ || errors_ || ranking_ || keeps_outputs_) values = nn::values_of(backend_, logits.value());
       if (confusion_) confusion.count(values, batch->labels);
       if (errors_) errors.push_back(error_sums(values, batch->targets));
       if (ranking_) ranked.add(values, batch->labels);
+      if (keeps_outputs_) keep(outputs_, values, *batch);
     } else {
       loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
     }
@@ -168,6 +192,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     std::ranges::copy(sums_->view<double>(0, kSums), sums.begin());
   }
   if (confusion_) group_.all_reduce(confusion.counts());
+  if (keeps_outputs_) outputs_ = on_rank_0(group_, std::exchange(outputs_, {}));
   const std::optional<double> auc = ranking_ ? std::optional(ranked.auc(group_)) : std::nullopt;
   flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
   const double targets = sums[2] * static_cast<double>(format.targets);

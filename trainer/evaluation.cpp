@@ -17,7 +17,9 @@
 #include "trainer/build.h"
 #include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
+#include "trainer/predictions.h"
 #include "trainer/progress.h"
+#include "trainer/scores.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -79,6 +81,7 @@ void run(TrainConfig config, session::Session& session) {
     weights = apply_weights(config);
     evaluated = choose_samples(config, weights.metadata);
     apply_targets(config, *evaluated.dataset);
+    if (!config.predictions.empty()) check_predictable(*evaluated.dataset);
     const auto mine = sampler::eval_slice(evaluated.dataset->size(), group.rank(), group.size());
     const auto most = static_cast<std::int64_t>(std::min(static_cast<std::uint64_t>(batch), mine.count));
     needs = estimate_memory(config, *session.backend, *evaluated.dataset,
@@ -97,16 +100,20 @@ void run(TrainConfig config, session::Session& session) {
   if (dataset.classes() > 5) evaluator.count_top5();
   if (measures_outputs(config)) evaluator.measure();
   if (config.report) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
+  if (!config.predictions.empty()) evaluator.keep_outputs();
   const EvalReport report = evaluator.run(*model, 0);
   comm::run_collectively(group, [&] {
     if (group.rank() == 0) {
       metrics.write(data::DataSplits{.whole = evaluated.dataset});
       metrics.write(report);
-      print(text_of(report, evaluated));
+      print(config.json ? json_of(report).add("data", dataset.name()).add("of", evaluated.of).text()
+                        : text_of(report, evaluated));
       if (config.report) {
         metrics.write_classes(report, dataset.class_names());
-        print(table_of(Confusion(report.confusion), dataset.class_names()));
+        const Confusion confusion(report.confusion);
+        print(config.json ? json_of(confusion, dataset.class_names()) : table_of(confusion, dataset.class_names()));
       }
+      if (!config.predictions.empty()) write_predictions(config.predictions, dataset, evaluator.outputs());
       if (!metrics.failure().empty())
         throw IoError(metrics.failure(), "free some space and evaluate again if the metrics matter");
       if (!std::isfinite(report.loss))

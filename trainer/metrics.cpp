@@ -18,6 +18,7 @@
 #include "data/class_report.h"
 
 #include "trainer/confusion.h"
+#include "trainer/scores.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -150,12 +151,7 @@ void Metrics::write(const StepReport& r) {
       r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
 }
 
-void Metrics::write(const EvalReport& r) {
-  const std::string figures = text_of("top5", r.top5) + text_of("auc", r.auc) + text_of(r.errors);
-  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}{}{}}})", r.step,
-                         number(r.loss), number(r.accuracy), figures, r.samples, r.of_average ? R"(,"ema":true)" : "",
-                         r.best ? R"(,"best":true)" : ""));
-}
+void Metrics::write(const EvalReport& r) { write_line(json_of(r).text()); }
 
 void Metrics::write_classes(const EvalReport& r, const std::vector<std::string>& names) {
   if (!fd_) return;

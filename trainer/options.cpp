@@ -506,6 +506,15 @@ OptionTable eval_options(TrainConfig& config) {
              .help = "precision, recall, F1 and samples of each class, and what they are taken for",
              .value = boolean(config.report),
              .agree = Agree::kValue});
+  table.add({.name = "predictions",
+             .placeholder = "FILE.csv|FILE.jsonl",
+             .help = "file for name, truth and prediction of each sample, with the probabilities of classes",
+             .value = text(config.predictions),
+             .agree = Agree::kPresence});
+  table.add({.name = "json",
+             .kind = OptionKind::kFlag,
+             .help = "print JSON, an object per line",
+             .value = boolean(config.json)});
   return table;
 }
 

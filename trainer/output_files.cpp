@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "checkpoint/folder.h"
 #include "lockstep/data/families.h"
+#include "trainer/predictions.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -33,6 +34,7 @@ std::vector<NamedFile> outputs_of(const TrainConfig& config) {
   return given({{"--save", config.save},
                 {"--metrics", config.metrics},
                 {"--trace", config.trace},
+                {"--predictions", config.predictions},
                 {"--checkpoint-dir", config.checkpoint_dir}});
 }
 
@@ -83,6 +85,7 @@ void check_output_files(const TrainConfig& config) {
     if (config.metrics.ends_with(table))
       throw UsageError(fmt::format("--metrics {}: metrics are lines of JSON, and no table", config.metrics),
                        fmt::format("call it {}.jsonl", config.metrics.substr(0, config.metrics.size() - 4)));
+  check_predictions_path(config.predictions);
   const auto outputs = outputs_of(config), inputs = inputs_of(config);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_alone(outputs[i]);

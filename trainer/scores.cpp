@@ -10,6 +10,24 @@
 
 namespace lockstep::trainer {
 
+JsonObject json_of(const EvalReport& report) {
+  JsonObject json = {{"event", "eval"}, {"step", report.step}, {"loss", report.loss}, {"accuracy", report.accuracy}};
+  const auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) json.add(name, *value);
+  };
+  add("top5", report.top5);
+  add("auc", report.auc);
+  if (report.errors) {
+    add("mae", report.errors->mae);
+    add("rmse", report.errors->rmse);
+    add("r2", report.errors->r2);
+  }
+  json.add("samples", report.samples);
+  if (report.of_average) json.add("ema", true);
+  if (report.best) json.add("best", true);
+  return json;
+}
+
 bool has_errors(const data::Dataset& dataset) { return dataset.has_numeric_targets(); }
 
 bool has_ranking(const data::Dataset& dataset) { return data::has_classes(dataset) && dataset.classes() == 2; }

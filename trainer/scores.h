@@ -6,11 +6,15 @@
 #include <span>
 #include <vector>
 
+#include "base/json.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
+
+/// The event of an evaluation, with the figures that it has.
+JsonObject json_of(const EvalReport& report);
 
 /// Whether an evaluation on `dataset` has errors (of numbers), or a ranking (of two classes).
 bool has_errors(const data::Dataset& dataset);

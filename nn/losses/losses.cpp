@@ -32,7 +32,7 @@ const LossFamily& cross_entropy_family() {
 // Squared error, summed over all numbers of the targets: PyTorch's MSELoss.
 const LossFamily& squared_error_family() {
   static const LossFamily family = {.name = "squared_error",
-                                    .about = "a number for each output, for data of a program's own",
+                                    .about = "a number for each output: PyTorch's MSELoss",
                                     .takes_numbers = true,
                                     .takes_labels = false,
                                     .make = [](const Settings&) -> LossFunction {
@@ -43,8 +43,81 @@ const LossFamily& squared_error_family() {
   return family;
 }
 
+// A loss of targets that are numbers: the sum of `of` over all of them. Both operands are f32, of one shape.
+template <class Of>
+LossFunction sum_of(Of of) {
+  return [of](Tape& tape, Var outputs, const Tensor& targets, float scale) {
+    return sum(tape, of(tape, outputs, tape.input(targets.reshaped(outputs.shape()))), scale);
+  };
+}
+
+// PyTorch's L1Loss.
+const LossFamily& l1_family() {
+  static const LossFamily family = {
+      .name = "l1",
+      .about = "the absolute error of a number for each output",
+      .takes_numbers = true,
+      .takes_labels = false,
+      .make = [](const Settings&) {
+        return sum_of([](Tape& tape, Var y, Var t) { return abs(tape, sub(tape, y, t)); });
+      }};
+  return family;
+}
+
+// PyTorch's HuberLoss: d²/2 of an error d up to delta, beyond it delta · (|d| − delta/2) (Huber, "Robust estimation of
+// a location parameter", 1964). With m = min(|d|, delta) both are m · (|d| − m/2).
+const LossFamily& huber_family() {
+  static const LossFamily family = {
+      .name = "huber",
+      .about = "squared up to an error of --delta, and absolute beyond",
+      .settings = {{.name = "delta",
+                    .fallback = 1.0,
+                    .help = "the error up to which it is squared",
+                    .role = SettingSpec::Role::kTraining,
+                    .low = 0,
+                    .open_low = true,
+                    .placeholder = "D"}},
+      .takes_numbers = true,
+      .takes_labels = false,
+      .make = [](const Settings& settings) {
+        return sum_of([delta = static_cast<float>(settings.number("delta"))](Tape& tape, Var y, Var t) {
+          const Var d = abs(tape, sub(tape, y, t));
+          const Var m = affine(tape, relu(tape, affine(tape, d, -1, delta)), -1, delta);
+          return mul(tape, m, sub(tape, d, affine(tape, m, 0.5f)));
+        });
+      }};
+  return family;
+}
+
+// PyTorch's BCEWithLogitsLoss: outputs are logits, targets probabilities; a target of 1 counts pos-weight times.
+const LossFamily& bce_family() {
+  static const LossFamily family = {
+      .name = "bce",
+      .about = "a probability for each output, which is a logit",
+      .settings = {{.name = "pos-weight",
+                    .fallback = 1.0,
+                    .help = "by how much more targets of 1 count than targets of 0",
+                    .role = SettingSpec::Role::kTraining,
+                    .low = 0,
+                    .open_low = true,
+                    .placeholder = "W",
+                    .neutral = 1.0}},
+      .takes_numbers = true,
+      .takes_labels = false,
+      .least_target = 0,
+      .most_target = 1,
+      .make = [](const Settings& settings) {
+        return sum_of([weight = static_cast<float>(settings.number("pos-weight"))](Tape& tape, Var y, Var t) {
+          const Var wrong = softplus(tape, affine(tape, y, -1));  // log(1 + e⁻ʸ)
+          return add(tape, mul(tape, affine(tape, t, -1, 1), y), mul(tape, affine(tape, t, weight - 1, 1), wrong));
+        });
+      }};
+  return family;
+}
+
 Registry<LossFamily>& loss_registry() {
-  static Registry<LossFamily> losses("loss", {&cross_entropy_family(), &squared_error_family()});
+  static Registry<LossFamily> losses(
+      "loss", {&cross_entropy_family(), &squared_error_family(), &l1_family(), &huber_family(), &bce_family()});
   return losses;
 }
 

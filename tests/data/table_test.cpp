@@ -251,9 +251,26 @@ TEST_F(Table, RefusalsNameTheLineAndARemedy) {
   EXPECT_THAT(error("x,x,y\n1,2,3\n"), HasSubstr("more than one column 'x'"));
   EXPECT_THAT(error("x,y\n"), HasSubstr("it has no row"));
   EXPECT_THAT(error("x,y\n1,2,3\n"), HasSubstr("line 2 has 3 fields, and the first line 2"));
-  EXPECT_THAT(error("x,y\n1,2\n"), HasSubstr("1 rows are too few"));
+  EXPECT_THAT(error("x,y\n1,2\n"), HasSubstr("too few rows, 1"));
   EXPECT_THAT(error("x,y\n,2\n,3\n,4\n"), HasSubstr("all columns beside 'y' are empty"));
   EXPECT_THAT(error(usual(), {{"target", "y"}}, {.classes = 3}), HasSubstr("--classes 3 for 'y', a number"));
+}
+
+TEST_F(Table, OneWordAmongNumbersIsNoTarget) {
+  std::string text = "x,y\n";
+  for (int i = 0; i < 30; ++i) text += fmt::format("{},{}\n", i, i == 17 ? std::string("inf") : fmt::to_string(i));
+  EXPECT_THAT(error(text), AllOf(HasSubstr("line 19: 'inf' is no number, as most of the target 'y' are"),
+                                 HasSubstr("--categorical y")));
+  EXPECT_EQ(open(text, {{"target", "y"}, {"categorical", "y"}}).train->classes(), 30);
+}
+
+TEST_F(Table, NumbersAreInTheRangeOfF32) {
+  std::string text = "x,y\n";
+  for (int i = 0; i < 30; ++i) text += fmt::format("{}e300,{}\n", i, i);
+  EXPECT_THAT(error(text), HasSubstr("the numbers of 'x' are too large for a standard deviation"));
+  const auto schema = std::make_shared<const TableSchema>(schema_of(open(usual())));
+  EXPECT_THAT(error("x,colour,y\n1e30,red,1\n", {}, {.table = schema, .parts = {.whole = true}}),
+              HasSubstr("line 2: '1e30' is 9e+28 standard deviations from the mean of 'x'"));
 }
 
 TEST_F(Table, OneWordAmongNumbersMakesCategories) {

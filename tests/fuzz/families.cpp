@@ -1,4 +1,7 @@
 // Families for programs that read what files say of models and build none: the product's would bring all kernels along.
+#include <algorithm>
+
+#include "base/error.h"
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
@@ -25,6 +28,17 @@ const std::vector<const ModelFamily*>& model_families() {
       .takes_images = true};
   static const std::vector<const ModelFamily*> families = {&sizes, &list, &none, &words};
   return families;
+}
+
+const ModelFamily* find_model_family(const std::string& name) {
+  for (const ModelFamily* family : model_families())
+    if (std::ranges::find(family->variants, name, &ModelVariant::name) != family->variants.end()) return family;
+  return nullptr;
+}
+
+const ModelFamily& model_family(const std::string& name) {
+  if (const ModelFamily* const family = find_model_family(name)) return *family;
+  throw UsageError("unknown model", "name another one");
 }
 
 }  // namespace lockstep::nn

@@ -4,7 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
@@ -50,6 +54,52 @@ TEST_F(Losses, SettingsReachTheKernel) {
   const auto made = values_of_loss(make_loss(usual_loss(), {{"label-smoothing", 0.25}}));
   EXPECT_EQ(made, values_of_loss(smoothed));
   EXPECT_NE(made, values_of_loss(make_loss()));
+}
+
+/// Of numbers: sums and gradients beside `expected`(output, target), whose slope is taken numerically.
+class LossesOfNumbers : public Losses {
+ protected:
+  void expect(const std::string& name, const Settings& settings, const std::vector<float>& outputs,
+              const std::vector<float>& targets, const std::function<double(double, double)>& expected) {
+    const Tensor y = backend->empty({static_cast<std::int64_t>(outputs.size()), 1});
+    const Tensor t = backend->empty(y.shape());
+    std::ranges::copy(outputs, y.data<float>());
+    std::ranges::copy(targets, t.data<float>());
+    const Var x = tape.differentiable_input(y);
+    const Loss loss = make_loss(loss_family(name), settings)(tape, x, t, 0.25f);
+    double sum = 0;
+    for (std::size_t i = 0; i < outputs.size(); ++i) sum += expected(outputs[i], targets[i]);
+    EXPECT_NEAR(loss.totals().f32()[0], sum, 1e-5 * std::abs(sum) + 1e-6);
+    EXPECT_TRUE(std::isnan(loss.totals().f32()[1])) << "nothing is counted";
+    tape.backward(loss.value);
+    const auto gradient = tape.grad(x).span<float>();
+    constexpr double kStep = 1e-6;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const double slope =
+          (expected(double{outputs[i]} + kStep, targets[i]) - expected(double{outputs[i]} - kStep, targets[i])) /
+          (2 * kStep);
+      EXPECT_NEAR(gradient[i], 0.25 * slope, 1e-5) << name << " of " << outputs[i] << ", " << targets[i];
+    }
+    tape.reset();
+  }
+};
+
+TEST_F(LossesOfNumbers, AreTheirFormulas) {
+  const std::vector<float> outputs = {-3, -0.4f, 0.1f, 0.75f, 2.5f, 40, -40},
+                           targets = {1, -1, 0.5f, 0.7f, 2.75f, 1, 0};
+  expect("l1", {}, outputs, targets, [](double y, double t) { return std::abs(y - t); });
+  for (const double delta : {0.3, 1.0, 5.0})
+    expect("huber", {{"delta", delta}}, outputs, targets, [&](double y, double t) {
+      const double d = std::abs(y - t);
+      return d <= delta ? d * d / 2 : delta * (d - delta / 2);
+    });
+  const std::vector<float> probabilities = {1, 0, 0.5f, 0.7f, 0, 1, 0};
+  for (const double weight : {1.0, 3.5})
+    expect("bce", {{"pos-weight", weight}}, outputs, probabilities, [&](double y, double t) {
+      const double of_one = std::max(-y, 0.0) + std::log1p(std::exp(-std::abs(y)));
+      const double of_zero = std::max(y, 0.0) + std::log1p(std::exp(-std::abs(y)));
+      return weight * t * of_one + (1 - t) * of_zero;
+    });
 }
 
 TEST_F(Losses, UnknownLossesAreRefused) {

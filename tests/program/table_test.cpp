@@ -111,8 +111,56 @@ TEST(TablesAndArrays, PredictionsKeepTheOtherColumns) {
   EXPECT_NEAR(json_in(rows[0])["prediction"], price, 0.1);
   directory.write("less.csv", "power,note\n3,a\n");
   EXPECT_THAT(run(line + "less.csv", directory.path()), fails_with(3, "lacks the column 'maker'"));
+  EXPECT_THAT(run("lockstep infer tabular --weights w.safetensors --input random:1x1", directory.path()),
+              fails_with(2, "for a model of tables with categories"));
   directory.write("words.csv", "power,maker\nthree,Opel\n");
   EXPECT_THAT(run(line + "words.csv", directory.path()), fails_with(3, "line 2: 'three' is no number"));
+}
+
+TEST(TablesAndArrays, EvaluationsListWhatIsPredicted) {
+  const TemporaryDirectory directory;
+  directory.write("cars.csv", cars(41));
+  run_well(kTrainCars + "--epochs 20 --save w.safetensors", directory.path());
+  const std::string eval = "lockstep eval tabular --threads 1 --weights w.safetensors --data table:cars.csv --batch 4 ";
+  const auto printed = json_in(run_well(eval + "--json --predictions p.csv", directory.path()).out);
+  const auto lines = lines_of(read_file(directory.path("p.csv")));
+  ASSERT_EQ(lines.size(), 42u);
+  EXPECT_EQ(lines[0], "sample,truth,prediction");
+  EXPECT_THAT(lines[1], StartsWith("0,1000,"));
+  double error = 0;
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    const auto fields = split(lines[i], ',');
+    error += std::abs(parse_double(fields[1]).value() - parse_double(fields[2]).value()) / 41;
+  }
+  EXPECT_NEAR(printed["mae"], error, 1e-2);
+  EXPECT_EQ(printed["of"], 41);
+  run_well(on_ranks(3) + eval + "--predictions p3.csv", directory.path());
+  EXPECT_EQ(read_file(directory.path("p3.csv")), read_file(directory.path("p.csv")));
+  EXPECT_THAT(run(eval + "--predictions p.txt", directory.path()), fails_with(2, "its name says no format"));
+  EXPECT_THAT(run(eval + "--predictions cars.csv", directory.path()),
+              fails_with(2, "would overwrite the file of --data"));
+}
+
+TEST(TablesAndArrays, PredictionsOfClassesHaveProbabilities) {
+  const TemporaryDirectory directory;
+  run_well("lockstep train linear --data digits --threads 1 --steps 20 --save w.safetensors", directory.path());
+  const std::string eval = "lockstep eval linear --threads 1 --weights w.safetensors --data digits ";
+  const auto printed = lines_of(run_well(eval + "--json --report --predictions p.jsonl", directory.path()).out);
+  ASSERT_EQ(printed.size(), 2u);
+  const auto events = events_of(read_file(directory.path("p.jsonl")));
+  ASSERT_EQ(events.size(), 360u);
+  double right = 0;
+  for (const auto& event : events) {
+    double sum = 0;
+    for (const double probability : event["probabilities"]) {
+      sum += probability;
+      EXPECT_LE(probability, event["probability"]);
+    }
+    EXPECT_NEAR(sum, 1, 1e-9);
+    right += event["truth"] == event["prediction"] ? 1 : 0;
+  }
+  EXPECT_NEAR(json_in(printed[0])["accuracy"], right / 360, 1e-9);
+  EXPECT_EQ(json_in(printed[1])["classes"].size(), 10u);
 }
 
 TEST(TablesAndArrays, AResumedRunKnowsItsData) {

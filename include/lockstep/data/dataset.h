@@ -59,9 +59,10 @@ class Dataset {
     bool tokens = false;
     int vocabulary = 0;        // tokens lie in [0, vocabulary) instead; 0: they do not
     bool own_targets = false;  // samples of tokens have targets as others have; else a label for each token
-    std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one
-    bool numeric_targets = false;                // they are numbers, and not labels
-    std::vector<Input> further_inputs = {};      // in the order in which the module takes them, after the sample
+    std::vector<std::int64_t> target_dims = {};                // of a sample's targets; {}: one
+    bool numeric_targets = false;                              // they are numbers, and not labels
+    std::optional<std::pair<float, float>> target_range = {};  // the least and the largest, where that is known
+    std::vector<Input> further_inputs = {};  // in the order in which the module takes them, after the sample
     // How samples were made from raw data, so that a model trained on them can be given more raw data.
     std::vector<std::string> class_names = {};                // of the first classes; the others are numbers
     std::vector<std::uint64_t> class_counts = {};             // samples of each, where that is known without reading
@@ -120,6 +121,9 @@ class Dataset {
   /// default the values that read_sample() writes without a draw. A data set that decodes files appends their bytes, so
   /// that another decoder makes no difference.
   virtual void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const;
+
+  /// For people: its file, for example; by default its number.
+  virtual std::string sample_name(std::uint64_t index) const;
 
   /// Samples found unreadable so far, and replaced by others.
   virtual std::uint64_t corrupt() const { return 0; }

@@ -110,6 +110,8 @@ struct TrainConfig : session::SessionOptions,
   std::string config_file;      // where settings come from: nothing may be written there
   std::string metrics;          // JSON lines
   bool report = false;          // of an evaluation: the figures of each class
+  bool json = false;            // of an evaluation: it prints JSON lines
+  std::string predictions;      // of an evaluation: a file of what is predicted of each sample, .csv or .jsonl
   std::string trace;            // what all ranks did when, for Chrome's and Perfetto's trace viewers
   std::int64_t log_every = 50;  // steps between plain progress lines
 };

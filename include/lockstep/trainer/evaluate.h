@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
@@ -11,6 +12,12 @@
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
+
+/// What a module returned for samples, in their order, and their targets, one each: labels, or numbers.
+struct SampleOutputs {
+  std::vector<float> outputs;  // (samples, K)
+  std::vector<float> targets;
+};
 
 /// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group and the backend
 /// must outlive it. The thread that uses the group uses it.
@@ -33,6 +40,11 @@ class Evaluator {
   /// Reports also have the errors, where targets are numbers, and the area under the ROC curve, where samples have one
   /// label of two. The module then has one output, of as many numbers as there are targets, or the logits.
   void measure();
+
+  /// run() keeps what the module returns, where samples have one target; outputs() then has that of all ranks' samples,
+  /// on rank 0. The module has one output, and memory holds all of them.
+  void keep_outputs() { keeps_outputs_ = dataset_->targets_per_sample() == 1; }
+  const SampleOutputs& outputs() const { return outputs_; }
 
   /// The same result at any number of ranks, to the bit: passes are over the same samples then, whoever computes them,
   /// and their sums are added along a tree (comm: Note [Reduction tree]).
@@ -57,7 +69,8 @@ class Evaluator {
   nn::LossFunction loss_;
   bool top5_ = false;
   bool confusion_ = false;
-  bool errors_ = false, ranking_ = false;
+  bool errors_ = false, ranking_ = false, keeps_outputs_ = false;
+  SampleOutputs outputs_;
   bool along_tree_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;

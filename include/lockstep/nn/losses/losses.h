@@ -20,6 +20,7 @@ struct LossFamily {
   std::vector<SettingSpec> settings = {};
   bool takes_numbers = false;  // its targets are numbers, and not labels
   bool takes_labels = true;
+  double least_target = -SettingSpec::kMost, most_target = SettingSpec::kMost;  // of numbers
   /// `settings` are complete, and there during the call. The result is copied, may outlive the family, and is called on
   /// several threads (LossFunction).
   std::function<LossFunction(const Settings& settings)> make = {};
