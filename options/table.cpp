@@ -21,6 +21,12 @@ std::string paragraph(std::string_view text, int indent) {
 
 std::string row(std::string left, std::string_view help) {
   left.insert(0, "  ");
+  // Of many choices the last ones stand below the first.
+  if (columns_of(left) > kWidth) {
+    const std::size_t last = left.rfind('|', kWidth - 1);
+    if (last != std::string::npos)
+      left.insert(last + 1, "\n" + std::string(std::min(left.find(' ', 2) + 1, last), ' '));
+  }
   if (const int used = columns_of(left); used + 2 > kHelpColumn)
     left += "\n" + std::string(kHelpColumn, ' ');
   else

@@ -304,7 +304,7 @@ void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
                     dataset.name(), range->first, range->second,
                     dataset.info().table != nullptr ? ", standardised" : "", loss.name, loss.least_target,
                     loss.most_target),
-        dataset.info().table != nullptr ? "use another loss; a column with only 0 and 1 is a class by itself"
+        dataset.info().table != nullptr ? "use another loss; columns with 0 and 1 alone are classes by themselves"
                                         : "use another loss, or other targets");
   if (numbers ? loss.takes_numbers : loss.takes_labels) return;
   std::vector<std::string> others;

@@ -108,6 +108,29 @@ double inverse_sqrt(const ScheduleStep& at, double lr, const Settings& settings)
   return lr * std::sqrt(timescale / (timescale + static_cast<double>(at.step - at.warmup)));
 }
 
+// PyTorch's OneCycleLR (Smith and Topin, "Super-Convergence", 2018), of the rate alone: along half a cosine up from
+// lr / start-divisor in the first `rise` of the steps, and down to a 1/end-divisor of that in the others.
+double one_cycle(const ScheduleStep& at, double lr, const Settings& settings) {
+  const auto step = static_cast<double>(at.step - at.warmup), steps = static_cast<double>(at.steps - at.warmup);
+  const double top = settings.number("rise") * steps - 1, last = steps - 1;
+  const double first_lr = lr / settings.number("start-divisor"), last_lr = first_lr / settings.number("end-divisor");
+  if (step <= top) return along_half_a_cosine(top > 0 ? step / top : 1, first_lr, lr);
+  return along_half_a_cosine(last > top ? std::min(1.0, (step - top) / (last - top)) : 1, lr, last_lr);
+}
+
+SettingSpec divisor(const char* name, double fallback, const char* help) {
+  SettingSpec spec = setting(name, fallback, help, "D");
+  spec.low = 1;
+  return spec;
+}
+
+SettingSpec rise() {
+  SettingSpec spec = setting("rise", 0.3, "share of the steps in which it rises", "F");
+  spec.high = 1;
+  spec.open_low = spec.open_high = true;
+  return spec;
+}
+
 const Registry<ScheduleFamily>& schedule_registry() {
   static const ScheduleFamily rows[] = {
       {.name = "constant", .about = "as it is", .at = constant},
@@ -146,6 +169,11 @@ const Registry<ScheduleFamily>& schedule_registry() {
        .about = "down to --min-lr as the --power of the share of steps that are left",
        .settings = {min_lr(), setting("power", 1.0, "exponent")},
        .at = polynomial},
+      {.name = "one-cycle",
+       .about = "up along half a cosine, and down to next to nothing",
+       .settings = {rise(), divisor("start-divisor", 25, "the rate at the beginning is so many times smaller"),
+                    divisor("end-divisor", 1e4, "the rate at the end is so many times smaller than that")},
+       .at = one_cycle},
       {.name = "inverse-sqrt",
        .about = "as one over the root of the steps since warm-up and --timescale together",
        .settings = {count("timescale", 0,

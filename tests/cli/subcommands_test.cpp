@@ -265,6 +265,11 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.data_settings.word("numeric"), "d");
   EXPECT_EQ(config.data_settings.word("categorical"), "e");
   EXPECT_EQ(config.model.settings.integer("embedding-dim"), 3);
+  EXPECT_EQ(train_config({"mlp", "--loss=huber", "--delta=0.5"}).loss_settings.number("delta"), 0.5);
+  EXPECT_EQ(train_config({"mlp", "--loss=bce", "--pos-weight=3"}).loss_settings.number("pos-weight"), 3);
+  EXPECT_EQ(train_config({"mlp", "--schedule=one-cycle", "--rise=0.4", "--start-divisor=5", "--end-divisor=7"})
+                .schedule_settings.number("rise"),
+            0.4);
   EXPECT_EQ(train_config({"mlp", "--data=npy:x,y", "--channels=first"}).data_settings.word("channels"), "first");
   EXPECT_EQ(train_config({"gpt", "--data=tokens:x", "--token-type=u32"}).data_settings.word("token-type"), "u32");
   config = train_config({"rnn", "--data=text:x", "--stateful", "--bidirectional", "--nonlinearity=relu"});

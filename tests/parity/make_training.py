@@ -105,7 +105,13 @@ def schedules():
     def polynomial(power):
         return lambda optimizer: lr_scheduler.PolynomialLR(optimizer, total_iters=STEPS, power=power)
 
+    def one_cycle(most, share, start, end):
+        return lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=most, total_steps=STEPS, pct_start=share,
+                                                         div_factor=start, final_div_factor=end, cycle_momentum=False)
+
     golden.save("schedules", {
+        "one-cycle": rates_of(one_cycle(0.3, 0.3, 25, 1e4), 0.3),
+        "one-cycle-of-three-quarters": rates_of(one_cycle(0.5, 0.75, 4, 10), 0.5),
         "cosine-restarts-of-4": rates_of(restarts(5, 1), 0.3),
         "cosine-restarts-of-14": rates_of(restarts(2, 2), 0.3),
         "step-of-4-stages": rates_of(lambda o: lr_scheduler.StepLR(o, step_size=5, gamma=0.5), 0.5),

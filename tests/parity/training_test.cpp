@@ -170,6 +170,13 @@ TEST(Schedules, MatchPyTorchOverTwentySteps) {
        {{"gamma", 0.5}, {"milestones", std::vector<double>{0.2, 0.6, 0.8}}}},
       {"exponential", "exponential", 0, kTrainingSteps, 0.3, {{"end-factor", 0.05}}},
       {"polynomial", "polynomial", 0, kTrainingSteps, 0.3, {{"power", 2.5}}},
+      {"one-cycle", "one-cycle", 0, kTrainingSteps, 0.3},
+      {"one-cycle-of-three-quarters",
+       "one-cycle",
+       0,
+       kTrainingSteps,
+       0.5,
+       {{"rise", 0.75}, {"start-divisor", 4.0}, {"end-divisor", 10.0}}},
       {"linear-warmup-5-end", "linear", 5, kTrainingSteps, 0.5, {{"end-factor", 0.1}}},
   };
   const Golden golden("schedules");

@@ -174,6 +174,11 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --categorical a | it applies to table, and the data is digits
   --quotes no | it applies to csv and table, and the data is digits
   --channels first | it applies to npy, and the data is digits
+  --delta 2 | it applies to --loss huber, and the loss is cross_entropy
+  --pos-weight 2 | it applies to --loss bce, and the loss is cross_entropy
+  --rise 0.4 | it applies to --schedule one-cycle
+  --start-divisor 4 | it applies to --schedule one-cycle
+  --end-divisor 4 | it applies to --schedule one-cycle
   --momentum 0.9 | it applies to --optimizer sgd, lars and rmsprop, and the optimizer is adamw
   --nesterov | --nesterov on the command line: it applies
   --opt sgd --momentum 0 --nesterov | the momentum is 0
