@@ -99,8 +99,9 @@ void run(TrainConfig config, session::Session& session) {
                       evaluation_loss(config));
   if (dataset.classes() > 5) evaluator.count_top5();
   if (measures_outputs(config)) evaluator.measure();
-  if (config.report) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
-  if (!config.predictions.empty()) evaluator.keep_outputs();
+  const bool of_errors = config.report && dataset.has_numeric_targets() && dataset.targets_per_sample() == 1;
+  if (config.report && !of_errors) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
+  if (of_errors || !config.predictions.empty()) evaluator.keep_outputs();
   const EvalReport report = evaluator.run(*model, 0);
   comm::run_collectively(group, [&] {
     if (group.rank() == 0) {
@@ -108,7 +109,10 @@ void run(TrainConfig config, session::Session& session) {
       metrics.write(report);
       print(config.json ? json_of(report).add("data", dataset.name()).add("of", evaluated.of).text()
                         : text_of(report, evaluated));
-      if (config.report) {
+      if (of_errors) {
+        const ErrorQuantiles errors(evaluator.outputs(), dataset);
+        print(config.json ? errors.json().text() : errors.text());
+      } else if (config.report) {
         metrics.write_classes(report, dataset.class_names());
         const Confusion confusion(report.confusion);
         print(config.json ? json_of(confusion, dataset.class_names()) : table_of(confusion, dataset.class_names()));

@@ -501,11 +501,12 @@ OptionTable eval_options(TrainConfig& config) {
   session::add_device_options(table, config);
   add_autotune_option(table, config);
   add_report_options(table, config, /*training=*/false);
-  table.add({.name = "report",
-             .kind = OptionKind::kFlag,
-             .help = "precision, recall, F1 and samples of each class, and what they are taken for",
-             .value = boolean(config.report),
-             .agree = Agree::kValue});
+  table.add(
+      {.name = "report",
+       .kind = OptionKind::kFlag,
+       .help = "precision, recall, F1 and samples of each class, and what they are taken for; of numbers the errors",
+       .value = boolean(config.report),
+       .agree = Agree::kValue});
   table.add({.name = "predictions",
              .placeholder = "FILE.csv|FILE.jsonl",
              .help = "file for name, truth and prediction of each sample, with the probabilities of classes",

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "data/class_report.h"
 #include "data/table_schema.h"
@@ -32,6 +33,15 @@ bool has_errors(const data::Dataset& dataset) { return dataset.has_numeric_targe
 
 bool has_ranking(const data::Dataset& dataset) { return data::has_classes(dataset) && dataset.classes() == 2; }
 
+namespace {
+
+/// What 1 is of the numbers that a model sees.
+double unit_of(const data::Dataset& dataset) {
+  return dataset.info().table != nullptr ? dataset.info().table->target.deviation : 1;
+}
+
+}  // namespace
+
 ErrorSums error_sums(std::span<const float> outputs, std::span<const float> targets) {
   ErrorSums sums{};
   for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -46,11 +56,48 @@ ErrorSums error_sums(std::span<const float> outputs, std::span<const float> targ
 
 ErrorReport errors_of(const ErrorSums& sums, std::uint64_t samples, const data::Dataset& dataset) {
   const double count = static_cast<double>(samples * dataset.targets_per_sample());
-  const double unit = dataset.info().table != nullptr ? dataset.info().table->target.deviation : 1;
+  const double unit = unit_of(dataset);
   ErrorReport report{.mae = unit * sums[0] / count, .rmse = unit * std::sqrt(sums[1] / count)};
   const double spread = sums[3] - sums[2] * sums[2] / count;
   if (dataset.targets_per_sample() == 1 && spread > 0) report.r2 = 1 - sums[1] / spread;
   return report;
+}
+
+ErrorQuantiles::ErrorQuantiles(const SampleOutputs& samples, const data::Dataset& dataset) {
+  const double unit = unit_of(dataset);
+  for (std::size_t i = 0; i < samples.targets.size(); ++i) {
+    const double error = unit * (double{samples.outputs[i]} - double{samples.targets[i]});
+    mean_ += error / static_cast<double>(samples.targets.size());
+    sizes_.push_back(std::abs(error));
+  }
+  std::ranges::sort(sizes_);
+}
+
+double ErrorQuantiles::at(double share) const {
+  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sizes_.size())));
+  return sizes_[std::clamp<std::size_t>(rank, 1, sizes_.size()) - 1];
+}
+
+namespace {
+
+constexpr std::pair<const char*, double> kShares[] = {{"p10", 0.1}, {"p25", 0.25}, {"p50", 0.5}, {"p75", 0.75},
+                                                      {"p90", 0.9}, {"p99", 0.99}, {"max", 1}};
+
+}  // namespace
+
+std::string ErrorQuantiles::text() const {
+  std::string names = fmt::format("{:<10}", "|error|"), values = fmt::format("{:<10}", "");
+  for (const auto& [name, share] : kShares) {
+    names += fmt::format(" {:>10}", name);
+    values += fmt::format(" {:>10.4g}", at(share));
+  }
+  return fmt::format("{}\n{}\nmean error {:+.4g}", names, values, mean());
+}
+
+JsonObject ErrorQuantiles::json() const {
+  JsonObject json = {{"event", "errors"}, {"mean", mean()}};
+  for (const auto& [name, share] : kShares) json.add(name, at(share));
+  return json;
 }
 
 void RankedSamples::add(std::span<const float> logits, std::span<const std::int32_t> labels) {

@@ -4,11 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
@@ -26,6 +28,23 @@ using ErrorSums = std::array<double, 4>;
 ErrorSums error_sums(std::span<const float> outputs, std::span<const float> targets);
 /// In the units of the data: of a table, those of its target, which the model sees standardised.
 ErrorReport errors_of(const ErrorSums& sums, std::uint64_t samples, const data::Dataset& dataset);
+
+/// How large errors are, in the units of the data: a share p of all |errors| is at most at(p).
+class ErrorQuantiles {
+ public:
+  /// Of samples with one number each, of which there are some.
+  ErrorQuantiles(const SampleOutputs& samples, const data::Dataset& dataset);
+  double at(double share) const;
+  /// Of the errors with their signs: outputs less targets.
+  double mean() const { return mean_; }
+
+  std::string text() const;
+  JsonObject json() const;
+
+ private:
+  std::vector<double> sizes_;  // in ascending order
+  double mean_ = 0;
+};
 
 /// By how much each sample is rather of the second class, and whether it is.
 class RankedSamples {

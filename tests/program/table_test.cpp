@@ -134,6 +134,10 @@ TEST(TablesAndArrays, EvaluationsListWhatIsPredicted) {
   }
   EXPECT_NEAR(printed["mae"], error, 1e-2);
   EXPECT_EQ(printed["of"], 41);
+  const auto quantiles = json_in(lines_of(run_well(eval + "--json --report", directory.path()).out).at(1));
+  EXPECT_LE(quantiles["p50"], quantiles["p90"]);
+  EXPECT_GE(quantiles["max"], printed["mae"]);
+  EXPECT_THAT(run_well(eval + "--report", directory.path()).out, HasSubstr("mean error "));
   run_well(on_ranks(3) + eval + "--predictions p3.csv", directory.path());
   EXPECT_EQ(read_file(directory.path("p3.csv")), read_file(directory.path("p.csv")));
   EXPECT_THAT(run(eval + "--predictions p.txt", directory.path()), fails_with(2, "its name says no format"));

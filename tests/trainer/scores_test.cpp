@@ -48,6 +48,20 @@ TEST(Scores, TargetsThatAreOneNumberHaveNoVarianceToExplain) {
       errors_of(error_sums(std::vector<float>{1, 3}, std::vector<float>{2, 2}), 2, OneNumber()).r2.has_value());
 }
 
+TEST(Scores, QuantilesAreOfTheSizesOfErrors) {
+  SampleOutputs samples;
+  for (int i = 1; i <= 100; ++i) {
+    samples.targets.push_back(5);
+    samples.outputs.push_back(5 + static_cast<float>(i % 2 ? i : -i));
+  }
+  const ErrorQuantiles errors(samples, OneNumber());
+  EXPECT_DOUBLE_EQ(errors.at(0.5), 50);
+  EXPECT_DOUBLE_EQ(errors.at(0.99), 99);
+  EXPECT_DOUBLE_EQ(errors.at(1), 100);
+  EXPECT_DOUBLE_EQ(errors.at(0.001), 1);
+  EXPECT_NEAR(errors.mean(), -0.5, 1e-12);
+}
+
 double auc_of(const std::vector<float>& scores, const std::vector<std::int32_t>& labels) {
   const auto group = std::make_unique<comm::SelfGroup>(std::chrono::seconds(1));
   std::vector<float> logits;
