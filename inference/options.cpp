@@ -127,14 +127,14 @@ void add_table_settings(OptionTable& table, InferConfig& config) {
 
 void add_input(OptionTable& table, InferConfig& config) {
   table.group("Input");
-  table.add(
-      {.name = "input",
-       .kind = OptionKind::kList,
-       .placeholder = "FILE|DIR|random:SHAPE|-",
-       .help =
-           "image files separated by commas, or a directory of them; a table (.csv, .tsv); a file with a "
-           "prompt, or - for standard input; random:NxCxHxW or random:NxF: synthetic, followed by ,LEN for LEN of them",
-       .value = text(config.input)});
+  table.add({.name = "input",
+             .kind = OptionKind::kList,
+             .placeholder = "FILE|DIR|random:SHAPE|-",
+             .help = "image files separated by commas, or a directory of them; a table (.csv, .tsv); a file with a "
+                     "prompt, a directory of "
+                     ".txt files, or - for standard input; random:NxCxHxW or random:NxF: synthetic, followed by ,LEN "
+                     "for LEN of them",
+             .value = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
              .help = "text to continue or to read, instead of --input",

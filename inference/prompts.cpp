@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "base/error.h"
@@ -41,10 +42,26 @@ std::vector<PromptText> read_table(const InferConfig& config) {
   return prompts;
 }
 
+std::vector<PromptText> read_folder(const InferConfig& config) {
+  if (config.lines)
+    throw UsageError(fmt::format("--lines with {}, a folder: each of its files is a text", config.input),
+                     "leave --lines out, or give one file");
+  std::string directory = config.input;
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+  const data::FileList files = data::list_all_files(directory, data::text_files());
+  std::vector<PromptText> prompts;
+  for (std::uint64_t i = 0; i < files.size(); ++i) {
+    std::string path = files.path(i);
+    prompts.push_back({.text = std::string(data::TextFile(path).text()), .source = path, .file = path});
+  }
+  return prompts;
+}
+
 }  // namespace
 
 std::vector<PromptText> read_prompts(const InferConfig& config) {
   if (config.prompt) return {{*config.prompt, "--prompt"}};
+  if (std::error_code error; std::filesystem::is_directory(config.input, error)) return read_folder(config);
   if (config.lines && data::is_table(config.input)) return read_table(config);
   const std::string source = config.input == "-" ? "standard input" : config.input;
   std::string text = config.input == "-" ? read_standard_input() : std::string(data::TextFile(config.input).text());

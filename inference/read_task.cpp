@@ -228,6 +228,7 @@ InferTask read_task(const InferConfig& config, const InferModel& model) {
     if (read.encoded.tokens() > shared->most) ++cut;
     read.text = std::move(prompt.text);
     if (prompt.second) read.text += "\t" + *prompt.second;
+    if (!prompt.file.empty()) read.text = std::move(prompt.file);
     shared->texts.push_back(std::move(read));
   }
   if (const auto warning = unknown.warning(config.prompt ? "--prompt" : config.input)) log_warn("{}", *warning);

@@ -41,12 +41,14 @@ class ImageFiles {
   std::unique_ptr<const data::FileList> list_;
 };
 
-/// A text that is given to a model: --prompt, or a file, or its lines, or the rows of a table.
+/// A text that is given to a model: --prompt, or a file, or its lines, or the rows of a table, or the files of a
+/// folder.
 struct PromptText {
   std::string text;
   std::string source;                   // for errors: "FILE, line 3"
   std::optional<std::string> second{};  // of a pair
   bool of_table = false;                // tabs in it are text
+  std::string file{};                   // of a folder's, as results are called by then
 };
 
 /// All of it. Throws IoError, and InterruptedError after a stop request.

@@ -17,8 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr const char* kSmall = "--layers 2 --heads 2 --width 64 --max-length 48 ";
 
@@ -103,6 +105,11 @@ TEST_F(Bert, ClassifiesTexts) {
               AllOf(HasSubstr("validation: loss"), HasSubstr("accuracy"), Not(HasSubstr("perplexity"))));
   directory_->write("ask.txt",
                     "const auto found = table.find(key);\n\nEvery rank reads its own shard of every batch.\n");
+  directory_->write("texts/a.txt", "one");
+  directory_->write("texts/more/b.txt", "two");
+  EXPECT_THAT(lines_of(expect_done("lockstep infer bert --weights kind.safetensors --input texts/ --quiet").out),
+              ElementsAre(StartsWith("texts/a.txt: "), StartsWith("texts/more/b.txt: ")));
+  expect_refusal("infer bert --weights kind.safetensors --input texts --lines", 2, "each of its files is a text");
   EXPECT_THAT(expect_done("lockstep infer bert --weights kind.safetensors --input ask.txt --lines --quiet").out,
               AllOf(ContainsRegex("^[^\n]*table.find\\(key\\);: code 9[0-9]\\.[0-9]* %, prose[^\n]*\n: "),
                     ContainsRegex("every batch.: prose 9[0-9]\\.[0-9]* %, code")));

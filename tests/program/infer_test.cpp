@@ -219,7 +219,7 @@ TEST_F(Infer, InvalidTexts) {
   expect_refusal(gpt + "--input empty.txt --lines", 3, "empty");
   expect_refusal(gpt + "--prompt \"\"", 2, "--prompt");
   expect_refusal(gpt + "--input none.txt", 3, "none.txt");
-  expect_refusal(gpt + "--input .", 3, "directory");
+  expect_refusal(gpt + "--input .", 3, "empty.txt: it is empty");
   expect_refusal(gpt + "--prompt a --input fox.txt", 2, "--input");
   expect_refusal(gpt, 2, "one input");
   expect_refusal("gpt --prompt a", 2, "without weights");

@@ -54,18 +54,20 @@ class Training {
   explicit Training(const Setting& setting)
       : setting_(setting),
         backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
-        splits_(setting.data == "digits" ? data::open_data("digits")
-                                         : data::open_data(setting.data, {.classes = kVocabulary, .context = kTokens})),
+        splits_(setting.data == "digits" || setting.data.starts_with("table:")
+                    ? data::open_data(setting.data)
+                    : data::open_data(setting.data, {.classes = kVocabulary, .context = kTokens})),
         module_(nn::make_model(
             context_, {.name = setting.model,
                        .sample_shape = splits_.train->sample_dims(),
-                       .classes = splits_.train->classes(),
+                       .classes = splits_.train->has_numeric_targets() ? 1 : splits_.train->classes(),
                        .settings = testing::settings_of(setting.model, {{"hidden", {32, 24}},
                                                                         {"layers", setting.model == "gpt" ? 1 : 2},
                                                                         {"heads", 2},
                                                                         {"width", setting.model == "gpt" ? 16 : 12},
                                                                         {"context", kTokens},
-                                                                        {"dropout", setting.dropout}})})),
+                                                                        {"dropout", setting.dropout}}),
+                       .categories = splits_.train->info().categories})),
         group_(make_group()),
         loader_(splits_.train,
                 sampler::DistributedSampler(
@@ -86,7 +88,8 @@ class Training {
               setting.adam ? nn::make_adamw(ddp_.parameters(), {})
                            : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9, .nesterov = true}),
               format_of(*splits_.train),
-              {.clip_norm = setting.clip_norm,
+              {.loss = loss_of(*splits_.train),
+               .clip_norm = setting.clip_norm,
                .want_norm = true,
                .activations = setting.activations,
                .dropout = setting.dropout > 0,
@@ -109,7 +112,9 @@ class Training {
 
   EvalReport evaluate() {
     comm::SelfGroup control(kPatience);
-    Evaluator evaluator(control, *backend_, splits_.validation, 50, 0, setting_.activations);
+    Evaluator evaluator(control, *backend_, splits_.validation, 50, 0, setting_.activations,
+                        loss_of(*splits_.validation));
+    evaluator.measure();
     return evaluator.run(*module_, steps_);
   }
 
@@ -133,6 +138,10 @@ class Training {
   std::vector<nn::HostTensor> carried() const { return carried_->gather(); }
 
  private:
+  static nn::LossFunction loss_of(const data::Dataset& dataset) {
+    return nn::make_loss(nn::loss_family(dataset.has_numeric_targets() ? "huber" : "cross_entropy"));
+  }
+
   std::unique_ptr<comm::ProcessGroup> make_group() {
     if (!setting_.cuda) return std::make_unique<comm::SelfGroup>(kPatience);
     return comm::make_device_self_group({.device = 0, .producer = backend_->stream(), .timeout = kPatience});
@@ -507,6 +516,69 @@ TEST_P(CudaTextStep, LearnsInBf16AsInF32) {
   EXPECT_NE(bf16.hash(), f32.hash());
 }
 
+/// Numbers and categories, a number to predict; or two classes.
+class CudaTableStep : public ::testing::TestWithParam<bool> {
+ protected:
+  Setting setting() const {
+    std::string text = "x,kind,place,target\n";
+    for (int i = 0; i < 200; ++i)
+      text += fmt::format("{},k{},p{},{}\n", i * 7 % 13, i % 3, i * 11 % 5,
+                          GetParam() ? i * 7 % 13 + 5 * (i % 3) : (i * 7 % 13 + i % 3) % 2);
+    return {.model = "tabular", .data = "table:" + directory_.write("t.csv", text), .dropout = 0.2};
+  }
+
+  testing::TemporaryDirectory directory_;
+};
+
+TEST_P(CudaTableStep, FollowsTheCpu) {
+  Setting wanted = setting();
+  wanted.lr = 1e-3;
+  Training cpu(wanted);
+  wanted.cuda = true;
+  Training cuda(wanted);
+  ASSERT_EQ(cpu.hash(), cuda.hash());
+  const auto expected = cpu.run(12), got = cuda.run(12);
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i].totals.loss, expected[i].totals.loss, 1e-4 * expected[i].totals.loss) << "step " << i + 1;
+  expect_close(cpu, cuda, 2e-3f);
+  const EvalReport here = cpu.evaluate(), there = cuda.evaluate();
+  EXPECT_EQ(here.errors.has_value(), GetParam());
+  EXPECT_EQ(here.auc.has_value(), !GetParam());
+  if (here.errors) {
+    EXPECT_NEAR(there.errors->r2.value(), here.errors->r2.value(), 1e-3);
+  } else {
+    EXPECT_NEAR(there.auc.value(), here.auc.value(), 2e-2);
+  }
+}
+
+TEST_P(CudaTableStep, StepGraphsMatchEagerSteps) {
+  Setting eager = setting(), graphs = setting();
+  eager.cuda = graphs.cuda = true;
+  eager.capture = false;
+  Training without(eager), with(graphs);
+  without.run(20);
+  with.run(20);
+  EXPECT_EQ(with.graphs().refusal(), "");
+  EXPECT_GT(with.graphs().replayed(), 5);
+  EXPECT_EQ(with.hash(), without.hash());
+}
+
+TEST_P(CudaTableStep, LearnsInBf16AsInF32) {
+  Setting half = setting();
+  half.cuda = true;
+  half.activations = DType::kBF16;
+  Training f32([&] {
+    Setting same = half;
+    same.activations = DType::kF32;
+    return same;
+  }());
+  Training bf16(half);
+  const auto wanted = f32.run(30), got = bf16.run(30);
+  EXPECT_NEAR(got.back().totals.loss, wanted.back().totals.loss, 0.05 * wanted.front().totals.loss);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, CudaTableStep, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Numbers" : "Classes"; });
 INSTANTIATE_TEST_SUITE_P(Models, CudaTextStep, ::testing::Values("gpt", "lstm", "gru"),
                          [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Models, CudaStep, ::testing::Values("linear", "mlp", "cnn"),
