@@ -71,11 +71,19 @@ std::vector<std::string> files_of(const std::string& path) {
   if (files.empty())
     throw IoError(fmt::format("{}: it has no table", printable(path)), "name a .csv or .tsv file, or a folder of them");
   std::ranges::sort(files);
-  for (const std::string& file : files)
-    if (const std::string name = fs::path(file).filename().string(); name.starts_with("train.")) return {file};
+  const auto train = std::ranges::find_if(
+      files, [](const std::string& file) { return fs::path(file).filename().string().starts_with("train."); });
+  if (train != files.end()) {
+    const std::string file = *train;
+    std::erase_if(files, [&](const std::string& other) {
+      return other == file || other == table_beside(file, kValidationParts) || other == table_beside(file, kTestParts);
+    });
+    others.insert(others.end(), files.begin(), files.end());
+    files = {file};
+  }
   if (!others.empty())
-    log_info("{}: {} of its entries {} no .csv or .tsv file, and {} not read", printable(path), others.size(),
-             others.size() == 1 ? "is" : "are", others.size() == 1 ? "is" : "are");
+    log_info("{}: {} of its entries {} not read: {}", printable(path), others.size(), others.size() == 1 ? "is" : "are",
+             shown_names(others));
   return files;
 }
 
@@ -133,7 +141,13 @@ class TableParts {
       schema_ = options_.table;
     } else {
       auto [schema, summary] = data::find_schema(files, options_.settings, holds_out);
-      if (options_.table != nullptr) schema.columns = options_.table->columns;  // for another target
+      if (options_.table != nullptr) {  // for another target
+        schema.columns = options_.table->columns;
+        if (std::ranges::find(schema.columns, schema.target.name, &TableColumn::name) != schema.columns.end())
+          throw UsageError(
+              fmt::format("the weights predict from the column {}, the target", shown_name(schema.target.name)),
+              "train a new model, or give another --target");
+      }
       reading_ = std::move(summary);
       schema_ = std::make_shared<const TableSchema>(std::move(schema));
       for (const auto& file : files) file->rewind();

@@ -216,6 +216,16 @@ TEST_F(Table, WhatWeightsKnowIsKept) {
   EXPECT_EQ(error(usual(), {{"target", "y"}}, known), "");
 }
 
+TEST_F(Table, AnotherTargetIsNoColumnThatIsPredictedFrom) {
+  TableSchema schema = schema_of(open(usual()));
+  schema.target = {};
+  const OpenOptions known{.table = std::make_shared<const TableSchema>(schema)};
+  std::string text = usual();
+  text.replace(0, text.find('\n'), "x,colour,z");
+  EXPECT_EQ(schema_of(open(text, {{"target", "z"}}, known)).columns, schema.columns);
+  EXPECT_THAT(error(usual(), {{"target", "x"}, {"ignore", "y"}}, known), HasSubstr("'x', the target"));
+}
+
 TEST_F(Table, CodesOfAColumnFollowThoseBefore) {
   const DataSplits splits = open("a,b,target\n" +
                                      [] {
