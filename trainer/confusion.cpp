@@ -93,7 +93,7 @@ std::string table_of(const Confusion& confusion, const std::vector<std::string>&
   return text;
 }
 
-std::string json_of(const Confusion& confusion, const std::vector<std::string>& names) {
+JsonObject json_of(const Confusion& confusion, const std::vector<std::string>& names) {
   const auto object_of = [](const Confusion::Figures& figures) {
     return JsonObject{
         {"precision", figures.precision}, {"recall", figures.recall}, {"f1", figures.f1}, {"support", figures.support}};
@@ -107,7 +107,7 @@ std::string json_of(const Confusion& confusion, const std::vector<std::string>& 
     for (std::int64_t taken = 0; taken < confusion.classes(); ++taken) row.push_back(confusion.at(label, taken));
     rows.emplace_back(row);
   }
-  return JsonObject{{"classes", classes}, {"macro", object_of(confusion.mean())}, {"confusion", rows}}.text();
+  return {{"event", "classes"}, {"classes", classes}, {"macro", object_of(confusion.mean())}, {"confusion", rows}};
 }
 
 }  // namespace lockstep::trainer

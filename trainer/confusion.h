@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
+
 namespace lockstep::trainer {
 
 /// Counts (classes, classes): in row r and column c the samples of class r that are taken for class c.
@@ -43,8 +45,8 @@ class Confusion {
 
 /// A line for each class, their mean, and, of a few classes, the counts. `names`: of the first classes.
 std::string table_of(const Confusion& confusion, const std::vector<std::string>& names);
-/// The same as JSON, an object: {"classes": [{"name", "precision", "recall", "f1", "support"}, …], "macro": {…},
-/// "confusion": [[…], …]}.
-std::string json_of(const Confusion& confusion, const std::vector<std::string>& names);
+/// The same as an event: {"event": "classes", "classes": [{"name", "precision", "recall", "f1", "support"}, …],
+/// "macro": {…}, "confusion": [[…], …]}.
+JsonObject json_of(const Confusion& confusion, const std::vector<std::string>& names);
 
 }  // namespace lockstep::trainer

@@ -115,7 +115,8 @@ void run(TrainConfig config, session::Session& session) {
       } else if (config.report) {
         metrics.write_classes(report, dataset.class_names());
         const Confusion confusion(report.confusion);
-        print(config.json ? json_of(confusion, dataset.class_names()) : table_of(confusion, dataset.class_names()));
+        print(config.json ? json_of(confusion, dataset.class_names()).text()
+                          : table_of(confusion, dataset.class_names()));
       }
       if (!config.predictions.empty()) write_predictions(config.predictions, dataset, evaluator.outputs());
       if (!metrics.failure().empty())

@@ -155,8 +155,7 @@ void Metrics::write(const EvalReport& r) { write_line(json_of(r).text()); }
 
 void Metrics::write_classes(const EvalReport& r, const std::vector<std::string>& names) {
   if (!fd_) return;
-  const std::string classes = json_of(Confusion(r.confusion), names);
-  write_line(fmt::format(R"({{"event":"classes","step":{},{})", r.step, classes.substr(1)));
+  write_line(json_of(Confusion(r.confusion), names).add("step", r.step).text());
 }
 
 void Metrics::write(const ResumeReport& r) {

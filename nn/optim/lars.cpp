@@ -13,12 +13,7 @@ constexpr double kLarsTrust = 0.001, kLarsEps = 1e-8, kLarsMomentum = 0.9;
 constexpr double kLarsWeightDecay = 1e-4;
 
 std::vector<SettingSpec> lars_settings() {
-  return {{.name = "momentum",
-           .fallback = kLarsMomentum,
-           .help = "momentum",
-           .role = SettingSpec::Role::kTraining,
-           .high = 1,
-           .placeholder = "X"},
+  return {momentum_setting(kLarsMomentum),
           {.name = "trust-coefficient",
            .fallback = kLarsTrust,
            .help = "length of a step, as a share of the parameter's norm, at a learning rate of 1",

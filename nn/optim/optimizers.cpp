@@ -51,6 +51,15 @@ std::vector<SettingSpec> adam_settings() {
            .placeholder = "X"}};
 }
 
+SettingSpec momentum_setting(double fallback) {
+  return {.name = "momentum",
+          .fallback = fallback,
+          .help = "momentum",
+          .role = SettingSpec::Role::kTraining,
+          .high = 1,
+          .placeholder = "X"};
+}
+
 SettingSpec always_adapt_setting() {
   return {.name = "always-adapt",
           .fallback = false,

@@ -7,12 +7,7 @@ namespace lockstep::nn {
 const OptimizerFamily& rmsprop_family() {
   static const OptimizerFamily family = {
       .name = "rmsprop",
-      .settings = {{.name = "momentum",
-                    .fallback = 0.0,
-                    .help = "momentum",
-                    .role = SettingSpec::Role::kTraining,
-                    .high = 1,
-                    .placeholder = "X"},
+      .settings = {momentum_setting(0.0),
                    {.name = "alpha",
                     .fallback = 0.99,
                     .help = "decay of the mean of squared gradients",

@@ -30,12 +30,7 @@ std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, cons
 const OptimizerFamily& sgd_family() {
   static const OptimizerFamily family = {
       .name = "sgd",
-      .settings = {{.name = "momentum",
-                    .fallback = 0.9,
-                    .help = "momentum",
-                    .role = SettingSpec::Role::kTraining,
-                    .high = 1,
-                    .placeholder = "X"},
+      .settings = {momentum_setting(0.9),
                    {.name = "nesterov",
                     .fallback = false,
                     .help = "Nesterov's momentum",

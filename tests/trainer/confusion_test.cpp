@@ -52,7 +52,7 @@ TEST(Confusion, IsShownWithNames) {
   EXPECT_THAT(table, ::testing::HasSubstr("cat             0.5000  0.5000  0.5000        2\n"));
   EXPECT_THAT(table, ::testing::HasSubstr("\n2                    –       –       –        0\n"));
   EXPECT_THAT(table, ::testing::HasSubstr("a long name       1      1      0\n"));
-  const auto json = testing::json_in(json_of(small(), {"cat", "dog"}));
+  const auto json = testing::json_in(json_of(small(), {"cat", "dog"}).text());
   EXPECT_EQ(json["classes"][1]["name"], "dog");
   EXPECT_EQ(json["classes"][2]["name"], "2");
   EXPECT_TRUE(json["classes"][2]["precision"].is_null());

@@ -49,6 +49,8 @@ std::vector<SettingSpec> adam_settings();
 /// `settings` are complete.
 AdamConstants adam_constants(const Settings& settings);
 
+/// --momentum, up to 1.
+SettingSpec momentum_setting(double fallback);
 /// What LAMB and LARS have in common: parameters without weight decay (biases, normalisations) move as without norms,
 /// unless `always-adapt` is set. Throws UsageError where none would: `plain` is what `name` would be then.
 SettingSpec always_adapt_setting();
