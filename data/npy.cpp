@@ -139,7 +139,7 @@ void convert(std::span<const std::byte> bytes, std::span<Out> out, float divisor
     else if constexpr (std::is_same_v<Out, float>)
       out[i] = static_cast<float>(value) / divisor;
     else
-      out[i] = static_cast<Out>(value);
+      out[i] = static_cast<Out>(value);  // NOLINT(bugprone-signed-char-misuse): numbers, and no characters
   }
 }
 

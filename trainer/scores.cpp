@@ -1,5 +1,7 @@
 #include "trainer/scores.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -64,7 +64,7 @@ TEST(Csv, WithoutQuotesAQuoteIsACharacter) {
 class LabelledTexts : public ::testing::Test {
  protected:
   DataSplits open(const std::string& spec,
-                  OpenOptions options = {.context = 12, .word_pieces = WordPieceOptions{}}) const {
+                  const OpenOptions& options = {.context = 12, .word_pieces = WordPieceOptions{}}) const {
     return open_data(spec, options);
   }
   std::string table(const std::string& header, int rows, const std::string& name = "t.csv") const {

@@ -171,7 +171,7 @@ TEST_F(Table, FilesBesideTrainAreParts) {
 }
 
 TEST_F(Table, TargetsOfTwoValuesAreClasses) {
-  const auto classes_of = [&](const std::string& values, Settings given = {{"target", "y"}}) {
+  const auto classes_of = [&](const std::string& values, const Settings& given = {{"target", "y"}}) {
     std::string text = "x,y\n";
     const auto all = words_of(values);
     for (std::size_t i = 0; i < 30; ++i) text += fmt::format("{},{}\n", i * i, all[i % all.size()]);

@@ -66,12 +66,12 @@ TEST(Layering, NobodyKnowsAFamilyByItsName) {
   std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/losses/", "nn/autograd/", "nn/ops/"};
   for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
   own.insert(own.end(), {"nn/io/torch_file.cpp", "nn/io/weights.cpp"});  // what is no weights file: ".npy"
-  own.push_back("data/cifar");                                           // of several families
+  own.emplace_back("data/cifar");                                        // of several families
   for (const char* module : {"models", "optim", "losses", "autograd", "ops"})
     own.push_back(std::string("include/lockstep/nn/") + module + "/");
   for (const auto* family : comm::backend_families()) own.push_back("comm/" + family->name + "/");
-  own.push_back("bench/peers/");
-  own.push_back("bench/adapters/");  // of other frameworks, with names of theirs
+  own.emplace_back("bench/peers/");
+  own.emplace_back("bench/adapters/");  // of other frameworks, with names of theirs
   EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());
 }
 

@@ -112,7 +112,7 @@ TEST_F(Layers, NamesAndOrderArePyTorchs) {
 
 // torchvision's zero_init_residual: of each block's normalisations the last one, not that of the way past it.
 TEST_F(Layers, ResidualBlocksMayStartAsTheIdentity) {
-  struct Case {
+  struct Residual {
     const char* model;
     const char* last;
     int blocks, norms;
@@ -120,8 +120,8 @@ TEST_F(Layers, ResidualBlocksMayStartAsTheIdentity) {
   Generator zeros = Generator::zeros();  // convolutions' weights take seconds to draw
   Context undrawn{*backend, zeros};
   for (const auto& [name, last, blocks, norms] :
-       {Case{"resnet18", ".bn2.weight", 8, 20}, Case{"resnet34", ".bn2.weight", 16, 36},
-        Case{"resnet50", ".bn3.weight", 16, 53}, Case{"resnet101", ".bn3.weight", 33, 104}})
+       {Residual{"resnet18", ".bn2.weight", 8, 20}, Residual{"resnet34", ".bn2.weight", 16, 36},
+        Residual{"resnet50", ".bn3.weight", 16, 53}, Residual{"resnet101", ".bn3.weight", 33, 104}})
     for (const bool zero : {true, false}) {
       SCOPED_TRACE(name);
       const auto model = make_model(

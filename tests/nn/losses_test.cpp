@@ -119,10 +119,10 @@ class OutputsLeftToTheLoss : public ::testing::TestWithParam<DType> {
    public:
     Head(Context& context, Does what)
         : layer(register_module("layer", std::make_unique<Linear>(context, kFeatures, kClasses))), does(what) {}
-    Var forward(Tape& tape, Var x) override {
-      const Var y = layer.forward(tape, x, does == Does::kActivate ? Epilogue::kRelu : Epilogue::kNone);
+    Var forward(Tape& on, Var x) override {
+      const Var y = layer.forward(on, x, does == Does::kActivate ? Epilogue::kRelu : Epilogue::kNone);
       if (does == Does::kKeepHandle) handle = y.value();
-      if (does == Does::kReadAgain) relu(tape, y);
+      if (does == Does::kReadAgain) relu(on, y);
       return var = y;
     }
     Linear& layer;

@@ -126,7 +126,7 @@ class Models : public ::testing::TestWithParam<Example> {
       tape.reset();
       for (const auto& named : parameters) named.parameter->clear_grad();
       const nn::Var logits = module->forward(tape, input(tape, step));
-      const nn::Tensor output = logits.value();
+      const nn::Tensor& output = logits.value();
       const auto loss = nn::cross_entropy(tape, logits, labels(step), 1.0f / static_cast<float>(example_.labels));
       golden_.expect(name + "/loss/" + std::to_string(step), std::array{mean_loss(loss)}, kOutputs);
       if (step == 0 && &rule == &kRules[0]) golden_.expect("output", download(*backend_, output), kOutputs);

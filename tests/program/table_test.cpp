@@ -1,5 +1,6 @@
 // Tables and arrays through the whole program: trained on, evaluated, predicted from; on any number of ranks, and
 // resumed.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
