@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "base/crash.h"
 #include "base/error.h"
@@ -168,7 +169,8 @@ Snapshot decode(std::string_view bytes, const std::string& path) {
 
   const auto phase = state_field<std::uint64_t>(bytes, offsetof(State, phase));
   made.phase = static_cast<Phase>(std::min<std::uint64_t>(phase >> kPhaseShift, kPhases - 1));
-  made.phase_since_ns = static_cast<std::int64_t>(phase & kSinceMask) * 1000;
+  constexpr std::uint64_t kMostMicroseconds = std::numeric_limits<std::int64_t>::max() / 1000;
+  made.phase_since_ns = static_cast<std::int64_t>(std::min(phase & kSinceMask, kMostMicroseconds)) * 1000;
   made.step = state_field<std::int64_t>(bytes, offsetof(State, step));
   made.waits_since = state_field<std::int64_t>(bytes, offsetof(State, waits_since));
   made.waited_ns = state_field<std::int64_t>(bytes, offsetof(State, waited_ns));
