@@ -25,6 +25,7 @@ static_assert(std::endian::native == std::endian::little);  // as the files
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::uint64_t kMostHeader = 1 << 20;
 constexpr std::size_t kMostAxes = 8;
+constexpr int kMostCounted = 1 << 20;  // classes: what a label says may be wrong
 constexpr const char* kWriteAgain = "write it again with numpy.save() of an array of numbers, in C's order";
 constexpr const char* kChannels = "channels";
 
@@ -373,7 +374,7 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
       info.target_range = {*least, *most};
     }
     if (found > 0 && info.target_dims == std::vector<std::int64_t>{1}) info.target_dims = {};  // (N, 1)
-    if (found > 0 && info.target_dims.empty()) {
+    if (found > 0 && found <= kMostCounted && info.target_dims.empty()) {
       info.class_counts.resize(static_cast<std::size_t>(info.classes));
       for (std::uint64_t i = 0; i < info.size; ++i)
         ++info.class_counts[static_cast<std::size_t>(pair->labels[rows.empty() ? i : rows[i]])];
