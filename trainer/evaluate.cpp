@@ -153,6 +153,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     add(passes.back(), sums);
   };
   Confusion confusion(confusion_ ? dataset_->classes() : 0);
+  outputs_ = {};
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
     if (stop_request() != 0) {

@@ -303,6 +303,31 @@ TEST(Registries, FamiliesOfAProgram) {
       UsageError);
 }
 
+TEST(OwnEvaluation, OutputsAreThoseOfTheLastRun) {
+  const auto group = comm::make_group();
+  const auto backend = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*backend, generator};
+  Net net(context, 1);
+  const auto data = numbers();
+  Evaluator evaluator(*group, *backend, data, 8, 0, DType::kF32, nn::make_loss(nn::loss_family("squared_error")));
+  evaluator.measure();
+  evaluator.keep_outputs();
+  for (int i = 0; i < 2; ++i) {
+    const EvalReport report = evaluator.run(net, 1);
+    ASSERT_EQ(evaluator.outputs().outputs.size(), 40u);
+    ASSERT_EQ(evaluator.outputs().targets.size(), 40u);
+    double squares = 0;
+    for (std::size_t at = 0; at < 40; ++at) {
+      const double error = double{evaluator.outputs().outputs[at]} - double{evaluator.outputs().targets[at]};
+      squares += error * error / 40;
+    }
+    EXPECT_NEAR(report.errors.value().rmse, std::sqrt(squares), 1e-6);
+    EXPECT_NEAR(report.loss, squares, 1e-5);
+  }
+  group->shutdown();
+}
+
 // Of an evaluation that ends by what the module, the data or the loss throws.
 TEST(OwnEvaluation, ModeOfAModuleIsRestored) {
   const auto group = comm::make_group();
