@@ -1,6 +1,8 @@
 // Training of a program's own model, data and loss, as its calls go wrong.
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "lockstep/data/families.h"
 #include "lockstep/trainer.h"
