@@ -1,5 +1,4 @@
 // csv:FILE: a table with a class for each text.
-#include <algorithm>
 #include <map>
 
 #include "base/error.h"
@@ -14,17 +13,6 @@
 namespace lockstep::data {
 
 namespace {
-
-// As people count: 2 before 10 where all are numbers.
-std::vector<std::string> classes_of(const TextTable& table) {
-  std::vector<std::string> classes(table.labels);
-  std::ranges::sort(classes);
-  const auto same = std::ranges::unique(classes);
-  classes.erase(same.begin(), same.end());
-  if (std::ranges::all_of(classes, [](const auto& name) { return parse_int(name).has_value(); }))
-    std::ranges::sort(classes, {}, [](const auto& name) { return *parse_int(name); });
-  return classes;
-}
 
 // `trained_on`: the file that has all classes; empty: the weights do.
 void number_labels(TextTable& table, const std::vector<std::string>& classes, const std::string& trained_on) {
@@ -41,20 +29,18 @@ void number_labels(TextTable& table, const std::vector<std::string>& classes, co
   }
 }
 
-// What is validated on beside train.csv.
-std::string validation_of(const std::string& path) { return table_beside(path, kValidationParts); }
-
 DataSplits open_csv(const std::string& path, const OpenOptions& options) {
   const TextTableOptions columns = text_table_options(options.settings);
   TextTable table = read_text_table(path, columns);
   log_info("csv {}", table.summary);
   const auto& known = options.parts.class_names;
-  TextRows rows = {.name = "csv " + printable(path),
-                   .classes = known.empty() ? classes_of(table) : known,
-                   .pairs = table.texts.size() > 1,
-                   .train = {},
-                   .validation = {},
-                   .reading = table.summary};
+  TextRows rows = {
+      .name = "csv " + printable(path),
+      .classes = known.empty() ? in_counting_order({table.labels.begin(), table.labels.end()}, parse_int) : known,
+      .pairs = table.texts.size() > 1,
+      .train = {},
+      .validation = {},
+      .reading = table.summary};
   number_labels(table, rows.classes, known.empty() ? printable(path) : "");
   rows.train = std::move(table.rows);
   const auto rows_of = [&](const std::string& file) {
@@ -66,19 +52,14 @@ DataSplits open_csv(const std::string& path, const OpenOptions& options) {
     number_labels(other, rows.classes, printable(path));
     return std::move(other.rows);
   };
-  const std::string validation = validation_of(path), test = table_beside(path, kTestParts);
-  if (!validation.empty())
-    rows.validation = rows_of(validation);
+  const TablesBeside beside = tables_beside(path, options.parts.test);
+  if (!beside.validation.empty())
+    rows.validation = rows_of(beside.validation);
   else if (!options.parts.whole)
     hold_out(rows);
-  if (!test.empty() && test != validation) {
-    if (options.parts.test)
-      rows.test = rows_of(test);
-    else
-      log_info("{} is left untouched: lockstep eval --split test measures it", printable(test));
-  }
+  if (!beside.test.empty()) rows.test = rows_of(beside.test);
   DataSplits splits = open_labelled_texts(std::move(rows), options);
-  if (options.parts.test && !test.empty() && test == validation) splits.test = splits.validation;
+  if (beside.test_validates) splits.test = splits.validation;
   return splits;
 }
 
@@ -94,7 +75,7 @@ const DatasetFamily& csv_family() {
                                        .open = [](const std::string&, const std::string& path,
                                                   const OpenOptions& options) { return open_csv(path, options); },
                                        .files = [](const std::string& path) -> std::vector<std::string> {
-                                         const std::string other = validation_of(path);
+                                         const std::string other = table_beside(path, kValidationParts);
                                          return other.empty() ? std::vector{path} : std::vector{path, other};
                                        }};
   return family;

@@ -94,39 +94,32 @@ class TableParts {
       : path_(path), options_(options), quotes_(quotes_of(options.settings)) {}
 
   DataSplits open() {
-    auto files = open_files(files_of(path_));
-    const std::string one = files.size() == 1 ? file_names_[0] : std::string();
-    const std::string validation = table_beside(one, kValidationParts), test = table_beside(one, kTestParts);
-    const bool holds_out = validation.empty() && !options_.parts.whole;
+    const auto names = files_of(path_);
+    const TablesBeside beside = tables_beside(names.size() == 1 ? names[0] : std::string(), options_.parts.test);
+    auto files = open_files(names);
+    const bool holds_out = beside.validation.empty() && !options_.parts.whole;
     take_schema(files, holds_out);
     Rows train, held_out;
     read(files, holds_out ? &held_out : nullptr, train);
     DataSplits splits;
     const std::string name = "table " + printable(path_);
-    if (validation.empty() && options_.parts.whole) {
+    if (beside.validation.empty() && options_.parts.whole) {
       splits.whole = part(name, std::move(train));
     } else {
       splits.train = part(name + " train", std::move(train));
-      splits.validation = validation.empty() ? part(name + " validation", std::move(held_out))
-                                             : read_file(name + " validation", validation);
+      splits.validation = beside.validation.empty() ? part(name + " validation", std::move(held_out))
+                                                    : read_file(name + " validation", beside.validation);
     }
-    if (test.empty()) return splits;
-    if (test == validation) {
-      if (options_.parts.test) splits.test = splits.validation;
-    } else if (options_.parts.test) {
-      splits.test = read_file(name + " test", test);
-    } else {
-      log_info("{} is left untouched: lockstep eval --split test measures it", printable(test));
-    }
+    if (!beside.test.empty()) splits.test = read_file(name + " test", beside.test);
+    if (beside.test_validates) splits.test = splits.validation;
     return splits;
   }
 
  private:
-  std::vector<std::unique_ptr<TableFile>> open_files(std::vector<std::string> names) {
+  std::vector<std::unique_ptr<TableFile>> open_files(const std::vector<std::string>& names) const {
     std::vector<std::unique_ptr<TableFile>> files;
     for (const std::string& name : names)
       files.push_back(std::make_unique<TableFile>(name, quotes_, /*finds_separator=*/true));
-    file_names_ = std::move(names);
     return files;
   }
 
@@ -168,18 +161,17 @@ class TableParts {
     std::vector<std::string> fields, unread;
     std::uint64_t row = 0;
     for (const auto& file : files) {
-      encoder.begin(file->names(), file->source(), /*target_is_wanted=*/true);
+      encoder.begin(*file, /*target_is_wanted=*/true);
       unread = encoder.unread();
       for (; file->next(fields); ++row) {
         Rows& to = held_out != nullptr && is_held_out(row) ? *held_out : rows;
         to.numbers.resize(to.numbers.size() + numbers);
         to.codes.resize(to.codes.size() + codes);
-        const std::string place = file->place();
-        encoder.encode(fields, std::span(to.numbers).last(numbers), std::span(to.codes).last(codes), place);
+        encoder.encode(fields, std::span(to.numbers).last(numbers), std::span(to.codes).last(codes));
         if (schema_->predicts_classes())
-          to.labels.push_back(encoder.label(fields, place));
+          to.labels.push_back(encoder.label(fields));
         else
-          to.targets.push_back(encoder.number(fields, place));
+          to.targets.push_back(encoder.number(fields));
         ++to.size;
       }
     }
@@ -241,7 +233,6 @@ class TableParts {
   const std::string& path_;
   const OpenOptions& options_;
   std::optional<bool> quotes_;
-  std::vector<std::string> file_names_;
   std::shared_ptr<const TableSchema> schema_;
   std::string reading_;  // what its columns are, until a line has said so
   std::string summary_;  // of the first part

@@ -16,11 +16,10 @@ std::vector<SettingSpec> table_settings();
 /// files' names. A folder with a train.csv or train.tsv is that file. Beside a file that is called train, val, dev or
 /// test validates; otherwise every tenth row is for validation.
 ///
-/// Without options.table the columns are found out from the training part: one whose fields are all numbers, or
-/// missing, is numeric, others are categories; settings overrule that. A target that has one of two values, or words,
-/// is a class. Samples are the numeric columns (F), standardised, and, where there are any, the further input
-/// "categories" (K), i32. Targets are labels, or numbers (1), standardised. Throws IoError naming file, line and
-/// remedy, UsageError for settings that fit no column, or that weights say.
+/// Without options.table the columns are found out from the training part: find_schema(). Samples are the numeric
+/// columns (F), standardised, and, where there are any, the further input "categories" (K), i32. Targets are labels, or
+/// numbers (1), standardised. Throws IoError naming file, line and remedy, UsageError for settings that fit no column,
+/// or that weights say.
 DataSplits open_table(const std::string& path, const OpenOptions& options);
 
 }  // namespace lockstep::data

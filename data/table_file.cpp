@@ -115,6 +115,16 @@ std::string table_beside(const std::string& path, std::span<const char* const> p
   return {};
 }
 
+TablesBeside tables_beside(const std::string& path, bool wants_test) {
+  TablesBeside beside{.validation = table_beside(path, kValidationParts), .test = table_beside(path, kTestParts)};
+  if (beside.test.empty()) return beside;
+  beside.test_validates = wants_test && beside.test == beside.validation;
+  if (!wants_test && beside.test != beside.validation)
+    log_info("{} is left untouched: lockstep eval --split test measures it", printable(beside.test));
+  if (!wants_test || beside.test_validates) beside.test.clear();
+  return beside;
+}
+
 std::string shown_name(const std::string& name) {
   return name.empty() ? "''" : fmt::format("'{}'", printable(utf8_prefix(name, 40)));
 }

@@ -1,9 +1,12 @@
 // Tables as text: fields with commas or tabs between them, and a first line that names the columns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,6 +58,26 @@ bool is_table(const std::string& path);
 std::string table_beside(const std::string& path, std::span<const char* const> parts);
 inline constexpr const char* kValidationParts[] = {"val", "dev", "test"};
 inline constexpr const char* kTestParts[] = {"test"};
+
+/// What is read beside "DIR/train.csv", where it is there.
+struct TablesBeside {
+  std::string validation;       // val, dev or test
+  std::string test;             // where it is wanted, and does not validate
+  bool test_validates = false;  // and is wanted as the test part, too
+};
+/// A line says which test part is left untouched.
+TablesBeside tables_beside(const std::string& path, bool wants_test);
+
+/// As people count: 2 before 10 where `parse` makes numbers of all; "" is first then.
+template <class Number>
+std::vector<std::string> in_counting_order(const std::set<std::string>& words,
+                                           std::optional<Number> (*parse)(std::string_view)) {
+  std::vector<std::string> all(words.begin(), words.end());
+  if (std::ranges::all_of(all, [&](const auto& word) { return word.empty() || parse(word).has_value(); }))
+    std::ranges::stable_sort(
+        all, {}, [&](const auto& word) { return parse(word).value_or(std::numeric_limits<Number>::lowest()); });
+  return all;
+}
 
 /// "'a', 'b' and 3 more".
 std::string shown_names(std::span<const std::string> names, const char* before_last = "and");

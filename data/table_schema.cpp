@@ -31,14 +31,9 @@ std::optional<double> number_of(std::string_view field) {
   return std::nullopt;
 }
 
-/// As people count: 2 before 10 where all are numbers.
-std::vector<std::string> in_order(const std::set<std::string>& words) {
-  std::vector<std::string> all(words.begin(), words.end());
-  const auto number = [](const std::string& word) { return parse_double(word); };
-  if (std::ranges::all_of(all, [&](const auto& word) { return word.empty() || number(word).has_value(); }))
-    std::ranges::stable_sort(
-        all, {}, [&](const auto& word) { return number(word).value_or(-std::numeric_limits<double>::infinity()); });
-  return all;
+[[noreturn]] void refuse_twin(const std::string& source, const std::string& name) {
+  throw IoError(fmt::format("{}: its first line names more than one column {}", source, shown_name(name)),
+                "give each column a name of its own");
 }
 
 /// "0.5" of "0,5".
@@ -79,8 +74,7 @@ std::string TableSchema::sha256() const {
   return hash.finish();
 }
 
-TableEncoder::TableEncoder(const TableSchema& schema)
-    : schema_(schema), missing_(schema.columns.size()), unseen_(schema.columns.size()) {
+TableEncoder::TableEncoder(const TableSchema& schema) : schema_(schema), unseen_(schema.columns.size()) {
   const auto numbered = [](const TableColumn& column, std::int32_t first) {
     Reading reading{.first_code = first};
     for (const std::string& category : column.categories)
@@ -95,14 +89,13 @@ TableEncoder::TableEncoder(const TableSchema& schema)
   target_ = numbered(schema_.target, 0);
 }
 
-void TableEncoder::begin(const std::vector<std::string>& names, const std::string& source, bool target_is_wanted) {
-  names_ = names;
+void TableEncoder::begin(const TableFile& file, bool target_is_wanted) {
+  file_ = &file;
+  const auto& names = file.names();
   std::vector<std::string> lacking;
   const auto find = [&](const TableColumn& column, Reading& reading) {
     const auto count = std::ranges::count(names, column.name);
-    if (count > 1)
-      throw IoError(fmt::format("{}: its first line names more than one column {}", source, shown_name(column.name)),
-                    "give each column a name of its own");
+    if (count > 1) refuse_twin(file.source(), column.name);
     if (count == 0) return lacking.push_back(column.name);
     reading.field = static_cast<std::size_t>(std::ranges::find(names, column.name) - names.begin());
   };
@@ -110,21 +103,22 @@ void TableEncoder::begin(const std::vector<std::string>& names, const std::strin
   has_target_ = target_is_wanted;
   if (target_is_wanted) find(schema_.target, target_);
   if (!lacking.empty())
-    throw IoError(fmt::format("{}: it lacks the column{} {}, which the model was trained with; it has {}", source,
-                              lacking.size() == 1 ? "" : "s", shown_names(lacking), shown_names(names)),
+    throw IoError(fmt::format("{}: it lacks the column{} {}, which the model was trained with; it has {}",
+                              file.source(), lacking.size() == 1 ? "" : "s", shown_names(lacking), shown_names(names)),
                   "add them; a field may be empty where the value is not known");
 }
 
 std::vector<std::string> TableEncoder::unread() const {
   std::vector<std::string> all;
-  for (std::size_t i = 0; i < names_.size(); ++i)
+  const auto& names = file_->names();
+  for (std::size_t i = 0; i < names.size(); ++i)
     if (!(has_target_ && target_.field == i) && std::ranges::find(columns_, i, &Reading::field) == columns_.end())
-      all.push_back(names_[i]);
+      all.push_back(names[i]);
   return all;
 }
 
-void TableEncoder::encode(std::span<const std::string> fields, std::span<float> numbers, std::span<std::int32_t> codes,
-                          const std::string& place) {
+void TableEncoder::encode(std::span<const std::string> fields, std::span<float> numbers,
+                          std::span<std::int32_t> codes) {
   std::size_t number = 0, code = 0;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
     const TableColumn& column = schema_.columns[i];
@@ -138,39 +132,38 @@ void TableEncoder::encode(std::span<const std::string> fields, std::span<float> 
     }
     const auto value = number_of(field);
     if (!value)
-      throw IoError(fmt::format("{}: {} is no number, as all of {} were in training", place, shown_name(field),
+      throw IoError(fmt::format("{}: {} is no number, as all of {} were in training", file_->place(), shown_name(field),
                                 shown_name(column.name)),
                     "write a number, or nothing where it is not known");
-    if (std::isnan(*value)) ++missing_[i];
-    const double standardised = std::isnan(*value) ? 0.0 : (*value - column.mean) / column.deviation;
+    const double standardised = std::isnan(*value) ? 0.0 : column.standardised(*value);
     if (std::abs(standardised) > kMostDeviations)
-      throw IoError(fmt::format("{}: {} is {:.0e} standard deviations from the mean of {} in training", place,
+      throw IoError(fmt::format("{}: {} is {:.0e} standard deviations from the mean of {} in training", file_->place(),
                                 shown_name(field), std::abs(standardised), shown_name(column.name)),
                     "check its unit, or leave the field empty");
     numbers[number++] = static_cast<float>(standardised);
   }
 }
 
-std::int32_t TableEncoder::label(std::span<const std::string> fields, const std::string& place) const {
+std::int32_t TableEncoder::label(std::span<const std::string> fields) const {
   const std::string word(trim(fields[target_.field]));
   const auto found = target_.codes.find(word);
   if (found == target_.codes.end()) {
     if (is_missing(word))
-      throw IoError(fmt::format("{}: it has no {}, the target", place, shown_name(schema_.target.name)),
+      throw IoError(fmt::format("{}: it has no {}, the target", file_->place(), shown_name(schema_.target.name)),
                     "give each row one, or take the row out");
-    refuse_class(place, word, schema_.target.categories);
+    refuse_class(file_->place(), word, schema_.target.categories);
   }
   return found->second;
 }
 
-float TableEncoder::number(std::span<const std::string> fields, const std::string& place) const {
+float TableEncoder::number(std::span<const std::string> fields) const {
   const std::string& field = fields[target_.field];
   const auto value = number_of(field);
   if (!value || std::isnan(*value))
-    throw IoError(
-        fmt::format("{}: {} is no number for the target {}", place, shown_name(field), shown_name(schema_.target.name)),
-        "give each row one, or take the row out");
-  return static_cast<float>((*value - schema_.target.mean) / schema_.target.deviation);
+    throw IoError(fmt::format("{}: {} is no number for the target {}", file_->place(), shown_name(field),
+                              shown_name(schema_.target.name)),
+                  "give each row one, or take the row out");
+  return static_cast<float>(schema_.target.standardised(*value));
 }
 
 namespace {
@@ -319,10 +312,7 @@ class SchemaReader {
                                 files_[0]->source(), shown_names(names)),
                     "put a line with names before it");
     for (const auto& name : names)
-      if (!name.empty() && std::ranges::count(names, name) > 1)
-        throw IoError(
-            fmt::format("{}: its first line names more than one column {}", files_[0]->source(), shown_name(name)),
-            "give each column a name of its own");
+      if (!name.empty() && std::ranges::count(names, name) > 1) refuse_twin(files_[0]->source(), name);
     for (const auto& file : files_)
       if (file->names() != names)
         throw IoError(fmt::format("{} has other columns than {}", file->source(), files_[0]->source()),
@@ -370,7 +360,6 @@ class SchemaReader {
           again = look_at(profiles_[i], fields[places[i]], trained_on, *file) || again;
       }
     }
-    rows_ = row;
     if (row == 0) throw IoError(fmt::format("{}: it has no row", files_[0]->source()), "add rows");
     return again;
   }
@@ -412,10 +401,10 @@ class SchemaReader {
     TableColumn column{.name = profile.name, .categorical = profile.categorical};
     if (profile.is_target && !profile.categorical && !profile.said && profile.few.size() <= kTwoWords) {
       column.categorical = true;
-      column.categories = in_order(profile.few);
+      column.categories = in_counting_order(profile.few, parse_double);
     } else if (profile.categorical) {
       if (profile.missing > 0) profile.words.emplace();
-      column.categories = in_order(profile.words);
+      column.categories = in_counting_order(profile.words, parse_double);
     } else {
       column.mean = profile.mean;
       const double variance = profile.numbers > 0 ? profile.squares / static_cast<double>(profile.numbers) : 0;
@@ -469,7 +458,6 @@ class SchemaReader {
   std::span<const std::unique_ptr<TableFile>> files_;
   bool holds_out_;
   std::vector<Profile> profiles_;
-  std::uint64_t rows_ = 0;
 };
 
 }  // namespace

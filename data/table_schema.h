@@ -24,6 +24,10 @@ struct TableColumn {
   /// the category "", where there is one. Of the target: the classes, whose codes begin with 0.
   std::vector<std::string> categories = {};
 
+  /// Of numbers: between what a table has and what a model sees.
+  double standardised(double number) const { return (number - mean) / deviation; }
+  double number_of(double standardised) const { return mean + deviation * standardised; }
+
   bool operator==(const TableColumn&) const = default;
 };
 
@@ -48,22 +52,20 @@ class TableEncoder {
   /// `schema` must outlive it.
   explicit TableEncoder(const TableSchema& schema);
 
-  /// Of the following rows: `names` are the columns of the table `source`, of which they have all, and the target where
-  /// that `is_wanted`. Throws IoError naming those that it lacks, or that two columns have.
-  void begin(const std::vector<std::string>& names, const std::string& source, bool target_is_wanted);
+  /// The following rows are `file`'s, which must be there as long as they are read. It has all columns, and the target
+  /// where that `is_wanted`. Throws IoError naming those that it lacks, or that two columns have.
+  void begin(const TableFile& file, bool target_is_wanted);
   /// Columns of the table that are not read.
   std::vector<std::string> unread() const;
 
   /// `numbers` (schema.numbers()) and `codes` (categorical columns): a column's codes follow those of the columns
-  /// before it. `place` is for errors. Throws IoError for what is no number in a column of numbers.
-  void encode(std::span<const std::string> fields, std::span<float> numbers, std::span<std::int32_t> codes,
-              const std::string& place);
+  /// before it. Throws IoError for what is no number in a column of numbers.
+  void encode(std::span<const std::string> fields, std::span<float> numbers, std::span<std::int32_t> codes);
   /// The class, or standardised number, of a row. Throws IoError where it has none, or one that is not known.
-  std::int32_t label(std::span<const std::string> fields, const std::string& place) const;
-  float number(std::span<const std::string> fields, const std::string& place) const;
+  std::int32_t label(std::span<const std::string> fields) const;
+  float number(std::span<const std::string> fields) const;
 
-  /// Fields so far that were missing numbers, and categories that training has not seen, by column of the schema.
-  const std::vector<std::uint64_t>& missing() const { return missing_; }
+  /// By column of the schema: how many fields so far were categories that training has not seen.
   const std::vector<std::uint64_t>& unseen() const { return unseen_; }
 
  private:
@@ -74,11 +76,11 @@ class TableEncoder {
   };
 
   const TableSchema& schema_;
-  std::vector<std::string> names_;
+  const TableFile* file_ = nullptr;
   std::vector<Reading> columns_;
   Reading target_;
   bool has_target_ = false;
-  std::vector<std::uint64_t> missing_, unseen_;
+  std::vector<std::uint64_t> unseen_;
 };
 
 /// What tables write where a value is missing: nothing, NA, N/A, nan, null, none, <NA>, NaT or ?, in any case.

@@ -90,8 +90,7 @@ class TableWorker final : public InferWorker {
     const bool classes = shared_->schema->predicts_classes();
     if (!classes) {
       check_finite(outputs);
-      const auto& target = shared_->schema->target;
-      const double value = target.mean + target.deviation * double{outputs[0]};
+      const double value = shared_->schema->target.number_of(outputs[0]);
       if (config_.json)
         return JsonObject{{"event", "row"}, {"row", row + 1}, {kPrediction, value}, {"latency_ms", ms}}.text() + "\n";
       return fmt::format("{}{}{:.6g}\n", shared_->rows[row], shared_->separator, value);
@@ -149,15 +148,14 @@ InferTask table_task(const InferConfig& config, const InferModel& model) {
   if (schema.predicts_classes()) names.push_back(new_name("probability", names));
   shared->header = data::csv_row(names, shared->separator) + "\n";
   data::TableEncoder encoder(schema);
-  encoder.begin(file.names(), file.source(), /*target_is_wanted=*/false);
+  encoder.begin(file, /*target_is_wanted=*/false);
   const auto numbers = static_cast<std::size_t>(schema.numbers()), codes = schema.categories().size();
   std::vector<std::string> fields;
   while (file.next(fields)) {
     shared->rows.push_back(data::csv_row(fields, shared->separator));
     shared->numbers.resize(shared->numbers.size() + numbers);
     shared->codes.resize(shared->codes.size() + codes);
-    encoder.encode(fields, std::span(shared->numbers).last(numbers), std::span(shared->codes).last(codes),
-                   file.place());
+    encoder.encode(fields, std::span(shared->numbers).last(numbers), std::span(shared->codes).last(codes));
   }
   if (shared->rows.empty())
     throw IoError(fmt::format("{}: it has no row after its first line, which names the columns", file.source()),

@@ -67,13 +67,7 @@ void keep(SampleOutputs& all, std::span<const float> values, const data::Batch& 
 /// Those of all ranks, whose samples follow one another.
 SampleOutputs on_rank_0(comm::ProcessGroup& group, const SampleOutputs& mine) {
   const auto gathered = [&](const std::vector<float>& values) {
-    std::vector<float> all;
-    for (const auto& bytes : group.gather_objects(std::as_bytes(std::span(values)), 0)) {
-      const std::size_t before = all.size();
-      all.resize(before + bytes.size() / sizeof(float));
-      if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
-    }
-    return all;
+    return joined<float>(group.gather_objects(std::as_bytes(std::span(values)), 0));
   };
   SampleOutputs all{.outputs = gathered(mine.outputs), .targets = {}};
   all.targets = gathered(mine.targets);
@@ -137,6 +131,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   std::vector<Sums> passes(1);                     // without a tree, all in one; with one, what is no pass's
   const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
   InFlight<std::uint64_t> batches(backend_, numbers.bytes());
+  const bool reads_outputs = confusion_ || errors_ || ranking_ || keeps_outputs_;
   std::deque<ErrorSums> errors;  // of the batches under way
   RankedSamples ranked;
   const auto take = [&] {
@@ -162,14 +157,14 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     nn::Loss loss;
-    if (top5_ || confusion_ || errors_ || ranking_ || keeps_outputs_) {
+    if (top5_ || reads_outputs) {
       const nn::Var logits = module.forward_all(tape_, inputs.on(tape_));
       loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
       if (top5_)
         backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
                                      nn::Tensor::view_of(numbers.data<float>() + 2, {}));
       std::vector<float> values;
-      if (confusion_ || errors_ || ranking_ || keeps_outputs_) values = nn::values_of(backend_, logits.value());
+      if (reads_outputs) values = nn::values_of(backend_, logits.value());
       if (confusion_) confusion.count(values, batch->labels);
       if (errors_) errors.push_back(error_sums(values, batch->targets));
       if (ranking_) ranked.add(values, batch->labels);

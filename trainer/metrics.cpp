@@ -70,15 +70,6 @@ std::uint64_t length_until(const std::string& path, std::int64_t step) {
   return length;
 }
 
-std::string text_of(const char* name, const std::optional<double>& value) {
-  return value ? fmt::format(R"(,"{}":{})", name, number(*value)) : std::string();
-}
-
-std::string text_of(const std::optional<ErrorReport>& errors) {
-  if (!errors) return {};
-  return text_of("mae", errors->mae) + text_of("rmse", errors->rmse) + text_of("r2", errors->r2);
-}
-
 /// Of the best evaluation, which is there.
 std::string text_of(const FinalReport& r) {
   return fmt::format(R"(,"best":{{"metric":"{}","value":{},"step":{}}},"gave_up":{})", r.best->metric,
@@ -168,10 +159,12 @@ void Metrics::write(const CheckpointReport& r) {
 }
 
 void Metrics::write(const FinalReport& r) {
+  std::string figures;
+  for (const auto& [name, value] : named_figures(r.auc, r.errors))
+    figures += fmt::format(R"(,"{}":{})", name, number(value));
   write_line(fmt::format(
       R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{}{},"params_sha256":"{}"{},"peak_memory_bytes":[{}]{}}})",
-      r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy),
-      text_of("auc", r.auc) + text_of(r.errors), r.params_sha256,
+      r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), figures, r.params_sha256,
       r.ema_params_sha256.empty() ? std::string() : fmt::format(R"(,"ema_params_sha256":"{}")", r.ema_params_sha256),
       fmt::join(r.peak_memory_bytes, ","),
       (r.hook ? text_of(*r.hook) : "") + (r.scaling ? text_of(*r.scaling) : "") + (r.best ? text_of(r) : "")));

@@ -22,7 +22,7 @@ class PredictionLines {
  public:
   PredictionLines(const data::Dataset& dataset, bool csv) : dataset_(dataset), csv_(csv) {
     if (const auto& table = dataset.info().table; table != nullptr && dataset.has_numeric_targets())
-      mean_ = table->target.mean, deviation_ = table->target.deviation;
+      target_ = table->target;
   }
 
   std::string header() const {
@@ -59,7 +59,7 @@ class PredictionLines {
   bool lists_classes() const { return !dataset_.has_numeric_targets() && dataset_.classes() <= kMostListed; }
   /// To the digits that f32 has.
   double in_units(float value) const {
-    return parse_double(fmt::format("{:.7g}", mean_ + deviation_ * double{value})).value_or(value);
+    return parse_double(fmt::format("{:.7g}", target_.number_of(value))).value_or(value);
   }
 
   std::string name_of(std::int32_t label) const {
@@ -78,7 +78,7 @@ class PredictionLines {
 
   const data::Dataset& dataset_;
   bool csv_;
-  double mean_ = 0, deviation_ = 1;
+  data::TableColumn target_;  // of other data numbers stay as they are
   std::vector<double> probabilities_;
 };
 

@@ -4,27 +4,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <utility>
 
 #include "data/class_report.h"
 #include "data/table_schema.h"
 
 namespace lockstep::trainer {
 
+std::vector<std::pair<const char*, double>> named_figures(const std::optional<double>& auc,
+                                                          const std::optional<ErrorReport>& errors) {
+  std::vector<std::pair<const char*, double>> all;
+  if (auc) all.emplace_back("auc", *auc);
+  if (!errors) return all;
+  all.emplace_back("mae", errors->mae);
+  all.emplace_back("rmse", errors->rmse);
+  if (errors->r2) all.emplace_back("r2", *errors->r2);
+  return all;
+}
+
 JsonObject json_of(const EvalReport& report) {
   JsonObject json = {{"event", "eval"}, {"step", report.step}, {"loss", report.loss}, {"accuracy", report.accuracy}};
-  const auto add = [&](const char* name, const std::optional<double>& value) {
-    if (value) json.add(name, *value);
-  };
-  add("top5", report.top5);
-  add("auc", report.auc);
-  if (report.errors) {
-    add("mae", report.errors->mae);
-    add("rmse", report.errors->rmse);
-    add("r2", report.errors->r2);
-  }
+  if (report.top5) json.add("top5", *report.top5);
+  for (const auto& [name, value] : named_figures(report.auc, report.errors)) json.add(name, value);
   json.add("samples", report.samples);
   if (report.of_average) json.add("ema", true);
   if (report.best) json.add("best", true);
@@ -108,12 +109,7 @@ void RankedSamples::add(std::span<const float> logits, std::span<const std::int3
 }
 
 double RankedSamples::auc(comm::ProcessGroup& group) const {
-  std::vector<Sample> all;
-  for (const auto& bytes : group.all_gather_objects(std::as_bytes(std::span(samples_)))) {
-    const std::size_t before = all.size();
-    all.resize(before + bytes.size() / sizeof(Sample));
-    if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
-  }
+  auto all = joined<Sample>(group.all_gather_objects(std::as_bytes(std::span(samples_))));
   // The order of equal scores does not matter: they count together.
   std::ranges::sort(all, {}, &Sample::score);
   double first = 0, second = 0, before = 0;  // samples of each class so far; pairs in the right order

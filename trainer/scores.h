@@ -2,9 +2,13 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -17,6 +21,22 @@ namespace lockstep::trainer {
 
 /// The event of an evaluation, with the figures that it has.
 JsonObject json_of(const EvalReport& report);
+
+/// The figures of an evaluation that are there, by their names in files.
+std::vector<std::pair<const char*, double>> named_figures(const std::optional<double>& auc,
+                                                          const std::optional<ErrorReport>& errors);
+
+/// What ranks have gathered (ProcessGroup::gather_objects), one after the other.
+template <class T>
+std::vector<T> joined(const std::vector<std::vector<std::byte>>& parts) {
+  std::vector<T> all;
+  for (const auto& bytes : parts) {
+    const std::size_t before = all.size();
+    all.resize(before + bytes.size() / sizeof(T));
+    if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
+  }
+  return all;
+}
 
 /// Whether an evaluation on `dataset` has errors (of numbers), or a ranking (of two classes).
 bool has_errors(const data::Dataset& dataset);

@@ -305,12 +305,16 @@ TEST(Registries, FamiliesOfAProgram) {
       UsageError);
 }
 
-TEST(OwnEvaluation, OutputsAreThoseOfTheLastRun) {
-  const auto group = comm::make_group();
-  const auto backend = nn::make_cpu_backend(1);
-  nn::Generator generator(1);
+class OwnEvaluation : public ::testing::Test {
+ protected:
+  const std::unique_ptr<comm::ProcessGroup> group = comm::make_group();
+  const std::unique_ptr<nn::Backend> backend = nn::make_cpu_backend(1);
+  nn::Generator generator{1};
   nn::Context context{*backend, generator};
-  Net net(context, 1);
+  Net net{context, 1};
+};
+
+TEST_F(OwnEvaluation, OutputsAreThoseOfTheLastRun) {
   const auto data = numbers();
   Evaluator evaluator(*group, *backend, data, 8, 0, DType::kF32, nn::make_loss(nn::loss_family("squared_error")));
   evaluator.measure();
@@ -331,12 +335,7 @@ TEST(OwnEvaluation, OutputsAreThoseOfTheLastRun) {
 }
 
 // Of an evaluation that ends by what the module, the data or the loss throws.
-TEST(OwnEvaluation, ModeOfAModuleIsRestored) {
-  const auto group = comm::make_group();
-  const auto backend = nn::make_cpu_backend(1);
-  nn::Generator generator(1);
-  nn::Context context{*backend, generator};
-  Net net(context, 1);
+TEST_F(OwnEvaluation, ModeOfAModuleIsRestored) {
   bool throws = true;
   const nn::LossFunction loss = [&](nn::Tape& tape, const nn::Vars& y, const nn::Tensor& targets, float scale) {
     if (throws) throw UsageError("no loss today");
