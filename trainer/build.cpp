@@ -464,7 +464,7 @@ TrainingStep::Options step_options(const TrainConfig& config) {
   return {.loss = training_loss(config),
           .clip_norm = config.clip_norm,
           .activations = dtype_of(config.precision),
-          .dropout = dropout_of(config.model) > 0,
+          .dropout = is_random(config.model),
           .seed = config.seed,
           .accumulate = config.accumulate,
           .in_step = config.sync_batchnorm};

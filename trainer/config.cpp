@@ -103,6 +103,8 @@ double dropout_of(const ModelConfig& model) {
   return declared != nullptr ? std::get<double>(declared->fallback.any()) : 0.0;
 }
 
+bool is_random(const ModelConfig& model) { return nn::model_family(model.name).random || dropout_of(model) > 0; }
+
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
   const std::int64_t parts = config.shards > 0 ? config.shards : std::int64_t{world_size} * config.accumulate;
   return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * parts);

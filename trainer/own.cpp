@@ -31,6 +31,7 @@ void register_own(TrainConfig& config, const OwnTraining& own) {
        .blocks = true,      // nobody knows
        .batch_norm = true,  // nor this
        .attention = true,
+       .random = true,
        .any_samples = true,
        .build = [model = own.model](nn::Context& context, const nn::ModelSpec&) { return model(context); }});
   config.data = "own";

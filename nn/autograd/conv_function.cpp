@@ -7,6 +7,11 @@
 namespace lockstep::nn {
 namespace {
 
+// Weights (O, K, C) are those of images of height 1.
+Tensor as_images_weight(const Tensor& w) {
+  return w.shape().size() == 3 ? w.reshaped({w.size(0), 1, w.size(1), w.size(2)}) : w;
+}
+
 bool wants_grad(const Parameter* parameter) { return parameter != nullptr && parameter->requires_grad(); }
 
 // Where the gradients of one convolution's parameters go in one backward pass. Samples may come in several parts.
@@ -22,7 +27,8 @@ class ConvGradients {
   void add(const Tensor& x, const Tensor& dy) {
     const Tensor db = wants_grad(b_) ? b_->gradient() : Tensor();
     if (wants_grad(&w_)) {
-      backend_.conv().backward_weight(x, dy, window_, w_accumulates_, w_.gradient(), b_accumulates_, db);
+      backend_.conv().backward_weight(x, dy, window_, w_accumulates_, as_images_weight(w_.gradient()), b_accumulates_,
+                                      db);
     } else if (db.defined()) {
       const std::int64_t channels = dy.size(3);
       backend_.linear().backward_bias(dy.reshaped({dy.count() / channels, channels}), b_accumulates_, db);
@@ -52,7 +58,7 @@ class ConvNode final : public Node {
     if (!x_.needs_grad()) return;
     tape.parameters_done(*this);
     Tensor dx = backend.empty(x_.shape(), dy.dtype());
-    backend.conv().backward_input(dy, w.as(dy.dtype()), w.version(), window_, dx);
+    backend.conv().backward_input(dy, as_images_weight(w.as(dy.dtype())), w.version(), window_, dx);
     tape.contribute(x_, std::move(dx));
   }
 
@@ -103,17 +109,19 @@ class ConvMaxPoolNode final : public Node {
   Tensor choices_;  // the ReLU's too
 };
 
-Shape convolved_shape(Var x, const Parameter& w, const Window& window) {
-  if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
-    throw UsageError(
-        fmt::format("Conv2d with a weight of {} was given {}", to_string(w.value().shape()), to_string(x.shape())),
-        fmt::format("images are (N, H, W, C) with C in_channels, {}", w.value().size(3)));
-  if (w.value().size(1) != window.kernel[0] || w.value().size(2) != window.kernel[1])
-    throw UsageError(fmt::format("a convolution's weight is {}, and its window {}x{}", to_string(w.value().shape()),
+void check_window(const Tensor& w, const Window& window) {
+  if (w.size(1) != window.kernel[0] || w.size(2) != window.kernel[1])
+    throw UsageError(fmt::format("a convolution's weight is {}, and its window {}x{}", to_string(w.shape()),
                                  window.kernel[0], window.kernel[1]),
                      "give the weight (O, Kh, Kw, C) the window's height and width");
-  return {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]),
-          w.value().size(0)};
+}
+
+Shape convolved_shape(Var x, const Tensor& w, const Window& window) {
+  if (x.shape().size() != 4 || w.shape().size() != 4 || x.shape()[3] != w.size(3))
+    throw UsageError(fmt::format("Conv2d with a weight of {} was given {}", to_string(w.shape()), to_string(x.shape())),
+                     fmt::format("images are (N, H, W, C) with C in_channels, {}", w.size(w.shape().size() - 1)));
+  check_window(w, window);
+  return {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]), w.size(0)};
 }
 
 bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
@@ -147,9 +155,9 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
   check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
-  Tensor y = tape.backend().empty(convolved_shape(x, w, window), dtype);
-  tape.backend().conv().forward(x.value(), w.as(dtype), w.version(), b != nullptr ? b->as(dtype) : Tensor(), window,
-                                epilogue, y);
+  Tensor y = tape.backend().empty(convolved_shape(x, as_images_weight(w.value()), window), dtype);
+  tape.backend().conv().forward(x.value(), as_images_weight(w.as(dtype)), w.version(),
+                                b != nullptr ? b->as(dtype) : Tensor(), window, epilogue, y);
   const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
   tape.record<ConvNode>(out, x, w, b, window, epilogue);
   return out;
@@ -160,7 +168,7 @@ Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window&
   check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
-  Shape piece = convolved_shape(x, w, window);
+  Shape piece = convolved_shape(x, w.value(), window);
   const std::int64_t samples = piece[0];
   const DType dtype = x.value().dtype();
   Tensor y = backend.empty(pooled_shape(piece, pool), dtype);
@@ -181,6 +189,93 @@ Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window&
   }
   const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
   tape.record<ConvMaxPoolNode>(out, x, w, b, window, pool, piece, choices);
+  return out;
+}
+
+Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride, std::int64_t padding) {
+  check_operand(tape, x, "Conv1d");
+  const Shape &s = x.shape(), &of_w = w.value().shape();
+  if (of_w.size() != 3 || s.size() != 3 || s[2] != of_w[2])
+    throw UsageError(fmt::format("Conv1d with a weight of {} was given {}", to_string(of_w), to_string(s)),
+                     "it takes (N, T, C) with C in_channels, and a weight (O, K, C)");
+  const Window window = {.kernel = {1, of_w[1]}, .stride = {1, stride}, .padding = {0, padding}};
+  const Var y = conv2d(tape, reshape(tape, x, {s[0], 1, s[1], s[2]}), w, b, window);
+  return reshape(tape, y, {s[0], y.shape()[2], y.shape()[3]});
+}
+
+namespace {
+
+// The convolution from y to x, the other way round: its gradient of y is what this computes, and its result this one's
+// gradient.
+class ConvTransposeNode final : public Node {
+ public:
+  ConvTransposeNode(Var output, Var x, Parameter& w, Parameter* b, const Window& window)
+      : Node(output, {&w, b}), x_(x), window_(window) {}
+  void backward(Tape& tape) override {
+    Backend& backend = tape.backend();
+    Parameter &w = *parameters()[0], *const b = parameters()[1];
+    const Tensor dy = tape.take_grad(output());
+    if (wants_grad(&w)) {
+      const auto target = w.contribute();
+      backend.conv().backward_weight(dy, x_.value(), window_, target.accumulate, target.gradient, false, {});
+    }
+    if (wants_grad(b)) {
+      const auto target = b->contribute();
+      const std::int64_t channels = dy.size(3);
+      backend.linear().backward_bias(dy.reshaped({dy.count() / channels, channels}), target.accumulate,
+                                     target.gradient);
+    }
+    if (!x_.needs_grad()) return;
+    tape.parameters_done(*this);
+    Tensor dx = backend.empty(x_.shape(), dy.dtype());
+    backend.conv().forward(dy, w.as(dy.dtype()), w.version(), {}, window_, Epilogue::kNone, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  Window window_;
+};
+
+}  // namespace
+
+Var conv_transpose2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window,
+                     std::array<std::int64_t, 2> output_padding) {
+  check_operand(tape, x, "ConvTranspose2d");
+  check_parameter(tape, w, "ConvTranspose2d");
+  const Tensor& weight = w.value();
+  if (x.shape().size() != 4 || weight.shape().size() != 4 || x.shape()[3] != weight.size(0))
+    throw UsageError(fmt::format("ConvTranspose2d with a weight of {} was given {}", to_string(weight.shape()),
+                                 to_string(x.shape())),
+                     "it takes (N, H, W, I), and a weight (I, Kh, Kw, O)");
+  check_window(weight, window);
+  check_further(tape, b, {weight.size(3)}, "a bias", "ConvTranspose2d");
+  Shape shape = {x.shape()[0], 0, 0, weight.size(3)};
+  for (int axis = 0; axis < 2; ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    const std::int64_t in = x.shape()[axis + 1];
+    const std::int64_t out = (in - 1) * window.stride[a] - 2 * window.padding[a] + window.kernel[a] + output_padding[a];
+    if (output_padding[a] < 0 || output_padding[a] >= window.stride[a] || in < 1 || out < 1)
+      throw UsageError(
+          fmt::format("ConvTranspose2d of {} with window {}x{}, stride {}, padding {} and output padding {}",
+                      to_string(x.shape()), window.kernel[0], window.kernel[1], window.stride[a], window.padding[a],
+                      output_padding[a]),
+          "output padding is from 0 to below the stride, and the result has at least one row and column");
+    LOCKSTEP_ASSERT(window.output_extent(axis, out) == in);
+    shape[axis + 1] = out;
+  }
+  const Tape::OpScope scope(tape, "conv_transpose2d", &w);
+  const DType dtype = x.dtype();
+  Backend& backend = tape.backend();
+  Tensor y = backend.empty(shape, dtype);
+  backend.conv().backward_input(x.value(), w.as(dtype), w.version(), window, y);
+  if (b != nullptr) {
+    const std::int64_t channels = shape[3];
+    const Tensor rows = y.reshaped({y.count() / channels, 1, channels});
+    backend.embedding().add_rows(rows, b->as(dtype).reshaped({1, channels}), 0, rows);
+  }
+  const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
+  tape.record<ConvTransposeNode>(out, x, w, b, window);
   return out;
 }
 

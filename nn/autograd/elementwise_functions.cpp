@@ -67,10 +67,10 @@ struct DeviceOperator : Op {
     tape.backend().operators().forward(static_cast<const Op&>(*this), x, y);
   }
   void backward(Tape& tape, Var x, Var y, const Tensor& dy, const Tensor& dx) const {
-    constexpr bool kReadsX = requires { Op::kReadsX; };
-    constexpr bool kReadsY = requires { Op::kReadsY; };
-    tape.backend().operators().backward(static_cast<const Op&>(*this), kReadsX ? x.value() : Tensor(),
-                                        kReadsY ? y.value() : Tensor(), dy, dx);
+    constexpr bool kNeedsX = requires { Op::kReadsX; };
+    constexpr bool kNeedsY = requires { Op::kReadsY; };
+    tape.backend().operators().backward(static_cast<const Op&>(*this), kNeedsX ? x.value() : Tensor(),
+                                        kNeedsY ? y.value() : Tensor(), dy, dx);
   }
 };
 
@@ -103,17 +103,16 @@ void check_f32(const Tape& tape, Var x, const char* op) {
                    "give it nn::to_f32(tape, x)");
 }
 
+// Whether it is to be computed in f32, and rounded.
 template <class Rule>
-void check_operand_of(const Tape& tape, Var x, const char* title) {
-  if constexpr (Rule::kAllTypes)
-    check_operand(tape, x, title);
-  else
-    check_f32(tape, x, title);
+bool is_widened(Var x) {
+  return !Rule::kAllTypes && x.dtype() != DType::kF32;
 }
 
 Var unary(Tape& tape, Var x, UnaryOp op) {
   return with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
-    check_operand_of<Rule>(tape, x, names.title);
+    check_operand(tape, x, names.title);
+    if (is_widened<Rule>(x)) return in_f32(tape, x, [&](Var wide) { return unary(tape, wide, op); });
     const Tape::OpScope scope(tape, names.function);
     Tensor y = tape.backend().empty(x.shape(), x.dtype());
     tape.backend().pointwise().unary(op, x.value(), y);
@@ -125,12 +124,14 @@ Var unary(Tape& tape, Var x, UnaryOp op) {
 
 Var binary(Tape& tape, Var x, Var y, BinaryOp op) {
   return with_rule(op, [&]<class Rule>(Rule, const OpNames& names) {
-    check_operand_of<Rule>(tape, x, names.title);
-    check_operand_of<Rule>(tape, y, names.title);
+    check_operand(tape, x, names.title);
+    check_operand(tape, y, names.title);
+    if (x.shape() != y.shape() || x.dtype() != y.dtype()) {
+      const auto [a, b] = broadcast(tape, x, y, names.title);
+      return binary(tape, a, b, op);
+    }
+    if (is_widened<Rule>(x)) return in_f32(tape, x, [&](Var wide) { return binary(tape, wide, to_f32(tape, y), op); });
     const Tape::OpScope scope(tape, names.function);
-    if (x.shape() != y.shape() || x.dtype() != y.dtype())
-      throw UsageError(fmt::format("{} of {} and {}", names.title, to_string(x.shape()), to_string(y.shape())),
-                       "operands have one shape; nothing is broadcast");
     Tensor z = tape.backend().empty(x.shape(), x.dtype());
     tape.backend().pointwise().binary(op, x.value(), y.value(), z);
     const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
@@ -138,6 +139,8 @@ Var binary(Tape& tape, Var x, Var y, BinaryOp op) {
     return out;
   });
 }
+
+}  // namespace
 
 Var cast(Tape& tape, Var x, DType dtype, const char* name) {
   check_operand(tape, x, name);
@@ -149,8 +152,6 @@ Var cast(Tape& tape, Var x, DType dtype, const char* name) {
   tape.record<CastNode>(out, x);
   return out;
 }
-
-}  // namespace
 
 Var to_f32(Tape& tape, Var x) { return cast(tape, x, DType::kF32, "to_f32"); }
 Var to_activations(Tape& tape, Var x) { return cast(tape, x, tape.activations(), "to_activations"); }
@@ -169,8 +170,8 @@ Var gelu(Tape& tape, Var x, GeluKind kind) { return unary(tape, x, op_of(kind));
 Var apply(Tape& tape, Var x, const Operator& op) {
   return std::visit(
       [&]<class Op>(const Op& one) {
-        check_f32(tape, x, Op::kName);
-        return compute(tape, x, DeviceOperator<Op>{one});
+        check_operand(tape, x, Op::kName);
+        return in_f32(tape, x, [&](Var wide) { return compute(tape, wide, DeviceOperator<Op>{one}); });
       },
       op);
 }

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <optional>
+
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
@@ -114,6 +117,106 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
 
 Var logits(Tape& tape, Var x, Parameter& w, Parameter* b) {
   return compute(tape, x, w, b, Epilogue::kNone, Rows::kApart);
+}
+
+namespace {
+
+// op(a) (B, M, K) · op(b) (B, K, N), and each gradient as a product of the same kind.
+class MatmulNode final : public Node {
+ public:
+  MatmulNode(Var output, Var a, bool a_turned, Var b, bool b_turned)
+      : Node(output), a_(a), b_(b), of_a_(a.value()), of_b_(b.value()), a_turned_(a_turned), b_turned_(b_turned) {}
+  void backward(Tape& tape) override {
+    LinearKernels& kernels = tape.backend().linear();
+    const Tensor& dc = tape.grad(output());
+    if (a_.needs_grad()) {
+      Tensor da = tape.backend().empty(a_.shape(), dc.dtype());
+      if (a_turned_)
+        kernels.multiply(of_b_, b_turned_, dc, true, da);
+      else
+        kernels.multiply(dc, false, of_b_, !b_turned_, da);
+      tape.contribute(a_, std::move(da));
+    }
+    if (b_.needs_grad()) {
+      Tensor db = tape.backend().empty(b_.shape(), dc.dtype());
+      if (b_turned_)
+        kernels.multiply(dc, true, of_a_, a_turned_, db);
+      else
+        kernels.multiply(of_a_, !a_turned_, dc, false, db);
+      tape.contribute(b_, std::move(db));
+    }
+  }
+
+ private:
+  Var a_, b_;
+  Tensor of_a_, of_b_;
+  bool a_turned_, b_turned_;
+};
+
+// (…, R, C) → (the others' product, R, C)
+Var as_matrices(Tape& tape, Var x) {
+  const Shape& s = x.shape();
+  std::int64_t batch = 1;
+  for (int axis = 0; axis + 2 < s.size(); ++axis) batch *= s[axis];
+  const Shape flat = {batch, s[s.size() - 2], s[s.size() - 1]};
+  return s == flat ? x : reshape(tape, x, flat);
+}
+
+// `leading` without its last two axes, then these.
+Shape with_matrix(const Shape& leading, std::int64_t rows, std::int64_t columns) {
+  Shape s = leading;
+  s[s.size() - 2] = rows;
+  s[s.size() - 1] = columns;
+  return s;
+}
+
+// The shape that the leading axes of both broadcast to, with two more axes; none where they do not fit.
+std::optional<Shape> leading_of(const Shape& a, const Shape& b) {
+  Shape longer = a.size() >= b.size() ? a : b;
+  const Shape& shorter = a.size() >= b.size() ? b : a;
+  for (int back = 3; back <= shorter.size(); ++back) {
+    std::int64_t& extent = longer[longer.size() - back];
+    const std::int64_t other = shorter[shorter.size() - back];
+    if (extent != other && extent != 1 && other != 1) return std::nullopt;
+    if (extent == 1) extent = other;
+  }
+  return longer;
+}
+
+}  // namespace
+
+Var matmul(Tape& tape, Var a, Var b, Turned turned) {
+  check_operand(tape, a, "matmul");
+  check_operand(tape, b, "matmul");
+  const Shape &of_a = a.shape(), &of_b = b.shape();
+  const int last_a = of_a.size() - 1, last_b = of_b.size() - 1;
+  const std::optional<Shape> leading = last_a >= 1 && last_b >= 1 ? leading_of(of_a, of_b) : std::nullopt;
+  const auto inner = [](const Shape& s, bool last) { return s[s.size() - (last ? 1 : 2)]; };
+  if (!leading || inner(of_a, !turned.a) != inner(of_b, turned.b) || a.dtype() != b.dtype())
+    throw UsageError(
+        fmt::format("matmul of {} {}{} and {} {}{}", name_of(a.dtype()), to_string(of_a), turned.a ? " turned" : "",
+                    name_of(b.dtype()), to_string(of_b), turned.b ? " turned" : ""),
+        "it takes (…, M, K) and (…, K, N) of one type, whose leading axes broadcast");
+  const std::int64_t rows = inner(of_a, turned.a), columns = inner(of_b, !turned.b);
+  const Shape result = with_matrix(*leading, rows, columns);
+  Var left = a, right = b;
+  if (last_b == 1 && !turned.a) {
+    left = reshape(tape, a, {1, of_a.count() / std::max<std::int64_t>(1, of_a[last_a]), of_a[last_a]});  // one product
+  } else if (last_a > 1 || last_b > 1) {
+    left = broadcast_to(tape, a, with_matrix(*leading, of_a[last_a - 1], of_a[last_a]));
+    right = broadcast_to(tape, b, with_matrix(*leading, of_b[last_b - 1], of_b[last_b]));
+  }
+  left = as_matrices(tape, left);
+  right = as_matrices(tape, right);
+  Var product;
+  {
+    const Tape::OpScope scope(tape, "matmul");
+    Tensor c = tape.backend().empty({left.shape()[0], left.shape()[turned.a ? 2 : 1], columns}, a.dtype());
+    tape.backend().linear().multiply(left.value(), turned.a, right.value(), turned.b, c);
+    product = tape.make_var(std::move(c), left.needs_grad() || right.needs_grad());
+    tape.record<MatmulNode>(product, left, turned.a, right, turned.b);
+  }
+  return product.shape() == result ? product : reshape(tape, product, result);
 }
 
 }  // namespace lockstep::nn

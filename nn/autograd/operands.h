@@ -1,6 +1,7 @@
 // What operators ask of their operands before they compute. Compares alone: no element is looked at.
 #pragma once
 
+#include <array>
 #include <utility>
 
 #include "lockstep/nn/autograd/functions.h"
@@ -83,6 +84,19 @@ Var compute(Tape& tape, Var x, Op op) {
   tape.record<OperatorNode<Op>>(out, x, std::move(op));
   return out;
 }
+
+/// x in another type; x itself where it has that.
+Var cast(Tape& tape, Var x, DType dtype, const char* name);
+/// compute(x) of f32, rounded to x's type.
+template <class Compute>
+Var in_f32(Tape& tape, Var x, const Compute& compute) {
+  return cast(tape, compute(to_f32(tape, x)), x.dtype(), "to_activations");
+}
+/// Both in one shape, which each broadcasts to as in PyTorch. Throws UsageError where there is none, and for two types.
+std::array<Var, 2> broadcast(Tape& tape, Var x, Var y, const char* op);
+
+/// Throws UsageError unless the tape knows what random numbers hang on.
+void check_state(const Tape& tape, const char* what);
 
 /// Throws UsageError unless x + y can be computed.
 void check_addends(const Tape& tape, Var x, Var y);

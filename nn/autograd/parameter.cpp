@@ -3,6 +3,8 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "lockstep/nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 
@@ -70,6 +72,31 @@ Parameter::Target Parameter::contribute() {
   has_gradient_ = true;
   touched_ = true;
   return {gradient_, accumulate};
+}
+
+namespace {
+
+class VariableNode final : public Node {
+ public:
+  VariableNode(Var output, Parameter& parameter) : Node(output, {&parameter}) {}
+  void backward(Tape& tape) override {
+    const Tensor& dy = tape.grad(output());
+    const auto [gradient, accumulate] = parameters()[0]->contribute();
+    if (accumulate)
+      tape.backend().pointwise().add_to(dy, 1.0f, gradient);
+    else
+      tape.backend().pointwise().cast(dy, gradient);
+  }
+};
+
+}  // namespace
+
+Var variable(Tape& tape, Parameter& parameter) {
+  check_parameter(tape, parameter, "variable");
+  const Tape::OpScope scope(tape, "variable", &parameter);
+  const Var out = tape.make_var(parameter.as(tape.activations()), parameter.requires_grad());
+  tape.record<VariableNode>(out, parameter);
+  return out;
 }
 
 }  // namespace lockstep::nn

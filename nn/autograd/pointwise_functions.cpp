@@ -54,92 +54,14 @@ class FlattenNode final : public Node {
   Var x_;
 };
 
-/// (A, B, …) → (B, A, …): (A, B · F) turned round is (B, F, A), and each of those turned round is (A, F).
-Tensor with_first_axes_swapped(Backend& backend, const Tensor& x) {
-  Shape swapped = x.shape();
-  std::swap(swapped[0], swapped[1]);
-  const std::int64_t a = x.size(0), b = x.size(1);
-  if (a == 1 || b == 1 || x.count() == 0) return x.reshaped(swapped);
-  const std::int64_t features = x.count() / (a * b);
-  const Tensor turned = backend.empty({b, features, a}, x.dtype());
-  backend.pointwise().swap_last_axes(x.reshaped({1, a, b * features}), turned.reshaped({1, b * features, a}));
-  if (features == 1) return turned.reshaped(swapped);
-  const Tensor y = backend.empty(swapped, x.dtype());
-  backend.pointwise().swap_last_axes(turned, y.reshaped({b, a, features}));
-  return y;
-}
-
-class SwapFirstAxesNode final : public Node {
- public:
-  SwapFirstAxesNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override {
-    tape.contribute(x_, with_first_axes_swapped(tape.backend(), tape.grad(output())));
-  }
-
- private:
-  Var x_;
-};
-
-class ConcatLastNode final : public Node {
- public:
-  ConcatLastNode(Var output, Var x, Var y) : Node(output), x_(x), y_(y) {}
-  void backward(Tape& tape) override {
-    const Tensor& dz = tape.grad(output());
-    const std::int64_t columns = x_.shape()[x_.shape().size() - 1];
-    const auto take = [&](Var part, std::int64_t begin) {
-      if (!part.needs_grad()) return;
-      Tensor own = tape.backend().empty(part.shape(), dz.dtype());
-      tape.backend().pointwise().copy_rows(dz.columns(begin, begin + columns), own);
-      tape.contribute(part, std::move(own));
-    };
-    take(x_, 0);
-    take(y_, columns);
-  }
-
- private:
-  Var x_, y_;
-};
-
 }  // namespace
-
-Var concat_last(Tape& tape, Var x, Var y) {
-  check_operand(tape, x, "concat_last");
-  check_operand(tape, y, "concat_last");
-  const Tape::OpScope scope(tape, "concat_last");
-  const int axes = x.shape().size();
-  if (axes < 1 || x.shape() != y.shape() || x.dtype() != y.dtype() || x.shape()[axes - 1] < 1)
-    throw UsageError(fmt::format("{} of {} beside {} of {}", to_string(x.shape()), name_of(x.dtype()),
-                                 to_string(y.shape()), name_of(y.dtype())),
-                     "give two of one shape and type");
-  Backend& backend = tape.backend();
-  const std::int64_t columns = x.shape()[axes - 1];
-  Shape shape = x.shape();
-  shape[axes - 1] = 2 * columns;
-  Tensor both = backend.empty(shape, x.dtype());
-  backend.pointwise().copy_rows(x.value(), both.columns(0, columns));
-  backend.pointwise().copy_rows(y.value(), both.columns(columns, 2 * columns));
-  const Var out = tape.make_var(std::move(both), x.needs_grad() || y.needs_grad());
-  tape.record<ConcatLastNode>(out, x, y);
-  return out;
-}
-
-Var swap_first_axes(Tape& tape, Var x) {
-  check_operand(tape, x, "swap_first_axes");
-  const Tape::OpScope scope(tape, "swap_first_axes");
-  if (x.shape().size() < 3)
-    throw UsageError(fmt::format("the first axes of {} are to be swapped", to_string(x.shape())),
-                     "give it at least three axes");
-  const Var out = tape.make_var(with_first_axes_swapped(tape.backend(), x.value()), x.needs_grad());
-  tape.record<SwapFirstAxesNode>(out, x);
-  return out;
-}
 
 void check_addends(const Tape& tape, Var x, Var y) {
   check_operand(tape, x, "add");
   check_operand(tape, y, "add");
   if (x.shape() != y.shape() || x.value().dtype() != y.value().dtype())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
-                     "operands have one shape; nothing is broadcast");
+                     "give both one shape and type");
 }
 
 void record_sum(Tape& tape, Var sum, Var x, Var y) { tape.record<AddNode>(sum, x, y); }
@@ -155,8 +77,13 @@ Var add_relu(Tape& tape, Var x, Var y) {
 }
 
 Var add(Tape& tape, Var x, Var y) {
+  check_operand(tape, x, "add");
+  check_operand(tape, y, "add");
+  if (x.shape() != y.shape() || x.dtype() != y.dtype()) {
+    const auto [a, b] = broadcast(tape, x, y, "add");
+    return add(tape, a, b);
+  }
   const Tape::OpScope scope(tape, "add");
-  check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().binary(BinaryOp::kAdd, x.value(), y.value(), z);
   const bool needs_grad = x.needs_grad() || y.needs_grad(), are_losses = x.is_loss() && y.is_loss();

@@ -184,10 +184,6 @@ namespace {
 void check_probability(double p) {
   check_usage(p >= 0.0 && p < 1.0, "dropout with a probability that is not in [0, 1)", "give one of 0 up to below 1");
 }
-void check_state(const Tape& tape) {
-  check_usage(tape.dropout_state().defined(), "dropout on a tape that knows no seed and step",
-              "give it one: Tape::set_dropout_state");
-}
 
 struct Dropout {
   static constexpr const char* kName = "dropout";
@@ -203,12 +199,30 @@ struct Dropout {
 
 }  // namespace
 
+void check_state(const Tape& tape, const char* what) {
+  if (!tape.dropout_state().defined())
+    throw UsageError(fmt::format("{} on a tape that knows no seed and step", what),
+                     "give it one: Tape::set_dropout_state");
+}
+
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer) {
   check_operand(tape, x, "Dropout");
   check_probability(p);
   if (p == 0.0) return x;
-  check_state(tape);
+  check_state(tape, "dropout");
   return compute(tape, x, Dropout{p, layer});
+}
+
+Var randn(Tape& tape, const Shape& shape, std::int64_t layer) {
+  check_state(tape, "randn");
+  check_usage(shape.size() >= 1, "randn of a scalar", "its first axis is that of the samples");
+  const Tape::OpScope scope(tape, "randn");
+  const Tensor numbers = tape.backend().empty(shape);
+  tape.backend().pointwise().normal(tape.dropout_state(), layer, numbers);
+  if (tape.activations() == DType::kF32) return tape.make_var(numbers, false);
+  Tensor rounded = tape.backend().empty(shape, tape.activations());
+  tape.backend().pointwise().cast(numbers, rounded);
+  return tape.make_var(std::move(rounded), false);
 }
 
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
@@ -243,6 +257,54 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
   return out;
 }
 
+RotaryAngles::RotaryAngles(Backend& backend, std::int64_t positions, std::int64_t head_dim, double base) {
+  if (positions < 1 || head_dim < 2 || head_dim % 2 != 0 || !(base > 0.0))
+    throw UsageError(
+        fmt::format("rotary angles of {} positions for heads of {} features, base {:g}", positions, head_dim, base),
+        "give at least one position, an even number of features, and a base above 0");
+  const std::int64_t half = head_dim / 2;
+  std::vector<float> cosine, sine;
+  for (std::int64_t position = 0; position < positions; ++position)
+    for (std::int64_t d = 0; d < half; ++d) {
+      const double angle =
+          static_cast<double>(position) * std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(head_dim));
+      cosine.push_back(static_cast<float>(std::cos(angle)));
+      sine.push_back(static_cast<float>(std::sin(angle)));
+    }
+  cosines = backend.from_host(cosine.data(), {positions, half}, DType::kF32);
+  sines = backend.from_host(sine.data(), {positions, half}, DType::kF32);
+}
+
+namespace {
+
+struct Rotary {
+  static constexpr const char* kName = "rotary";
+  RotaryAngles angles;
+  std::int64_t first;
+  static const Shape& shape(const Shape& x) { return x; }
+  void forward(Tape& tape, const Tensor& x, const Tensor& y) const {
+    tape.backend().embedding().rotate(x, angles.cosines, angles.sines, first, false, y);
+  }
+  void backward(Tape& tape, Var, Var, const Tensor& dy, const Tensor& dx) const {
+    tape.backend().embedding().rotate(dy, angles.cosines, angles.sines, first, true, dx);
+  }
+};
+
+}  // namespace
+
+Var rotary(Tape& tape, Var x, const RotaryAngles& angles, std::int64_t first) {
+  check_operand(tape, x, "rotary");
+  check_tensor(tape, angles.cosines, DType::kF32, "rotary was given cosines");
+  check_tensor(tape, angles.sines, DType::kF32, "rotary was given sines");
+  const Shape &s = x.shape(), &table = angles.cosines.shape();
+  if (table.size() != 2 || angles.sines.shape() != table || s.size() != 3 || table[1] < 1 ||
+      s[2] % (2 * table[1]) != 0 || first < 0 || first + s[1] > table[0])
+    throw UsageError(
+        fmt::format("rotary of {} at positions from {} on, by angles {}", to_string(s), first, to_string(table)),
+        "it takes (N, T, heads · head_dim) at positions that have angles (positions, head_dim / 2)");
+  return compute(tape, x, Rotary{angles, first});
+}
+
 namespace {
 
 Var attend(Tape& tape, const std::array<Var, 3>& x, bool together, std::int64_t heads, AttentionOptions options) {
@@ -259,7 +321,7 @@ Var attend(Tape& tape, const std::array<Var, 3>& x, bool together, std::int64_t 
   options.dropout_state = {};
   if (options.dropout != 0.0) {
     check_probability(options.dropout);
-    check_state(tape);
+    check_state(tape, "attention's dropout");
     options.dropout_state = tape.dropout_state();
   }
   Tensor y = tape.backend().empty(s, inputs.q.dtype());

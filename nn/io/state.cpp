@@ -20,7 +20,11 @@ namespace {
 
 std::vector<std::int64_t> file_shape(const Tensor& value, FileLayout layout) {
   const Shape& s = value.shape();
-  if (layout == FileLayout::kOhwiToOihw) return {s[0], s[3], s[1], s[2]};
+  if (layout == FileLayout::kOhwiToOihw) {
+    std::vector<std::int64_t> shape = {s[0], s[s.size() - 1]};
+    shape.insert(shape.end(), s.dims().begin() + 1, s.dims().end() - 1);
+    return shape;
+  }
   if (layout == FileLayout::kTransposed) return {s[1], s[0]};
   return {s.dims().begin(), s.dims().end()};
 }
@@ -38,6 +42,10 @@ std::vector<std::byte> swapped(std::span<const std::byte> from, std::int64_t out
   return to;
 }
 
+/// Kernel positions of a convolution's weight.
+std::int64_t places_of(const Shape& s) { return s.size() == 3 ? s[1] : s[1] * s[2]; }
+std::int64_t inputs_of(const Shape& s) { return s[s.size() - 1]; }
+
 struct Target {
   const Tensor* value;
   Backend* backend;
@@ -50,7 +58,7 @@ HostTensor to_host(const std::string& name, const Target& target) {
   const Shape& s = value.shape();
   HostTensor host{name, value.dtype(), file_shape(value, target.layout), std::vector<std::byte>(value.bytes())};
   target.backend->download(value, host.bytes);
-  if (target.layout == FileLayout::kOhwiToOihw) host.bytes = swapped(host.bytes, s[0], s[1] * s[2], s[3]);
+  if (target.layout == FileLayout::kOhwiToOihw) host.bytes = swapped(host.bytes, s[0], places_of(s), inputs_of(s));
   if (target.layout == FileLayout::kTransposed) host.bytes = swapped(host.bytes, 1, s[0], s[1]);
   return host;
 }
@@ -58,7 +66,7 @@ HostTensor to_host(const std::string& name, const Target& target) {
 void from_host(const HostTensor& host, const Target& target) {
   const Shape& s = target.value->shape();
   if (target.layout == FileLayout::kOhwiToOihw)
-    target.backend->upload(swapped(host.bytes, s[0], s[3], s[1] * s[2]), *target.value);
+    target.backend->upload(swapped(host.bytes, s[0], inputs_of(s), places_of(s)), *target.value);
   else if (target.layout == FileLayout::kTransposed)
     target.backend->upload(swapped(host.bytes, 1, s[1], s[0]), *target.value);
   else
@@ -420,7 +428,7 @@ std::vector<std::byte> StateEntry::in_file_order(std::span<const std::byte> memo
   check_usage(memory.size() == value.bytes(), "another number of bytes than a value has, to be put in a file's order",
               "give a copy of all of them");
   const Shape& s = value.shape();
-  if (layout == FileLayout::kOhwiToOihw) return swapped(memory, s[0], s[1] * s[2], s[3]);
+  if (layout == FileLayout::kOhwiToOihw) return swapped(memory, s[0], places_of(s), inputs_of(s));
   if (layout == FileLayout::kTransposed) return swapped(memory, 1, s[0], s[1]);
   return {};
 }

@@ -62,6 +62,19 @@ LayerNorm::LayerNorm(Context& context, std::int64_t normalized_shape, double eps
       weight_(register_parameter("weight", constant_parameter(context, {normalized_shape}, 1.0f))),
       bias_(register_parameter("bias", constant_parameter(context, {normalized_shape}, 0.0f))) {}
 
+RMSNorm::RMSNorm(Context& context, std::int64_t normalized_shape, double eps)
+    : eps_(eps), weight_(register_parameter("weight", constant_parameter(context, {normalized_shape}, 1.0f))) {}
+
+GroupNorm::GroupNorm(Context& context, std::int64_t num_groups, std::int64_t num_channels, double eps)
+    : groups_(num_groups),
+      eps_(eps),
+      weight_(register_parameter("weight", constant_parameter(context, {num_channels}, 1.0f))),
+      bias_(register_parameter("bias", constant_parameter(context, {num_channels}, 0.0f))) {
+  if (num_groups < 1 || num_channels % num_groups != 0)
+    throw UsageError(fmt::format("a GroupNorm of {} groups of {} channels", num_groups, num_channels),
+                     "the channels are a multiple of the groups");
+}
+
 namespace {
 
 const char* python(bool value) { return value ? "True" : "False"; }
@@ -86,6 +99,14 @@ std::string LayerNorm::details() const {
   return fmt::format("({},), eps={:g}, elementwise_affine=True, bias=True", weight_.value().count(), eps_);
 }
 
+std::string RMSNorm::details() const {
+  return fmt::format("({},), eps={:g}, elementwise_affine=True", weight_.value().count(), eps_);
+}
+
+std::string GroupNorm::details() const {
+  return fmt::format("{}, {}, eps={:g}, affine=True", groups_, weight_.value().count(), eps_);
+}
+
 std::string GELU::details() const {
   return fmt::format("approximate='{}'", kind_ == GeluKind::kTanh ? "tanh" : "none");
 }
@@ -97,6 +118,23 @@ std::string Conv2d::details() const {
   std::string text =
       fmt::format("{}, {}, kernel_size={}, stride={}", w[3], w[0], pair(window_.kernel), pair(window_.stride));
   if (window_.padding != std::array<std::int64_t, 2>{0, 0}) text += ", padding=" + pair(window_.padding);
+  return bias_ != nullptr ? text : text + ", bias=False";
+}
+
+std::string Conv1d::details() const {
+  const Shape& w = weight_.value().shape();
+  std::string text = fmt::format("{}, {}, kernel_size=({},), stride=({},)", w[2], w[0], w[1], stride_);
+  if (padding_ != 0) text += fmt::format(", padding=({},)", padding_);
+  return bias_ != nullptr ? text : text + ", bias=False";
+}
+
+std::string ConvTranspose2d::details() const {
+  const Shape& w = weight_.value().shape();
+  constexpr std::array<std::int64_t, 2> kNone = {0, 0};
+  std::string text =
+      fmt::format("{}, {}, kernel_size={}, stride={}", w[0], w[3], pair(window_.kernel), pair(window_.stride));
+  if (window_.padding != kNone) text += ", padding=" + pair(window_.padding);
+  if (output_padding_ != kNone) text += ", output_padding=" + pair(output_padding_);
   return bias_ != nullptr ? text : text + ", bias=False";
 }
 
@@ -148,12 +186,12 @@ Recurrent::Directions Recurrent::last_layer(Tape& tape, Var x, std::span<RnnStat
         fmt::format("{} states for {} {} of {} layers{}", states.size(), cell_ == RnnCell::kGru ? "a" : "an",
                     name_of(cell_), num_layers(), options_.bidirectional ? " in two directions" : ""),
         "give one for each layer and direction, or none");
-  if (!options_.batch_first) x = swap_first_axes(tape, x);
+  if (!options_.batch_first) x = transpose(tape, x, 0, 1);
   const auto directions = static_cast<std::size_t>(num_directions());
   Directions out;
   for (std::size_t layer = 0; layer * directions < layers_.size(); ++layer) {
     if (layer > 0) {
-      x = directions == 1 ? out[0] : concat_last(tape, out[0], out[1]);
+      x = directions == 1 ? out[0] : concat(tape, {out[0], out[1]}, -1);
       if (training())
         x = nn::dropout(tape, x, options_.dropout, options_.drop_layer + static_cast<std::int64_t>(layer) - 1);
     }
@@ -169,8 +207,8 @@ Recurrent::Directions Recurrent::last_layer(Tape& tape, Var x, std::span<RnnStat
 Var Recurrent::forward(Tape& tape, Var x, std::span<RnnState> states, const Tensor& lengths) {
   return name_in_errors([&] {
     const Directions out = last_layer(tape, x, states, lengths);
-    const Var y = options_.bidirectional ? concat_last(tape, out[0], out[1]) : out[0];
-    return options_.batch_first ? y : swap_first_axes(tape, y);
+    const Var y = options_.bidirectional ? concat(tape, {out[0], out[1]}, -1) : out[0];
+    return options_.batch_first ? y : transpose(tape, y, 0, 1);
   });
 }
 
@@ -183,7 +221,7 @@ Var Recurrent::forward_last(Tape& tape, Var x) {
   return name_in_errors([&] {
     const Directions out = last_layer(tape, x, {}, {});
     const Var forward = take_position(tape, out[0], out[0].shape()[1] - 1);
-    return options_.bidirectional ? concat_last(tape, forward, take_position(tape, out[1], 0)) : forward;
+    return options_.bidirectional ? concat(tape, {forward, take_position(tape, out[1], 0)}, -1) : forward;
   });
 }
 
@@ -220,6 +258,30 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
                            std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
                            FileLayout::kOhwiToOihw))),
       bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_channels}, 0.0f)) : nullptr) {}
+
+Conv1d::Conv1d(Context& context, std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+               std::int64_t stride, std::int64_t padding, bool bias)
+    : stride_(stride),
+      padding_(padding),
+      weight_(register_parameter("weight",
+                                 uniform_parameter(context, {out_channels, kernel_size, in_channels},
+                                                   bound_for(in_channels * kernel_size), FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias",
+                                       uniform_parameter(context, {out_channels}, bound_for(in_channels * kernel_size)))
+                 : nullptr) {}
+
+ConvTranspose2d::ConvTranspose2d(Context& context, std::int64_t in_channels, std::int64_t out_channels,
+                                 const Window& window, std::array<std::int64_t, 2> output_padding, bool bias)
+    : window_(window),
+      output_padding_(output_padding),
+      weight_(register_parameter(
+          "weight",
+          uniform_parameter(context, {in_channels, window.kernel[0], window.kernel[1], out_channels},
+                            bound_for(out_channels * window.kernel[0] * window.kernel[1]), FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias",
+                                       uniform_parameter(context, {out_channels},
+                                                         bound_for(out_channels * window.kernel[0] * window.kernel[1])))
+                 : nullptr) {}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) {
   return name_in_errors([&] { return conv2d(tape, x, weight_, bias_, window_, epilogue); });

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 
 #include "lockstep/base/dtype.h"
@@ -352,6 +353,55 @@ TEST_P(Bf16Test, ElementByElement) {
   compare({x}, {{43, 3}}, {}, {.terms = 64}, {}, [&](auto& from, auto& to) {
     backend->pointwise().swap_last_axes(from[0].reshaped({1, 3, 43}), to.activations[0].reshaped({1, 43, 3}));
   });
+}
+
+// What computes in f32 alone takes 16 bits, and rounds its result, forward and backward.
+TEST_P(Bf16Test, OperatorsOfF32AreRounded) {
+  const Tensor values = testing::random_tensor(*backend, {3, 4}, 1), halves = as_bf16(values);
+  const Tensor widened = backend->empty({3, 4});
+  backend->pointwise().cast(halves, widened);
+  const auto expect_rounded = [&](const std::function<Var(Tape&, Var)>& op) {
+    Tape tape(*backend), wide(*backend);
+    const Var x = tape.differentiable_input(halves), y = op(tape, x);
+    const Var wide_x = wide.differentiable_input(widened), wide_y = op(wide, wide_x);
+    ASSERT_EQ(y.dtype(), DType::kBF16);
+    const Tensor expected = as_bf16(wide_y.value());
+    const auto same = [](const Tensor& a, const Tensor& b) { return std::memcmp(a.raw(), b.raw(), a.bytes()) == 0; };
+    EXPECT_TRUE(same(y.value(), expected));
+    const Tensor ones = backend->empty(y.shape()), half_ones = backend->empty(y.shape(), DType::kBF16);
+    backend->pointwise().fill(ones, 1.0f);
+    backend->pointwise().fill(half_ones, 1.0f);
+    wide.backward(wide_y, ones);
+    tape.backward(y, half_ones);
+    EXPECT_TRUE(same(tape.grad(x), as_bf16(wide.grad(wide_x))));
+  };
+  expect_rounded([](Tape& tape, Var x) { return exp(tape, x); });
+  expect_rounded([](Tape& tape, Var x) { return softmax(tape, x); });
+  expect_rounded([](Tape& tape, Var x) { return affine(tape, x, 3.0f, 0.1f); });
+  expect_rounded([](Tape& tape, Var x) { return mean_over(tape, x, {0}); });
+  expect_rounded([](Tape& tape, Var x) { return max_over(tape, x, {1}); });
+}
+
+// Elements that move, and products of variables.
+TEST_P(Bf16Test, LayoutAndMatmul) {
+  const Tensor a = as_bf16(testing::random_tensor(*backend, {2, 3, 4}, 1));
+  const Tensor b = as_bf16(testing::random_tensor(*backend, {4, 5}, 2));
+  Tape tape(*backend), wide(*backend);
+  const auto product = [&](Tape& on, const Tensor& x, const Tensor& y) {
+    const Var turned = transpose(on, on.input(x), 0, 2);  // (4, 3, 2)
+    const Var parts = concat(on, {slice(on, turned, 0, 2, 4), slice(on, turned, 0, 0, 2)}, 0);
+    return matmul(on, on.input(x),
+                  matmul(on, reshape(on, parts, {4, 6}), broadcast_to(on, slice(on, on.input(y), 0, 0, 1), {6, 5})));
+  };
+  const auto widened = [&](const Tensor& x) {
+    const Tensor made = backend->empty(x.shape());
+    backend->pointwise().cast(x, made);
+    return made;
+  };
+  const Var got = product(tape, a, b), expected = product(wide, widened(a), widened(b));
+  ASSERT_EQ(got.dtype(), DType::kBF16);
+  const auto rounded = widened(got.value()).span<float>(), exact = expected.value().span<float>();
+  for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(rounded[i], exact[i], 0.05f);
 }
 
 TEST_P(Bf16Test, RoundsToNearestAndKeepsNaN) {

@@ -64,8 +64,9 @@ TEST_F(Gradient, Rnn) {
 TEST_F(Gradient, ConcatLast) {
   for (const Shape& shape : {Shape{1, 1}, {2, 3}, {3, 1, 5}, {2, 4, 2}, {7}}) {
     SCOPED_TRACE(to_string(shape));
-    expect_gradients({{random(shape, 3), random(shape, 4)}, {}},
-                     [&](Tape& tape, Inputs x) { return concat_last(tape, x[0], x[1]); });
+    expect_gradients({{random(shape, 3), random(shape, 4)}, {}}, [&](Tape& tape, Inputs x) {
+      return concat(tape, {x[0], x[1]}, -1);
+    });
   }
 }
 

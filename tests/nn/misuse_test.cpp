@@ -263,6 +263,13 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   Conv2d conv(context, 2, 3, Window{.kernel = {3, 3}});
   BatchNorm batch_norm(context, 2);
   LayerNorm layer_norm(context, 2);
+  RMSNorm rms_norm(context, 2);
+  GroupNorm group_norm(context, 2, 2);
+  Conv1d conv1d(context, 2, 3, 3);
+  ConvTranspose2d transposed(context, 2, 3, Window{.kernel = {3, 3}});
+  SiLU silu_layer;
+  Sigmoid sigmoid_layer;
+  Tanh tanh_layer;
   Embedding table(context, 10, 4);
   Lstm rnn(context, 2, 3);
   ReLU relu_layer;
@@ -272,9 +279,10 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   AvgPool2d average_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
   AdaptiveAvgPool2d adaptive_pool(2, 2);
   Dropout drop(0.5, 0);
-  const std::vector<Module*> all = {layer.get(), &conv,         &batch_norm,    &layer_norm,
-                                    &rnn,        &relu_layer,   &gelu_layer,    &flatten_layer,
-                                    &max_pool,   &average_pool, &adaptive_pool, &drop};
+  const std::vector<Module*> all = {layer.get(),    &conv,       &batch_norm,    &layer_norm, &rnn,
+                                    &relu_layer,    &gelu_layer, &flatten_layer, &max_pool,   &average_pool,
+                                    &adaptive_pool, &drop,       &rms_norm,      &group_norm, &conv1d,
+                                    &transposed,    &silu_layer, &sigmoid_layer, &tanh_layer};
   tape.set_dropout_state(backend->empty({3}, DType::kI64));
   std::vector<DType> refused = {DType::kI32, DType::kF64, DType::kU8, DType::kF16};
   if (!backend->computes_in(DType::kBF16)) refused.push_back(DType::kBF16);
@@ -291,9 +299,9 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   EXPECT_REFUSED("to 0 x 2", adaptive_avg_pool2d(tape, tape.input(backend->zeros({2, 3, 3, 4})), 0, 2));
   const Tensor vector = backend->zeros({7});
   for (Module* module : std::vector<Module*>{layer.get(), &conv, &batch_norm, &layer_norm, &rnn, &flatten_layer,
-                                             &max_pool, &average_pool})
+                                             &max_pool, &average_pool, &rms_norm, &group_norm, &conv1d, &transposed})
     EXPECT_REFUSED("[7]", module->forward(tape, tape.input(vector))) << module->type_name();
-  EXPECT_REFUSED("nothing is broadcast", add(tape, tape.input(x), tape.input(vector)));
+  EXPECT_REFUSED("add of [5, 4] and [7]", add(tape, tape.input(x), tape.input(vector)));
   EXPECT_REFUSED("GELU", conv.forward(tape, tape.input(backend->zeros({1, 4, 4, 2})), Epilogue::kGelu));
   std::vector<RnnState> states(2);
   EXPECT_REFUSED("2 states for an LSTM of 1 layers", rnn.forward(tape, tape.input(backend->zeros({2, 4, 2})), states));

@@ -71,10 +71,10 @@ TEST_F(RnnLayers, SequencesMayHaveDifferentLengths) {
     const auto count = static_cast<std::size_t>(layers.num_layers() * layers.num_directions());
     const bool lstm = layers.type_name() == "LSTM";
     std::vector<RnnState> states(count);
-    const Var given = batch_first ? tape.input(x) : swap_first_axes(tape, tape.input(x));
+    const Var given = batch_first ? tape.input(x) : transpose(tape, tape.input(x), 0, 1);
     Var y = layers.forward(tape, given, states, lengths);
     EXPECT_EQ(values_of(Var(layers(tape, {given, tape.input(lengths)})).value()), values_of(y.value()));
-    if (!batch_first) y = swap_first_axes(tape, y);
+    if (!batch_first) y = transpose(tape, y, 0, 1);
     const std::int64_t width = 5 * layers.num_directions();
     ASSERT_EQ(y.shape(), (Shape{4, 6, width}));
     for (std::int64_t n = 0; n < 4; ++n) {
@@ -88,7 +88,7 @@ TEST_F(RnnLayers, SequencesMayHaveDifferentLengths) {
           for (RnnState& state : own) state.c = backend->zeros({1, 5});
       } else {
         Var alone = tape.input(x.slice(n, n + 1).reshaped({6, 3}).slice(0, length).reshaped({1, length, 3}));
-        if (!batch_first) alone = swap_first_axes(tape, alone);
+        if (!batch_first) alone = transpose(tape, alone, 0, 1);
         const Var expected = layers.forward(tape, alone, own);
         for (std::int64_t i = 0; i < length * width; ++i)
           ASSERT_NEAR(expected.value().f32()[i], row[i], 1e-6f) << n << ", " << i;
@@ -200,7 +200,7 @@ TEST_F(RnnLayers, MismatchedShapesAreRefused) {
                  rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter, all[3].parameter}));
   EXPECT_REFUSED("both biases or none",
                  rnn(tape, x, {*all[0].parameter, *all[1].parameter, all[2].parameter}, {.cell = RnnCell::kTanh}));
-  EXPECT_REFUSED("[2, 1, 3] of f32 beside [2, 1, 4]", concat_last(tape, x, tape.input(backend->zeros({2, 1, 4}))));
+  EXPECT_REFUSED("[2, 1, 3] of f32 and [2, 2, 3] of f32", concat(tape, {x, tape.input(backend->zeros({2, 2, 3}))}, -1));
   EXPECT_REFUSED("a GRU of 1 layers with 0 features", nn::Gru(context, 3, 0));
 }
 

@@ -148,6 +148,8 @@ std::vector<float> download(nn::Backend& backend, const nn::Tensor& tensor) {
 std::vector<float> gradient_of(nn::Backend& backend, const nn::Parameter& parameter) {
   const nn::Tensor& gradient = parameter.gradient();
   auto values = download(backend, gradient);  // (O, H, W, I) turns into (O, I, H, W) as images do
+  if (const nn::Shape& s = gradient.shape(); parameter.layout() == nn::FileLayout::kOhwiToOihw && s.size() == 3)
+    return to_nchw(values, {s[0], s[2], 1, s[1]});
   if (parameter.layout() != nn::FileLayout::kTransposed) return values;
   const std::int64_t rows = gradient.shape()[0], columns = gradient.shape()[1];
   std::vector<float> transposed(values.size());

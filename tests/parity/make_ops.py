@@ -43,6 +43,41 @@ class Positions(nn.Embedding):
         return x + self.weight[: x.shape[1]]
 
 
+class Conv1d(nn.Conv1d):
+    """Of (N, T, C)."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Both(nn.Module):
+    """Attention without a mask over (N, T, 3 C), its heads turned by rotary positions as Hugging Face turns them."""
+
+    def forward(self, qkv):
+        n, t, c = qkv.shape
+        q, k, v = (part.view(n, t, 3, -1).transpose(1, 2) for part in qkv.split(c // 3, 2))
+        half = q.shape[-1] // 2
+        angles = torch.arange(t).double()[:, None] * 10000.0 ** (-torch.arange(half).double() / half)
+        cosine, sine = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        turned = [x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine for x in (q, k)]
+        return F.scaled_dot_product_attention(*turned, v).transpose(1, 2).reshape(n, t, c // 3)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(5, 1))
+
+    def forward(self, x):
+        return (x * self.weight + self.weight.square()).mean(2)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
 def linear_gelu():
     return nn.Sequential(nn.Linear(6, 9), nn.GELU("tanh"))
 
@@ -68,6 +103,21 @@ OPS = {
     "batch-norm-1d": (lambda: nn.BatchNorm1d(6), (9, 6)),
     "layer-norm": (lambda: nn.LayerNorm(24), (2, 5, 24)),
     "layer-norm-wide": (lambda: nn.LayerNorm(771), (3, 771)),
+    "rms-norm": (lambda: nn.RMSNorm(24, eps=1e-6), (2, 5, 24)),
+    "group-norm": (lambda: nn.GroupNorm(3, 6), (2, 6, 4, 5)),
+    "conv1d": (lambda: Conv1d(3, 5, 3, stride=2, padding=1), (2, 9, 3)),
+    "conv-transpose": (lambda: nn.ConvTranspose2d(3, 5, 3, 2, 1, output_padding=1), (2, 3, 4, 5)),
+    "conv-transpose-uneven": (
+        lambda: nn.ConvTranspose2d(4, 3, (4, 2), (2, 1), (1, 0), output_padding=(1, 0), bias=False), (2, 4, 5, 3)),
+    "rotary-attention": (lambda: Both(), (2, 13, 72)),
+    "broadcast": (lambda: Scale(), (3, 5, 4)),
+    "softmax": (lambda: nn.Softmax(1), (2, 7, 5)),
+    "log-softmax": (lambda: nn.LogSoftmax(-1), (3, 50)),
+    "amax": (lambda: Function(lambda x: x.amax((0, 2))), (3, 5, 4)),
+    "pow": (lambda: Function(lambda x: x**3), (3, 50)),
+    "clamp": (lambda: Function(lambda x: x.clamp(-0.4, 0.6)), (3, 50)),
+    "sigmoid": (lambda: nn.Sigmoid(), (3, 50)),
+    "tanh": (lambda: nn.Tanh(), (3, 50)),
     "relu": (lambda: nn.ReLU(), (3, 50)),
     "silu": (lambda: nn.SiLU(), (3, 50)),
     "gelu-erf": (lambda: nn.GELU(), (3, 50)),

@@ -1,6 +1,8 @@
 // Single operators and their gradients, against PyTorch's (make_ops.py).
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <functional>
 #include <iostream>
 
@@ -143,7 +145,66 @@ TEST_F(Ops, LayerNorm) {
   check("layer-norm-wide", make<nn::LayerNorm>(771), {3, 771}, {3, 771});
 }
 
+TEST_F(Ops, OtherNorms) {
+  check("rms-norm", make<nn::RMSNorm>(24), {2, 5, 24}, {2, 5, 24});
+  check("group-norm", make<nn::GroupNorm>(3, 6), {2, 6, 4, 5}, {2, 6, 4, 5});
+}
+
+TEST_F(Ops, OtherConvolutions) {
+  using Pair = std::array<std::int64_t, 2>;
+  check("conv1d", make<nn::Conv1d>(3, 5, 3, 2, 1), {2, 9, 3}, {2, 5, 5});
+  check("conv-transpose", make<nn::ConvTranspose2d>(3, 5, square(3, 2, 1), Pair{1, 1}), {2, 3, 4, 5}, {2, 5, 8, 10});
+  check("conv-transpose-uneven",
+        make<nn::ConvTranspose2d>(4, 3, nn::Window{.kernel = {4, 2}, .stride = {2, 1}, .padding = {1, 0}}, Pair{1, 0},
+                                  false),
+        {2, 4, 5, 3}, {2, 3, 11, 4});
+}
+
+// From parts.
+TEST_F(Ops, RotaryAttention) {
+  const nn::RotaryAngles angles(*backend_, 13, 8);
+  check("rotary-attention",
+        [&](nn::Var qkv) {
+          const auto part = [&](std::int64_t i) { return nn::slice(tape_, qkv, -1, 24 * i, 24 * (i + 1)); };
+          const auto heads = [&](nn::Var x) {
+            return nn::transpose(tape_, nn::reshape(tape_, x, {2, 13, 3, 8}), 1, 2);
+          };
+          const nn::Var q = heads(nn::rotary(tape_, part(0), angles)), k = heads(nn::rotary(tape_, part(1), angles));
+          const nn::Var scores = nn::affine(tape_, nn::matmul(tape_, q, k, {.b = true}), 1 / std::sqrt(8.0f));
+          const nn::Var mixed = nn::matmul(tape_, nn::softmax(tape_, scores), heads(part(2)));
+          return nn::reshape(tape_, nn::transpose(tape_, mixed, 1, 2), {2, 13, 24});
+        },
+        {2, 13, 72}, {2, 13, 24});
+}
+
+TEST_F(Ops, BroadcastParameter) {
+  class Scale final : public nn::Module {
+   public:
+    explicit Scale(nn::Context& context)
+        : weight_(register_parameter("weight", std::make_unique<nn::Parameter>(context.backend, nn::Shape{5, 1}))) {}
+    nn::Var forward(nn::Tape& tape, nn::Var x) override {
+      const nn::Var w = nn::variable(tape, weight_);
+      return nn::mean_over(tape, nn::add(tape, nn::mul(tape, x, w), nn::square(tape, w)), {2});
+    }
+
+   private:
+    nn::Parameter& weight_;
+  };
+  check("broadcast", make<Scale>(), {3, 5, 4}, {3, 5});
+}
+
+TEST_F(Ops, OverAxes) {
+  check("softmax", [&](nn::Var x) { return nn::softmax(tape_, x, 1); }, {2, 7, 5}, {2, 7, 5});
+  check("log-softmax", [&](nn::Var x) { return nn::log_softmax(tape_, x); }, {3, 50}, {3, 50});
+  check("amax", [&](nn::Var x) { return nn::max_over(tape_, x, {0, 2}); }, {3, 5, 4}, {5});
+}
+
 TEST_F(Ops, Pointwise) {
+  check("pow", [&](nn::Var x) { return nn::pow(tape_, x, 3.0f); }, {3, 50}, {3, 50});
+  check("clamp", [&](nn::Var x) { return nn::clamp(tape_, x, -0.4f, 0.6f); }, {3, 50}, {3, 50});
+  check("sigmoid", std::make_unique<nn::Sigmoid>(), {3, 50}, {3, 50});
+  check("tanh", std::make_unique<nn::Tanh>(), {3, 50}, {3, 50});
+
   check("relu", std::make_unique<nn::ReLU>(), {3, 50}, {3, 50});
   check("silu", [&](nn::Var x) { return nn::silu(tape_, x); }, {3, 50}, {3, 50});
   check("gelu-erf", std::make_unique<nn::GELU>(nn::GeluKind::kErf), {3, 50}, {3, 50});

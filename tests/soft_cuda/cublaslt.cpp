@@ -26,6 +26,8 @@ struct Layout {
   cudaDataType_t type;
   std::uint64_t rows, columns;
   std::int64_t pitch;
+  std::int32_t batch = 1;
+  std::int64_t batch_offset = 0;  // elements
 };
 
 struct Desc {
@@ -111,6 +113,16 @@ cublasStatus_t create_layout(cublasLtMatrixLayout_t* to, cudaDataType type, std:
   return create<cublasLtMatrixLayout_t, Layout>(to, type, rows, columns, pitch);
 }
 
+cublasStatus_t set_layout(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t attribute, const void* from,
+                          std::size_t bytes) {
+  auto& layout = *reinterpret_cast<Layout*>(handle);
+  switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return take(layout.batch, from, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return take(layout.batch_offset, from, bytes);
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+  }
+}
+
 const Layout& layout(cublasLtMatrixLayout_t handle) { return *reinterpret_cast<const Layout*>(handle); }
 
 // One product as it was described.
@@ -125,6 +137,10 @@ struct Problem {
     for (const Layout& matrix : {a, b, d})
       if (matrix.rows == 0 || matrix.columns == 0 || matrix.pitch < static_cast<std::int64_t>(matrix.rows))
         return false;
+    if (d.batch < 1 || a.batch != d.batch || b.batch != d.batch) return false;
+    if (d.batch > 1 &&
+        (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || d.batch_offset < d.pitch * static_cast<std::int64_t>(d.columns)))
+      return false;
     const std::uint64_t m = desc.turn_a == CUBLAS_OP_T ? a.columns : a.rows;
     const std::uint64_t n = desc.turn_b == CUBLAS_OP_T ? b.rows : b.columns;
     const std::uint64_t inner_b = desc.turn_b == CUBLAS_OP_T ? b.columns : b.rows;
@@ -161,7 +177,8 @@ struct Problem {
   }
 
   double multiplications() const {
-    return static_cast<double>(d.rows) * static_cast<double>(d.columns) * static_cast<double>(inner());
+    return static_cast<double>(d.batch) * static_cast<double>(d.rows) * static_cast<double>(d.columns) *
+           static_cast<double>(inner());
   }
 
   std::uint64_t hash() const {
@@ -172,6 +189,8 @@ struct Problem {
       add(matrix.rows);
       add(matrix.columns);
       add(static_cast<std::uint64_t>(matrix.pitch));
+      add(static_cast<std::uint64_t>(matrix.batch));
+      add(static_cast<std::uint64_t>(matrix.batch_offset));
     }
     add(static_cast<std::uint64_t>(desc.compute));
     add(desc.epilogue);
@@ -333,7 +352,12 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
         (how.slow_epilogue != CUBLASLT_EPILOGUE_DEFAULT && problem.desc.epilogue == how.slow_epilogue) ||
         (how.slow_odd_sizes && problem.has_odd_size()))
       std::this_thread::sleep_for(how.slow);
-    multiply(problem, how, rounds, a, b, factor, d);
+    const auto at = [](const auto* array, const Layout& matrix, std::int32_t i) {
+      return static_cast<const std::byte*>(array) + i * matrix.batch_offset * (matrix.type == CUDA_R_32F ? 4 : 2);
+    };
+    for (std::int32_t i = 0; i < problem.d.batch; ++i)
+      multiply(problem, how, rounds, at(a, problem.a, i), at(b, problem.b, i), factor,
+               const_cast<std::byte*>(at(static_cast<const void*>(d), problem.d, i)));
   });
   return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
@@ -351,6 +375,7 @@ constexpr nn::cuda::CublasLt kFunctions = {
     .desc_set = set_desc,
     .layout_create = create_layout,
     .layout_destroy = destroy<Layout, cublasLtMatrixLayout_t>,
+    .layout_set = set_layout,
     .preference_create = create<cublasLtMatmulPreference_t, Preference>,
     .preference_destroy = destroy<Preference, cublasLtMatmulPreference_t>,
     .preference_set = set_preference,

@@ -42,6 +42,22 @@ class Net final : public nn::Module {
   nn::Linear& out_;
 };
 
+/// No setting says that it draws random numbers.
+class Noisy final : public nn::Module {
+ public:
+  explicit Noisy(nn::Context& context)
+      : drop_(register_module("drop", std::make_unique<nn::Dropout>(0.3, /*layer=*/0))),
+        out_(register_module<nn::Linear>("out", context, 2, 1)) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    if (training()) x = nn::add(tape, x, nn::randn(tape, x.shape(), /*layer=*/1));
+    return out_(tape, drop_(tape, x));
+  }
+
+ private:
+  nn::Dropout& drop_;
+  nn::Linear& out_;
+};
+
 class LooksAtNumbers final : public nn::Module {
  public:
   explicit LooksAtNumbers(nn::Context& context) : out_(register_module<nn::Linear>("out", context, 2, 1)) {}
@@ -72,6 +88,14 @@ std::string error_of(const TrainConfig& config, const OwnTraining& own) {
     return error.line();
   }
   return "no error";
+}
+
+TEST(OwnTraining, ModelsThatDrawRandomNumbers) {
+  const data::DataSplits splits = {.train = numbers(), .validation = numbers()};
+  EXPECT_EQ(train(quiet(), {.model = nn::factory<Noisy>(), .data = splits, .loss = absolute, .name = "noisy"}), 0);
+  TrainConfig in_parts = quiet();
+  in_parts.accumulate = 2;
+  EXPECT_EQ(train(in_parts, {.model = nn::factory<Noisy>(), .data = splits, .loss = absolute, .name = "noisy2"}), 0);
 }
 
 TEST(OwnTraining, TrainsWithAndWithoutAnEvaluation) {
@@ -256,8 +280,9 @@ TEST(OwnTraining, MissingOrDuplicateNames) {
 }
 
 TEST(OwnTraining, ShapesThatDoNotFit) {
-  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(3), .data = {.train = numbers()}, .loss = absolute}),
-              HasSubstr("sub of [32, 3] and [32, 1] → operands have one shape"));
+  EXPECT_THAT(
+      error_of(quiet(), {.model = nn::factory<Net>(3), .data = {.train = numbers({2})}, .loss = absolute}),
+      HasSubstr("sub of [32, 3] and [32, 2] → counted from the last axis, extents are equal, or one of them is 1"));
 }
 
 // Before it takes memory, a run is walked on tensors that have shapes alone.

@@ -135,6 +135,9 @@ Settings optimizer_settings_of(const TrainConfig& config);
 Settings schedule_settings_of(const TrainConfig& config);
 /// The probability with which the model drops elements in training; 0: it does not.
 double dropout_of(const ModelConfig& model);
+/// Whether its passes may draw random numbers, and so need a Tape::dropout_state(): with dropout, or where nobody
+/// knows.
+bool is_random(const ModelConfig& model);
 /// With which each shard is computed, where there are any.
 int threads_of_a_shard(const TrainConfig& config);
 /// Samples per step of all ranks together.

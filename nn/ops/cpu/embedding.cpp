@@ -24,6 +24,16 @@ LOCKSTEP_SIMD_CLONES void add_row(const T* x, const T* row, T* y, std::int64_t w
   for (std::int64_t i = 0; i < width; ++i) y[i] = narrow<T>(wide(x[i]) + wide(row[i]));
 }
 
+template <class T>
+LOCKSTEP_SIMD_CLONES void rotate_head(const T* x, const float* cosines, const float* sines, float sign,
+                                      std::int64_t half, T* y) {
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = wide(x[i]), b = wide(x[i + half]), cosine = cosines[i], sine = sign * sines[i];
+    y[i] = narrow<T>(a * cosine - b * sine);
+    y[i + half] = narrow<T>(b * cosine + a * sine);
+  }
+}
+
 class CpuEmbedding final : public EmbeddingKernels {
  public:
   void forward(const Tensor& table, const Tensor& indices, const Tensor& y) override {
@@ -82,6 +92,23 @@ class CpuEmbedding final : public EmbeddingKernels {
           for (std::int64_t t = 0; t < tokens; ++t)
             add_range(from + (b * tokens + t) * width, dtable.f32() + (first + t) * width, begin, end);
       });
+    });
+  }
+
+  void rotate(const Tensor& x, const Tensor& cosines, const Tensor& sines, std::int64_t first, bool back,
+              const Tensor& y) override {
+    const std::int64_t tokens = x.size(1), width = x.size(2), half = cosines.size(1);
+    const float sign = back ? -1.0f : 1.0f;
+    with_type(x.dtype(), [&](auto type) {
+      using T = decltype(type);
+      parallel_for(x.size(0) * tokens, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
+                   [&, from = x.data<T>(), to = y.data<T>()](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t row = begin; row < end; ++row) {
+                       const std::int64_t angles = (first + row % tokens) * half;
+                       for (std::int64_t at = row * width; at < (row + 1) * width; at += 2 * half)
+                         rotate_head(from + at, cosines.f32() + angles, sines.f32() + angles, sign, half, to + at);
+                     }
+                   });
     });
   }
 

@@ -94,6 +94,24 @@ class CpuLinear final : public LinearKernels {
               [&](auto type) { sum_rows(dy.data<decltype(type)>(), dy.size(0), dy.size(1), accumulate, db.f32()); });
   }
 
+  void multiply(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& c) override {
+    if (c.count() == 0) return;
+    const std::int64_t n = c.size(0), rows = c.size(1), columns = c.size(2), depth = a.size(a_turned ? 1 : 2);
+    if (depth == 0) return pointwise_.fill(c, 0.0f);
+    PrimitiveKey key{kBatch, static_cast<std::int64_t>(a.dtype()), n, rows, depth, columns, a_turned, b_turned};
+    auto& matmul = products_[key];
+    if (!matmul) {
+      const Tag whole = Tag::abc, turned = Tag::acb;
+      matmul = make(desc_of(a.dtype(), {n, rows, depth}, a_turned ? turned : whole),
+                    desc_of(b.dtype(), {n, depth, columns}, b_turned ? turned : whole), {}, false,
+                    desc_of(c.dtype(), {n, rows, columns}, whole));
+    }
+    matmul.bind(DNNL_ARG_SRC, a);
+    matmul.bind(DNNL_ARG_WEIGHTS, b);
+    matmul.bind(DNNL_ARG_DST, c);
+    matmul.run();
+  }
+
   bool multiplies_int8_rows() const override { return true; }
 
   void to_int8_rows(const Tensor& w, const Int8Rows& rows) override {
@@ -148,7 +166,7 @@ class CpuLinear final : public LinearKernels {
     if (epilogue == Epilogue::kGelu) pointwise_.unary(UnaryOp::kGeluTanh, y, y);
   }
 
-  enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };
+  enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight, kBatch };
 
   template <class Make>
   HeldPrimitive& product(Which which, const Tensor& from, const Tensor& to, std::array<std::int64_t, 4> shape,

@@ -11,6 +11,7 @@
 #include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cpu/transpose.h"
 #include "nn/ops/elementwise_rules.h"
+#include "nn/ops/strided.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -82,6 +83,45 @@ LOCKSTEP_SIMD_CLONES void drop(const T* x, T* y, const DropoutState& state, std:
 template <class From, class To>
 LOCKSTEP_SIMD_CLONES void convert(const From* x, To* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = narrow<To>(wide(x[i]));
+}
+
+// Its last axis at a time, or with another one as a matrix that is turned round.
+template <class T>
+void walk_strided(const StridedWalk& walk, const T* x, T* y) {
+  using Places = std::array<std::int64_t, Shape::kMaxDims>;
+  const int last = walk.axes - 1;
+  const auto at = [](const Places& of, int axis) { return of[static_cast<std::size_t>(axis)]; };
+  if (last < 0) {
+    *y = *x;
+    return;
+  }
+  const std::int64_t n = at(walk.extent, last), x_step = at(walk.from, last), y_step = at(walk.to, last);
+  // A matrix: y follows its last axis, x another one.
+  int turned = -1;
+  for (int axis = 0; axis < last && x_step > 1 && y_step == 1; ++axis)
+    if (at(walk.from, axis) == 1 && at(walk.to, axis) >= n) turned = axis;
+  std::int64_t outer = 1, inner = n;
+  for (int axis = 0; axis < last; ++axis) (axis == turned ? inner : outer) *= at(walk.extent, axis);
+  parallel_for(outer, std::max<std::int64_t>(1, kGrain / inner), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::int64_t rest = i;
+      const T* from = x;
+      T* to = y;
+      for (int axis = last - 1; axis >= 0; --axis) {
+        if (axis == turned) continue;
+        const std::int64_t index = rest % at(walk.extent, axis);
+        rest /= at(walk.extent, axis);
+        from += index * at(walk.from, axis);
+        to += index * at(walk.to, axis);
+      }
+      if (turned >= 0)
+        transpose(from, x_step, n, at(walk.extent, turned), to, at(walk.to, turned));
+      else if (x_step == 1 && y_step == 1)
+        std::copy_n(from, n, to);
+      else
+        for (std::int64_t j = 0; j < n; ++j) to[j * y_step] = from[j * x_step];
+    }
+  });
 }
 
 class CpuPointwise final : public PointwiseKernels {
@@ -195,6 +235,48 @@ class CpuPointwise final : public PointwiseKernels {
     if (x.count() > 0) with_type(y.dtype(), [&](auto type) { drop_some<decltype(type)>(x, p, state, layer, y); });
   }
 
+  void normal(const Tensor& state, std::int64_t layer, const Tensor& y) override {
+    if (y.count() == 0) return;
+    const std::int64_t samples = y.size(0), width = y.count() / samples, quads = (width + 3) / 4;
+    const DropoutState at = state_of(state);
+    float* const to = y.f32();
+    parallel_for(samples * quads, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t n = i / quads, quad = i % quads;
+        const RandomBits bits = dropout_bits(at, layer, at.first_sample + n, quad);
+        const NormalPair low = normal_pair(bits.word[0], bits.word[1]), high = normal_pair(bits.word[2], bits.word[3]);
+        const float four[] = {low.first, low.second, high.first, high.second};
+        std::copy_n(four, std::min<std::int64_t>(4, width - 4 * quad), to + n * width + 4 * quad);
+      }
+    });
+  }
+
+  void select(const Tensor& mask, const Tensor& x, const Tensor& y, const Tensor& z) override {
+    LOCKSTEP_ASSERT(mask.count() == z.count());
+    const auto* const wanted = mask.data<std::int32_t>();
+    with_type(z.dtype(), [&](auto type) {
+      using T = decltype(type);
+      const T *const a = x.defined() ? x.data<T>() : nullptr, *const b = y.defined() ? y.data<T>() : nullptr;
+      parallel_for(z.count(), kGrain, [&, to = z.data<T>()](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T* const from = wanted[i] != 0 ? a : b;
+          to[i] = from != nullptr ? from[i] : T();
+        }
+      });
+    });
+  }
+
+  void copy_strided(const Tensor& x, const Strides& from, const Tensor& y, const Strides& to,
+                    const Shape& shape) override {
+    LOCKSTEP_ASSERT(x.dtype() == y.dtype());
+    if (shape.count() == 0) return;
+    const StridedWalk walk(from, to, shape);
+    const auto run = [&]<class T>(T) {
+      walk_strided(walk, static_cast<const T*>(x.raw()) + from.offset, static_cast<T*>(y.raw()) + to.offset);
+    };
+    size_of(x.dtype()) == sizeof(BFloat16) ? run(BFloat16()) : run(float());
+  }
+
   void swap_last_axes(const Tensor& x, const Tensor& y) override {
     with_type(y.dtype(), [&](auto type) {
       using T = decltype(type);
@@ -222,11 +304,15 @@ class CpuPointwise final : public PointwiseKernels {
       run(float());
   }
 
+  static DropoutState state_of(const Tensor& state) {
+    const auto* const numbers = state.data<std::int64_t>();
+    return {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
+  }
+
   template <class T>
   static void drop_some(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) {
     const std::int64_t samples = x.size(0), width = x.count() / samples, quads = width / 4;
-    const auto* const numbers = state.data<std::int64_t>();
-    const DropoutState at = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
+    const DropoutState at = state_of(state);
     const std::uint32_t threshold = dropout_threshold(p);
     const auto scale = static_cast<float>(1.0 / (1.0 - p));
     const T* const from = x.data<T>();

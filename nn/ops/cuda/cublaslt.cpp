@@ -25,9 +25,17 @@ CublasLtOwner<Pointer> make_owner(cublasStatus_t (*create)(Pointer*, Arguments..
   return {made, destroy};
 }
 
-CublasLtOwner<cublasLtMatrixLayout_t> make_layout(DType dtype, const ColumnMajor& matrix) {
-  return make_owner(cublaslt().layout_create, cublaslt().layout_destroy, "describing a matrix", type_of(dtype),
-                    static_cast<std::uint64_t>(matrix.rows), static_cast<std::uint64_t>(matrix.columns), matrix.pitch);
+CublasLtOwner<cublasLtMatrixLayout_t> make_layout(DType dtype, const ColumnMajor& matrix, std::int64_t batch) {
+  auto made =
+      make_owner(cublaslt().layout_create, cublaslt().layout_destroy, "describing a matrix", type_of(dtype),
+                 static_cast<std::uint64_t>(matrix.rows), static_cast<std::uint64_t>(matrix.columns), matrix.pitch);
+  if (batch == 1) return made;
+  const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
+    check_cublaslt(cublaslt().layout_set(made.get(), attribute, &value, sizeof(value)), "describing matrices");
+  };
+  set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(batch));
+  set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, matrix.pitch * matrix.columns);
+  return made;
 }
 
 template <class T>
@@ -64,9 +72,9 @@ ProductPlan::ProductPlan(const Product& product, const ProductOptions& options)
       has_saved_preactivation_(options.saved_preactivation_pitch > 0),
       desc_(make_owner(cublaslt().desc_create, cublaslt().desc_destroy, "describing a matrix product",
                        options.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F)),
-      a_(make_layout(options.input, product.a)),
-      b_(make_layout(options.input, product.b)),
-      d_(make_layout(options.output, product.d)) {
+      a_(make_layout(options.input, product.a, product.batch)),
+      b_(make_layout(options.input, product.b, product.batch)),
+      d_(make_layout(options.output, product.d, product.batch)) {
   set(desc_, CUBLASLT_MATMUL_DESC_TRANSA, turned(product.turn_a));
   set(desc_, CUBLASLT_MATMUL_DESC_TRANSB, turned(product.turn_b));
   set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE, options.epilogue);
@@ -126,7 +134,8 @@ std::string describe(const Product& product, const ProductOptions& options, cons
   const auto matrix = [](const ColumnMajor& of, bool turn, const void* array) {
     return fmt::format("{}x{}/{}{}@{}", of.rows, of.columns, of.pitch, turn ? "t" : "", alignment_of(array));
   };
-  return fmt::format("product {} {} {}, {} to {}{}{}, epilogue {} {} @{} @{}",
+  return fmt::format("product{} {} {} {}, {} to {}{}{}, epilogue {} {} @{} @{}",
+                     product.batch > 1 ? fmt::format(" of {}", product.batch) : "",
                      matrix(product.a, product.turn_a, arrays.a), matrix(product.b, product.turn_b, arrays.b),
                      matrix(product.d, false, arrays.d), name_of(options.input), name_of(options.output),
                      options.tf32 ? " in tf32" : "", options.accumulate ? ", added" : "",

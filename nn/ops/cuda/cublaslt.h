@@ -26,6 +26,7 @@ struct CublasLt {
   decltype(&::cublasLtMatmulDescSetAttribute) desc_set = nullptr;
   decltype(&::cublasLtMatrixLayoutCreate) layout_create = nullptr;
   decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&::cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
   decltype(&::cublasLtMatmulPreferenceCreate) preference_create = nullptr;
   decltype(&::cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
   decltype(&::cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;

@@ -28,6 +28,7 @@ struct OpenedCublasLt {
     library.bind(functions.desc_set, "cublasLtMatmulDescSetAttribute");
     library.bind(functions.layout_create, "cublasLtMatrixLayoutCreate");
     library.bind(functions.layout_destroy, "cublasLtMatrixLayoutDestroy");
+    library.bind(functions.layout_set, "cublasLtMatrixLayoutSetAttribute");
     library.bind(functions.preference_create, "cublasLtMatmulPreferenceCreate");
     library.bind(functions.preference_destroy, "cublasLtMatmulPreferenceDestroy");
     library.bind(functions.preference_set, "cublasLtMatmulPreferenceSetAttribute");

@@ -189,6 +189,20 @@ __global__ void __launch_bounds__(kBlock) join_pieces(ThreadPlace own, std::int6
   for (int k = 0; k < kWidth; ++k) to[k] += held[k][t];
 }
 
+// A pair of elements that are turned together. `count`: of pairs.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    rotate_pairs(std::int64_t count, std::int64_t tokens, std::int64_t width, std::int64_t half, const float* cosines,
+                 const float* sines, std::int64_t first, float sign, const T* x, T* y) {
+  for_own_elements(count, [&](std::int64_t i) {
+    const std::int64_t row = 2 * i / width, head = i / half, d = i % half;
+    const std::int64_t angle = (first + row % tokens) * half + d, at = head * 2 * half + d;
+    const float a = to_float(x[at]), b = to_float(x[at + half]), cosine = cosines[angle], sine = sign * sines[angle];
+    y[at] = from_float<T>(a * cosine - b * sine);
+    y[at + half] = from_float<T>(b * cosine + a * sine);
+  });
+}
+
 class CudaEmbedding final : public EmbeddingKernels {
  public:
   explicit CudaEmbedding(Context& context) : context_(context) {}
@@ -270,6 +284,15 @@ class CudaEmbedding final : public EmbeddingKernels {
     if (tokens * columns == 0) return;
     sum_columns(context_, dy.reshaped({batch, tokens * columns}), accumulate,
                 dtable.slice(first, first + tokens).reshaped({tokens * columns}));
+  }
+
+  void rotate(const Tensor& x, const Tensor& cosines, const Tensor& sines, std::int64_t first, bool back,
+              const Tensor& y) override {
+    const OpProfileScope scope(context_, "rotary positions", {&x, &y});
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      launch_each("rotary positions", rotate_pairs<T>, context_.stream, x.count() / 2, x.size(1), x.size(2),
+                  cosines.size(1), cosines.f32(), sines.f32(), first, back ? -1.0f : 1.0f, x.data<T>(), y.data<T>());
+    });
   }
 
   void row_indices(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& indices) override {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -85,6 +86,33 @@ class CudaLinear final : public LinearKernels {
     const Tensor added = Tensor::empty(context_.allocator, dw.shape());
     narrow_into(context_, wide, added);
     pointwise_.add_to(added, 1.0f, dw);
+  }
+
+  // cuBLASLt counts a batch in 31 bits.
+  void multiply(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& c) override {
+    const std::int64_t n = c.size(0), rows = c.size(1), columns = c.size(2), depth = a.size(a_turned ? 1 : 2);
+    const OpProfileScope scope(context_, "product of variables", {&a, &b, &c},
+                               2.0 * static_cast<double>(c.count()) * static_cast<double>(depth));
+    if (c.count() == 0) return;
+    if (depth == 0) return pointwise_.fill(c, 0.0f);
+    check_types({&a, &b, &c});
+    LOCKSTEP_ASSERT(n <= std::numeric_limits<std::int32_t>::max(), "{} products", n);
+    const ProductArrays arrays = {b.raw(), a.raw(), c.raw(), nullptr, nullptr};
+    const PlanKey key = {n,
+                         rows,
+                         depth,
+                         columns,
+                         static_cast<std::int64_t>(a.dtype()),
+                         (a_turned ? 2 : 0) + (b_turned ? 1 : 0),
+                         alignment_of(arrays.a),
+                         alignment_of(arrays.b),
+                         alignment_of(arrays.d)};
+    products_.run(find(batches_, key,
+                       [&] {
+                         return products_.make(batch_product(n, rows, depth, columns, a_turned, b_turned),
+                                               {.input = a.dtype(), .output = c.dtype()}, arrays);
+                       }),
+                  arrays);
   }
 
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
@@ -348,7 +376,7 @@ class CudaLinear final : public LinearKernels {
   Products products_;
   WeightGradients weight_gradients_;
   PlanMap<Forward> forwards_;
-  PlanMap<ProductPlan> backward_inputs_;
+  PlanMap<ProductPlan> backward_inputs_, batches_;
   PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_, through_backward_inputs_,
       backward_weights_and_biases_;                                 // nothing: in kernels of ours
   std::map<DType, std::optional<bool>> masks_agree_, gelu_agrees_;  // by the activations' type

@@ -1,11 +1,15 @@
 #include "lockstep/nn/ops/pointwise.h"
 
+#include <cstddef>
+#include <limits>
+
 #include "base/error.h"
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
 #include "nn/ops/elementwise_rules.h"
+#include "nn/ops/strided.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -193,6 +197,46 @@ __global__ void __launch_bounds__(kBlock) drop(DropoutPlan plan, const std::int6
   }
 }
 
+// Four numbers of a sample a thread, as `drop` has them.
+__global__ void __launch_bounds__(kBlock) draw_normal(std::int64_t count, std::int64_t quads, std::int64_t width,
+                                                      const std::int64_t* numbers, std::int64_t layer, float* y) {
+  const DropoutState state = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
+  for_own_elements(count, [&](std::int64_t i) {
+    const std::int64_t sample = i / quads, quad = i % quads;
+    const RandomBits bits = dropout_bits(state, layer, state.first_sample + sample, quad);
+    const NormalPair low = normal_pair(bits.word[0], bits.word[1]), high = normal_pair(bits.word[2], bits.word[3]);
+    const float four[] = {low.first, low.second, high.first, high.second};
+    for (int k = 0; k < 4; ++k)
+      if (4 * quad + k < width) y[sample * width + 4 * quad + k] = four[k];
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    choose(std::int64_t count, const std::int32_t* mask, const T* x, const T* y, T* z) {
+  for_own_elements(count, [&](std::int64_t i) {
+    const T* const from = mask[i] != 0 ? x : y;
+    z[i] = from != nullptr ? from[i] : from_float<T>(0.0f);
+  });
+}
+
+// Index is the narrowest type that counts the elements: 64-bit divisions take several times as long.
+template <class Bits, class Index>
+__global__ void __launch_bounds__(kBlock) walk_strided(std::int64_t count, StridedWalk walk, const Bits* x, Bits* y) {
+  for_own_elements(count, [&](std::int64_t i) {
+    auto rest = static_cast<Index>(i);
+    std::int64_t from = 0, to = 0;
+    for (int axis = walk.axes - 1; axis >= 0; --axis) {
+      const auto extent = static_cast<Index>(walk.extent[axis]);
+      const auto index = static_cast<std::int64_t>(rest % extent);
+      rest /= extent;
+      from += index * walk.from[axis];
+      to += index * walk.to[axis];
+    }
+    y[to] = x[from];
+  });
+}
+
 __global__ void add_one(std::int64_t* counter) { ++*counter; }
 
 class CudaPointwise final : public PointwiseKernels {
@@ -320,6 +364,49 @@ class CudaPointwise final : public PointwiseKernels {
     });
   }
 
+  void normal(const Tensor& state, std::int64_t layer, const Tensor& y) override {
+    const OpProfileScope scope(context_, "normal numbers", {&state, &y});
+    if (y.count() == 0) return;
+    const std::int64_t samples = y.size(0), width = y.count() / samples, quads = ceil_div(width, 4);
+    launch_each("normal numbers", draw_normal, context_.stream, samples * quads, quads, width,
+                state.data<std::int64_t>(), layer, y.f32());
+  }
+
+  void select(const Tensor& mask, const Tensor& x, const Tensor& y, const Tensor& z) override {
+    const OpProfileScope scope(context_, "selecting", {&mask, &x, &y, &z});
+    LOCKSTEP_ASSERT(mask.count() == z.count());
+    with_float_type(z.dtype(), [&]<class T>(T) {
+      launch_each("selecting", choose<T>, context_.stream, z.count(), mask.data<std::int32_t>(),
+                  x.defined() ? x.data<T>() : nullptr, y.defined() ? y.data<T>() : nullptr, z.data<T>());
+    });
+  }
+
+  // By 16 bytes where all of it comes in such pieces.
+  void copy_strided(const Tensor& x, const Strides& from, const Tensor& y, const Strides& to,
+                    const Shape& shape) override {
+    const auto each = static_cast<std::int64_t>(size_of(x.dtype())), width = kVectorBytes / each;
+    const OpProfileScope scope(context_, "copying by strides", 2.0 * static_cast<double>(shape.count() * each));
+    LOCKSTEP_ASSERT(x.dtype() == y.dtype() && (each == 2 || each == 4));
+    if (shape.count() == 0) return;
+    StridedWalk walk(from, to, shape);
+    const auto* const source = static_cast<const std::byte*>(x.raw()) + from.offset * each;
+    auto* const target = static_cast<std::byte*>(y.raw()) + to.offset * each;
+    const auto start_as = [&]<class Bits>(Bits, std::int64_t count) {
+      const auto run = [&](auto kernel) {
+        launch_each("copying by strides", kernel, context_.stream, count, walk, reinterpret_cast<const Bits*>(source),
+                    reinterpret_cast<Bits*>(target));
+      };
+      count <= std::numeric_limits<std::uint32_t>::max() ? run(walk_strided<Bits, std::uint32_t>)
+                                                         : run(walk_strided<Bits, std::uint64_t>);
+    };
+    if (fits_packs(source, kVectorBytes) && fits_packs(target, kVectorBytes) && widen(walk, width))
+      start_as(uint4{}, shape.count() / width);
+    else if (each == 2)
+      start_as(std::uint16_t{}, shape.count());
+    else
+      start_as(std::uint32_t{}, shape.count());
+  }
+
   void swap_last_axes(const Tensor& x, const Tensor& y) override {
     const OpProfileScope scope(context_, "exchanging two axes", {&x, &y});
     LOCKSTEP_ASSERT(x.dtype() == y.dtype() && x.count() == y.count());
@@ -341,6 +428,20 @@ class CudaPointwise final : public PointwiseKernels {
   }
 
  private:
+  /// Whether `width` elements can be moved at once, as far as strides say; the walk is then one of such packs.
+  static bool widen(StridedWalk& walk, std::int64_t width) {
+    const auto last = static_cast<std::size_t>(walk.axes) - 1;
+    if (walk.axes == 0 || walk.from[last] != 1 || walk.to[last] != 1 || walk.extent[last] % width != 0) return false;
+    for (std::size_t axis = 0; axis < last; ++axis)
+      if (walk.from[axis] % width != 0 || walk.to[axis] % width != 0) return false;
+    walk.extent[last] /= width;
+    for (std::size_t axis = 0; axis < last; ++axis) {
+      walk.from[axis] /= width;
+      walk.to[axis] /= width;
+    }
+    return true;
+  }
+
   template <class Rule, class F>
   static void with_type_of(const Tensor& written, F&& run) {
     if constexpr (Rule::kAllTypes)

@@ -25,10 +25,12 @@ struct ColumnMajor {
   friend bool operator==(const ColumnMajor&, const ColumnMajor&) = default;
 };
 
-/// d (m, n) = op(a) (m, k) · op(b) (k, n), where op turns (transposes) what lies turned.
+/// d (m, n) = op(a) (m, k) · op(b) (k, n), where op turns (transposes) what lies turned; `batch` of them, whose
+/// matrices lie one after the other.
 struct Product {
   ColumnMajor a, b, d;
   bool turn_a = false, turn_b = false;
+  std::int64_t batch = 1;
 };
 
 /// a is w, b is x, d is y; `samples` is N, `in` is I, `out` is O. `pitch`: of the rows of y, or dy.
@@ -42,6 +44,17 @@ constexpr Product backward_input_product(std::int64_t samples, std::int64_t in, 
 /// a is x, b is dy, d is dw.
 constexpr Product backward_weight_product(std::int64_t samples, std::int64_t in, std::int64_t out, std::int64_t pitch) {
   return {{in, samples}, {out, samples, pitch}, {in, out}, false, true};
+}
+
+/// c (B, M, N) = op(a) · op(b), all row-major: the library's a is b, and its b is a.
+constexpr Product batch_product(std::int64_t batch, std::int64_t rows, std::int64_t depth, std::int64_t columns,
+                                bool a_turned, bool b_turned) {
+  return {b_turned ? ColumnMajor{depth, columns} : ColumnMajor{columns, depth},
+          a_turned ? ColumnMajor{rows, depth} : ColumnMajor{depth, rows},
+          {columns, rows},
+          b_turned,
+          a_turned,
+          batch};
 }
 
 /// The pitch (Note [Pitch]) of rows of so many elements: a multiple of 128 bytes where that adds little, else of 16,

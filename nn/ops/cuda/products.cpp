@@ -79,7 +79,7 @@ void Products::choose(ProductPlan& plan, const Product& product, const ProductOp
     ProductArrays timed = arrays;
     if (options.accumulate) {
       if (!sums.defined())
-        sums = Tensor::empty(context_.allocator, {product.d.columns, product.d.pitch}, options.output);
+        sums = Tensor::empty(context_.allocator, {product.batch, product.d.columns, product.d.pitch}, options.output);
       timed.d = sums.raw();
     }
     return seconds_of(context_, [&] { run(plan, timed); });

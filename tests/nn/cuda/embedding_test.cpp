@@ -1,4 +1,5 @@
 // CUDA's embeddings against the CPU's.
+#include <array>
 #include <cstring>
 
 #include "base/error.h"
@@ -49,6 +50,20 @@ TEST_P(CudaEmbedding, Forward) {
     compare(cpu->embedding(), *embedding, {activation_like({count, columns})}, {kSame},
             [&](auto& on, Side at, const auto& out) { on.forward(at(table), at(numbers), out[0]); });
   }
+}
+
+TEST_P(CudaEmbedding, Rotate) {
+  for (const auto& [batch, tokens, heads, half] :
+       {std::array<std::int64_t, 4>{1, 1, 1, 1}, {2, 3, 2, 4}, {3, 5, 1, 33}, {0, 3, 2, 4}, {2, 70, 3, 16}})
+    for (const bool back : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} of {} tokens, {} heads of {}", batch, tokens, heads, 2 * half));
+      const Operand cosines = plains(random_tensor(*cpu, {tokens + 2, half}, 1));
+      const Operand sines = plains(random_tensor(*cpu, {tokens + 2, half}, 2));
+      Operand x = activations(random({batch, tokens, 2 * heads * half}, 3));
+      compare(
+          cpu->embedding(), *embedding, {activation_like(x.host.shape())}, {{type(), 2.0}},
+          [&](auto& on, Side at, const auto& out) { on.rotate(at(x), at(cosines), at(sines), 2, back, out[0]); }, &x);
+    }
 }
 
 TEST_P(CudaEmbedding, IndicesOutsideOfTheTableAreNaN) {

@@ -55,6 +55,25 @@ TEST_P(CudaLinear, BackwardInput) {
   }
 }
 
+TEST_P(CudaLinear, Multiply) {
+  struct Sizes {
+    std::int64_t batch, rows, depth, columns;
+  };
+  for (const auto& [batch, rows, depth, columns] :
+       {Sizes{1, 1, 1, 1}, Sizes{3, 5, 7, 4}, Sizes{2, 16, 32, 24}, Sizes{5, 1, 17, 3}, Sizes{1, 33, 8, 9},
+        Sizes{0, 2, 3, 4}, Sizes{2, 3, 0, 4}, Sizes{2, 0, 3, 4}})
+    for (const bool a_turned : {false, true})
+      for (const bool b_turned : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} of {} by {} by {}{}{}", batch, rows, depth, columns, a_turned ? ", a turned" : "",
+                                 b_turned ? ", b turned" : ""));
+        const Operand a = activations(random(a_turned ? Shape{batch, depth, rows} : Shape{batch, rows, depth}, 1));
+        const Operand b =
+            activations(random(b_turned ? Shape{batch, columns, depth} : Shape{batch, depth, columns}, 2));
+        compare(cpu->linear(), *linear, {activation_like({batch, rows, columns})}, {tolerance_of_sum(depth, type())},
+                [&](auto& on, Side at, const auto& made) { on.multiply(at(a), a_turned, at(b), b_turned, made[0]); });
+      }
+}
+
 TEST_P(CudaLinear, BackwardWeight) {
   for (const auto& [n, in, out] : all_sizes())
     for (const bool accumulate : {false, true}) {

@@ -175,6 +175,62 @@ TEST_P(CudaPointwise, CopyRows) {
   }
 }
 
+TEST_P(CudaPointwise, Normal) {
+  const Tensor host = cpu->empty({3}, DType::kI64);
+  std::ranges::copy(std::array<std::int64_t, 3>{42, 7, 1000}, host.data<std::int64_t>());
+  const Operand state = plains(host);
+  for (const Shape& shape : {Shape{0, 3}, Shape{1}, Shape{2, 3}, Shape{5, 4}, Shape{3, 7, 5}, Shape{2, 5000}}) {
+    SCOPED_TRACE(to_string(shape));
+    compare(cpu->pointwise(), *pointwise, {{shape}}, {{DType::kF32, 16.0, 6.0}},
+            [&](auto& on, Side at, const auto& out) { on.normal(at(state), 13, out[0]); });
+  }
+}
+
+TEST_P(CudaPointwise, Select) {
+  for (const std::int64_t n : {0, 1, 5, 1025, 8193}) {
+    const Tensor host = cpu->empty({n}, DType::kI32);
+    for (std::int64_t i = 0; i < n; ++i) host.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % 3 - 1);
+    const Operand mask = plains(host), x = activations(with_odd_ones(random({n}, 1))), y = activations(random({n}, 2));
+    compare(cpu->pointwise(), *pointwise, {activation_like({n}), activation_like({n}), activation_like({n})},
+            {kSame, kSame, kSame}, [&](auto& on, Side at, const auto& out) {
+              on.select(at(mask), at(x), at(y), out[0]);
+              on.select(at(mask), at(x), {}, out[1]);
+              on.select(at(mask), {}, at(y), out[2]);
+            });
+  }
+}
+
+// Rows in one piece and in single elements, matrices turned round, repeated elements, parts of what is written.
+TEST_P(CudaPointwise, CopyStrided) {
+  struct Move {
+    Shape from, to, shape;
+    Strides x, y;
+  };
+  const Move moves[] = {
+      {{7}, {7}, {7}, {0, {1}}, {0, {1}}},
+      {{1}, {5}, {5}, {0, {0}}, {0, {1}}},
+      {{4, 64}, {64, 4}, {64, 4}, {0, {1, 64}}, {0, {4, 1}}},
+      {{5, 3, 16}, {3, 5, 16}, {3, 5, 16}, {0, {16, 48, 1}}, {0, {80, 16, 1}}},
+      {{5, 3, 7}, {3, 5, 7}, {3, 5, 7}, {0, {7, 21, 1}}, {0, {35, 7, 1}}},
+      {{6, 40}, {6, 24}, {6, 16}, {24, {40, 1}}, {8, {24, 1}}},
+      {{6, 40}, {6, 24}, {6, 15}, {3, {40, 1}}, {1, {24, 1}}},
+      {{2, 3, 4, 5, 2, 3},
+       {3, 2, 5, 4, 3, 2},
+       {3, 2, 5, 4, 3, 2},
+       {0, {120, 360, 6, 30, 1, 3}},
+       {0, {240, 120, 24, 6, 2, 1}}},
+      {{70, 65, 3}, {3, 65, 70}, {3, 65, 70}, {0, {1, 3, 195}}, {0, {4550, 70, 1}}},
+      {{3}, {2, 3}, {0, 3}, {0, {0, 1}}, {0, {3, 1}}},
+      {{3}, {4000, 3}, {4000, 3}, {0, {0, 1}}, {0, {3, 1}}},
+  };
+  for (const Move& c : moves) {
+    SCOPED_TRACE(to_string(c.shape));
+    const Operand x = activations(random(c.from, 1));
+    compare(cpu->pointwise(), *pointwise, {activation_like(c.to, random(c.to, 2))}, {kSame},
+            [&](auto& on, Side at, const auto& out) { on.copy_strided(at(x), c.x, out[0], c.y, c.shape); });
+  }
+}
+
 TEST_P(CudaPointwise, SwapLastAxes) {
   for (const Shape& shape :
        {Shape{1, 1, 1}, Shape{0, 4, 5}, Shape{3, 1, 17}, Shape{2, 19, 1}, Shape{3, 17, 33}, Shape{2, 5, 7},

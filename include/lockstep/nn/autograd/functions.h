@@ -7,7 +7,9 @@
 // change until then. All else is only read during the call.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 
@@ -23,8 +25,27 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Ep
 /// with that (Backend::pitch_of, Note [Pitch]), and so do those of its gradient.
 Var logits(Tape& tape, Var x, Parameter& w, Parameter* b);
 
+/// Which operands of matmul() lie with their last two axes exchanged.
+struct Turned {
+  bool a = false, b = false;
+};
+/// a (…, M, K) · b (…, K, N) → (…, M, N), of one type; turned, a is (…, K, M) and b (…, N, K). Leading axes are
+/// broadcast as in PyTorch: by copies, but for a b of two axes.
+Var matmul(Tape& tape, Var a, Var b, Turned turned = {});
+
+/// A parameter as a value, of the type that the tape's activations have: what is computed with it contributes to its
+/// gradient.
+Var variable(Tape& tape, Parameter& parameter);
+
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
+
+/// x (N, T, C), w (O, K, C), b (O) or nullptr → (N, T', O).
+Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride = 1, std::int64_t padding = 0);
+/// x (N, H, W, I), w (I, Kh, Kw, O), b (O) or nullptr → (N, H', W', O) with H' = (H − 1) · stride − 2 · padding + Kh +
+/// output padding, which is below the stride; W' likewise: PyTorch's ConvTranspose2d.
+Var conv_transpose2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window,
+                     std::array<std::int64_t, 2> output_padding = {0, 0});
 
 /// pool2d(kMax, conv2d(x, w, b, window, epilogue), pool): the same values. What the convolution computes is never there
 /// as a whole, neither in forward nor in backward, for both work through the batch in pieces
@@ -63,6 +84,12 @@ struct SumAndNorm {
 /// add(x, y) and layer_norm() of that, to the same bits, in one pass over both.
 SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter* beta, double eps = 1e-5);
 
+/// gamma · x / √(mean x² + eps) over the last axis, of C features: gamma (C) (Zhang and Sennrich, 2019).
+Var rms_norm(Tape& tape, Var x, Parameter& gamma, double eps = 1e-6);
+/// x (N, …, C): each sample's C / groups neighbouring channels have mean 0 and variance 1 together (Wu and He, "Group
+/// Normalization", 2018); gamma and beta (C), beta may be nullptr.
+Var group_norm(Tape& tape, Var x, std::int64_t groups, Parameter& gamma, Parameter* beta, double eps = 1e-5);
+
 /// NaN stays NaN.
 Var relu(Tape& tape, Var x);
 /// Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
@@ -73,11 +100,26 @@ Var silu(Tape& tape, Var x);
 /// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
 
+/// A constant of the activations' type: numbers of the standard normal distribution, one for each element of `shape`,
+/// whose first axis is that of the samples. They depend on tape.dropout_state() and `layer` as dropout()'s do
+/// (PointwiseKernels::normal): not on how samples are shared out among ranks.
+Var randn(Tape& tape, const Shape& shape, std::int64_t layer);
+
 /// tokens (…) i32, table (V, C) → (…, C), of the type that the tape's activations have. Numbers outside of [0, V):
 /// EmbeddingKernels.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 /// x (N, T, C) + rows [first, first + T) of table (P, C).
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
+/// The angles of rotary positions: position p turns the features d and d + head_dim / 2 of a head by p · base^(−2d /
+/// head_dim). (positions, head_dim / 2) f32 each, on the device. Throws UsageError for an odd head_dim. Copies share
+/// them.
+struct RotaryAngles {
+  RotaryAngles(Backend& backend, std::int64_t positions, std::int64_t head_dim, double base = 10000.0);
+  Tensor cosines, sines;
+};
+/// x (N, T, heads · head_dim), of which each head's row t is turned by the angles of position first + t
+/// (EmbeddingKernels::rotate).
+Var rotary(Tape& tape, Var x, const RotaryAngles& angles, std::int64_t first = 0);
 /// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels). The state of dropout is the tape's.
 Var attention(Tape& tape, Var qkv, std::int64_t heads, AttentionOptions options = {});
 /// The same of queries, keys and values of their own, (N, T, C) each.
@@ -97,25 +139,51 @@ struct RnnParameters {
 /// through it. nullptr, or undefined tensors: it begins with zeros. A Segment (recompute()) gives none: it would
 /// advance it twice.
 Var rnn(Tape& tape, Var x, const RnnParameters& parameters, RnnOptions options = {}, RnnState* state = nullptr);
-/// x and y (…, C) → (…, 2 · C): side by side.
-Var concat_last(Tape& tape, Var x, Var y);
-/// x (A, B, …) → (B, A, …), of at least three axes.
-Var swap_first_axes(Tape& tape, Var x);
+
+// Where elements lie. Axes are counted from 0, or from the last one, -1, backwards. What needs no copy makes none:
+// reshape(), and permutations that leave the elements in their order.
+
+/// The same elements in another shape; one extent may be -1.
+Var reshape(Tape& tape, Var x, const Shape& shape);
+/// Axis i of the result is x's axis axes[i].
+Var permute(Tape& tape, Var x, std::initializer_list<int> axes);
+/// Two axes exchanged.
+Var transpose(Tape& tape, Var x, int first, int second);
+/// Indices [begin, end) of an axis.
+Var slice(Tape& tape, Var x, int axis, std::int64_t begin, std::int64_t end);
+/// One after the other along an axis.
+Var concat(Tape& tape, const Vars& parts, int axis);
+/// Repeated along axes of one index, and along new ones before them.
+Var broadcast_to(Tape& tape, Var x, const Shape& shape);
+/// y[…, k, …] = x[…, indices[…, k, …], …] along the axis. indices i32, of x's shape but for that axis: EmbeddingKernels
+/// says what becomes of those outside of it.
+Var gather(Tape& tape, Var x, int axis, const Tensor& indices);
+/// x where the condition, i32, is not 0, else y. x and y are broadcast, and then have the condition's shape. A gradient
+/// that does not pass is 0.
+Var where(Tape& tape, const Tensor& condition, Var x, Var y);
+/// Over these axes; none: over all. `keep`: they stay, with one index. max_over()'s gradient is MaxLast's.
+Var sum_over(Tape& tape, Var x, std::initializer_list<int> axes, bool keep = false);
+Var mean_over(Tape& tape, Var x, std::initializer_list<int> axes, bool keep = false);
+Var max_over(Tape& tape, Var x, std::initializer_list<int> axes, bool keep = false);
+/// Over an axis: SoftmaxLast, LogSoftmaxLast.
+Var softmax(Tape& tape, Var x, int axis = -1);
+Var log_softmax(Tape& tape, Var x, int axis = -1);
+
 /// The rows of x (…, C) with these indices (K, …) i32, counted over all axes but the last → (K, …, C).
 Var index_select(Tape& tape, Var x, const Tensor& indices);
 /// x (N, T, C), positions (N, K) i32, each in [0, T) → (N, K, C): of each sample the rows at its positions.
 Var take_positions(Tape& tape, Var x, const Tensor& positions);
 /// x (N, T, C) → (N, C): of each sample the row at `position`, in [0, T).
 Var take_position(Tape& tape, Var x, std::int64_t position);
-/// Same shapes.
+/// Broadcast as in PyTorch, from the last axis on.
 Var add(Tape& tape, Var x, Var y);
 /// relu(add(x, y)) in one pass.
 Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, T, F) → (N, T·F); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 
-// Of each element, for custom losses. Operands are f32 (to_f32()); those of two have one shape, and nothing is
-// broadcast (Note [Own losses]).
+// Of each element: computed in f32 and rounded to the type of x. Operands of two are of one type, and are broadcast as
+// in PyTorch, from the last axis on.
 
 /// The same numbers as f32.
 Var to_f32(Tape& tape, Var x);
@@ -140,6 +208,10 @@ Var maximum(Tape& tape, Var x, Var y);
 /// Any operator of lockstep/nn/ops/operators.h, where those below are described, too.
 Var apply(Tape& tape, Var x, const Operator& op);
 inline Var affine(Tape& tape, Var x, float scale, float shift = 0.0f) { return apply(tape, x, Affine{scale, shift}); }
+/// x ^ exponent.
+inline Var pow(Tape& tape, Var x, float exponent) { return apply(tape, x, Pow{exponent}); }
+/// Each element at least `low` and at most `high`.
+inline Var clamp(Tape& tape, Var x, float low, float high) { return apply(tape, x, Clamp{low, high}); }
 inline Var sum_last(Tape& tape, Var x) { return apply(tape, x, SumLast()); }
 inline Var spread_last(Tape& tape, Var x, std::int64_t count) { return apply(tape, x, SpreadLast{count}); }
 

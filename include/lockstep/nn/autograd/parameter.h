@@ -13,7 +13,7 @@ namespace lockstep::nn {
 /// How PyTorch stores what we keep as `value`: what weight files and checksums use.
 enum class FileLayout : std::uint8_t {
   kSame,
-  kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I), files have (O, I, Kh, Kw)
+  kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I) or (O, K, I), files have (O, I, …)
   kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
 };
 

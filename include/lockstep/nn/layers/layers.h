@@ -2,6 +2,7 @@
 // not fit are UsageErrors of forward() (lockstep/nn/autograd/functions.h).
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 
@@ -76,6 +77,38 @@ class LayerNorm final : public Module {
   Parameter& bias_;
 };
 
+/// rms_norm() over the last axis. weight ones.
+class RMSNorm final : public Module {
+ public:
+  explicit RMSNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-6);
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return rms_norm(tape, x, weight_, eps_); });
+  }
+  std::string type_name() const override { return "RMSNorm"; }
+  std::string details() const override;
+
+ private:
+  double eps_;
+  Parameter& weight_;
+};
+
+/// group_norm() of (N, …, C). weight ones, bias zeros.
+class GroupNorm final : public Module {
+ public:
+  GroupNorm(Context& context, std::int64_t num_groups, std::int64_t num_channels, double eps = 1e-5);
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return group_norm(tape, x, groups_, weight_, &bias_, eps_); });
+  }
+  std::string type_name() const override { return "GroupNorm"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t groups_;
+  double eps_;
+  Parameter& weight_;
+  Parameter& bias_;
+};
+
 class GELU final : public Module {
  public:
   explicit GELU(GeluKind kind = GeluKind::kErf) : kind_(kind) {}
@@ -87,6 +120,28 @@ class GELU final : public Module {
 
  private:
   GeluKind kind_;
+};
+
+class SiLU final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return silu(tape, x); });
+  }
+  std::string type_name() const override { return "SiLU"; }
+};
+class Sigmoid final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return sigmoid(tape, x); });
+  }
+  std::string type_name() const override { return "Sigmoid"; }
+};
+class Tanh final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return tanh(tape, x); });
+  }
+  std::string type_name() const override { return "Tanh"; }
 };
 
 /// In training mode; otherwise nothing. `layer` identifies a dropout within its model.
@@ -204,6 +259,42 @@ class Conv2d final : public Module {
 
  private:
   Window window_;
+  Parameter& weight_;
+  Parameter* bias_;
+};
+
+/// weight (out, kernel, in) in memory and (out, in, kernel) in files; uniform in ±1/sqrt(fan in). x is (N, T, in).
+class Conv1d final : public Module {
+ public:
+  Conv1d(Context& context, std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+         std::int64_t stride = 1, std::int64_t padding = 0, bool bias = true);
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return conv1d(tape, x, weight_, bias_, stride_, padding_); });
+  }
+  std::string type_name() const override { return "Conv1d"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t stride_, padding_;
+  Parameter& weight_;
+  Parameter* bias_;
+};
+
+/// weight (in, kernel, kernel, out) in memory and (in, out, kernel, kernel) in files; uniform in ±1/sqrt(out · kernel
+/// area), as PyTorch's.
+class ConvTranspose2d final : public Module {
+ public:
+  ConvTranspose2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
+                  std::array<std::int64_t, 2> output_padding = {0, 0}, bool bias = true);
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return conv_transpose2d(tape, x, weight_, bias_, window_, output_padding_); });
+  }
+  std::string type_name() const override { return "ConvTranspose2d"; }
+  std::string details() const override;
+
+ private:
+  Window window_;
+  std::array<std::int64_t, 2> output_padding_;
   Parameter& weight_;
   Parameter* bias_;
 };

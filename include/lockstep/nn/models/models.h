@@ -127,6 +127,7 @@ struct ModelFamily {
   bool blocks = false;         // Module::blocks() has some
   bool batch_norm = false;     // some layer has running statistics
   bool attention = false;      // some layer is attention()
+  bool random = false;         // a pass may call dropout() or randn(), also where no setting says so
   bool carries_state = false;  // over texts it is a CarriesState
   bool word_pieces = false;    // it reads texts as word pieces, and predicts masked ones, or classes of texts
   /// Its last layer has parameters of its own, which can be reinitialized. Nothing: it has not.

@@ -1,4 +1,4 @@
-// Matrix products of fully connected layers.
+// Matrix products: of fully connected layers, and of two variables.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,10 @@ class LinearKernels {
   virtual void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) {}
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
   virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) {}
+
+  /// c (B, M, N) = op(a) (B, M, K) · op(b) (B, K, N): B products, where op exchanges the last two axes of what is
+  /// `turned`, which lies as (B, K, M), or (B, N, K). All are of one type and contiguous; any extent may be 0.
+  virtual void multiply(const Tensor& a, bool a_turned, const Tensor& b, bool b_turned, const Tensor& c) {}
 
   /// Whether the next two may be called.
   virtual bool multiplies_int8_rows() const { return false; }

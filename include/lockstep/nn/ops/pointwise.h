@@ -1,6 +1,7 @@
 // Functions of each element, and moves between layouts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "lockstep/nn/ops/dropout.h"
@@ -19,6 +20,13 @@ enum class GeluKind : std::uint8_t {
 /// Functions of one and of two elements: nn/ops/elementwise_rules.h has their list.
 enum class UnaryOp : std::uint8_t;
 enum class BinaryOp : std::uint8_t;
+
+/// Where the elements of a part lie in a tensor: that at (i, j, …) is number offset + i · of[0] + j · of[1] + … With a
+/// stride of 0 the same elements are there at each index of that axis.
+struct Strides {
+  std::int64_t offset = 0;
+  std::array<std::int64_t, Shape::kMaxDims> of = {};
+};
 
 /// f32 or bf16, all operands of one type, unless said otherwise. Inputs and outputs have the same number of elements.
 class PointwiseKernels {
@@ -51,6 +59,14 @@ class PointwiseKernels {
   /// `layer`, of first_sample + n and of e, so it does not depend on how samples are shared out among ranks. state:
   /// DropoutState as (3) i64, on the device. Backward is the same call on dy.
   virtual void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) {}
+  /// y (N, …): independent numbers of the standard normal distribution (Box and Muller, 1958; Note [Random numbers]),
+  /// each a pure function of what dropout()'s are. f32.
+  virtual void normal(const Tensor& state, std::int64_t layer, const Tensor& y) {}
+  /// z = x where mask is not 0, else y; mask is i32. An undefined x or y is zeros. All have z's number of elements.
+  virtual void select(const Tensor& mask, const Tensor& x, const Tensor& y, const Tensor& z) {}
+  /// y[to] = x[from] at each index of `shape`. Any dtype of 2 or 4 bytes; no element of y is named twice.
+  virtual void copy_strided(const Tensor& x, const Strides& from, const Tensor& y, const Strides& to,
+                            const Shape& shape) {}
   /// y (N, C, R) = x (N, R, C) with its last two axes exchanged.
   virtual void swap_last_axes(const Tensor& x, const Tensor& y) {}
 };
