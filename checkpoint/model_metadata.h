@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/images.h"
@@ -69,6 +70,15 @@ struct SizesOf {
   bool metadata = true;        // the file says them; otherwise its tensors' shapes and flags do
   bool all_are_loaded = true;  // the file must have all parameters
 };
+
+/// What the config.json of Hugging Face's packages says of the settings of `given` that are not given
+/// (ModelFamily::config). Throws IoError naming `source` for one that cannot be read, or is of a model that computes
+/// something else.
+Settings read_config_file(std::string_view text, const std::string& source, const nn::ModelConfig& given);
+
+/// nn::spec_of_tensors() of the weights file `path`, which has no metadata, with what a config.json beside it says.
+nn::ModelSpec spec_of_file(const nn::ModelConfig& given, const std::vector<nn::HostTensor>& tensors,
+                           const std::string& path);
 
 /// The module of `spec`, which comes from file `source`: what may be a lie takes no more memory than `tensors`, the
 /// file's, account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming

@@ -72,7 +72,7 @@ InferModel open_model(const InferConfig& config, const InferDevices& devices,
     tensors = nn::read_weights(config.weights, {.key = config.weights_key});
     checkpoint::check_not_empty(tensors, config.weights);
   }
-  model.spec = model.metadata ? model.metadata->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
+  model.spec = model.metadata ? model.metadata->spec : checkpoint::spec_of_file(given, tensors, config.weights);
   nn::ModelSpec& spec = model.spec;
   if (config.image_size && spec.sample_shape.size() == 3) {
     if (model.metadata && !nn::model_family(spec.name).any_image_size)

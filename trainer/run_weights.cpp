@@ -47,9 +47,8 @@ RunWeights apply_weights(TrainConfig& config) {
   if (weights.metadata) checkpoint::apply_metadata(config.model, *weights.metadata, config.weights);
   weights.tensors = nn::read_weights(config.weights, {.key = config.weights_key});
   checkpoint::check_not_empty(weights.tensors, config.weights);
-  const nn::ModelSpec spec = weights.metadata
-                                 ? weights.metadata->spec
-                                 : nn::spec_of_tensors(config.model.name, config.model.settings, weights.tensors);
+  const nn::ModelSpec spec = weights.metadata ? weights.metadata->spec
+                                              : checkpoint::spec_of_file(config.model, weights.tensors, config.weights);
   if (!weights.metadata) checkpoint::apply_sizes(config.model, spec, std::nullopt);
   apply_samples(config, spec);
   return weights;

@@ -52,7 +52,7 @@ Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_feat
 
 Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style)
     : weight_(register_parameter("weight", normal_parameter(context, {out_features, in_features}, style.deviation))),
-      bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
+      bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_features}, 0.0f)) : nullptr) {}
 
 Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
     : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}

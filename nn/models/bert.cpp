@@ -220,7 +220,8 @@ void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   if (spec.name != "bert" && width % kHeadWidth == 0)
     spec.settings.set("heads", width / kHeadWidth);
   else if (!spec.settings.has("heads") && SettingValue(width) != usual)
-    throw UsageError("the weights do not say how many attention heads their model has", "give --heads");
+    throw UsageError("the weights do not say how many attention heads their model has",
+                     "give --heads, or put the model's config.json beside them");
   spec.settings.set("width", width);
   if (const auto* positions = tensors.shape("bert.embeddings.position_embeddings.weight", 2))
     spec.settings.set("context", (*positions)[0]);
@@ -289,6 +290,11 @@ const ModelFamily& bert_family() {
                                 {"cls.predictions.decoder.bias", "cls.predictions.bias"}},
                      // Numbers of positions, and layers that only training on pairs of sentences uses.
                      .unused = {"bert.embeddings.position_ids", "bert.pooler.*", "cls.seq_relationship.*"}},
+      .config = {.settings = {{"num_attention_heads", "heads"}},
+                 .wanted = {{"model_type", {"\"bert\""}},
+                            {"hidden_act", {"\"gelu\""}},
+                            {"layer_norm_eps", {"1e-12"}},
+                            {"position_embedding_type", {"\"absolute\""}}}},
       .build = build_bert,
       .products = bert_products,
       .read_tensors = read_bert_tensors,

@@ -8,42 +8,10 @@
 #include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
+#include "nn/models/decoder.h"
 
 namespace lockstep::nn {
 namespace {
-
-// What generation alone computes: for tapes that do not record, and without a backward.
-
-/// causal_attention() for tokens that follow `past` others, whose keys and values are in `cache` (N, most, 2 · C),
-/// where those of the new ones are put: qkv (N, T, 3 · C) → (N, T, C) (AttentionKernels::extend).
-Var extend_attention(Tape& tape, Var qkv, std::int64_t heads, std::int64_t past, const Tensor& cache) {
-  const Tape::OpScope scope(tape, "extend_attention");
-  const Shape& s = qkv.shape();
-  LOCKSTEP_ASSERT(heads >= 1 && s.size() == 3 && s[2] % (3 * heads) == 0, "{} heads and {}", heads, to_string(s));
-  LOCKSTEP_ASSERT(!tape.recording(), "extend_attention has no backward");
-  LOCKSTEP_ASSERT(cache.dtype() == qkv.value().dtype(), "a cache of {} for {}", name_of(cache.dtype()),
-                  name_of(qkv.value().dtype()));
-  Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
-  tape.backend().attention().extend(qkv.value(), heads, past, cache, y);
-  return tape.make_var(std::move(y), false);
-}
-
-/// x (N, T, C) → (N, C), what T ends with.
-Var last_rows(Tape& tape, Var x) {
-  const Shape& s = x.shape();
-  LOCKSTEP_ASSERT(s.size() == 3 && s[1] > 0 && !tape.recording(), "the last rows of {}", to_string(s));
-  const Tensor rows = x.value().reshaped({s[0] * s[1], s[2]});
-  if (s[0] == 1) return tape.make_var(rows.slice(s[1] - 1, s[1]), false);
-  const Tape::OpScope scope(tape, "last_rows");
-  std::vector<std::int32_t> numbers(static_cast<std::size_t>(s[0]));
-  for (std::size_t n = 0; n < numbers.size(); ++n)
-    numbers[n] = static_cast<std::int32_t>((static_cast<std::int64_t>(n) + 1) * s[1] - 1);
-  const Tensor which = tape.backend().empty({s[0]}, DType::kI32);
-  tape.backend().upload(std::as_bytes(std::span(numbers)), which);
-  Tensor y = tape.backend().empty({s[0], s[2]}, rows.dtype());
-  tape.backend().embedding().forward(rows, which, y);
-  return tape.make_var(std::move(y), false);
-}
 
 constexpr double kDeviation = 0.02;
 
@@ -188,60 +156,24 @@ Gpt::Gpt(Context& context, const GptSpec& spec)
                          : &register_module("lm_head", std::make_unique<Embedding>(context, spec.vocabulary, spec.width,
                                                                                    kDeviation))) {}
 
-namespace {
-
-void check_tokens(const Tensor& tokens) {
-  if (tokens.dtype() != DType::kI32 || tokens.shape().size() != 2)
-    throw UsageError(fmt::format("gpt was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
-                     "it takes tokens (N, T): use it with text or tokens (--data text:FILE)");
-}
-
-}  // namespace
-
-class Gpt::Cache final : public Memory {
- public:
-  Cache(Tape& tape, const GptSpec& spec, std::int64_t batch, std::int64_t most) {
-    for (std::int64_t i = 0; i < spec.layers; ++i)
-      layers_.push_back(tape.backend().empty({batch, most, 2 * spec.width}, tape.activations()));
-  }
-
-  const Tensor& layer(std::size_t i) const { return layers_[i]; }
-  /// Whether `tokens` (N, T) continue what is here.
-  void check_room(const Tensor& tokens) const {
-    const std::int64_t batch = layers_[0].size(0), most = layers_[0].size(1);
-    if (tokens.size(0) != batch || tokens.size(1) < 1 || tokens.size(1) > most - seen())
-      throw UsageError(fmt::format("tokens {} after {} of {} texts with memory for {}", to_string(tokens.shape()),
-                                   seen(), batch, most),
-                       "begin with memory for more, or again with the last tokens alone");
-  }
-  void move_on(std::int64_t tokens) { seen_ += tokens; }
-
- private:
-  std::vector<Tensor> layers_;
-};
-
 std::unique_ptr<LanguageModel::Memory> Gpt::begin(Tape& tape, std::int64_t batch, std::int64_t most) const {
-  if (batch < 1 || most < 1 || most > spec_.context)
-    throw UsageError(fmt::format("{} texts of {} tokens for a gpt of {} positions", batch, most, spec_.context),
-                     "give it as many tokens as it has positions, or fewer");
-  return std::make_unique<Cache>(tape, spec_, batch, most);
+  return std::make_unique<KeyValueCache>("gpt", tape, spec_.layers, spec_.width, batch, most, spec_.context);
 }
 
 Var Gpt::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
-  auto* const cache = dynamic_cast<Cache*>(&memory);
-  LOCKSTEP_ASSERT(cache != nullptr && !tape.recording() && !training(), "gpt generates in evaluation mode");
-  check_tokens(tokens);
-  cache->check_room(tokens);
-  const std::int64_t past = cache->seen();
+  LOCKSTEP_ASSERT(!tape.recording() && !training(), "gpt generates in evaluation mode");
+  check_tokens("gpt", tokens);
+  KeyValueCache& cache = KeyValueCache::of(memory, tokens);
+  const std::int64_t past = cache.seen();
   Stream stream = {add_positions(tape, embedding(tape, tokens, wte_.weight()), wpe_.weight(), past)};
-  for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->next(tape, stream, past, cache->layer(i));
-  cache->move_on(tokens.size(1));
+  for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->next(tape, stream, past, cache.layer(i));
+  cache.move_on(tokens.size(1));
   // All others' logits are known to the text already.
   return linear(tape, ln_f_.forward(tape, last_rows(tape, stream.whole(tape))), head(), nullptr);
 }
 
 Var Gpt::forward(Tape& tape, Var tokens) {
-  check_tokens(tokens.value());
+  check_tokens("gpt", tokens.value());
   Stream stream = {drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()))};
   for (Block* block : blocks_) block->forward(tape, stream);
   return logits(tape, stream.normalised(tape, ln_f_), head(), nullptr);
@@ -298,7 +230,8 @@ void read_gpt_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   if (spec.name == "gpt2" && width % kHeadWidth == 0)
     spec.settings.set("heads", width / kHeadWidth);
   else if (!spec.settings.has("heads") && SettingValue(width) != usual)
-    throw UsageError("the weights do not say how many attention heads their model has", "give --heads");
+    throw UsageError("the weights do not say how many attention heads their model has",
+                     "give --heads, or put the model's config.json beside them");
   spec.settings.set("width", width);
   std::int64_t layers = 0;
   while (tensors.shape(fmt::format("h.{}.ln_1.weight", layers), 1) != nullptr) ++layers;
@@ -334,6 +267,12 @@ const ModelFamily& gpt_family() {
                      .copies = {{"lm_head.weight", "wte.weight"}},
                      // What older files hold: the mask of its attention.
                      .unused = {"h.*.attn.bias", "h.*.attn.masked_bias"}},
+      .config = {.settings = {{"n_head", "heads"}},
+                 .wanted = {{"model_type", {"\"gpt2\""}},
+                            {"activation_function", {"\"gelu_new\"", "\"gelu_pytorch_tanh\""}},
+                            {"layer_norm_epsilon", {"1e-05"}},
+                            {"scale_attn_weights", {"true"}},
+                            {"scale_attn_by_inverse_layer_idx", {"false"}}}},
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Gpt>(context, gpt_spec(spec));
       },

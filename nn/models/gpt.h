@@ -38,7 +38,6 @@ class Gpt final : public LanguageModel {
 
  private:
   class Block;
-  class Cache;
 
   GptSpec spec_;
   Embedding& wte_;

@@ -52,6 +52,14 @@ TEST(Flops, OfGptAreCountedByHand) {
   EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * (3 * (5 * 768.0 + 15 * 16.0) + 5 * 88.0));
 }
 
+TEST(Flops, OfLlamaAreCountedByHand) {
+  auto spec = spec_of("llama", {5});
+  spec.settings = {{"layers", 3}, {"heads", 4}, {"kv-heads", 2}, {"width", 8}, {"inner", 10}};
+  spec.classes = 11;
+  // Of a token 2 · 8² + 2 · 4 · 8 + 3 · 8 · 10 in each layer and 8 · 11 after them; of each of 15 pairs 2 · 8.
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * (3 * (5 * 432.0 + 15 * 16.0) + 5 * 88.0));
+}
+
 TEST(Flops, OfLstmAreCountedByHand) {
   auto spec = spec_of("lstm", {5});
   spec.settings = {{"layers", 3}, {"width", 8}};
@@ -92,7 +100,8 @@ TEST(Flops, CoverAllModels) {
       std::int64_t weights = 0, counted = 0;
       for (const auto& [parameter, p] : nn::make_model(context, spec)->named_parameters())
         if (p->value().shape().size() >= 2 && parameter != "wpe.weight" && parameter != "encoder.weight" &&
-            !parameter.ends_with("position_embeddings.weight") && !parameter.ends_with("token_type_embeddings.weight"))
+            parameter != "model.embed_tokens.weight" && !parameter.ends_with("position_embeddings.weight") &&
+            !parameter.ends_with("token_type_embeddings.weight"))
           weights += p->value().count();
       for (const auto& product : nn::products_of(spec))
         if (product.out > 1) counted += product.in * product.out;  // attention has no weights

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lockstep/nn/io/state.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -93,6 +94,28 @@ TEST_F(ModelOfFile, InvalidModelInMetadataNamesTheFile) {
   EXPECT_THROW(make(gpt(1, 3, 8, 16), {}, {.metadata = false}), UsageError);
   EXPECT_THAT(refusal(gpt(1, 3, 8, 16)), HasSubstr("w.safetensors: "));
   EXPECT_THAT(refusal({.name = "mpl", .sample_shape = {5}, .classes = 3}), HasSubstr("w.safetensors: "));
+}
+
+TEST(ConfigFile, SettingsThatAreNotGiven) {
+  const std::string llama = R"({"model_type": "llama", "num_attention_heads": 8, "max_position_embeddings": 64,
+                               "rope_parameters": {"rope_theta": 500000, "rope_type": "default"}, "other": [1]})";
+  const nn::ModelConfig given = {.name = "llama", .settings = {{"context", 32}}};
+  const Settings settings = read_config_file(llama, "config.json", given);
+  EXPECT_EQ(settings.integer("heads"), 8);
+  EXPECT_EQ(settings.number("rope-base"), 500000.0);
+  EXPECT_FALSE(settings.has("context")) << "it is given";
+  EXPECT_FALSE(settings.has("norm-eps")) << "it is not there";
+  const auto refusal = [&](const std::string& text) {
+    return lockstep::testing::refusal_of<IoError>([&] { read_config_file(text, "config.json", given); });
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(refusal("{"), HasSubstr("config.json: it is not JSON"));
+  EXPECT_THAT(refusal("[]"), HasSubstr("config.json: it is no object"));
+  EXPECT_THAT(refusal(R"({"model_type": "gemma"})"), HasSubstr(R"("model_type" is "gemma", and llama has "llama")"));
+  EXPECT_THAT(refusal(R"({"rope_scaling": {"factor": 8}})"), HasSubstr(R"("rope_scaling" is {"factor":8})"));
+  EXPECT_THAT(refusal(R"({"num_attention_heads": 0})"), HasSubstr(R"("num_attention_heads" is 0)"));
+  EXPECT_THAT(refusal(R"({"num_attention_heads": 2.5})"), HasSubstr("of another type"));
+  EXPECT_THAT(refusal(R"({"rms_norm_eps": "small"})"), HasSubstr("of another type"));
 }
 
 }  // namespace

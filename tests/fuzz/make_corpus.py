@@ -208,6 +208,12 @@ def main():
 
     image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
     base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
+    llama = {"model_type": "llama", "num_attention_heads": 4, "max_position_embeddings": 16, "hidden_act": "silu",
+             "rms_norm_eps": 1e-6, "rope_scaling": None, "mlp_bias": False}
+    seed("config_json", "llama", json.dumps({**llama, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}))
+    seed("config_json", "old", json.dumps({**llama, "rope_theta": 500.0}))
+    seed("config_json", "gpt2", json.dumps({"model_type": "gpt2", "n_head": 2, "activation_function": "gelu_new"}))
+    seed("config_json", "bert", json.dumps({"model_type": "bert", "num_attention_heads": 12, "hidden_act": "gelu"}))
     gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
     header = json.dumps({"event": "scaling", "format": 1, "settings": {"models": "m"}, "machine": {"CPU": "c"}}) + "\n"
     job = json.dumps({"event": "job", "round": 1, "mode": "weak", "model": "m", "ranks": 2, "batch": 4, "step_ms": 1.5,

@@ -35,6 +35,12 @@ class Inference : public ::testing::Test {
                   .classes = 11,
                   .settings = {{"layers", 3}, {"heads", 2}, {"width", 16}, {"context", context}}});
   }
+  std::unique_ptr<Module> llama() {
+    return model({.name = "llama",
+                  .sample_shape = {12},
+                  .classes = 11,
+                  .settings = {{"layers", 3}, {"heads", 4}, {"kv-heads", 2}, {"width", 16}, {"context", 12}}});
+  }
   void nudge(const Tensor& tensor, float by, std::uint64_t seed) {
     auto values = values_of(*backend, tensor);
     const auto noise = values_of(*backend, random_tensor(*backend, tensor.shape(), seed));

@@ -11,23 +11,25 @@ namespace {
 using namespace lockstep::nn::testing;
 
 TEST_F(Inference, TokensOneByOneAndInAnyPiecesAreAsAllAtOnce) {
-  const auto module = gpt();
-  const std::vector<std::int32_t> numbers = {3, 1, 4, 1, 5, 9, 2, 6, 5, 10, 0, 7};
-  const auto all = forward(*backend, *module, tokens_of({1, 12}, numbers));
-  for (const std::vector<std::int64_t>& pieces :
-       {std::vector<std::int64_t>(12, 1), {12}, {7, 1, 1, 3}, {1, 11}, {5, 5, 2}}) {
-    Tape tape(*backend);
-    tape.set_recording(false);
-    const auto memory = language(module).begin(tape, 1, 12);
-    std::int64_t at = 0;
-    for (const std::int64_t piece : pieces) {
-      const Tensor given = tokens_of({1, piece}, {numbers.begin() + at, numbers.begin() + at + piece});
-      const Tensor logits = language(module).next(tape, given, *memory).value();
-      at += piece;
-      EXPECT_EQ(memory->seen(), at);
-      ASSERT_EQ(logits.shape(), (Shape{1, 11}));
-      expect_near(values_of(*backend, logits), {all.begin() + (at - 1) * 11, all.begin() + at * 11});
-      tape.reset();
+  for (const bool other : {false, true}) {
+    const auto module = other ? llama() : gpt();
+    const std::vector<std::int32_t> numbers = {3, 1, 4, 1, 5, 9, 2, 6, 5, 10, 0, 7};
+    const auto all = forward(*backend, *module, tokens_of({1, 12}, numbers));
+    for (const std::vector<std::int64_t>& pieces :
+         {std::vector<std::int64_t>(12, 1), {12}, {7, 1, 1, 3}, {1, 11}, {5, 5, 2}}) {
+      Tape tape(*backend);
+      tape.set_recording(false);
+      const auto memory = language(module).begin(tape, 1, 12);
+      std::int64_t at = 0;
+      for (const std::int64_t piece : pieces) {
+        const Tensor given = tokens_of({1, piece}, {numbers.begin() + at, numbers.begin() + at + piece});
+        const Tensor logits = language(module).next(tape, given, *memory).value();
+        at += piece;
+        EXPECT_EQ(memory->seen(), at);
+        ASSERT_EQ(logits.shape(), (Shape{1, 11}));
+        expect_near(values_of(*backend, logits), {all.begin() + (at - 1) * 11, all.begin() + at * 11});
+        tape.reset();
+      }
     }
   }
 }
@@ -52,6 +54,7 @@ TEST_F(Inference, CapacityOfTheCacheIsEnforced) {
   tape.set_recording(false);
   EXPECT_THROW(language(module).begin(tape, 1, 7), UsageError);
   EXPECT_THROW(language(module).begin(tape, 0, 3), UsageError);
+  EXPECT_THROW(language(llama()).begin(tape, 1, 13), UsageError);
   const auto memory = language(module).begin(tape, 1, 4);
   static_cast<void>(language(module).next(tape, tokens_of({1, 3}, {1, 2, 3}), *memory));
   EXPECT_THROW(language(module).next(tape, tokens_of({1, 2}, {1, 2}), *memory), UsageError);

@@ -90,6 +90,11 @@ TEST(Recompute, ABlocksBitsAreTheSame) {
                    .classes = 50,
                    .settings = {{"layers", 6}, {"heads", 2}, {"width", 32}, {"context", 16}, {"dropout", 0.25}}},
                   {4, 16}, 6);
+  expect_the_same({.name = "llama",
+                   .sample_shape = {16},
+                   .classes = 50,
+                   .settings = {{"layers", 6}, {"heads", 4}, {"width", 32}, {"context", 16}}},
+                  {4, 16}, 6);
   expect_the_same({.name = "bert",
                    .sample_shape = {16},
                    .classes = 3,

@@ -63,6 +63,33 @@ class Gpt2(torch.nn.Module):
         return self.transformer(tokens).logits
 
 
+class Llama(torch.nn.Module):
+    def __init__(self, **sizes):
+        super().__init__()
+        config = transformers.LlamaConfig(bos_token_id=0, eos_token_id=0, rms_norm_eps=1e-5, **sizes)
+        self.llama = transformers.LlamaForCausalLM(config)
+        # Its angles are f32 otherwise.
+        half = config.hidden_size // config.num_attention_heads // 2
+        inverse = 10000.0 ** (-torch.arange(half).double() / half)
+        rotary = self.llama.model.rotary_emb
+
+        def angles(x, position_ids):
+            angle = (position_ids[..., None].double() * inverse).repeat(1, 1, 2)
+            return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+        rotary.forward = angles
+
+    def named_parameters(self, *args, **kwargs):
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name.removeprefix("llama."), parameter
+
+    def named_buffers(self, *args, **kwargs):
+        return iter(())  # those angles
+
+    def forward(self, tokens):
+        return self.llama(tokens).logits
+
+
 class Text(torch.nn.Module):
     """As in PyTorch's example of a word language model: an embedding, recurrent layers, a line to the vocabulary."""
 
@@ -111,6 +138,9 @@ MODELS = {
     "resnet18-cifar": (lambda: small_resnet18(10), images(3, 3, 16, 16), 10, (3,), 1.5, 1e-3),
     "gpt": (lambda: Gpt2(n_layer=2, n_head=2, n_embd=24, n_positions=16, vocab_size=37, bos_token_id=0, eos_token_id=0),
             tokens(2, 11, bound=37), 37, (2, 11), 0.0, 1e-3),
+    "llama": (lambda: Llama(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=24,
+                            intermediate_size=40, max_position_embeddings=16, vocab_size=37),
+              tokens(2, 11, bound=37), 37, (2, 11), 0.0, 1e-3),
     "lstm": (lambda: Text(torch.nn.LSTM, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
     "gru": (lambda: Text(torch.nn.GRU, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),
     "rnn": (lambda: Text(torch.nn.RNN, 29, 16, 2), tokens(3, 9, bound=29), 29, (3, 9), 0.0, 1e-3),

@@ -164,6 +164,12 @@ nn::ModelSpec tiny_gpt() {
   return spec;
 }
 
+nn::ModelSpec tiny_llama() {
+  nn::ModelSpec spec = spec_of("llama", {11}, 37);
+  spec.settings = {{"layers", 2}, {"heads", 4}, {"kv-heads", 2}, {"width", 24}, {"inner", 40}, {"context", 16}};
+  return spec;
+}
+
 nn::ModelSpec recurrent(const char* name) {
   nn::ModelSpec spec = spec_of(name, {9}, 29);
   spec.settings = {{"layers", 2}, {"width", 16}};
@@ -185,6 +191,7 @@ INSTANTIATE_TEST_SUITE_P(All, Models,
                                            Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 3.0, 2e-5},
                                            Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
                                            Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true},
+                                           Example{tiny_llama(), {2, 11}, 22, 0.0, 1e-3, true},
                                            Example{recurrent("rnn"), {3, 9}, 27, 0.0, 1e-3, true},
                                            Example{recurrent("lstm"), {3, 9}, 27, 0.0, 1e-3, true},
                                            Example{recurrent("gru"), {3, 9}, 27, 0.0, 1e-3, true},

@@ -193,6 +193,23 @@ class Weights(unittest.TestCase):
         self.assertFalse(torch.equal(expected["lm_head.weight"], expected["wte.weight"]))
         self.expect_read("untied.bin", expected, "gpt", "--heads", "2", "--data", "text:text")
 
+    def test_we_load_llama_by_its_config(self):
+        for tied in (False, True):
+            config = transformers.LlamaConfig(
+                num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, bos_token_id=0,
+                intermediate_size=48, max_position_embeddings=16, vocab_size=50, eos_token_id=0, rope_theta=500.0,
+                rms_norm_eps=1e-6, tie_word_embeddings=tied)
+            model = transformers.LlamaForCausalLM(config).eval()
+            model.save_pretrained(self.directory / f"llama-{tied}")
+            tokens = torch.randint(50, (6 * 16 + 1,))
+            tokens.short().numpy().tofile(self.directory / "tokens.bin")
+            with torch.no_grad():
+                logits = model(tokens[:-1].view(6, 16)).logits
+            expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:])
+            event = json.loads(self.lockstep("eval", "llama", "--weights", f"llama-{tied}/model.safetensors", "--data",
+                                             "tokens:tokens.bin", "--split", "all", "--json"))
+            self.assertAlmostEqual(event["loss"], expected.item(), delta=1e-5)
+
     def test_we_load_compiled_and_flattened_models(self):
         model = torchvision.models.resnet18(num_classes=10)
         torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(model.parameters()), model.parameters())

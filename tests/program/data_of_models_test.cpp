@@ -44,6 +44,7 @@ std::vector<Model> models() {
           {"lstm --layers 1 --width 4", rows_or_tokens},
           {"gru --layers 1 --width 4", rows_or_tokens},
           {"gpt --layers 1 --heads 1 --width 4", kTokens},
+          {"llama --layers 1 --heads 1 --kv-heads 1 --width 4", kTokens},
           {"gpt2 --layers 1 --heads 1 --width 4", kTokens}};
 }
 

@@ -20,9 +20,10 @@ class Linear final : public Module {
     double deviation = 0.02;
   };
   Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style);
-  /// Normal weights of this deviation, zero bias.
+  /// Normal weights of this deviation, zero bias, or none.
   struct Normal {
     double deviation;
+    bool bias = true;
   };
   Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }

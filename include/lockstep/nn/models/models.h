@@ -113,6 +113,14 @@ struct FileNames {
   std::vector<std::string> unused = {};  // patterns of others, which are not used where the model has none of the name
 };
 
+/// What the config.json of Hugging Face's packages, beside a file of weights, says of a family's models. A name with a
+/// dot is that of a member of a member.
+struct ConfigFile {
+  std::vector<std::pair<std::string, std::string>> settings = {};  // their names, and those of the family's settings
+  /// What the family's models compute with, as JSON; a file with another value is refused.
+  std::vector<std::pair<std::string, std::vector<std::string>>> wanted = {};
+};
+
 struct ModelFamily {
   std::string title = {};  // "ResNets": what help calls all its models together; empty: their names
   std::vector<ModelVariant> variants;
@@ -136,6 +144,7 @@ struct ModelFamily {
   bool any_samples = false;     // `build` decides: samples and classes are not looked at before
   TrainingDefaults training = {};
   FileNames file_names = {};
+  ConfigFile config = {};
 
   // `context`, `spec` and `tensors` are there during the call. Modules may be built as long as the process lives, so
   // what a function refers to is there as long.
