@@ -1,10 +1,13 @@
 #include "trainer/best.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/base/settings.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
@@ -40,7 +43,32 @@ const Metric* find_metric(const std::string& name) {
   return nullptr;
 }
 
+std::vector<OwnMetric>& metrics_of_program() {
+  static std::vector<OwnMetric> metrics;
+  return metrics;
+}
+
+const OwnMetric* find_own(const std::string& name) {
+  const auto found = std::ranges::find(own_metrics(), name, &OwnMetric::name);
+  return found != own_metrics().end() ? &*found : nullptr;
+}
+
 }  // namespace
+
+const std::vector<OwnMetric>& own_metrics() { return metrics_of_program(); }
+
+void set_own_metrics(std::vector<OwnMetric> metrics) {
+  std::set<std::string> names = {"event", "step", "samples", "top5", "ema", "best"};  // of reports
+  for (const Metric& metric : kMetrics) names.insert(metric.name);
+  for (const OwnMetric& metric : metrics) {
+    check_family_name("metric", metric.name);
+    if (!names.insert(metric.name).second) throw_second("metric", metric.name);
+    if (metric.sums < 1 || metric.add == nullptr || metric.value == nullptr)
+      throw UsageError(fmt::format("a metric '{}' without sums, or without a function", metric.name),
+                       "give OwnMetric at least one sum, add and value");
+  }
+  metrics_of_program() = std::move(metrics);
+}
 
 void check_needs_no_evaluations(const TrainConfig& config) {
   if (!watches_evaluations(config) && config.eval_steps == 0) return;
@@ -54,7 +82,8 @@ void check_needs_no_evaluations(const TrainConfig& config) {
 
 void check_metric(const TrainConfig& config, const data::Dataset& dataset) {
   if (config.save_best.empty()) return;
-  const Metric* const metric = find_metric(config.save_best.substr(0, config.save_best.find(':')));
+  const std::string name = config.save_best.substr(0, config.save_best.find(':'));
+  const Metric* const metric = find_own(name) != nullptr ? nullptr : find_metric(name);
   if (metric == nullptr || metric->is_there(dataset)) return;  // BestWatch refuses another name
   std::vector<std::string> others;
   for (const Metric& other : kMetrics)
@@ -67,6 +96,7 @@ void check_metric(const TrainConfig& config, const data::Dataset& dataset) {
 std::vector<std::string> metric_names() {
   std::vector<std::string> all;
   for (const Metric& metric : kMetrics) all.emplace_back(metric.name);
+  for (const OwnMetric& metric : own_metrics()) all.push_back(metric.name);
   return all;
 }
 
@@ -76,10 +106,11 @@ BestWatch::BestWatch(const std::string& metric, std::int64_t patience) : patienc
   metric_ = text.substr(0, colon);
   const std::string way = colon == std::string::npos ? "" : text.substr(colon + 1);
   const Metric* const known = find_metric(metric_);
-  if (known == nullptr || (colon != std::string::npos && way != "min" && way != "max"))
+  const OwnMetric* const of_program = find_own(metric_);
+  if ((known == nullptr && of_program == nullptr) || (colon != std::string::npos && way != "min" && way != "max"))
     throw UsageError(fmt::format("--save-best {}: evaluations have no such value", metric),
                      fmt::format("give {}, also with :min or :max", listed(metric_names(), "or")));
-  largest_ = way.empty() ? known->largest : way == "max";
+  largest_ = !way.empty() ? way == "max" : of_program != nullptr ? of_program->largest_is_best : known->largest;
 }
 
 void BestWatch::restore(const std::optional<BestEvaluation>& best, std::int64_t since) {
@@ -89,7 +120,11 @@ void BestWatch::restore(const std::optional<BestEvaluation>& best, std::int64_t 
   since_ = since;
 }
 
-double BestWatch::value_of(const EvalReport& report) const { return find_metric(metric_)->of(report); }
+double BestWatch::value_of(const EvalReport& report) const {
+  for (const auto& [name, value] : report.own)
+    if (name == metric_) return value;
+  return find_metric(metric_)->of(report);
+}
 
 bool BestWatch::follow(const EvalReport& report) {
   const double value = value_of(report);

@@ -9,6 +9,7 @@
 #include "lockstep/checkpoint/options.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/trainer/config.h"
+#include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
@@ -27,10 +28,15 @@ void check_metric(const TrainConfig& config, const data::Dataset& dataset);
 /// The same on all ranks, since evaluations are.
 std::vector<std::string> metric_names();
 
+/// A program's own metrics, of its last OwnTraining: evaluations have them, and --save-best knows them.
+const std::vector<OwnMetric>& own_metrics();
+/// Throws UsageError for a name that cannot be typed, or is another one's, and without functions or sums.
+void set_own_metrics(std::vector<OwnMetric> metrics);
+
 class BestWatch {
  public:
-  /// `metric`: one of metric_names(), also with ":max" or ":min"; empty: the loss. Throws UsageError for
-  /// another one. `patience`: 0: it never gives up.
+  /// `metric`: one of metric_names(), also with ":max" or ":min"; empty: the loss. Throws UsageError for another one.
+  /// `patience`: 0: it never gives up.
   BestWatch(const std::string& metric, std::int64_t patience);
 
   /// What was known when a checkpoint was taken.

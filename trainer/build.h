@@ -22,6 +22,8 @@
 
 namespace lockstep::trainer {
 
+struct TrainHooks;
+
 /// The metadata of the weights that a run saves: of a model that is trained on `dataset`.
 checkpoint::ModelMetadata model_metadata_of(const TrainConfig& config, const data::Dataset& dataset);
 
@@ -127,6 +129,13 @@ void register_hook(const TrainConfig& config, parallel::DistributedDataParallel&
 /// What a step's gradients take on the wire; nothing without a hook, in a world of one, and where the hook does not
 /// say.
 std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer);
+
+/// The program's learning rate of a step, from 0; nothing: it leaves that to the schedule. Throws UsageError for one
+/// that is no rate.
+std::optional<double> own_rate(const TrainHooks& hooks, std::int64_t step, std::int64_t total_steps);
+
+/// train(), with what it calls; `hooks` are there meanwhile.
+int run_training(const TrainConfig& config, const std::optional<UsageError>& refusal, const TrainHooks& hooks);
 
 /// What must be the same on every rank before they train together.
 comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);

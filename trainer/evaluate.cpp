@@ -74,6 +74,41 @@ SampleOutputs on_rank_0(comm::ProcessGroup& group, const SampleOutputs& mine) {
   return all;
 }
 
+/// A program's own sums: of each pass one row after the other, so that with a tree they do not depend on the ranks.
+class OwnSums {
+ public:
+  explicit OwnSums(const std::vector<OwnMetric>& metrics) : metrics_(metrics) {
+    for (const OwnMetric& metric : metrics_) each_ += metric.sums;
+  }
+  void add(const EvaluatedBatch& batch, bool new_row) {
+    if (each_ == 0) return;
+    if (new_row || rows_.empty()) rows_.resize(rows_.size() + each_, 0.0);
+    double* at = rows_.data() + rows_.size() - each_;
+    for (const OwnMetric& metric : metrics_) {
+      metric.add(batch, {at, metric.sums});
+      at += metric.sums;
+    }
+  }
+  std::vector<std::pair<std::string, double>> values(comm::ProcessGroup& group) const {
+    if (each_ == 0) return {};
+    const auto all = joined<double>(group.all_gather_objects(std::as_bytes(std::span(rows_))));
+    std::vector<double> sums(each_, 0.0);
+    for (std::size_t i = 0; i < all.size(); ++i) sums[i % each_] += all[i];
+    std::vector<std::pair<std::string, double>> values;
+    const double* at = sums.data();
+    for (const OwnMetric& metric : metrics_) {
+      values.emplace_back(metric.name, metric.value({at, metric.sums}));
+      at += metric.sums;
+    }
+    return values;
+  }
+
+ private:
+  const std::vector<OwnMetric>& metrics_;
+  std::size_t each_ = 0;
+  std::vector<double> rows_;
+};
+
 /// Passes over `batch` samples each, of which a rank has neighbouring ones.
 sampler::Slice slice_in_passes(std::uint64_t samples, std::uint64_t batch, int rank, int ranks) {
   const sampler::Slice passes = sampler::eval_slice((samples + batch - 1) / batch, rank, ranks);
@@ -131,7 +166,8 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   std::vector<Sums> passes(1);                     // without a tree, all in one; with one, what is no pass's
   const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
   InFlight<std::uint64_t> batches(backend_, numbers.bytes());
-  const bool reads_outputs = confusion_ || errors_ || ranking_ || keeps_outputs_;
+  const bool reads_outputs = confusion_ || errors_ || ranking_ || keeps_outputs_ || !metrics_.empty();
+  OwnSums own(metrics_);
   std::deque<ErrorSums> errors;  // of the batches under way
   RankedSamples ranked;
   const auto take = [&] {
@@ -169,6 +205,11 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
       if (errors_) errors.push_back(error_sums(values, batch->targets));
       if (ranking_) ranked.add(values, batch->labels);
       if (keeps_outputs_) keep(outputs_, values, *batch);
+      own.add({.samples = static_cast<std::size_t>(batch->count),
+               .outputs = values,
+               .targets = batch->targets,
+               .labels = batch->labels},
+              /*new_row=*/along_tree_);
     } else {
       loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
     }
@@ -203,7 +244,8 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
           .errors = errors_ ? std::optional(errors_of(all_errors, static_cast<std::uint64_t>(sums[2]), *dataset_))
                             : std::nullopt,
           .stopped = sums[4] > 0,
-          .confusion = {confusion.counts().begin(), confusion.counts().end()}};
+          .confusion = {confusion.counts().begin(), confusion.counts().end()},
+          .own = own.values(group_)};
 }
 
 }  // namespace lockstep::trainer

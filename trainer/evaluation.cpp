@@ -14,6 +14,7 @@
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/metrics.h"
+#include "trainer/best.h"
 #include "trainer/build.h"
 #include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
@@ -99,6 +100,7 @@ void run(TrainConfig config, session::Session& session) {
                       evaluation_loss(config));
   if (dataset.classes() > 5) evaluator.count_top5();
   if (measures_outputs(config)) evaluator.measure();
+  evaluator.add_metrics(own_metrics());
   const bool of_errors = config.report && dataset.has_numeric_targets() && dataset.targets_per_sample() == 1;
   if (config.report && !of_errors) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
   if (of_errors || !config.predictions.empty()) evaluator.keep_outputs();

@@ -131,4 +131,12 @@ std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup
   return mirror;
 }
 
+std::vector<std::string> checkpoint_directories(const TrainConfig& config, const std::optional<Mirror>& mirror,
+                                                int rank) {
+  std::vector<std::string> all;
+  if (!config.checkpoint_dir.empty() && rank == 0) all.push_back(config.checkpoint_dir);
+  if (mirror && rank == mirror->rank) all.push_back(mirror->directory);
+  return all;
+}
+
 }  // namespace lockstep::trainer

@@ -470,7 +470,10 @@ OptionTable train_options(TrainConfig& config) {
   return table;
 }
 
-OptionTable own_training_options(TrainConfig& config, const std::string& program) {
+namespace {
+
+/// What a program's own model and data have no use for.
+std::set<std::string> settings_of_others(const TrainConfig& config) {
   std::set<std::string> without = {"data", "classes"};
   std::set<std::string> own;
   const auto add = [&](const std::string& name, const std::string& chosen, const std::vector<SettingSpec>& settings) {
@@ -481,9 +484,24 @@ OptionTable own_training_options(TrainConfig& config, const std::string& program
   for (const auto* family : data::dataset_families()) add(family->name, config.data, family->settings);
   for (const auto& name : own) without.erase(name);
   if (!nn::model_family(config.model.name).word_pieces) without.insert({"vocab", "vocab-size", "cased"});
+  return without;
+}
+
+}  // namespace
+
+OptionTable own_training_options(TrainConfig& config, const std::string& program) {
   OptionTable table = train_options(config);
-  table.become_program(program, "Trains alone or as one of the ranks that mpirun, srun or lockstep launch has started.",
-                       without);
+  table.become_program(
+      program,
+      "Trains alone or as one of the ranks that mpirun, srun or lockstep launch has started; with eval "
+      "as the first word it evaluates weights.",
+      settings_of_others(config));
+  return table;
+}
+
+OptionTable own_evaluation_options(TrainConfig& config, const std::string& program) {
+  OptionTable table = eval_options(config);
+  table.become_program(program, "Evaluates the weights of a file.", settings_of_others(config));
   return table;
 }
 

@@ -20,6 +20,8 @@ OptionTable train_options(TrainConfig& config);
 OptionTable own_training_options(TrainConfig& config, const std::string& program);
 /// All of lockstep eval.
 OptionTable eval_options(TrainConfig& config);
+/// The same for such a program, called with eval as its first word.
+OptionTable own_evaluation_options(TrainConfig& config, const std::string& program);
 
 /// MODEL and the data; opens a group.
 void add_model_options(OptionTable& table, TrainConfig& config);

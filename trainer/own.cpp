@@ -1,7 +1,9 @@
 // Training of a program's own model, data and loss: they become families of the registries, so that a run finds them as
 // it does lockstep's.
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -9,6 +11,8 @@
 #include "lockstep/nn/models/models.h"
 #include "lockstep/trainer/train.h"
 #include "options/sources.h"
+#include "trainer/best.h"
+#include "trainer/build.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -39,6 +43,7 @@ void register_own(TrainConfig& config, const OwnTraining& own) {
                           .about = "the program's own",
                           .open = [splits = own.data](const std::string&, const std::string&,
                                                       const data::OpenOptions&) { return splits; }});
+  set_own_metrics(own.hooks.metrics);
   if (own.loss == nullptr) return;
   check_usage(config.loss.empty(), "a configuration that names a loss, beside a program's own",
               "leave TrainConfig::loss out");
@@ -51,25 +56,36 @@ void register_own(TrainConfig& config, const OwnTraining& own) {
 
 }  // namespace
 
+std::optional<double> own_rate(const TrainHooks& hooks, std::int64_t step, std::int64_t total_steps) {
+  if (!hooks.learning_rate) return std::nullopt;
+  const double rate = hooks.learning_rate(step, total_steps);
+  if (std::isfinite(rate) && rate >= 0) return rate;
+  throw UsageError(fmt::format("a learning rate of {} for step {}", rate, step + 1),
+                   "TrainHooks::learning_rate returns a number of at least 0");
+}
+
 int train(TrainConfig config, const OwnTraining& own) {
   register_own(config, own);
-  return train(std::as_const(config));
+  return run_training(config, std::nullopt, own.hooks);
 }
 
 int train(int argc, char** argv, TrainConfig config, const OwnTraining& own) {
   register_own(config, own);
   const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : own.name;
-  const OptionTable table = own_training_options(config, program);
+  const bool evaluates = argc > 1 && std::string_view(argv[1]) == "eval";
+  const int first = std::min(argc, evaluates ? 2 : 1);
+  const OptionTable table =
+      evaluates ? own_evaluation_options(config, program + " eval") : own_training_options(config, program);
   std::optional<UsageError> refusal;
   try {
-    if (parse_options(table, options::process_sources({argv + std::min(argc, 1), argv + argc})).help) {
+    if (parse_options(table, options::process_sources({argv + first, argv + argc})).help) {
       std::fputs(table.help().c_str(), stdout);
       return 0;
     }
   } catch (const UsageError& error) {
     refusal = error;
   }
-  return train(std::as_const(config), refusal);
+  return evaluates ? evaluate(config, refusal) : run_training(config, refusal, own.hooks);
 }
 
 }  // namespace lockstep::trainer

@@ -140,6 +140,7 @@ std::string figures_of(const EvalReport& report) {
     text += fmt::format("  MAE {:.6g}  RMSE {:.6g}", errors->mae, errors->rmse);
     if (errors->r2) text += fmt::format("  R² {:.4f}", *errors->r2);
   }
+  for (const auto& [name, value] : report.own) text += fmt::format("  {} {:.6g}", name, value);
   return text;
 }
 

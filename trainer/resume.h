@@ -69,6 +69,9 @@ struct Mirror {
 /// warning, and another host is taken. If there is none, no rank writes the second copy; existing copies are found all
 /// the same.
 std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup& group);
+/// Those that this rank writes to.
+std::vector<std::string> checkpoint_directories(const TrainConfig& config, const std::optional<Mirror>& mirror,
+                                                int rank);
 
 /// What this run's checkpoints say of it. A run that resumes must have the same `identity`; `settings` may be
 /// others, the number of ranks and of steps among them.

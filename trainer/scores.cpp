@@ -26,6 +26,7 @@ JsonObject json_of(const EvalReport& report) {
   JsonObject json = {{"event", "eval"}, {"step", report.step}, {"loss", report.loss}, {"accuracy", report.accuracy}};
   if (report.top5) json.add("top5", *report.top5);
   for (const auto& [name, value] : named_figures(report.auc, report.errors)) json.add(name, value);
+  for (const auto& [name, value] : report.own) json.add(name, value);
   json.add("samples", report.samples);
   if (report.of_average) json.add("ema", true);
   if (report.best) json.add("best", true);

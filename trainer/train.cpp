@@ -42,12 +42,13 @@ namespace {
 // One run: what is made once, and the loop over steps.
 class Run {
  public:
-  Run(const TrainConfig& config, session::Session& session)
+  Run(const TrainConfig& config, session::Session& session, const TrainHooks& hooks)
       : config_(config),
+        hooks_(hooks),
         group_(*session.group),
         backend_(*session.backend),
         mirror_(place_mirror(config, *session.group)),
-        checkpoints_(config, checkpoint_directories()) {
+        checkpoints_(config, checkpoint_directories(config, mirror_, group_.rank())) {
     RunWeights weights;
     session::MemoryNeeds needs;
     if (config_.shards > 0) tree_ = &session.gradients().define_tree(static_cast<std::size_t>(config_.shards));
@@ -76,7 +77,7 @@ class Run {
                                  .workers = config_.workers,
                                  .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                  .ranks = group_.size(),
-                                 .checkpoints = !checkpoint_directories().empty(),
+                                 .checkpoints = !checkpoint_directories(config_, mirror_, group_.rank()).empty(),
                                  .checkpoint_part = seen_ && seen_->elsewhere.empty()});
     });
     session::check_memory(group_, backend_, needs);
@@ -189,6 +190,7 @@ class Run {
       evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers,
                         dtype_of(config_.precision), evaluation_loss(config_));
     if (evaluator && measures_outputs(config_)) evaluator->measure();
+    if (evaluator) evaluator->add_metrics(own_metrics());
     if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
@@ -215,13 +217,14 @@ class Run {
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
-      const bool pause = check || last || evaluates || checkpoint;
+      const bool pause = check || last || evaluates || checkpoint || (plan.last_of_epoch && hooks_.on_epoch);
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step);
       if (stop_wanted_ && (averaging || !averages())) return leave(step, progress);
       if ((last || evaluates) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
         return leave(step, progress);
+      if (plan.last_of_epoch && hooks_.on_epoch) hooks_.on_epoch(epoch);
       if (!last && best_ && best_->gives_up()) return give_up(step, progress, evaluation);
     }
     finish(progress, evaluation, total_steps_);
@@ -254,14 +257,6 @@ class Run {
     averager_->average();
     for (const auto& [name, parameter] : ddp_->parameters()) parameter->changed();
     ddp_->broadcast_buffers();
-  }
-
-  /// Those that this rank writes to.
-  std::vector<std::string> checkpoint_directories() const {
-    std::vector<std::string> all;
-    if (!config_.checkpoint_dir.empty() && group_.rank() == 0) all.push_back(config_.checkpoint_dir);
-    if (mirror_ && group_.rank() == mirror_->rank) all.push_back(mirror_->directory);
-    return all;
   }
 
   std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
@@ -297,7 +292,7 @@ class Run {
     checkpoints_.take(step, since, position_, step_->optimizer().steps(), bucket_layout_of(*ddp_), std::move(extra));
   }
 
-  // Collective: what rank `root` writes and does not have.
+  // Collective: what rank `root` writes and has not.
   checkpoint::ExtraState gather_extra_state(int root) {
     checkpoint::ExtraState extra;
     if (carried_) extra.files[checkpoint::kCarriedFile] = carried_->gather(root);
@@ -399,7 +394,7 @@ class Run {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
-    step_->run(step, batch, rate_->at(step - 1));
+    step_->run(step, batch, own_rate(hooks_, step - 1, total_steps_).value_or(rate_->at(step - 1)));
   }
 
   // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.
@@ -440,6 +435,7 @@ class Run {
         log_debug("step {}: {}", report.step, line);
     metrics_.write(report);
     progress.step(report);
+    if (hooks_.on_step) hooks_.on_step(report);
     if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
       log_warn("step {}: {}", report.step, slow->text);
     report_checkpoints(progress);
@@ -462,6 +458,7 @@ class Run {
       report.best = best_ && average == average_.has_value() && best_->follow(report);
       metrics_.write(report);
       progress.evaluation(report, epoch);
+      if (hooks_.on_evaluation) hooks_.on_evaluation(report);
       divergence_->follow(report, epoch);
       return true;
     };
@@ -474,8 +471,7 @@ class Run {
     return true;
   }
 
-  /// The last one may be unfinished.
-  std::int64_t epochs_of(std::int64_t steps) const { return (steps - 1) / steps_per_epoch_ + 1; }
+  std::int64_t epochs_of(std::int64_t steps) const { return (steps - 1) / steps_per_epoch_ + 1; }  // begun
 
   // The numbers are reported before the weights are saved: they stay even if those cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t steps) {
@@ -536,6 +532,7 @@ class Run {
   }
 
   TrainConfig config_;
+  const TrainHooks& hooks_;
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   Clock::time_point start_ = Clock::now();
@@ -578,6 +575,10 @@ class Run {
 }  // namespace
 
 int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
+  return run_training(given, refusal, {});
+}
+
+int run_training(const TrainConfig& given, const std::optional<UsageError>& refusal, const TrainHooks& hooks) {
   watch_for_stops();
   TrainConfig config = given;
   if (config.shards > 0) config.default_threads = threads_of_a_shard(config);
@@ -585,7 +586,7 @@ int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
   std::optional<DeferredStops> deferred;
   int code = 0;
   {
-    Run run(config, session);
+    Run run(config, session, hooks);
     if (!config.checkpoint_dir.empty()) deferred.emplace();
     code = run.execute();
   }

@@ -98,6 +98,90 @@ TEST(OwnTraining, ModelsThatDrawRandomNumbers) {
   EXPECT_EQ(train(in_parts, {.model = nn::factory<Noisy>(), .data = splits, .loss = absolute, .name = "noisy2"}), 0);
 }
 
+struct Called {
+  std::vector<std::int64_t> steps, evaluations, epochs;
+  std::vector<double> rates;
+};
+
+TEST(OwnTraining, HooksAreCalledInTheirOrder) {
+  Called called;
+  TrainHooks hooks;
+  hooks.learning_rate = [](std::int64_t step, std::int64_t total) {
+    return 0.1 * static_cast<double>(step + 1) / static_cast<double>(total);
+  };
+  hooks.on_step = [&](const StepReport& report) {
+    called.steps.push_back(report.step);
+    called.rates.push_back(report.lr);
+  };
+  hooks.on_evaluation = [&](const EvalReport& report) {
+    called.evaluations.push_back(report.step);
+    EXPECT_EQ(called.steps.back(), report.step) << "steps are reported before";
+    ASSERT_EQ(report.own.size(), 2u);
+    EXPECT_EQ(report.own[0], (std::pair<std::string, double>{"count", 40}));
+    EXPECT_NEAR(report.own[1].second, report.loss, 1e-5) << "the same, by a metric";
+  };
+  hooks.on_epoch = [&](std::int64_t epoch) {
+    called.epochs.push_back(epoch);
+    EXPECT_EQ(called.evaluations.size(), called.epochs.size()) << "evaluations come before";
+  };
+  hooks.metrics = {{.name = "count",
+                    .add = [](const EvaluatedBatch& batch,
+                              std::span<double> sums) { sums[0] += static_cast<double>(batch.samples); },
+                    .value = [](std::span<const double> sums) { return sums[0]; }},
+                   {.name = "distance",
+                    .sums = 2,
+                    .add =
+                        [](const EvaluatedBatch& batch, std::span<double> sums) {
+                          for (std::size_t i = 0; i < batch.samples; ++i)
+                            sums[0] += std::abs(double{batch.outputs[i]} - double{batch.targets[i]});
+                          sums[1] += static_cast<double>(batch.samples);
+                        },
+                    .value = [](std::span<const double> sums) { return sums[0] / sums[1]; },
+                    .largest_is_best = false}};
+  TrainConfig config = quiet();
+  config.steps.reset();
+  config.epochs = 3;
+  config.global_batch = 20;
+  config.save_best = "distance";
+  const lockstep::testing::TemporaryDirectory directory;
+  config.save = (directory.path() / "best.safetensors").string();
+  EXPECT_EQ(train(config, {.model = nn::factory<Net>(1),
+                           .data = {.train = numbers(), .validation = numbers()},
+                           .loss = absolute,
+                           .name = "hooked",
+                           .hooks = hooks}),
+            0);
+  EXPECT_EQ(called.steps, (std::vector<std::int64_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(called.evaluations, (std::vector<std::int64_t>{2, 4, 6}));
+  EXPECT_EQ(called.epochs, (std::vector<std::int64_t>{1, 2, 3}));
+  EXPECT_DOUBLE_EQ(called.rates[2], 0.05);
+}
+
+TEST(OwnTraining, HooksThatGoWrong) {
+  const auto error_with = [&](TrainHooks hooks) {
+    return error_of(quiet(), {.model = nn::factory<Net>(1),
+                              .data = {.train = numbers(), .validation = numbers()},
+                              .loss = absolute,
+                              .name = "hooked",
+                              .hooks = std::move(hooks)});
+  };
+  const OwnMetric good = {.name = "mine",
+                          .add = [](const EvaluatedBatch&, std::span<double>) {},
+                          .value = [](std::span<const double>) { return 1.0; }};
+  OwnMetric nameless = good, taken = good, empty = good;
+  nameless.name = "my metric";
+  taken.name = "loss";
+  empty.sums = 0;
+  EXPECT_THAT(error_with({.metrics = {nameless}}), HasSubstr("a metric named 'my metric'"));
+  EXPECT_THAT(error_with({.metrics = {taken}}), HasSubstr("a second metric named 'loss'"));
+  EXPECT_THAT(error_with({.metrics = {good, good}}), HasSubstr("a second metric named 'mine'"));
+  EXPECT_THAT(error_with({.metrics = {empty}}), HasSubstr("a metric 'mine' without sums"));
+  EXPECT_THAT(error_with({.learning_rate = [](std::int64_t, std::int64_t) { return std::nan(""); }}),
+              HasSubstr("a learning rate of nan for step 1"));
+  EXPECT_THAT(error_with({.on_step = [](const StepReport&) { throw UsageError("enough", "stop"); }}),
+              HasSubstr("enough"));
+}
+
 TEST(OwnTraining, TrainsWithAndWithoutAnEvaluation) {
   EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}), 0);
   EXPECT_EQ(

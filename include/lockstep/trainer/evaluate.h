@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -17,6 +21,25 @@ namespace lockstep::trainer {
 struct SampleOutputs {
   std::vector<float> outputs;  // (samples, K)
   std::vector<float> targets;
+};
+
+/// Of an evaluation on one rank, on the host: what the module's one output is of so many samples, row by row, and their
+/// targets, numbers or labels.
+struct EvaluatedBatch {
+  std::size_t samples = 0;
+  std::span<const float> outputs, targets;
+  std::span<const std::int32_t> labels;
+};
+
+/// A metric of a program's own: sums over samples, added up over batches and ranks in f64, and what is made of them.
+/// Sums of whole numbers are exact on any number of ranks. Both functions are called on the evaluation's thread, and
+/// what they throw comes out of it.
+struct OwnMetric {
+  std::string name;      // of letters, digits and '_': in reports, the metrics file and --save-best
+  std::size_t sums = 1;  // how many
+  std::function<void(const EvaluatedBatch& batch, std::span<double> sums)> add = {};
+  std::function<double(std::span<const double> sums)> value = {};  // NaN: it has none
+  bool largest_is_best = true;
 };
 
 /// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group and the backend
@@ -40,6 +63,9 @@ class Evaluator {
   /// Reports also have the errors, where targets are numbers, and the area under the ROC curve, where samples have one
   /// label of two. The module then has one output, of as many numbers as there are targets, or the logits.
   void measure();
+
+  /// Reports also have these, each with its functions and at least one sum. The module then has one output.
+  void add_metrics(std::vector<OwnMetric> metrics) { metrics_ = std::move(metrics); }
 
   /// run() keeps what the module returns, where samples have one target; outputs() then has that of all ranks' samples,
   /// on rank 0. The module has one output, and memory holds all of them.
@@ -70,6 +96,7 @@ class Evaluator {
   bool top5_ = false;
   bool confusion_ = false;
   bool errors_ = false, ranking_ = false, keeps_outputs_ = false;
+  std::vector<OwnMetric> metrics_;
   SampleOutputs outputs_;
   bool along_tree_ = false;
   nn::Tape tape_;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/options.h"
@@ -56,7 +57,8 @@ struct EvalReport {
   bool of_average = false;  // the parameters' moving average was evaluated
   /// Where it was asked for: (classes, classes), in row r and column c the samples of class r that are taken for c.
   std::vector<std::int64_t> confusion = {};
-  bool best = false;  // better than all before, where a run keeps the best
+  bool best = false;                                     // better than all before, where a run keeps the best
+  std::vector<std::pair<std::string, double>> own = {};  // a program's own metrics (OwnMetric)
 };
 
 /// What the gradients of a step take on the wire, in bytes that a rank sends if each has a link of its own

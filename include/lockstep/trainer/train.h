@@ -1,14 +1,18 @@
 // A run of this process, as a rank of its world.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/trainer/config.h"
+#include "lockstep/trainer/evaluate.h"
+#include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
 
@@ -25,6 +29,21 @@ namespace lockstep::trainer {
 /// flag that is wrong on all of them is complained about once.
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
+/// What a run calls, on every rank, on the thread of train(): what it throws ends the run with that error. A report is
+/// the same on all ranks but for times. Between steps of a GPU reports come later than their steps.
+struct TrainHooks {
+  std::function<void(const StepReport& report)> on_step = {};
+  /// Also of the moving average (EvalReport::of_average).
+  std::function<void(const EvalReport& report)> on_evaluation = {};
+  /// After the last step of each epoch, from 1, and its evaluation.
+  std::function<void(std::int64_t epoch)> on_epoch = {};
+  /// Of each step, from 0: its learning rate, instead of config.lr and the schedule. A pure function, so that a run
+  /// resumes as it was.
+  std::function<double(std::int64_t step, std::int64_t total_steps)> learning_rate = {};
+  /// Evaluations also have these, --save-best too.
+  std::vector<OwnMetric> metrics = {};
+};
+
 /// A program's own model, data and loss, to train. Model and loss are also called on a device whose tensors have shapes
 /// and no values, to find out what memory they take: they must not look at numbers. What they and the data throw comes
 /// out of train(). They are copied into the registries, which keep them until the process ends.
@@ -36,6 +55,7 @@ struct OwnTraining {
   data::DataSplits data = {};  // `validation` may be nullptr: nothing is evaluated; `test` is not read
   nn::LossFunction loss = {};  // none: the one that the configuration names; may be called on several threads at once
   std::string name = "model";  // in messages, checkpoints and weight files
+  TrainHooks hooks = {};
 };
 
 /// train() for a model, data and a loss of the program's own, with all that `lockstep train` has: checkpoints and
