@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -19,7 +20,10 @@
 namespace lockstep::data {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr std::size_t kMostTokens = 1 << 24;
+constexpr int kDeepestVocabulary = 12;
 constexpr const char* kEndOfText = "<|endoftext|>";
 
 // Letters, digits and blanks of Unicode 16, as the package tokenizers has them (scripts/try-tokenizers): with those
@@ -115,28 +119,39 @@ struct BytePairs::Tables {
 
   void encode(std::string_view text, std::size_t offset, const std::string& source,
               std::vector<std::int32_t>& to) const;
-  std::unordered_map<std::string, std::int32_t> read_vocabulary(const std::string& path);
-  void read_merges(const std::string& path, const std::unordered_map<std::string, std::int32_t>& numbers);
-  void add_tokens(const std::string& path);
-  void check_merges(const std::string& path, const std::string& vocabulary,
-                    const std::unordered_map<std::string, std::int32_t>& numbers) const;
+  using Numbers = std::unordered_map<std::string, std::int32_t>;
+  /// `listed`: the merges of a tokenizer.json; nothing: it is no such file.
+  Numbers read_vocabulary(const std::string& path, std::optional<nlohmann::json>& listed);
+  void read_merges(const std::string& path, const Numbers& numbers);
+  void take_merges(const nlohmann::json& listed, const std::string& path, const Numbers& numbers);
+  bool add_merge(std::string_view left, std::string_view right, const Numbers& numbers);
+  void add_tokens(const std::string& path, bool whole);
+  void check_merges(const std::string& path, const std::string& vocabulary, const Numbers& numbers) const;
   void compile_words();
   void merge_word(std::string_view word, std::vector<std::int32_t>& to) const;
 };
 
-std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary(const std::string& path) {
+BytePairs::Tables::Numbers BytePairs::Tables::read_vocabulary(const std::string& path,
+                                                              std::optional<nlohmann::json>& listed) {
   const auto refuse = [&](const std::string& why) {
-    throw IoError(fmt::format("{} is not a usable vocabulary: {}", path, why), "take GPT-2's vocab.json");
+    throw IoError(fmt::format("{} is not a usable vocabulary: {}", path, why),
+                  "take GPT-2's vocab.json or tokenizer.json");
   };
   const MappedFile file(path);
   nlohmann::json json;
   try {
-    json = parse_json(file.text(), 1);
+    json = parse_json(file.text(), kDeepestVocabulary);
   } catch (const JsonError& error) {
     refuse(fmt::format("it {}", error.what()));
   }
+  // Of a tokenizer.json the rest is read as of one beside a vocabulary (read_tokenizer_file()).
+  if (const auto model = json.is_object() ? json.find("model") : json.end();
+      model != json.end() && model->is_object() && model->contains("vocab") && model->contains("merges")) {
+    listed = std::move((*model)["merges"]);
+    json = nlohmann::json((*model)["vocab"]);
+  }
   if (!json.is_object() || json.empty() || json.size() > kMostTokens) refuse("it is no object of tokens");
-  std::unordered_map<std::string, std::int32_t> numbers;
+  Numbers numbers;
   tokens.resize(json.size());
   std::vector<bool> seen(json.size());
   for (const auto& [token, number] : json.items()) {
@@ -159,8 +174,9 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
 }
 
 /// Of the names in `tokens` makes their bytes; those of added tokens stand for themselves.
-void BytePairs::Tables::add_tokens(const std::string& path) {
-  const TokenizerFiles files = read_tokenizer_files(path, TokenizerKind::kGpt2);
+void BytePairs::Tables::add_tokens(const std::string& path, bool whole) {
+  const TokenizerFiles files =
+      whole ? read_tokenizer_file(path, TokenizerKind::kGpt2) : read_tokenizer_files(path, TokenizerKind::kGpt2);
   append_added_tokens(files, tokens, path);
   add_prefix_space = files.add_prefix_space;
   for (const auto& [name, number] : files.added) {
@@ -177,7 +193,7 @@ void BytePairs::Tables::add_tokens(const std::string& path) {
 
 /// Whatever the vocabulary has is made by merges, or has a name that marks it as something else.
 void BytePairs::Tables::check_merges(const std::string& path, const std::string& vocabulary,
-                                     const std::unordered_map<std::string, std::int32_t>& numbers) const {
+                                     const Numbers& numbers) const {
   std::vector<bool> made(tokens.size());
   for (const std::int32_t token : single) made[static_cast<std::size_t>(token)] = true;
   for (const auto& [pair, merge] : merges) made[static_cast<std::size_t>(merge.made)] = true;
@@ -202,26 +218,50 @@ void BytePairs::Tables::check_merges(const std::string& path, const std::string&
         remedy);
 }
 
-void BytePairs::Tables::read_merges(const std::string& path,
-                                    const std::unordered_map<std::string, std::int32_t>& numbers) {
+/// Whether both are tokens, their union is one, and they are new; the next in rank.
+bool BytePairs::Tables::add_merge(std::string_view left, std::string_view right, const Numbers& numbers) {
+  const auto number = [&](const std::string& token) {
+    const auto found = numbers.find(token);
+    return found == numbers.end() ? -1 : found->second;
+  };
+  const std::int32_t first = number(std::string(left)), second = number(std::string(right));
+  const std::int32_t made = number(std::string(left) + std::string(right));
+  if (first < 0 || second < 0 || made < 0) return false;
+  return merges.emplace(key_of(first, second), Merge{static_cast<std::int32_t>(merges.size()), made}).second;
+}
+
+/// "a b", or since version 0.20 of the package ["a", "b"].
+void BytePairs::Tables::take_merges(const nlohmann::json& listed, const std::string& path, const Numbers& numbers) {
+  const auto refuse = [&](std::size_t at) {
+    throw IoError(
+        fmt::format("{}: merge {} is no pair of tokens whose union is one, or stands there twice", path, at + 1),
+        "take the tokenizer.json as it was published");
+  };
+  if (!listed.is_array()) refuse(0);
+  for (std::size_t i = 0; i < listed.size(); ++i) {
+    const auto& pair = listed[i];
+    if (pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_string()) {
+      if (!add_merge(pair[0].get_ref<const std::string&>(), pair[1].get_ref<const std::string&>(), numbers)) refuse(i);
+      continue;
+    }
+    if (!pair.is_string()) refuse(i);
+    const std::string_view text = pair.get_ref<const std::string&>();
+    const auto space = text.find(' ');
+    if (space == std::string_view::npos || !add_merge(text.substr(0, space), text.substr(space + 1), numbers))
+      refuse(i);
+  }
+}
+
+void BytePairs::Tables::read_merges(const std::string& path, const Numbers& numbers) {
   const MappedFile file(path);
   std::string_view text = file.text();
-  std::int32_t rank = 0;
   for (std::size_t line = 1; !text.empty(); ++line) {
     std::string_view pair = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), pair.size() + 1));
     if (pair.ends_with('\r')) pair.remove_suffix(1);
     if (pair.empty() || (line == 1 && pair.starts_with("#version"))) continue;
     const auto space = pair.find(' ');
-    const auto number = [&](std::string_view token) {
-      const auto found = numbers.find(std::string(token));
-      return found == numbers.end() ? -1 : found->second;
-    };
-    const std::int32_t left = space == std::string_view::npos ? -1 : number(pair.substr(0, space));
-    const std::int32_t right = left < 0 ? -1 : number(pair.substr(space + 1));
-    const std::int32_t made =
-        right < 0 ? -1 : number(std::string(pair.substr(0, space)) + std::string(pair.substr(space + 1)));
-    if (made < 0 || !merges.emplace(key_of(left, right), Merge{rank++, made}).second)
+    if (space == std::string_view::npos || !add_merge(pair.substr(0, space), pair.substr(space + 1), numbers))
       throw IoError(
           fmt::format("{}: line {} is no pair of tokens whose union is one, or stands there twice", path, line),
           "take the merges.txt that belongs to the vocabulary");
@@ -290,10 +330,20 @@ void BytePairs::Tables::merge_word(std::string_view word, std::vector<std::int32
 
 BytePairs::BytePairs(const std::string& vocabulary_path, const std::string& merges_path) {
   auto tables = std::make_unique<Tables>();
-  const auto numbers = tables->read_vocabulary(vocabulary_path);
-  tables->read_merges(merges_path, numbers);
-  tables->add_tokens(vocabulary_path);
-  tables->check_merges(merges_path, vocabulary_path, numbers);
+  std::optional<nlohmann::json> listed;
+  const auto numbers = tables->read_vocabulary(vocabulary_path, listed);
+  if (listed && !merges_path.empty())
+    throw UsageError(fmt::format("{} beside {}, which has its own merges", merges_path, vocabulary_path),
+                     "leave the merges out");
+  const std::string merges = listed                 ? vocabulary_path
+                             : !merges_path.empty() ? merges_path
+                                                    : (fs::path(vocabulary_path).parent_path() / "merges.txt").string();
+  if (listed)
+    tables->take_merges(*listed, vocabulary_path, numbers);
+  else
+    tables->read_merges(merges, numbers);
+  tables->add_tokens(vocabulary_path, listed.has_value());
+  tables->check_merges(merges, vocabulary_path, numbers);
   tables->compile_words();
   tables_ = std::move(tables);
 }

@@ -132,6 +132,11 @@ DataSplits open_text(const std::string& path, std::int64_t context, std::shared_
   return rows_of(file.text(), path, *characters, context, characters, nullptr, whole);
 }
 
+DataSplits open_text_of(const std::string& path, std::int64_t context, const Vocabulary& vocabulary, bool whole) {
+  const TextFile file(path);
+  return rows_of(file.text(), path, vocabulary, context, nullptr, nullptr, whole);
+}
+
 DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,
                             bool whole) {
   const TextFile file(path);
@@ -149,17 +154,22 @@ const DatasetFamily& text_family() {
   static const DatasetFamily family = {
       .name = "text",
       .argument = "FILE",
-      .about = "its characters, or word pieces",
+      .about = "its characters, word pieces or byte pairs",
       .has_tokens = true,
       .consecutive = true,
+      .takes_vocabulary = true,
       .open =
           [](const std::string& spec, const std::string& path, const OpenOptions& options) {
             if (options.classes > 0)
-              throw UsageError(fmt::format("--classes {} for {}: a text has as many tokens as it has {}",
-                                           options.classes, spec, options.word_pieces ? "word pieces" : "characters"),
-                               "leave --classes out");
+              throw UsageError(
+                  fmt::format("--classes {} for {}: a text has as many tokens as it has {}", options.classes, spec,
+                              options.word_pieces  ? "word pieces"
+                              : options.vocabulary ? "in its vocabulary"
+                                                   : "characters"),
+                  "leave --classes out");
             const bool whole = options.parts.whole;
             if (options.word_pieces) return open_masked_text(path, options.context, *options.word_pieces, whole);
+            if (options.vocabulary) return open_text_of(path, options.context, *options.vocabulary, whole);
             return open_text(path, options.context, options.characters, whole);
           },
       .files = [](const std::string& path) -> std::vector<std::string> { return {path}; }};

@@ -40,6 +40,9 @@ class Characters final : public Vocabulary {
 /// `whole`: all of them are DataSplits::whole.
 DataSplits open_text(const std::string& path, std::int64_t context,
                      std::shared_ptr<const Characters> characters = nullptr, bool whole = false);
+/// The same of another vocabulary's tokens.
+DataSplits open_text_of(const std::string& path, std::int64_t context, const Vocabulary& vocabulary,
+                        bool whole = false);
 /// text:FILE for masked-language training (mask_rows()): the same of word pieces, which are learned from the whole text
 /// unless options have them. A sample has `context` tokens, [CLS] and [SEP] included.
 DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,

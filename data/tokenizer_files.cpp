@@ -169,12 +169,24 @@ class TokenizerReader {
 
 }  // namespace
 
+namespace {
+
+void read_if_there(const std::string& path, const std::function<void(std::string_view)>& parse) {
+  std::error_code none;
+  if (fs::exists(path, none)) parse(MappedFile(path).text());
+}
+
+}  // namespace
+
 TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind kind) {
-  return parse_tokenizer_files(vocabulary, kind,
-                               [](const std::string& path, const std::function<void(std::string_view)>& parse) {
-                                 std::error_code none;
-                                 if (fs::exists(path, none)) parse(MappedFile(path).text());
-                               });
+  return parse_tokenizer_files(vocabulary, kind, read_if_there);
+}
+
+TokenizerFiles read_tokenizer_file(const std::string& vocabulary, TokenizerKind kind) {
+  const auto read = [&](const std::string& path, const std::function<void(std::string_view)>& parse) {
+    read_if_there(fs::path(path).filename() == "tokenizer.json" ? vocabulary : path, parse);
+  };
+  return parse_tokenizer_files(vocabulary, kind, read);
 }
 
 TokenizerFiles parse_tokenizer_files(const std::string& vocabulary, TokenizerKind kind, const ReadFile& read_file) {

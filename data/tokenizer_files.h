@@ -29,6 +29,9 @@ enum class TokenizerKind : std::uint8_t { kBert, kGpt2 };
 /// that texts cannot be cut by here.
 TokenizerFiles read_tokenizer_files(const std::string& vocabulary, TokenizerKind kind);
 
+/// The same where `vocabulary` is itself a tokenizer.json, whatever its name.
+TokenizerFiles read_tokenizer_file(const std::string& vocabulary, TokenizerKind kind);
+
 /// The same of what `read_file` calls its second argument with, once per file that is there.
 using ReadFile = std::function<void(const std::string& path, const std::function<void(std::string_view)>& parse)>;
 TokenizerFiles parse_tokenizer_files(const std::string& vocabulary, TokenizerKind kind, const ReadFile& read_file);

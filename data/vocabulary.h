@@ -61,8 +61,10 @@ class BytePairs final : public Vocabulary {
  public:
   /// vocab.json: an object from tokens to their numbers, 0 to N − 1; merges.txt: one pair per line, the likelier ones
   /// first, after a line that starts with #version. Files beside vocab.json may add tokens (read_tokenizer_files()).
-  /// Throws IoError naming file and line or byte, and for merges that do not make all tokens of the vocabulary.
-  BytePairs(const std::string& vocabulary_path, const std::string& merges_path);
+  /// Or a tokenizer.json, which has both; the path of the merges is then empty. Where it is empty for a vocab.json, it
+  /// is merges.txt beside that. Throws IoError naming file and line or byte, and for merges that do not make all tokens
+  /// of the vocabulary; UsageError for merges beside a tokenizer.json.
+  explicit BytePairs(const std::string& vocabulary_path, const std::string& merges_path = {});
   ~BytePairs() override;
   BytePairs(const BytePairs&) = delete;
   BytePairs& operator=(const BytePairs&) = delete;

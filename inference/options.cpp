@@ -208,7 +208,8 @@ void add_text(OptionTable& table, InferConfig& config) {
              .applies = applies_to("tokens that are drawn", config, draws_tokens, no_draws)});
   table.add({.name = "vocab",
              .placeholder = "FILE",
-             .help = "GPT-2's vocab.json, for models of its tokens; the vocab.txt of a BERT",
+             .help = "GPT-2's vocab.json, with merges.txt beside it, or tokenizer.json, for models of its tokens; the "
+                     "vocab.txt of a BERT",
              .value = text(config.vocabulary),
              .applies = to_prompts(config)});
   options::Binding cased = boolean(config.cased);
@@ -223,7 +224,7 @@ void add_text(OptionTable& table, InferConfig& config) {
                  config, reads_texts, instead)});
   table.add({.name = "merges",
              .placeholder = "FILE",
-             .help = "GPT-2's merges.txt",
+             .help = "GPT-2's merges.txt, if it lies elsewhere",
              .value = text(config.merges),
              .applies = to_texts(config)});
   Applies drawn = applies_to(

@@ -94,8 +94,8 @@ class TextWorker final : public InferWorker {
 std::shared_ptr<const data::Vocabulary> open_vocabulary(const InferConfig& config, const InferModel& model) {
   const std::int64_t tokens = model.language()->vocabulary();
   const bool characters = model.metadata && model.metadata->characters != nullptr;
-  if (config.vocabulary.empty() != config.merges.empty())
-    throw UsageError("--vocab and --merges belong together", "give both: GPT-2's vocab.json and merges.txt");
+  if (config.vocabulary.empty() && !config.merges.empty())
+    throw UsageError("--merges without --vocab", "give both: GPT-2's vocab.json and merges.txt");
   if (config.vocabulary.empty()) {
     if (characters) return model.metadata->characters;
     return std::make_shared<const data::TokenNumbers>(static_cast<int>(tokens));

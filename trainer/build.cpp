@@ -86,13 +86,24 @@ data::WordPieceOptions word_piece_options(const TrainConfig& config,
   return options;
 }
 
+std::shared_ptr<const data::Vocabulary> open_byte_pairs(const TrainConfig& config,
+                                                        const std::optional<checkpoint::ModelMetadata>& metadata) {
+  if (metadata && metadata->characters != nullptr)
+    throw UsageError(
+        fmt::format("--vocab for {}, which was trained on characters ({})", config.weights, metadata->data),
+        "leave --vocab out");
+  auto pairs = std::make_shared<const data::BytePairs>(config.vocabulary, config.merges);
+  log_info("{}: {} byte pairs", config.vocabulary, pairs->size());
+  return pairs;
+}
+
 [[noreturn]] void refuse_kind_of_tokens(const TrainConfig& config, const checkpoint::ModelMetadata& metadata,
                                         const std::string& data) {
   constexpr const char *kCharacters = "characters", *kOther = "tokens of another kind";
   const bool trained = metadata.characters != nullptr;  // on characters
   throw UsageError(fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
                                trained ? kCharacters : kOther, metadata.data, data, trained ? kOther : kCharacters),
-                   trained ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+                   trained ? "use text:FILE" : "give --vocab for text:FILE, or tokens:FILE, made with that vocabulary");
 }
 
 }  // namespace
@@ -121,6 +132,7 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
                             .parts = parts};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
+  if (!model.word_pieces && !config.vocabulary.empty()) options.vocabulary = open_byte_pairs(config, metadata);
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
   // A model of characters has fewer of them than there are tokens: say why before one is out of range.
   if (metadata && metadata->characters != nullptr && !config.reset_head && family != nullptr && family->has_tokens &&
@@ -253,7 +265,8 @@ void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTenso
           fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(), tokens),
           dataset.word_pieces() != nullptr
               ? "give the vocabulary that it was trained with: --vocab vocab.txt"
-              : "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
+              : "use data with the vocabulary that it was trained on: --vocab vocab.json for text:FILE, --classes for "
+                "tokens:FILE");
 }
 
 // Of a model with another last layer than the file's: one line, where names would be many.

@@ -74,7 +74,7 @@ void add_data_settings(OptionTable& table, TrainConfig& config, bool (*wanted)(c
 
 namespace {
 
-/// Texts, where the model reads word pieces.
+/// Texts, as word pieces or as byte pairs.
 void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
   const auto unless = [&config]() -> std::optional<std::string> {
     if (!is_known(config.model)) return std::nullopt;
@@ -84,12 +84,31 @@ void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
   };
   const std::string to =
       fmt::format("texts that {} read", nn::models_that([](const auto& family) { return family.word_pieces; }));
+  const auto no_text = [&config]() -> std::optional<std::string> {
+    if (!is_known(config.model)) return std::nullopt;
+    const auto& model = nn::model_family(config.model.name);
+    const auto* family = data::find_dataset_family(config.data);
+    if (model.word_pieces) return when(family != nullptr && !family->has_tokens, "the data is " + config.data);
+    if (!model.takes_tokens) return "the model is " + config.model.name;
+    return when(family != nullptr && !family->takes_vocabulary, "the data is " + config.data);
+  };
   table.add({.name = "vocab",
              .placeholder = "FILE",
-             .help = "word pieces, one per line: the vocab.txt of a BERT",
-             .default_text = "the weights', or learned from the text",
+             .help = "word pieces, one per line: the vocab.txt of a BERT. For other models GPT-2's vocab.json, with "
+                     "merges.txt beside it, or tokenizer.json",
+             .default_text = "the weights', or learned from the text; without, a token is a character",
              .value = text(config.vocabulary),
-             .applies = {.to = to, .unless = unless}});
+             .applies = {.to = "texts", .unless = no_text}});
+  table.add({.name = "merges",
+             .placeholder = "FILE",
+             .help = "GPT-2's merges.txt, if it lies elsewhere",
+             .value = text(config.merges),
+             .applies = {.to = "a vocab.json", .unless = [&config, no_text]() -> std::optional<std::string> {
+                           if (config.vocabulary.empty()) return "there is no --vocab";
+                           if (is_known(config.model) && nn::model_family(config.model.name).word_pieces)
+                             return "the model is " + config.model.name;
+                           return no_text();
+                         }}});
   options::Binding cased = boolean(config.cased);
   cased.asked = [&config] { return config.cased.has_value(); };
   table.add({.name = "cased",

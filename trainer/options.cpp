@@ -483,7 +483,7 @@ std::set<std::string> settings_of_others(const TrainConfig& config) {
     for (const auto& variant : family->variants) add(variant.name, config.model.name, family->settings);
   for (const auto* family : data::dataset_families()) add(family->name, config.data, family->settings);
   for (const auto& name : own) without.erase(name);
-  if (!nn::model_family(config.model.name).word_pieces) without.insert({"vocab", "vocab-size", "cased"});
+  if (!nn::model_family(config.model.name).word_pieces) without.insert({"vocab", "merges", "vocab-size", "cased"});
   return without;
 }
 

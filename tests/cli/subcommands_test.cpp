@@ -251,6 +251,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("max-length"), 9);
   EXPECT_EQ(config.model.settings.integer("inner"), 8);
   EXPECT_EQ(config.vocabulary, "v.txt");
+  config = train_config({"gpt", "--data=text:x", "--vocab=v.json", "--merges=m.txt"});
+  EXPECT_EQ(config.vocabulary, "v.json");
+  EXPECT_EQ(config.merges, "m.txt");
   EXPECT_EQ(train_config({"bert", "--vocab-size=77"}).vocabulary_size, 77);
   EXPECT_EQ(train_config({"bert", "--cased=yes"}).cased, true);
   EXPECT_EQ(infer_config({"bert", "--cased=no", "--prompt=x"}).cased, false);

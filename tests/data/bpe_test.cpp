@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 #include "base/error.h"
 #include "tests/support/json.h"
@@ -127,6 +128,45 @@ TEST_F(Bpe, FilesBesideTheVocabularyAddTokens) {
               AllOf(HasSubstr("tokenizer.json"), HasSubstr("pre_tokenizer is Sequence")));
 }
 
+// A tokenizer.json has both, its merges as texts or, in newer files, as pairs.
+TEST_F(Bpe, OneFileOfBoth) {
+  nlohmann::json merges = nlohmann::json::array(), pairs = nlohmann::json::array();
+  std::istringstream lines(read(kGolden / "merges.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line.starts_with("#version")) continue;
+    merges.push_back(line);
+    pairs.push_back({line.substr(0, line.find(' ')), line.substr(line.find(' ') + 1)});
+  }
+  nlohmann::json file = {{"model", {{"type", "BPE"}, {"vocab", testing::json_in(read(kGolden / "vocab.json"))}}},
+                         {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                         {"added_tokens", {{{"id", 481}, {"content", "<x y>"}}}}};
+  const std::string text = "One of the 42 texts, it's said: Übung\n\n  ends";
+  for (const auto& listed : {merges, pairs})
+    for (const char* name : {"tokenizer.json", "mine.json"}) {
+      file["model"]["merges"] = listed;
+      const BytePairs both(directory_.write(name, file.dump()));
+      EXPECT_EQ(both.encode(text, "it"), golden_.encode(text, "it"));
+      EXPECT_THAT(both.encode("<x y>", "it"), ElementsAre(481));
+      std::filesystem::remove(directory_.path(name));
+    }
+  // merges.txt is looked for beside a vocab.json.
+  EXPECT_EQ(BytePairs(kGolden / "vocab.json").encode(text, "it"), golden_.encode(text, "it"));
+  const auto refusal = [&](const nlohmann::json& changed) {
+    return testing::what_of<IoError>([&] { const BytePairs both(directory_.write("t.json", changed.dump())); });
+  };
+  auto changed = file;
+  changed["model"]["merges"] = {"h e", "h e"};
+  EXPECT_THAT(refusal(changed), HasSubstr("t.json: merge 2 is no pair"));
+  for (const nlohmann::json& bad : {nlohmann::json(7), nlohmann::json({{"a", "b", "c"}}), nlohmann::json({"he"})}) {
+    changed["model"]["merges"] = bad;
+    EXPECT_THAT(refusal(changed), HasSubstr("t.json: merge 1 is no pair"));
+  }
+  changed = file;
+  changed["pre_tokenizer"]["type"] = "Metaspace";
+  EXPECT_THAT(refusal(changed), HasSubstr("pre_tokenizer is Metaspace"));
+  EXPECT_THROW(BytePairs(directory_.write("t.json", file.dump()), kGolden / "merges.txt"), UsageError);
+}
+
 TEST_F(Bpe, KnowsTheTokenBetweenTexts) {
   ASSERT_TRUE(golden_.end_of_text());
   const auto end = *golden_.end_of_text();
@@ -160,7 +200,8 @@ TEST_F(Bpe, VocabulariesThatCannotBeUsed) {
   EXPECT_THAT(complaint(R"({"a": 1e999})", merges), HasSubstr("a number that is too large"));
   EXPECT_THAT(complaint("[1, 2]", merges), HasSubstr("no object"));
   EXPECT_THAT(complaint("{}", merges), HasSubstr("no object"));
-  EXPECT_THAT(complaint(R"({"a": {"b": {"c": 1}}})", merges), HasSubstr("nests"));
+  EXPECT_THAT(complaint(R"({"a": {"b": {"c": 1}}})", merges), HasSubstr("the number of 'a'"));
+  EXPECT_THAT(complaint(std::string(50, '[') + std::string(50, ']'), merges), HasSubstr("nests"));
   EXPECT_THAT(complaint(vocabulary_with("a", 100000), merges), HasSubstr("the number of 'a'"));
   EXPECT_THAT(complaint(vocabulary_with("a", -1), merges), HasSubstr("the number of 'a'"));
   EXPECT_THAT(complaint(vocabulary_with("a", "x"), merges), HasSubstr("the number of 'a'"));

@@ -163,6 +163,11 @@ def main():
     seed("bpe", "bytes", b"\0".join([byte_tokens[:-1] + b', "an": 256}', b"a n\n", b"  any text "]))
     seed("bpe", "no_merge", b"\0".join([byte_tokens, b"a b\n", b"ab"]))
     seed("bpe", "nested", b'{"a": [[0]]}\0\0')
+    whole = {"model": {"type": "BPE", "vocab": json.loads(byte_tokens[:-1] + b', "an": 256}'), "merges": ["a n"]},
+             "pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": [{"id": 257, "content": "<x>"}]}
+    seed("bpe", "whole", json.dumps(whole).encode() + b"\0\0any <x> text")
+    whole["model"]["merges"] = [["a", "n"]]
+    seed("bpe", "pairs", json.dumps(whole).encode() + b"\0\0any text")
 
     seed("csv", "plain", "label,text\ngood,a b\nbad,\"c, \"\"d\"\"\"\n")
     seed("csv", "lines", "a,b\r\n\"1\n2\",\"\"\r\n\n,\n")

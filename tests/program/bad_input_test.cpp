@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --quiet --log-every 5 | --log-every and --quiet exclude
 2 lockstep
   bench step cnn --comm-hook fp16:3 | fp16 takes no :3
-  train lstm --data digits --heads 2 | it applies to gpt, gpt2 and BERTs, and the model is lstm
+  train lstm --data digits --heads 2 | it applies to gpt, gpt2, llama and BERTs, and the model is lstm
   train mlp --data digits --width 8 | --width 8
   train bert --data text:text.txt --vocab v.txt --vocab-size 99 | there is --vocab
   train resnet18-cifar --data random:3x32x32,9 --context 8 | --context 8
@@ -257,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   train '' | MODEL
 2 lockstep train gpt --data text:text.txt
   --max-length 8 | it applies to BERTs, and the model is gpt
-  --vocab v.txt | --vocab v.txt on the command line
+  --merges m.txt | it applies to a vocab.json, and there is no --vocab
   --cased no | and the model is gpt
   --bidirectional | it applies to rnn, lstm and gru, and the model is gpt
   --stateful | it applies to rnn, lstm and gru over text and tokens, and the model is gpt

@@ -206,7 +206,7 @@ TEST_F(Infer, TokensByNumberAndByVocabulary) {
             json_in(infer(with_files + "--input nothing.txt").out)["text"]);
   expect_refusal(numbers + "--prompt abc", 3, "'abc' at byte 0 is no token");
   expect_refusal(numbers + "--prompt 481", 3, "'481'");
-  expect_refusal(numbers + "--prompt abc --vocab vocab.json", 2, "--merges");
+  expect_refusal(numbers + "--prompt abc --merges merges.txt", 2, "--merges without --vocab");
 }
 
 TEST_F(Infer, InvalidTexts) {
@@ -431,7 +431,7 @@ TEST_F(Infer, SeveralDevicesOnTheCpu) {
   expect_refusal(images + "--device cpu:0,x", 2, "'x' is no number of a CPU device");
   expect_refusal(images + "--device cuda:0,1", 4, "--device cuda:0,1");
   expect_refusal(images + "--device cpu:0,1 --precision int8w", 2,
-                 "--precision int8w for resnet18: weights of int8 are for gpt, gpt2 and BERTs");
+                 "--precision int8w for resnet18: weights of int8 are for gpt, gpt2, llama and BERTs");
 }
 
 TEST_F(Infer, InvalidImages) {

@@ -13,6 +13,7 @@
 namespace lockstep::data {
 
 class Characters;
+class Vocabulary;
 class WordPieces;
 struct ImageForm;
 struct TableSchema;

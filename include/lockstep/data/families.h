@@ -19,12 +19,13 @@ struct DatasetFamily {
   std::vector<SettingSpec> settings = {};
   /// Classes that its files have; fewer cannot be asked for. 0: they say it, or whoever opens it.
   int classes = 0;
-  bool has_tokens = false;      // of all its samples
-  bool consecutive = false;     // each sample continues where the one before ends
-  bool any_classes = false;     // its numbers do not say how many classes there are
-  bool any_image_size = false;  // its images are scaled to what is asked for
-  bool synthetic = false;       // nothing is read
-  bool test_validates = false;  // the part that training is validated on is the test part that was published
+  bool has_tokens = false;        // of all its samples
+  bool consecutive = false;       // each sample continues where the one before ends
+  bool takes_vocabulary = false;  // OpenOptions::vocabulary
+  bool any_classes = false;       // its numbers do not say how many classes there are
+  bool any_image_size = false;    // its images are scaled to what is asked for
+  bool synthetic = false;         // nothing is read
+  bool test_validates = false;    // the part that training is validated on is the test part that was published
   /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0. The
   /// arguments are valid during the call alone. It issues no collectives: what it throws on one rank ends all of them.
   std::function<DataSplits(const std::string& spec, const std::string& argument, const OpenOptions& options)> open = {};

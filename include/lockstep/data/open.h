@@ -37,6 +37,7 @@ struct OpenOptions {
   Settings settings = {};                             // its family's; those that are not given have their defaults
   int usual_image_size = kDefaultImageSize;           // pixels, of data whose images may have any size
   std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
+  std::shared_ptr<const Vocabulary> vocabulary = {};  // text: the same, of tokens that are no characters
   std::shared_ptr<const TableSchema> table = {};      // table: a model's columns; default: the table's own
   std::optional<WordPieceOptions> word_pieces = {};   // texts are cut into them, and rows of tokens are masked
   Parts parts = {};
