@@ -348,6 +348,24 @@ BytePairs::BytePairs(const std::string& vocabulary_path, const std::string& merg
   tables_ = std::move(tables);
 }
 
+std::vector<std::pair<std::string, std::string>> BytePairs::files_of(const std::string& vocabulary_path,
+                                                                     const std::string& merges_path) {
+  Tables tables;
+  std::optional<nlohmann::json> listed;
+  tables.read_vocabulary(vocabulary_path, listed);
+  const fs::path directory = fs::path(vocabulary_path).parent_path();
+  std::vector<std::pair<std::string, std::string>> files;
+  if (listed) {
+    files.emplace_back("tokenizer.json", vocabulary_path);
+  } else {
+    files.emplace_back("vocab.json", vocabulary_path);
+    files.emplace_back("merges.txt", merges_path.empty() ? (directory / "merges.txt").string() : merges_path);
+  }
+  for (const char* const name : {"tokenizer_config.json", "added_tokens.json"})
+    if (fs::exists(directory / name)) files.emplace_back(name, (directory / name).string());
+  return files;
+}
+
 BytePairs::~BytePairs() = default;
 
 std::optional<std::int32_t> BytePairs::end_of_text() const { return tables_->end; }

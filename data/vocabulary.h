@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::data {
@@ -65,6 +66,9 @@ class BytePairs final : public Vocabulary {
   /// is merges.txt beside that. Throws IoError naming file and line or byte, and for merges that do not make all tokens
   /// of the vocabulary; UsageError for merges beside a tokenizer.json.
   explicit BytePairs(const std::string& vocabulary_path, const std::string& merges_path = {});
+  /// The files of such a vocabulary, as they are called (of those beside it: tokenizer_config.json), with their paths.
+  static std::vector<std::pair<std::string, std::string>> files_of(const std::string& vocabulary_path,
+                                                                   const std::string& merges_path);
   ~BytePairs() override;
   BytePairs(const BytePairs&) = delete;
   BytePairs& operator=(const BytePairs&) = delete;

@@ -183,8 +183,15 @@ void validate(const TrainConfig& config) {
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
           "--resume auto resumes from the newest checkpoint, but no directory of checkpoints is given",
           "add --checkpoint-dir DIR, or give --resume PATH");
-  for (const std::string& file : {config.save, config.metrics, config.trace})
+  for (const std::string& file : {config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
+  if (config.save_directory || config.save.ends_with('/')) {
+    const auto has_config = [](const nn::ModelFamily& family) { return family.config.text != nullptr; };
+    require(has_config(nn::model_family(config.model.name)),
+            fmt::format("--save of a directory: there is no config.json of {} that from_pretrained() reads",
+                        config.model.name),
+            fmt::format("give a file, or another model: {}", nn::models_that(has_config)));
+  }
   if (!config.save.empty()) nn::check_weights_path(config.save);
   if (watches_evaluations(config)) static_cast<void>(BestWatch(config.save_best, config.patience));
   require(config.eval_steps == 0 || !config.stateful,

@@ -38,8 +38,10 @@ Applies to_checkpoints(const std::string& directory) {
 /// --save, and what is trained of the weights.
 void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
-             .placeholder = "FILE",
-             .help = "file for the trained weights: safetensors; .pt, .pth and .bin are written for torch.load()",
+             .placeholder = "FILE|DIR/",
+             .help = "file for the trained weights: safetensors; .pt, .pth and .bin are written for torch.load(). A "
+                     "directory, with a slash at its end, gets model.safetensors, config.json and the vocabulary, for "
+                     "Hugging Face's from_pretrained()",
              .value = text(config.save)});
   table.add({.name = "save-best",
              .placeholder = join(metric_names(), "|") + "[:min|max]",

@@ -1,13 +1,66 @@
 #include "trainer/saved_weights.h"
 
+#include <filesystem>
+
 #include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/status_report.h"
+#include "data/vocabulary.h"
+#include "data/word_pieces.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {
+
+namespace fs = std::filesystem;
+
+TrainConfig with_saved_file(TrainConfig config) {
+  if (!config.save.ends_with('/')) return config;
+  config.save += "model.safetensors";
+  config.save_directory = true;
+  return config;
+}
+
+void check_saved_place(const TrainConfig& config) {
+  if (config.save_directory) {
+    const fs::path directory = fs::path(config.save).parent_path();
+    std::error_code failed;
+    fs::create_directories(directory, failed);
+    if (failed)
+      throw IoError(fmt::format("--save {}/: {}", directory.string(), failed.message()), "give another directory");
+  }
+  // A run of hours must not find out at its end that its result has no place to go.
+  static_cast<void>(AtomicFile(config.save));
+}
+
+/// What from_pretrained() reads besides: of words, what they are cut by.
+void SavedWeights::write_beside(const checkpoint::ModelMetadata& metadata) const {
+  const fs::path directory = fs::path(config_.save).parent_path();
+  const auto write = [&](const char* name, std::string_view text) {
+    write_whole_file((directory / name).string(), text);
+  };
+  write("config.json", nn::model_family(config_.model.name).config.text(metadata.spec, metadata.class_names));
+  if (const auto& pieces = metadata.word_pieces) {
+    std::string text;
+    for (const std::string& piece : pieces->pieces()) text += piece + '\n';
+    write("vocab.txt", text);
+    const data::TextRules& rules = pieces->words().rules();
+    using Marks = data::TextRules::Marks;
+    const std::optional<bool> strips =
+        rules.marks == Marks::kLeftOutUnlessHeld ? std::nullopt : std::optional(rules.marks == Marks::kLeftOut);
+    write("tokenizer_config.json", JsonObject{{"tokenizer_class", "BertTokenizer"},
+                                              {"do_lower_case", rules.lower_case},
+                                              {"strip_accents", strips},
+                                              {"tokenize_chinese_chars", rules.split_ideographs}}
+                                       .text());
+  } else if (!config_.vocabulary.empty()) {
+    for (const auto& [name, path] : data::BytePairs::files_of(config_.vocabulary, config_.merges))
+      if (!is_same_file(path, (directory / name).string())) write(name.c_str(), MappedFile(path).text());
+  }
+}
 
 void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   // With a moving average, it: what was evaluated last.
@@ -16,6 +69,7 @@ void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   auto metadata = model_metadata_of(config_, dataset_);
   metadata.best = best;
   report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
+  if (config_.save_directory) write_beside(metadata);
   nn::write_weights(config_.save, nn::state_of(model_), checkpoint::metadata_of(metadata));
   report_status({.kind = StatusReport::Kind::kSaved});
 }

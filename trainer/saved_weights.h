@@ -14,6 +14,12 @@
 
 namespace lockstep::trainer {
 
+/// Of a --save that names a directory, the file in it.
+TrainConfig with_saved_file(TrainConfig config);
+/// On rank 0, before training: throws UsageError or IoError where the weights, and what goes beside them, cannot be
+/// written. Makes the directory.
+void check_saved_place(const TrainConfig& config);
+
 /// Rank 0's.
 class SavedWeights {
  public:
@@ -31,6 +37,7 @@ class SavedWeights {
 
  private:
   void write(const std::optional<BestEvaluation>& best) const;
+  void write_beside(const checkpoint::ModelMetadata& metadata) const;
 
   const TrainConfig& config_;
   const nn::Module& model_;

@@ -97,7 +97,7 @@ class Run {
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
-      if (!config_.save.empty()) static_cast<void>(AtomicFile(config_.save));
+      if (!config_.save.empty()) check_saved_place(config_);
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
       metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->manifest.step) : Metrics(config_.metrics);
       if (resumed_) metrics_.write(ResumeReport{.step = resumed_->manifest.step, .world_size = group_.size()});
@@ -580,7 +580,7 @@ int train(const TrainConfig& given, const std::optional<UsageError>& refusal) {
 
 int run_training(const TrainConfig& given, const std::optional<UsageError>& refusal, const TrainHooks& hooks) {
   watch_for_stops();
-  TrainConfig config = given;
+  TrainConfig config = with_saved_file(given);
   if (config.shards > 0) config.default_threads = threads_of_a_shard(config);
   session::Session session = open_session(config, refusal);
   std::optional<DeferredStops> deferred;

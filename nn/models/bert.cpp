@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/models/models.h"
 
@@ -237,6 +238,34 @@ void read_bert_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   if (layers > 0) spec.settings.set("layers", layers);
 }
 
+std::string bert_config(const ModelSpec& spec, const std::vector<std::string>& class_names) {
+  const BertSpec bert = bert_spec(complete(spec));
+  const bool tokens = predicts_tokens(spec);
+  JsonObject json = {
+      {"model_type", "bert"},
+      {"architectures", std::vector<std::string>{tokens ? "BertForMaskedLM" : "BertForSequenceClassification"}},
+      {"vocab_size", bert.vocabulary},
+      {"hidden_size", bert.width},
+      {"num_hidden_layers", bert.layers},
+      {"num_attention_heads", bert.heads},
+      {"intermediate_size", inner_width(bert)},
+      {"hidden_act", "gelu"},
+      {"max_position_embeddings", bert.context},
+      {"type_vocab_size", bert.token_types},
+      {"layer_norm_eps", kBertEps},
+      {"hidden_dropout_prob", bert.dropout},
+      {"attention_probs_dropout_prob", bert.dropout}};
+  if (tokens) return json.text();
+  JsonObject names, numbers;
+  for (std::int64_t i = 0; i < spec.classes; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::string name = at < class_names.size() ? class_names[at] : fmt::format("LABEL_{}", i);
+    names.add(std::to_string(i), name);
+    numbers.add(name, i);
+  }
+  return json.add("id2label", names).add("label2id", numbers).text();
+}
+
 std::unique_ptr<Module> build_bert(Context& context, const ModelSpec& spec) {
   const BertSpec bert = bert_spec(spec);
   if (!spec.sample_shape.empty() && spec.sample_shape[0] > bert.context)
@@ -294,7 +323,8 @@ const ModelFamily& bert_family() {
                  .wanted = {{"model_type", {"\"bert\""}},
                             {"hidden_act", {"\"gelu\""}},
                             {"layer_norm_eps", {"1e-12"}},
-                            {"position_embedding_type", {"\"absolute\""}}}},
+                            {"position_embedding_type", {"\"absolute\""}}},
+                 .text = bert_config},
       .build = build_bert,
       .products = bert_products,
       .read_tensors = read_bert_tensors,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
@@ -238,6 +239,19 @@ void read_gpt_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   if (layers > 0) spec.settings.set("layers", layers);
 }
 
+std::string gpt_config(const ModelSpec& spec, const std::vector<std::string>&) {
+  constexpr std::int64_t kEndOfText = 50256;  // of GPT-2's vocabulary
+  const GptSpec gpt = gpt_spec(complete(spec));
+  JsonObject json = {{"model_type", "gpt2"},         {"architectures", std::vector<std::string>{"GPT2LMHeadModel"}},
+                     {"vocab_size", gpt.vocabulary}, {"n_positions", gpt.context},
+                     {"n_embd", gpt.width},          {"n_layer", gpt.layers},
+                     {"n_head", gpt.heads},          {"activation_function", "gelu_new"},
+                     {"layer_norm_epsilon", 1e-5},   {"tie_word_embeddings", gpt.tied}};
+  for (const char* const name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) json.add(name, gpt.dropout);
+  const auto end = gpt.vocabulary > kEndOfText ? std::optional(kEndOfText) : std::nullopt;
+  return json.add("bos_token_id", end).add("eos_token_id", end).text();
+}
+
 }  // namespace
 
 const ModelFamily& gpt_family() {
@@ -272,7 +286,8 @@ const ModelFamily& gpt_family() {
                             {"activation_function", {"\"gelu_new\"", "\"gelu_pytorch_tanh\""}},
                             {"layer_norm_epsilon", {"1e-05"}},
                             {"scale_attn_weights", {"true"}},
-                            {"scale_attn_by_inverse_layer_idx", {"false"}}}},
+                            {"scale_attn_by_inverse_layer_idx", {"false"}}},
+                 .text = gpt_config},
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Gpt>(context, gpt_spec(spec));
       },

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/models/models.h"
@@ -220,6 +221,29 @@ void read_llama_tensors(const TensorsByName& tensors, ModelSpec& spec) {
     spec.settings.set("kv-heads", (*keys)[0] / (width / heads));
 }
 
+std::string llama_config(const ModelSpec& spec, const std::vector<std::string>&) {
+  const LlamaSpec llama = llama_spec(complete(spec));
+  const JsonObject json = {{"model_type", "llama"},
+                           {"architectures", std::vector<std::string>{"LlamaForCausalLM"}},
+                           {"vocab_size", llama.vocabulary},
+                           {"hidden_size", llama.width},
+                           {"intermediate_size", llama.inner_width()},
+                           {"num_hidden_layers", llama.layers},
+                           {"num_attention_heads", llama.heads},
+                           {"num_key_value_heads", llama.kv_heads},
+                           {"max_position_embeddings", llama.context},
+                           {"hidden_act", "silu"},
+                           {"rms_norm_eps", llama.norm_eps},
+                           {"rope_theta", llama.rope_base},
+                           {"rope_parameters", JsonObject{{"rope_theta", llama.rope_base}, {"rope_type", "default"}}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false},
+                           {"tie_word_embeddings", llama.tied},
+                           {"bos_token_id", nullptr},
+                           {"eos_token_id", nullptr}};
+  return json.text();
+}
+
 }  // namespace
 
 const ModelFamily& llama_family() {
@@ -275,7 +299,8 @@ const ModelFamily& llama_family() {
                             {"attention_bias", {"false"}},
                             {"mlp_bias", {"false"}},
                             {"rope_scaling", {"null"}},
-                            {"rope_parameters.rope_type", {"\"default\""}}}},
+                            {"rope_parameters.rope_type", {"\"default\""}}},
+                 .text = llama_config},
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Llama>(context, llama_spec(spec));
       },

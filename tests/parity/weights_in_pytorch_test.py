@@ -113,25 +113,24 @@ class Weights(unittest.TestCase):
         return transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=8, vocab_size=len(set(TEXT)),
                                        bos_token_id=0, eos_token_id=0)
 
-    def test_transformers_gpt2_loads_ours_and_finds_the_same_loss(self):
-        event, state = self.train("gpt", *TINY_GPT, "--data", "text:text", "--steps", "30", "--lr", "0.01")
-        self.expect_strict(transformers.GPT2Model(self.gpt2_config()), event, state)
-        pretrained = self.directory / "pretrained"
-        self.gpt2_config().save_pretrained(pretrained)
-        (self.directory / "saved").rename(pretrained / "model.safetensors")
-        model, report = transformers.GPT2LMHeadModel.from_pretrained(pretrained, output_loading_info=True)
-        self.assertFalse(report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"], report)
-        model.eval()
-
+    def test_from_pretrained_loads_ours_and_finds_the_same_loss(self):
         characters = sorted(set(TEXT))
         tokens = [characters.index(c) for c in TEXT]
         validation = tokens[len(tokens) - len(tokens) // 10:]
         rows = (len(validation) - 1) // 8
         x, labels = (torch.tensor(validation[i:i + 8 * rows]).view(rows, 8) for i in (0, 1))
-        with torch.no_grad():
-            loss = F.cross_entropy(model(x).logits.flatten(0, 1), labels.flatten()).item()
-        self.assertLess(loss, 0.9 * np.log(len(characters)))  # it has learnt something
-        self.assertAlmostEqual(loss, event["loss"], delta=1e-4 * loss)
+        for name in ("gpt", "llama"):
+            event, state = self.train(name, *TINY_GPT, "--data", "text:text", "--steps", "30", "--lr", "0.01")
+            self.lockstep("train", name, *TINY_GPT, "--data", "text:text", "--steps", "30", "--lr", "0.01", "--quiet",
+                          "--save", f"{name}/")
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                self.directory / name, output_loading_info=True)
+            self.assertFalse(report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"], report)
+            self.expect_strict(model.transformer if name == "gpt" else model, event, state)
+            with torch.no_grad():
+                loss = F.cross_entropy(model.eval()(x).logits.flatten(0, 1), labels.flatten()).item()
+            self.assertLess(loss, 0.9 * np.log(len(characters)))  # it has learnt something
+            self.assertAlmostEqual(loss, event["loss"], delta=1e-4 * loss)
 
     def test_the_committed_file_loads_in_transformers(self):
         state = safetensors.torch.load_file(OPTIONS.source / "tests/parity/golden/weights/lockstep_wrote.safetensors")

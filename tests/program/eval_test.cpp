@@ -309,6 +309,38 @@ TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
       fails_with(2, "digits.onnx"));
 }
 
+// What Hugging Face's from_pretrained() reads.
+TEST_F(Eval, ADirectoryForOtherPrograms) {
+  const fs::path here = directory_.path();
+  for (const char* const name : {"vocab.json", "merges.txt"})
+    fs::copy_file(fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/bpe" / name, here / name);
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("Line {} of a text about {} bridges.\n", i, i * 7 % 13);
+  directory_.write("bridges.txt", text);
+  const auto trained = train(
+      "llama --data text:bridges.txt --vocab vocab.json --width 16 --heads 2 --layers 1 --context 16 --rope-base 500 "
+      "--steps 20 --lr 0.01 --save made/here/");
+  const auto config = json_in(read_file(here / "made/here/config.json"));
+  EXPECT_EQ(config["num_key_value_heads"], 2);
+  EXPECT_EQ(config["vocab_size"], 481);
+  EXPECT_EQ(config["rope_parameters"]["rope_theta"], 500.0);
+  EXPECT_EQ(read_file(here / "made/here/merges.txt"), read_file(here / "merges.txt"));
+  EXPECT_EQ(eval(1,
+                 "llama --data text:bridges.txt --split val --weights made/here/model.safetensors --vocab "
+                 "made/here/vocab.json")
+                .loss,
+            trained["loss"]);
+  call(
+      "lockstep train bert --data text:bridges.txt --vocab-size 90 --width 16 --heads 2 --layers 1 --steps 2 --quiet "
+      "--save bert/");
+  EXPECT_EQ(json_in(read_file(here / "bert/tokenizer_config.json"))["do_lower_case"], true);
+  EXPECT_THAT(read_file(here / "bert/vocab.txt"), HasSubstr("[MASK]\n"));
+  EXPECT_THAT(run("lockstep train cnn --data digits --steps 1 --save cnn/", here),
+              fails_with(2, "there is no config.json of cnn"));
+  EXPECT_THAT(run("lockstep train gpt --data text:bridges.txt --steps 1 --save bridges.txt/", here),
+              fails_with(3, "bridges.txt/"));
+}
+
 // What is named is measured: a folder and a table without parts are not divided, as training would.
 TEST_F(Eval, MeasuresAllOfWhatWasNamed) {
   draw_patches(directory_.path() / "patches/train", kTrained);

@@ -47,7 +47,8 @@ struct TrainConfig : session::SessionOptions,
   std::optional<int> classes;  // default: what the data has
   std::string split;           // of an evaluation: kSplits; empty: all of what has no parts, else "val"
   std::string vocabulary;  // of word pieces, vocab.txt; default: the weights', or learned. Of byte pairs, vocab.json
-  std::string merges;      // of byte pairs; default: merges.txt beside the vocabulary, or a tokenizer.json's own
+  bool save_directory = false;  // `save` lies in a directory that gets what Hugging Face's from_pretrained() reads, too
+  std::string merges;           // of byte pairs; default: merges.txt beside the vocabulary, or a tokenizer.json's own
   std::optional<std::int64_t> vocabulary_size;  // the most pieces that are learned
   std::optional<bool> cased;  // texts keep capital letters and accents; default: what the vocabulary says, learned: no
   std::optional<std::int64_t> batch;         // samples per rank per part of a step, or per shard

@@ -119,6 +119,8 @@ struct ConfigFile {
   std::vector<std::pair<std::string, std::string>> settings = {};  // their names, and those of the family's settings
   /// What the family's models compute with, as JSON; a file with another value is refused.
   std::vector<std::pair<std::string, std::vector<std::string>>> wanted = {};
+  /// The file that their from_pretrained() reads a model of ours by. Empty: there is none.
+  std::function<std::string(const ModelSpec& spec, const std::vector<std::string>& class_names)> text = {};
 };
 
 struct ModelFamily {
