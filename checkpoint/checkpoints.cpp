@@ -107,8 +107,7 @@ void Checkpoints::write_missing_copies(const CheckpointManifest& resumed, ExtraS
   if (!lacks_copy()) return;
   copy_->take(std::move(extra));
   CheckpointManifest manifest = plan_;
-  manifest.best = resumed.best;
-  manifest.evaluations_since_best = resumed.evaluations_since_best;
+  manifest.evaluations = resumed.evaluations;
   manifest.step = resumed.step;
   manifest.position = resumed.position;
   manifest.optimizer_steps = resumed.optimizer_steps;
@@ -139,8 +138,7 @@ void Checkpoints::take(std::int64_t step, Clock::time_point since, const sampler
   const auto waited = Clock::now();
   for (Place& place : places_) tell_first_failure(place);
   CheckpointManifest manifest = plan_;
-  manifest.best = extra.best;
-  manifest.evaluations_since_best = extra.evaluations_since_best;
+  manifest.evaluations = extra.evaluations;
   copy_->take(std::move(extra));
   manifest.step = step;
   manifest.position = position;

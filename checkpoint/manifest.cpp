@@ -13,7 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* kFormat = "lockstep checkpoint 1";
 constexpr const char* kFormatInParts = "lockstep checkpoint 2";  // the same, with kMoments
 constexpr const char* kMoments = "moments";
-constexpr const char* kBest = "best";
+constexpr const char *kBest = "best", *kPlateau = "plateau", *kSince = "evaluations_since";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
 constexpr int kDeepest = 4;
@@ -100,6 +100,21 @@ class ManifestReader {
             .step = count(json, "step")};
   }
 
+  EvaluationHistory history_from(const OrderedJson& json) const {
+    EvaluationHistory history;
+    if (json.contains(kBest)) {
+      history.best = best_from(json.at(kBest));
+      history.since_best = count(json.at(kBest), kSince);
+    }
+    if (json.contains(kPlateau)) {
+      const OrderedJson& plateau = json.at(kPlateau);
+      history.least_loss = plateau.at("least_loss").get<double>();
+      history.since_least = count(plateau, kSince);
+      history.reductions = count(plateau, "reductions");
+    }
+    return history;
+  }
+
   CheckpointManifest manifest_from(const OrderedJson& json) const {
     const auto format = json.at("format").get<std::string>();
     const bool in_parts = format == kFormatInParts;
@@ -118,8 +133,7 @@ class ManifestReader {
         .buckets = {.order = json.at("bucket_order").get<std::vector<std::string>>(),
                     .bucket_bytes =
                         json.contains("bucket_bytes") ? static_cast<std::uint64_t>(count(json, "bucket_bytes")) : 0},
-        .best = json.contains(kBest) ? std::optional(best_from(json.at(kBest))) : std::nullopt,
-        .evaluations_since_best = json.contains(kBest) ? count(json.at(kBest), "evaluations_since") : 0,
+        .evaluations = history_from(json),
         .files = {},
         .parts = {},
     };
@@ -159,11 +173,13 @@ std::string encode(const CheckpointManifest& manifest) {
                       {"files", OrderedJson::object()}};
   if (!manifest.data.empty()) json["data"] = json_of(manifest.data);
   if (manifest.buckets.bucket_bytes > 0) json["bucket_bytes"] = manifest.buckets.bucket_bytes;
-  if (const auto& best = manifest.best)
-    json[kBest] = {{"metric", best->metric},
-                   {"value", best->value},
-                   {"step", best->step},
-                   {"evaluations_since", manifest.evaluations_since_best}};
+  const EvaluationHistory& history = manifest.evaluations;
+  if (const auto& best = history.best)
+    json[kBest] = {
+        {"metric", best->metric}, {"value", best->value}, {"step", best->step}, {kSince, history.since_best}};
+  if (history.least_loss)
+    json[kPlateau] = {
+        {"least_loss", *history.least_loss}, {kSince, history.since_least}, {"reductions", history.reductions}};
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
     OrderedJson& slices = json[kMoments][part_file(part, manifest.parts.size())] = OrderedJson::object();

@@ -31,6 +31,16 @@ struct BucketLayout {
 /// The file of part `part` of `parts`: "optimizer-00001-of-00004.safetensors", with the first one 0.
 std::string part_file(std::size_t part, std::size_t parts);
 
+/// What the evaluations so far have decided.
+struct EvaluationHistory {
+  std::optional<BestEvaluation> best = {};
+  std::int64_t since_best = 0;  // those that were not better
+  // Of a learning rate that follows them: the least loss, those since that were no lower, and how often it was lowered.
+  std::optional<double> least_loss = {};
+  std::int64_t since_least = 0, reductions = 0;
+  friend bool operator==(const EvaluationHistory&, const EvaluationHistory&) = default;
+};
+
 struct CheckpointManifest {
   std::int64_t step = 0;           // the last one done, from 1
   sampler::SamplerState position;  // of the sampler after it
@@ -41,8 +51,7 @@ struct CheckpointManifest {
   Facts settings;  // may be others
   Facts data;      // what the run was trained on; empty in checkpoints of earlier versions
   BucketLayout buckets;
-  std::optional<BestEvaluation> best = {};  // of the evaluations before
-  std::int64_t evaluations_since_best = 0;  // that were not better
+  EvaluationHistory evaluations = {};  // before it
 
   struct File {
     std::uint64_t bytes = 0;

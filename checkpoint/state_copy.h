@@ -18,8 +18,7 @@ struct ExtraState {
   /// (kHookFile), the scale of losses (kScalerFile). Files without tensors are not written.
   std::map<std::string, std::vector<nn::HostTensor>> files = {};
   std::vector<std::vector<std::byte>> moments = {};  // of an optimizer of slices: whole, as its moments() come
-  std::optional<BestEvaluation> best = {};
-  std::int64_t evaluations_since_best = 0;
+  EvaluationHistory evaluations = {};
 };
 
 /// A module's and its optimizer's state, and a moving average, in host memory, in the device's layout: a plain copy, so

@@ -110,13 +110,15 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
     if (const auto warning = unknown.warning("text " + path)) log_warn("{}", *warning);
   }
   const auto part = [&](const char* name, const TokenRows& rows) {
-    return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {}{}", path, name),
-                                                .size = rows.count(),
-                                                .dims = {context},
-                                                .classes = vocabulary.size(),
-                                                .tokens = true,
-                                                .characters = characters},
-                                  tokens, rows);
+    return std::make_shared<Text>(
+        Dataset::Info{.name = fmt::format("text {}{}", path, name),
+                      .size = rows.count(),
+                      .dims = {context},
+                      .classes = vocabulary.size(),
+                      .tokens = true,
+                      .bytes_per_token = static_cast<double>(text.size()) / static_cast<double>(tokens->size()),
+                      .characters = characters},
+        tokens, rows);
   };
   if (whole) return {.whole = part("", whole_tokens(tokens->size(), context, path))};
   const TokenParts parts = split_tokens(tokens->size(), context, path);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "lockstep/base/settings.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
@@ -70,12 +71,17 @@ void set_own_metrics(std::vector<OwnMetric> metrics) {
   metrics_of_program() = std::move(metrics);
 }
 
+bool watches_evaluations(const TrainConfig& config) {
+  return !config.save_best.empty() || config.patience > 0 || nn::schedule_family(config.schedule).follows_evaluations;
+}
+
 void check_needs_no_evaluations(const TrainConfig& config) {
   if (!watches_evaluations(config) && config.eval_steps == 0) return;
   throw UsageError(fmt::format("{}, but {} has no part for validation",
                                !config.save_best.empty() ? "--save-best wants evaluations"
                                : config.patience > 0     ? "--patience wants evaluations"
-                                                         : "--eval-steps wants evaluations",
+                               : config.eval_steps > 0   ? "--eval-steps wants evaluations"
+                                                         : "--schedule plateau wants evaluations",
                                config.data),
                    "leave it out, or give data with such a part");
 }
@@ -100,24 +106,26 @@ std::vector<std::string> metric_names() {
   return all;
 }
 
-BestWatch::BestWatch(const std::string& metric, std::int64_t patience) : patience_(patience) {
-  const std::string text = metric.empty() ? "loss" : metric;
+BestWatch::BestWatch(const TrainConfig& config) : patience_(config.patience) {
+  const std::string text = config.save_best.empty() ? "loss" : config.save_best;
   const std::size_t colon = text.find(':');
   metric_ = text.substr(0, colon);
   const std::string way = colon == std::string::npos ? "" : text.substr(colon + 1);
   const Metric* const known = find_metric(metric_);
   const OwnMetric* const of_program = find_own(metric_);
   if ((known == nullptr && of_program == nullptr) || (colon != std::string::npos && way != "min" && way != "max"))
-    throw UsageError(fmt::format("--save-best {}: evaluations have no such value", metric),
+    throw UsageError(fmt::format("--save-best {}: evaluations have no such value", config.save_best),
                      fmt::format("give {}, also with :min or :max", listed(metric_names(), "or")));
   largest_ = !way.empty() ? way == "max" : of_program != nullptr ? of_program->largest_is_best : known->largest;
+  if (!nn::schedule_family(config.schedule).follows_evaluations) return;
+  const Settings settings = schedule_settings_of(config);
+  plateau_patience_ = settings.integer(nn::kPlateauPatience);
+  plateau_threshold_ = settings.number(nn::kPlateauThreshold);
 }
 
-void BestWatch::restore(const std::optional<BestEvaluation>& best, std::int64_t since) {
-  // By another metric nothing is known.
-  if (!best || best->metric != metric_) return;
-  best_ = best;
-  since_ = since;
+void BestWatch::restore(const EvaluationHistory& history) {
+  history_ = history;
+  if (history.best && history.best->metric != metric_) forget_best();  // by another metric nothing is known
 }
 
 double BestWatch::value_of(const EvalReport& report) const {
@@ -127,11 +135,25 @@ double BestWatch::value_of(const EvalReport& report) const {
 }
 
 bool BestWatch::follow(const EvalReport& report) {
+  if (plateau_patience_) follow_loss(report.loss);
   const double value = value_of(report);
-  const bool better = !std::isnan(value) && (!best_ || (largest_ ? value > best_->value : value < best_->value));
-  since_ = better ? 0 : since_ + 1;
-  if (better) best_ = {.metric = metric_, .value = value, .step = report.step};
+  const auto& best = history_.best;
+  const bool better = !std::isnan(value) && (!best || (largest_ ? value > best->value : value < best->value));
+  history_.since_best = better ? 0 : history_.since_best + 1;
+  if (better) history_.best = {.metric = metric_, .value = value, .step = report.step};
   return better;
+}
+
+// As PyTorch's ReduceLROnPlateau does it, with its defaults of a relative threshold and no pause afterwards.
+void BestWatch::follow_loss(double loss) {
+  EvaluationHistory& h = history_;
+  if (!std::isnan(loss) && (!h.least_loss || loss < *h.least_loss * (1 - plateau_threshold_))) {
+    h.least_loss = loss;
+    h.since_least = 0;
+  } else if (++h.since_least > *plateau_patience_) {
+    ++h.reductions;
+    h.since_least = 0;
+  }
 }
 
 }  // namespace lockstep::trainer

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/manifest.h"
 #include "lockstep/checkpoint/options.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/trainer/config.h"
@@ -15,9 +16,10 @@
 namespace lockstep::trainer {
 
 using checkpoint::BestEvaluation;
+using checkpoint::EvaluationHistory;
 
 /// Whether evaluations decide anything.
-inline bool watches_evaluations(const TrainConfig& config) { return !config.save_best.empty() || config.patience > 0; }
+bool watches_evaluations(const TrainConfig& config);
 
 /// Throws UsageError where they would, or come after so many steps: the data have no part for them.
 void check_needs_no_evaluations(const TrainConfig& config);
@@ -35,27 +37,33 @@ void set_own_metrics(std::vector<OwnMetric> metrics);
 
 class BestWatch {
  public:
-  /// `metric`: one of metric_names(), also with ":max" or ":min"; empty: the loss. Throws UsageError for another one.
-  /// `patience`: 0: it never gives up.
-  BestWatch(const std::string& metric, std::int64_t patience);
+  /// Of --save-best, one of metric_names(), also with ":max" or ":min" (else the loss); --patience; and a schedule that
+  /// follows evaluations. Throws UsageError for another metric.
+  explicit BestWatch(const TrainConfig& config);
 
   /// What was known when a checkpoint was taken.
-  void restore(const std::optional<BestEvaluation>& best, std::int64_t since);
+  void restore(const EvaluationHistory& history);
+  /// Of another file than the best ones': nothing is the best so far.
+  void forget_best() {
+    history_.best.reset();
+    history_.since_best = 0;
+  }
   /// Whether it is better than all before. One without a value is not.
   bool follow(const EvalReport& report);
 
-  const std::optional<BestEvaluation>& best() const { return best_; }
-  /// Evaluations after it.
-  std::int64_t since() const { return since_; }
-  bool gives_up() const { return patience_ > 0 && since_ >= patience_; }
+  const EvaluationHistory& history() const { return history_; }
+  bool gives_up() const { return patience_ > 0 && history_.since_best >= patience_; }
 
  private:
   double value_of(const EvalReport& report) const;
+  void follow_loss(double loss);
 
   std::string metric_;
   bool largest_ = false;
-  std::int64_t patience_, since_ = 0;
-  std::optional<BestEvaluation> best_;
+  std::int64_t patience_;
+  std::optional<std::int64_t> plateau_patience_ = {};  // nothing: the schedule does not follow evaluations
+  double plateau_threshold_ = 0;
+  EvaluationHistory history_;
 };
 
 }  // namespace lockstep::trainer

@@ -476,6 +476,7 @@ nn::LossFunction evaluation_loss(const TrainConfig& config) {
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.loss = training_loss(config),
           .clip_norm = config.clip_norm,
+          .clip_value = config.clip_value,
           .activations = dtype_of(config.precision),
           .dropout = is_random(config.model),
           .seed = config.seed,

@@ -193,7 +193,7 @@ void validate(const TrainConfig& config) {
             fmt::format("give a file, or another model: {}", nn::models_that(has_config)));
   }
   if (!config.save.empty()) nn::check_weights_path(config.save);
-  if (watches_evaluations(config)) static_cast<void>(BestWatch(config.save_best, config.patience));
+  if (watches_evaluations(config)) static_cast<void>(BestWatch(config));
   require(config.eval_steps == 0 || !config.stateful,
           "--eval-steps with --stateful, whose state an evaluation amid an epoch would replace",
           "leave --eval-steps out: evaluations come at the ends of epochs");

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <numbers>
+#include <optional>
 #include <utility>
 
 #include "base/signals.h"
@@ -56,11 +58,19 @@ Evaluated choose_samples(const TrainConfig& config, const std::optional<checkpoi
   return {part, count};
 }
 
+/// Of a text whose tokens are predicted one after the other: what a byte of it takes, on the average.
+std::optional<double> bits_per_byte(const EvalReport& report, const data::Dataset& dataset) {
+  const double bytes = dataset.info().bytes_per_token;
+  if (bytes == 0 || dataset.vocabulary() != 0) return std::nullopt;
+  return report.loss / std::numbers::ln2 / bytes;
+}
+
 std::string text_of(const EvalReport& report, const Evaluated& evaluated) {
   const data::Dataset& dataset = *evaluated.dataset;
   std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
   if (dataset.has_tokens() && dataset.vocabulary() == 0)
     text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
+  if (const auto bits = bits_per_byte(report, dataset)) text += fmt::format("  bits per byte {:.4f}", *bits);
   return text + figures_of(report) + fmt::format("  {} of {} samples", report.samples, evaluated.of);
 }
 
@@ -109,8 +119,9 @@ void run(TrainConfig config, session::Session& session) {
     if (group.rank() == 0) {
       metrics.write(data::DataSplits{.whole = evaluated.dataset});
       metrics.write(report);
-      print(config.json ? json_of(report).add("data", dataset.name()).add("of", evaluated.of).text()
-                        : text_of(report, evaluated));
+      JsonObject json = json_of(report).add("data", dataset.name()).add("of", evaluated.of);
+      if (const auto bits = bits_per_byte(report, dataset)) json.add("bits_per_byte", *bits);
+      print(config.json ? json.text() : text_of(report, evaluated));
       if (of_errors) {
         const ErrorQuantiles errors(evaluator.outputs(), dataset);
         print(config.json ? errors.json().text() : errors.text());

@@ -312,6 +312,19 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
              .value = number(config.clip_norm, {}),
              .agree = Agree::kValue,
              .may_change = true});
+  table.add({.name = "clip-value",
+             .placeholder = "X",
+             .help = "largest magnitude of each element of the gradients; 0: no clipping",
+             .default_text = fmt::to_string(config.clip_value),
+             .value = number(config.clip_value, {}),
+             .applies = {.to = "gradients in f32 or bf16, without --clip-norm",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.clip_value == 0) return std::nullopt;
+                           if (config.clip_norm > 0) return "there is --clip-norm";
+                           return when(config.precision == Precision::kFp16, "those of fp16 are scaled");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
   add_loss_scale_option(table, config);
   table.add({.name = "seed",
              .placeholder = "N",

@@ -112,14 +112,15 @@ void SavedWeights::finish(const std::optional<BestEvaluation>& best) {
 
 void resume_best(const TrainConfig& config, const checkpoint::CheckpointManifest& manifest, const SavedWeights& saved,
                  comm::ProcessGroup& group, BestWatch& best) {
-  best.restore(manifest.best, manifest.evaluations_since_best);
-  if (config.save_best.empty() || !best.best()) return;
-  const bool lost = group.rank() == 0 && !saved.has(*best.best());
+  best.restore(manifest.evaluations);
+  const std::optional<BestEvaluation> known = best.history().best;
+  if (config.save_best.empty() || !known) return;
+  const bool lost = group.rank() == 0 && !saved.has(*known);
   if (group.all_gather_numbers(lost ? 1 : 0).front() == 0) return;
   if (group.rank() == 0)
     log_warn("--save-best: {} does not have the best weights, of step {}: the next evaluation is taken for the best",
-             config.save, best.best()->step);
-  best = BestWatch(config.save_best, config.patience);
+             config.save, known->step);
+  best.forget_best();
 }
 
 }  // namespace lockstep::trainer

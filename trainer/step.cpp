@@ -193,10 +193,22 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   {
     const TraceSpan span(options_.trace, Trace::kComputation, late ? "gradient norm" : "optimizer");
     if (wants_norm()) optimizer_->add_squares(slots);
+    if (options_.clip_value > 0) clip_values(slots);
     if (!late) optimizer_->update(slots);
   }
   flight::set_phase(flight::Phase::kBackward);  // which this has interrupted
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
+}
+
+// As torch.nn.utils.clip_grad_value_ does it.
+void TrainingStep::clip_values(std::span<const std::size_t> slots) {
+  const auto most = static_cast<float>(options_.clip_value);
+  for (const std::size_t slot : slots) {
+    const nn::Parameter& parameter = *ddp_.parameters()[slot].parameter;
+    if (!parameter.has_gradient()) continue;
+    const nn::Tensor& gradient = parameter.gradient();
+    backend_.operators().forward(nn::Clamp{-most, most}, gradient, gradient);
+  }
 }
 
 void TrainingStep::end_update() {

@@ -49,6 +49,7 @@ class TrainingStep {
   struct Options {
     nn::LossFunction loss = nn::make_loss();
     double clip_norm = 0;             // 0: no clipping
+    double clip_value = 0;            // likewise
     bool want_norm = false;           // of the gradients, also without clipping; of slices all ranks the same
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16 or kF16, where the backend computes in it
@@ -111,6 +112,7 @@ class TrainingStep {
                            const sampler::Slice& part) const;
   void begin_update();
   void update_bucket(std::span<const std::size_t> slots);
+  void clip_values(std::span<const std::size_t> slots);
   void end_update();
   bool wants_norm() const { return options_.want_norm || updates_late(); }
   /// All parameters after the last bucket's sums, and not each bucket's after its own.

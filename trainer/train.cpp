@@ -158,7 +158,7 @@ class Run {
     stragglers_.emplace(group_, backend_.steps_ahead() > 0);
     rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
     saved_.emplace(config_, *model_, average_ ? &*average_ : nullptr, *splits_.train);
-    if (watches_evaluations(config_)) best_.emplace(config_.save_best, config_.patience);
+    if (watches_evaluations(config_)) best_.emplace(config_);
     if (best_ && resumed_) resume_best(config_, resumed_->manifest, *saved_, group_, *best_);
   }
 
@@ -300,9 +300,8 @@ class Run {
     if (group_.rank() == root) extra.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
     extra.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
     if (best_) {
-      extra.best = best_->best();
-      // Who resumes evaluates once more what made this run give up.
-      extra.evaluations_since_best = best_->since() - (gave_up_ ? 1 : 0);
+      extra.evaluations = best_->history();
+      if (gave_up_) --extra.evaluations.since_best;  // who resumes evaluates once more what made this run give up
     }
     return extra;
   }
@@ -394,7 +393,9 @@ class Run {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
-    step_->run(step, batch, own_rate(hooks_, step - 1, total_steps_).value_or(rate_->at(step - 1)));
+    step_->run(step, batch,
+               own_rate(hooks_, step - 1, total_steps_)
+                   .value_or(rate_->at(step - 1, best_ ? best_->history().reductions : 0)));
   }
 
   // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.
@@ -467,7 +468,7 @@ class Run {
       const auto in_place = average_->in_place();
       if (!evaluate_once(true)) return false;
     }
-    if (report.best && !config_.save_best.empty() && group_.rank() == 0) saved_->save_best(*best_->best());
+    if (report.best && !config_.save_best.empty() && group_.rank() == 0) saved_->save_best(*best_->history().best);
     return true;
   }
 
@@ -493,7 +494,7 @@ class Run {
                              .hook = hook_report_of(ddp_->reducer()),
                              .ema_params_sha256 = average_sha256(),
                              .scaling = scaling_of(scaler_.get()),
-                             .best = best_ ? best_->best() : std::nullopt,
+                             .best = best_ ? best_->history().best : std::nullopt,
                              .gave_up = gave_up_};
     metrics_.write(report);
     if (group_.rank() == 0)
@@ -508,7 +509,7 @@ class Run {
     checkpoints_.tell_failures();
     warn_of_corrupt(splits_, group_);
     comm::run_collectively(group_, [&] {
-      if (group_.rank() == 0) saved_->finish(best_ ? best_->best() : std::nullopt);
+      if (group_.rank() == 0) saved_->finish(best_ ? best_->history().best : std::nullopt);
     });
     if (trace_) trace_->write(group_);
     flush_progress();

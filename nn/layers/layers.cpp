@@ -54,6 +54,14 @@ Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_feat
     : weight_(register_parameter("weight", normal_parameter(context, {out_features, in_features}, style.deviation))),
       bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_features}, 0.0f)) : nullptr) {}
 
+Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Uniform style)
+    : weight_(register_parameter("weight", uniform_parameter(context, {out_features, in_features}, style.bound))),
+      bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
+
+double Linear::xavier_bound(std::int64_t in_features, std::int64_t out_features) {
+  return std::sqrt(6.0 / static_cast<double>(in_features + out_features));
+}
+
 Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
     : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}
 

@@ -118,6 +118,20 @@ double one_cycle(const ScheduleStep& at, double lr, const Settings& settings) {
   return along_half_a_cosine(last > top ? std::min(1.0, (step - top) / (last - top)) : 1, lr, last_lr);
 }
 
+// PyTorch's ReduceLROnPlateau, which multiplies the rate itself, down to a least one.
+double plateau(const ScheduleStep& at, double lr, const Settings& settings) {
+  const double least = std::min(lr, settings.number("min-lr"));
+  return std::max(least, lr * std::pow(settings.number("gamma"), static_cast<double>(at.reductions)));
+}
+
+SettingSpec plateau_threshold() {
+  SettingSpec spec =
+      setting(kPlateauThreshold, 1e-4, "share by which a loss is lower than the least one to be better", "F");
+  spec.high = 1;
+  spec.open_high = true;
+  return spec;
+}
+
 SettingSpec divisor(const char* name, double fallback, const char* help) {
   SettingSpec spec = setting(name, fallback, help, "D");
   spec.low = 1;
@@ -174,6 +188,12 @@ const Registry<ScheduleFamily>& schedule_registry() {
        .settings = {rise(), divisor("start-divisor", 25, "the rate at the beginning is so many times smaller"),
                     divisor("end-divisor", 1e4, "the rate at the end is so many times smaller than that")},
        .at = one_cycle},
+      {.name = "plateau",
+       .about = "--gamma times itself whenever more than --plateau-patience evaluations in a row had no lower loss",
+       .settings = {min_lr(), gamma(), count(kPlateauPatience, 10, "evaluations that may be no better", 0),
+                    plateau_threshold()},
+       .at = plateau,
+       .follows_evaluations = true},
       {.name = "inverse-sqrt",
        .about = "as one over the root of the steps since warm-up and --timescale together",
        .settings = {count("timescale", 0,
@@ -213,9 +233,10 @@ double ScheduleStep::done() const {
   return std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
 }
 
-double LearningRate::at(std::int64_t step) const {
+double LearningRate::at(std::int64_t step, std::int64_t reductions) const {
   if (step < warmup_) return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
-  return schedule_.at({.step = step, .warmup = warmup_, .steps = total_steps_}, lr_, settings_);
+  return schedule_.at({.step = step, .warmup = warmup_, .steps = total_steps_, .reductions = reductions}, lr_,
+                      settings_);
 }
 
 }  // namespace lockstep::nn

@@ -96,11 +96,12 @@ TEST(Flops, CoverAllModels) {
       if (shape.size() == 1 ? !family.takes_tokens : !family.takes_images) continue;
       auto spec = spec_of(name, shape);
       spec.settings = testing::settings_of(
-          name, {{"hidden", {33, 17}}, {"layers", 3}, {"heads", 3}, {"width", 12}, {"context", 9}});
+          name, {{"hidden", {33, 17}}, {"layers", 3}, {"heads", 3}, {"width", 12}, {"context", 9}, {"patch", 1}});
       std::int64_t weights = 0, counted = 0;
       for (const auto& [parameter, p] : nn::make_model(context, spec)->named_parameters())
         if (p->value().shape().size() >= 2 && parameter != "wpe.weight" && parameter != "encoder.weight" &&
-            parameter != "model.embed_tokens.weight" && !parameter.ends_with("position_embeddings.weight") &&
+            parameter != "model.embed_tokens.weight" && parameter != "class_token" &&
+            parameter != "encoder.pos_embedding" && !parameter.ends_with("position_embeddings.weight") &&
             !parameter.ends_with("token_type_embeddings.weight"))
           weights += p->value().count();
       for (const auto& product : nn::products_of(spec))

@@ -116,6 +116,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, Bf16Models,
     ::testing::Values(Case{"mlp", {7, 19}, 5, {{"hidden", std::vector<std::int64_t>{60, 40}}}, 6, 2},
                       Case{"cnn", {3, 12, 12, 3}, 10, {}, 8, 5}, Case{"resnet18-cifar", {8, 16, 16, 3}, 10, {}, 40, 17},
+                      Case{"vit", {3, 8, 8, 3}, 10, {{"layers", 2}, {"heads", 2}, {"width", 32}}, 20},
                       Case{"gpt", {2, 17}, 23, {{"layers", 2}, {"heads", 2}, {"width", 32}, {"context", 17}}, 20},
                       Case{"llama", {2, 17}, 23, {{"layers", 2}, {"heads", 2}, {"width", 32}, {"context", 17}}, 40},
                       Case{"lstm", {3, 9, 8, 1}, 10, {{"width", 40}}, 12},

@@ -101,6 +101,10 @@ TEST(Recompute, ABlocksBitsAreTheSame) {
                    .settings = {{"layers", 5}, {"heads", 2}, {"width", 32}, {"max-length", 16}, {"dropout", 0.25}},
                    .vocabulary = 40},
                   {4, 16}, 5);
+  expect_the_same({.name = "vit",
+                   .sample_shape = {8, 8, 3},
+                   .settings = {{"layers", 6}, {"heads", 2}, {"width", 32}, {"patch", 2}, {"dropout", 0.25}}},
+                  {4, 8, 8, 3}, 6);
   expect_the_same({.name = "resnet18-cifar", .sample_shape = {8, 8, 3}}, {2, 8, 8, 3}, 8);
 }
 

@@ -136,6 +136,8 @@ MODELS = {
     "resnet18": (lambda: torchvision.models.resnet18(num_classes=7), images(4, 3, 48, 48), 7, (4,), 1.5, 1e-3),
     "resnet50": (lambda: torchvision.models.resnet50(num_classes=7), images(3, 3, 48, 48), 7, (3,), 3.0, 2e-5),
     "resnet18-cifar": (lambda: small_resnet18(10), images(3, 3, 16, 16), 10, (3,), 1.5, 1e-3),
+    "vit": (lambda: torchvision.models.VisionTransformer(24, 8, 2, 3, 24, 96, num_classes=7), images(3, 3, 24, 24), 7,
+            (3,), 0.0, 1e-3),
     "gpt": (lambda: Gpt2(n_layer=2, n_head=2, n_embd=24, n_positions=16, vocab_size=37, bos_token_id=0, eos_token_id=0),
             tokens(2, 11, bound=37), 37, (2, 11), 0.0, 1e-3),
     "llama": (lambda: Llama(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=24,

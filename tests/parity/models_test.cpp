@@ -164,6 +164,12 @@ nn::ModelSpec tiny_gpt() {
   return spec;
 }
 
+nn::ModelSpec tiny_vit() {
+  nn::ModelSpec spec = spec_of("vit", {24, 24, 3}, 7);
+  spec.settings = {{"layers", 2}, {"heads", 3}, {"width", 24}, {"patch", 8}};
+  return spec;
+}
+
 nn::ModelSpec tiny_llama() {
   nn::ModelSpec spec = spec_of("llama", {11}, 37);
   spec.settings = {{"layers", 2}, {"heads", 4}, {"kv-heads", 2}, {"width", 24}, {"inner", 40}, {"context", 16}};
@@ -190,6 +196,7 @@ INSTANTIATE_TEST_SUITE_P(All, Models,
                                            Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
                                            Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 3.0, 2e-5},
                                            Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
+                                           Example{tiny_vit(), {3, 3, 24, 24}, 3},
                                            Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true},
                                            Example{tiny_llama(), {2, 11}, 22, 0.0, 1e-3, true},
                                            Example{recurrent("rnn"), {3, 9}, 27, 0.0, 1e-3, true},

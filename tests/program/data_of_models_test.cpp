@@ -40,6 +40,7 @@ std::vector<Model> models() {
           {"resnet18", large},
           {"resnet50", large},
           {"resnet18-cifar", images},
+          {"vit --layers 1 --heads 1 --width 4 --patch 2", images},
           {"rnn --layers 1 --width 4", rows_or_tokens},
           {"lstm --layers 1 --width 4", rows_or_tokens},
           {"gru --layers 1 --width 4", rows_or_tokens},

@@ -413,8 +413,9 @@ TEST_F(Eval, PerplexityIsThatOfTheLoss) {
     const double loss = trained["loss"];
     EXPECT_NEAR(result.loss, loss, 1e-6 * loss);
     EXPECT_EQ(result.accuracy, trained["accuracy"]);
-    EXPECT_THAT(result.printed,
-                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", result.loss, std::exp(result.loss))));
+    EXPECT_THAT(result.printed, HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  bits per byte {:.4f}  ",
+                                                      result.loss, std::exp(result.loss), result.loss / std::log(2.0))))
+        << "of ASCII, a byte each";
     EXPECT_EQ(result.printed, alone.printed);
   }
 }

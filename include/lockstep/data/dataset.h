@@ -58,8 +58,9 @@ class Dataset {
         dims;         // of a sample: {H, W, C} for images (NHWC without N), {F} for vectors, {T} for tokens
     int classes = 0;  // labels, and tokens, lie in [0, classes); 0 where targets are numbers
     bool tokens = false;
-    int vocabulary = 0;        // tokens lie in [0, vocabulary) instead; 0: they do not
-    bool own_targets = false;  // samples of tokens have targets as others have; else a label for each token
+    double bytes_per_token = 0;  // of the text that they are; 0: nobody knows
+    int vocabulary = 0;          // tokens lie in [0, vocabulary) instead; 0: they do not
+    bool own_targets = false;    // samples of tokens have targets as others have; else a label for each token
     std::vector<std::int64_t> target_dims = {};                // of a sample's targets; {}: one
     bool numeric_targets = false;                              // they are numbers, and not labels
     std::optional<std::pair<float, float>> target_range = {};  // the least and the largest, where that is known

@@ -87,6 +87,7 @@ struct TrainConfig : session::SessionOptions,
   Settings schedule_settings;          // that it declares
   std::int64_t warmup = 0;             // steps over which the rate rises linearly from 0
   double clip_norm = 0.0;              // largest L2 norm of all gradients together; 0: no clipping
+  double clip_value = 0.0;             // largest magnitude of a gradient's element; 0: no clipping
   /// What losses are multiplied by in fp16 (nn::GradScaler): "dynamic", also where it is empty, or a number that stays.
   std::string loss_scale;
   std::optional<double> ema;  // decay of the parameters' moving average, which is evaluated and saved; or none

@@ -26,6 +26,13 @@ class Linear final : public Module {
     bool bias = true;
   };
   Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style);
+  /// Weights uniform in ±bound, zero bias.
+  struct Uniform {
+    double bound;
+  };
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Uniform style);
+  /// Of PyTorch's xavier_uniform_: sqrt(6 / (in + out)) (Glorot and Bengio, 2010).
+  static double xavier_bound(std::int64_t in_features, std::int64_t out_features);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);

@@ -114,7 +114,7 @@ struct Operator
 class OperatorKernels {
  public:
   virtual ~OperatorKernels() = default;
-  /// y = op(x), of op's shape. y of Affine may be x.
+  /// y = op(x), of op's shape. y of Affine and of Clamp may be x.
   virtual void forward(const Operator& op, const Tensor& x, const Tensor& y) {}
   /// dx of dy, overwritten. x and y, forward()'s, are undefined where op does not read them.
   virtual void backward(const Operator& op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) {}

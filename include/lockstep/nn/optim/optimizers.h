@@ -59,6 +59,7 @@ void check_adapts(const std::string& name, const std::string& plain, double weig
 /// A step after warm-up, as a schedule sees it; all count from the beginning of the run, from 0.
 struct ScheduleStep {
   std::int64_t step = 0, warmup = 0, steps = 0;
+  std::int64_t reductions = 0;  // how often evaluations have had it lowered (ScheduleFamily::follows_evaluations)
   /// The share of the steps after warm-up that are over, 0 to 1.
   double done() const;
 };
@@ -69,7 +70,10 @@ struct ScheduleFamily {
   std::vector<SettingSpec> settings = {};
   /// The rate in that step. `settings` are complete.
   double (*at)(const ScheduleStep& at, double lr, const Settings& settings) = nullptr;
+  /// It is lowered when evaluations get no better, as the settings kPlateauPatience and kPlateauThreshold say.
+  bool follows_evaluations = false;
 };
+inline constexpr const char *kPlateauPatience = "plateau-patience", *kPlateauThreshold = "plateau-threshold";
 
 /// They are there as long as the process.
 const std::vector<const ScheduleFamily*>& schedule_families();
@@ -86,7 +90,7 @@ class LearningRate {
   LearningRate(const ScheduleFamily& schedule, Settings settings, double lr, std::int64_t warmup,
                std::int64_t total_steps)
       : schedule_(schedule), settings_(std::move(settings)), lr_(lr), warmup_(warmup), total_steps_(total_steps) {}
-  double at(std::int64_t step) const;
+  double at(std::int64_t step, std::int64_t reductions = 0) const;
 
  private:
   const ScheduleFamily& schedule_;
