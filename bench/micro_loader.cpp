@@ -1,4 +1,4 @@
-// Batches of rows through the loader, beside bench/peers/torch/loader.py.
+// Batches of rows and of photographs through the loader, beside bench/peers/torch/loader.py.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/open.h"
 
@@ -47,6 +48,21 @@ void LoadRows(benchmark::State& state) {
   state.SetItemsProcessed(static_cast<std::int64_t>(rows));
 }
 BENCHMARK(LoadRows)->ArgNames({"batch", "workers"})->ArgsProduct({{32, 256, 4096}, {0, 1}})->UseRealTime();
+
+// A folder of JPEGs (images:DIR), which are cropped and mirrored at random, resampled to 224 x 224 and normalised:
+// loader.py makes it, and names it to both.
+void LoadImages(benchmark::State& state) {
+  const auto folder = env("MICRO_IMAGES");
+  if (!folder) return state.SkipWithError("MICRO_IMAGES names no folder: see bench/peers/torch/loader.py");
+  const auto dataset = data::open_data("images:" + *folder).train;
+  data::Loader loader(dataset,
+                      sampler::DistributedSampler({.length = dataset->size(), .seed = 1, .global_batch = 32}, 0, 1),
+                      {.workers = static_cast<int>(state.range(0))});
+  std::uint64_t images = 0;
+  for (auto _ : state) images += loader.next().count;
+  state.SetItemsProcessed(static_cast<std::int64_t>(images));
+}
+BENCHMARK(LoadImages)->ArgName("workers")->Arg(0)->Arg(1)->UseRealTime();
 // NOLINTEND(readability-identifier-naming)
 
 }  // namespace

@@ -103,8 +103,10 @@ nn::ModelSpec spec_of_file(const nn::ModelConfig& given, const std::vector<nn::H
                            const std::string& path) {
   Settings settings = given.settings;
   const std::string config = (fs::path(path).parent_path() / "config.json").string();
+  std::error_code unreadable;  // then it says so where it is read
   if (const auto* family = nn::find_model_family(given.name);
-      family != nullptr && !family->config.settings.empty() && fs::exists(config))
+      family != nullptr && !family->config.settings.empty() &&
+      fs::status(config, unreadable).type() != fs::file_type::not_found)
     for (const auto& [name, value] : read_config_file(MappedFile(config).text(), config, given))
       settings.set(name, value);
   return nn::spec_of_tensors(given.name, settings, tensors);

@@ -13,7 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* kFormat = "lockstep checkpoint 1";
 constexpr const char* kFormatInParts = "lockstep checkpoint 2";  // the same, with kMoments
 constexpr const char* kMoments = "moments";
-constexpr const char *kBest = "best", *kPlateau = "plateau", *kSince = "evaluations_since";
+constexpr const char *kBest = "best", *kRate = "lowered_rate", *kSince = "evaluations_since";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
 constexpr int kDeepest = 4;
@@ -106,11 +106,11 @@ class ManifestReader {
       history.best = best_from(json.at(kBest));
       history.since_best = count(json.at(kBest), kSince);
     }
-    if (json.contains(kPlateau)) {
-      const OrderedJson& plateau = json.at(kPlateau);
-      history.least_loss = plateau.at("least_loss").get<double>();
-      history.since_least = count(plateau, kSince);
-      history.reductions = count(plateau, "reductions");
+    if (json.contains(kRate)) {
+      const OrderedJson& rate = json.at(kRate);
+      history.least_loss = rate.at("least_loss").get<double>();
+      history.since_least = count(rate, kSince);
+      history.reductions = count(rate, "reductions");
     }
     return history;
   }
@@ -178,7 +178,7 @@ std::string encode(const CheckpointManifest& manifest) {
     json[kBest] = {
         {"metric", best->metric}, {"value", best->value}, {"step", best->step}, {kSince, history.since_best}};
   if (history.least_loss)
-    json[kPlateau] = {
+    json[kRate] = {
         {"least_loss", *history.least_loss}, {kSince, history.since_least}, {"reductions", history.reductions}};
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {

@@ -12,10 +12,12 @@ namespace {
 
 constexpr const char* kFileRemedy = "check where it came from";
 
-// As parameters are held, in f32; counters and what is aligned come on top.
-std::size_t bytes_for(const std::vector<nn::HostTensor>& tensors) {
+// As parameters are held, in f32, beside what no file has; counters and what is aligned come on top.
+std::size_t bytes_for(const nn::ModelSpec& spec, const std::vector<nn::HostTensor>& tensors) {
   constexpr std::size_t kBeside = std::size_t{1} << 20;
-  std::size_t bytes = 0;
+  constexpr double kMostConstant = 0x1p30;
+  const auto& constant = nn::model_family(spec.name).constant_bytes;
+  auto bytes = static_cast<std::size_t>(constant ? std::min(constant(nn::complete(spec)), kMostConstant) : 0.0);
   for (const auto& tensor : tensors) bytes += tensor.bytes.size() / size_of(tensor.dtype) * sizeof(float);
   return 2 * bytes + kBeside;
 }
@@ -35,8 +37,8 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
                                                const SizesOf& sizes) {
   // Without metadata the file may be of another model, whose names are then compared.
   const bool all = sizes.metadata && sizes.all_are_loaded;
-  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all ? 0 : kMostNewBytes));
   try {
+    const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(spec, tensors) + (all ? 0 : kMostNewBytes));
     return nn::make_model(context, spec);
   } catch (const nn::MemoryLimitReached&) {
     throw IoError(fmt::format("{}: the {} of its sizes has more parameters than the file's {} tensors", source,

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json_value.h"
 #include "base/text.h"
 #include "data/tokenizer_files.h"
@@ -237,7 +238,8 @@ void BytePairs::Tables::take_merges(const nlohmann::json& listed, const std::str
         fmt::format("{}: merge {} is no pair of tokens whose union is one, or stands there twice", path, at + 1),
         "take the tokenizer.json as it was published");
   };
-  if (!listed.is_array()) refuse(0);
+  if (!listed.is_array())
+    throw IoError(fmt::format("{}: its merges are no list", path), "take the tokenizer.json as it was published");
   for (std::size_t i = 0; i < listed.size(); ++i) {
     const auto& pair = listed[i];
     if (pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_string()) {
@@ -369,6 +371,18 @@ std::vector<std::pair<std::string, std::string>> BytePairs::files_of(const std::
 BytePairs::~BytePairs() = default;
 
 std::optional<std::int32_t> BytePairs::end_of_text() const { return tables_->end; }
+
+std::string BytePairs::sha256() const {
+  const Tables& t = *tables_;
+  Sha256 hash;
+  for (const std::string& token : t.tokens) hash.update(fmt::format("{} {}\n", token.size(), token));
+  std::vector<std::uint64_t> pairs(t.merges.size());
+  for (const auto& [pair, merge] : t.merges) pairs[static_cast<std::size_t>(merge.rank)] = pair;
+  for (const std::uint64_t pair : pairs) hash.update(fmt::format("{} {}\n", pair >> 32, pair & 0xFFFFFFFF));
+  for (const std::string& name : t.added.names()) hash.update(fmt::format("{} {}\n", name.size(), name));
+  hash.update(t.add_prefix_space ? "a blank first" : "");
+  return hash.finish();
+}
 
 int BytePairs::size() const { return static_cast<int>(tables_->tokens.size()); }
 

@@ -109,6 +109,7 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
     unknown.add(*tokens);
     if (const auto warning = unknown.warning("text " + path)) log_warn("{}", *warning);
   }
+  const std::string digest = vocabulary.sha256();
   const auto part = [&](const char* name, const TokenRows& rows) {
     return std::make_shared<Text>(
         Dataset::Info{.name = fmt::format("text {}{}", path, name),
@@ -117,7 +118,8 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
                       .classes = vocabulary.size(),
                       .tokens = true,
                       .bytes_per_token = static_cast<double>(text.size()) / static_cast<double>(tokens->size()),
-                      .characters = characters},
+                      .characters = characters,
+                      .vocabulary_sha256 = digest},
         tokens, rows);
   };
   if (whole) return {.whole = part("", whole_tokens(tokens->size(), context, path))};

@@ -23,6 +23,8 @@ class Vocabulary {
   virtual std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const = 0;
   /// Bytes, which a token may end in the middle of a character.
   virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
+  /// Of all that decides what a text becomes; empty: its size says it.
+  virtual std::string sha256() const { return {}; }
   /// The token that stands between texts, if there is one.
   virtual std::optional<std::int32_t> end_of_text() const { return std::nullopt; }
 };
@@ -77,6 +79,7 @@ class BytePairs final : public Vocabulary {
   /// "<|endoftext|>" in a text is that token, and so are the names of added ones.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::string sha256() const override;
   /// <|endoftext|>
   std::optional<std::int32_t> end_of_text() const override;
 

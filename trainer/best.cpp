@@ -59,7 +59,8 @@ const OwnMetric* find_own(const std::string& name) {
 const std::vector<OwnMetric>& own_metrics() { return metrics_of_program(); }
 
 void set_own_metrics(std::vector<OwnMetric> metrics) {
-  std::set<std::string> names = {"event", "step", "samples", "top5", "ema", "best"};  // of reports
+  std::set<std::string> names = {"event", "step", "samples", "top5",         "ema",
+                                 "best",  "data", "of",      "bits_per_byte"};  // of reports
   for (const Metric& metric : kMetrics) names.insert(metric.name);
   for (const OwnMetric& metric : metrics) {
     check_family_name("metric", metric.name);
@@ -81,7 +82,7 @@ void check_needs_no_evaluations(const TrainConfig& config) {
                                !config.save_best.empty() ? "--save-best wants evaluations"
                                : config.patience > 0     ? "--patience wants evaluations"
                                : config.eval_steps > 0   ? "--eval-steps wants evaluations"
-                                                         : "--schedule plateau wants evaluations",
+                                                         : "--schedule " + config.schedule + " wants evaluations",
                                config.data),
                    "leave it out, or give data with such a part");
 }
@@ -125,6 +126,7 @@ BestWatch::BestWatch(const TrainConfig& config) : patience_(config.patience) {
 
 void BestWatch::restore(const EvaluationHistory& history) {
   history_ = history;
+  before_ = history;
   if (history.best && history.best->metric != metric_) forget_best();  // by another metric nothing is known
 }
 
@@ -135,6 +137,7 @@ double BestWatch::value_of(const EvalReport& report) const {
 }
 
 bool BestWatch::follow(const EvalReport& report) {
+  before_ = history_;
   if (plateau_patience_) follow_loss(report.loss);
   const double value = value_of(report);
   const auto& best = history_.best;

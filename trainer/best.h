@@ -47,11 +47,14 @@ class BestWatch {
   void forget_best() {
     history_.best.reset();
     history_.since_best = 0;
+    before_ = history_;
   }
   /// Whether it is better than all before. One without a value is not.
   bool follow(const EvalReport& report);
 
   const EvaluationHistory& history() const { return history_; }
+  /// As it was before the last evaluation.
+  const EvaluationHistory& history_before() const { return before_; }
   bool gives_up() const { return patience_ > 0 && history_.since_best >= patience_; }
 
  private:
@@ -63,7 +66,7 @@ class BestWatch {
   std::int64_t patience_;
   std::optional<std::int64_t> plateau_patience_ = {};  // nothing: the schedule does not follow evaluations
   double plateau_threshold_ = 0;
-  EvaluationHistory history_;
+  EvaluationHistory history_, before_;
 };
 
 }  // namespace lockstep::trainer

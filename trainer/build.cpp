@@ -422,6 +422,7 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
       {"samples", format_of(dataset).describe()},
   };
   if (dataset.word_pieces() != nullptr) manifest.emplace_back("word pieces", dataset.word_pieces()->sha256());
+  if (!dataset.info().vocabulary_sha256.empty()) manifest.emplace_back("vocabulary", dataset.info().vocabulary_sha256);
   if (dataset.info().table != nullptr) manifest.emplace_back("columns", dataset.info().table->sha256());
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());

@@ -22,6 +22,7 @@
 
 namespace lockstep::trainer {
 
+class BestWatch;
 struct TrainHooks;
 
 /// The metadata of the weights that a run saves: of a model that is trained on `dataset`.
@@ -130,9 +131,10 @@ void register_hook(const TrainConfig& config, parallel::DistributedDataParallel&
 /// say.
 std::optional<HookReport> hook_report_of(const ddp::Reducer& reducer);
 
-/// The program's learning rate of a step, from 0; nothing: it leaves that to the schedule. Throws UsageError for one
-/// that is no rate.
-std::optional<double> own_rate(const TrainHooks& hooks, std::int64_t step, std::int64_t total_steps);
+/// The learning rate of a step, from 0: the program's own, or what the schedule makes of the evaluations that `watch`,
+/// if there is one, has followed. Throws UsageError for a number of the program's that is no rate.
+double rate_of(const TrainHooks& hooks, const nn::LearningRate& schedule, std::int64_t step, std::int64_t total_steps,
+               const BestWatch* watch);
 
 /// train(), with what it calls; `hooks` are there meanwhile.
 int run_training(const TrainConfig& config, const std::optional<UsageError>& refusal, const TrainHooks& hooks);

@@ -194,6 +194,10 @@ void validate(const TrainConfig& config) {
   }
   if (!config.save.empty()) nn::check_weights_path(config.save);
   if (watches_evaluations(config)) static_cast<void>(BestWatch(config));
+  require(!nn::schedule_family(config.schedule).follows_evaluations || config.eval_every > 0 || config.eval_steps > 0,
+          fmt::format("--schedule {} with --eval-every 0: it follows evaluations, and there is one alone, at the end",
+                      config.schedule),
+          "give --eval-every or --eval-steps, or another schedule");
   require(config.eval_steps == 0 || !config.stateful,
           "--eval-steps with --stateful, whose state an evaluation amid an epoch would replace",
           "leave --eval-steps out: evaluations come at the ends of epochs");

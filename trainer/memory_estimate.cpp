@@ -29,7 +29,7 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   nn::Tape tape(backend);
   tape.set_recording(train);
   tape.set_activations(dtype_of(config.precision));
-  if (is_random(config.model)) tape.set_dropout_state(backend.empty({3}, DType::kI64));
+  if (train && is_random(config.model)) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
   const Inputs on_host = make_inputs(format, samples, [&](int input, const nn::Shape& shape, DType dtype) {
     return backend.stage(nn::meta_address(), shape, dtype, input);

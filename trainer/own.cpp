@@ -54,10 +54,20 @@ void register_own(TrainConfig& config, const OwnTraining& own) {
                      .make = [loss = own.loss](const Settings&) { return loss; }});
 }
 
+/// What a run refuses where its learning rates come from both.
+std::optional<UsageError> twice_given_rates(const TrainConfig& config, const TrainHooks& hooks) {
+  if (!hooks.learning_rate || (!config.lr && config.warmup == 0 && config.schedule == TrainConfig().schedule &&
+                               config.schedule_settings.empty()))
+    return std::nullopt;
+  return UsageError("--lr, --warmup or --schedule, where the program decides learning rates itself",
+                    "leave them out: TrainHooks::learning_rate says every step's rate");
+}
+
 }  // namespace
 
-std::optional<double> own_rate(const TrainHooks& hooks, std::int64_t step, std::int64_t total_steps) {
-  if (!hooks.learning_rate) return std::nullopt;
+double rate_of(const TrainHooks& hooks, const nn::LearningRate& schedule, std::int64_t step, std::int64_t total_steps,
+               const BestWatch* watch) {
+  if (!hooks.learning_rate) return schedule.at(step, watch != nullptr ? watch->history().reductions : 0);
   const double rate = hooks.learning_rate(step, total_steps);
   if (std::isfinite(rate) && rate >= 0) return rate;
   throw UsageError(fmt::format("a learning rate of {} for step {}", rate, step + 1),
@@ -66,7 +76,7 @@ std::optional<double> own_rate(const TrainHooks& hooks, std::int64_t step, std::
 
 int train(TrainConfig config, const OwnTraining& own) {
   register_own(config, own);
-  return run_training(config, std::nullopt, own.hooks);
+  return run_training(config, twice_given_rates(config, own.hooks), own.hooks);
 }
 
 int train(int argc, char** argv, TrainConfig config, const OwnTraining& own) {
@@ -85,7 +95,8 @@ int train(int argc, char** argv, TrainConfig config, const OwnTraining& own) {
   } catch (const UsageError& error) {
     refusal = error;
   }
-  return evaluates ? evaluate(config, refusal) : run_training(config, refusal, own.hooks);
+  if (evaluates) return evaluate(config, refusal);
+  return run_training(config, refusal ? refusal : twice_given_rates(config, own.hooks), own.hooks);
 }
 
 }  // namespace lockstep::trainer

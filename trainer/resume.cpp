@@ -320,6 +320,8 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   if (const SampleFormat format = format_of(dataset); !format.further.empty())
     manifest.identity.emplace_back("further inputs", format.describe_further());
   if (dataset.word_pieces() != nullptr) manifest.identity.emplace_back("word pieces", dataset.word_pieces()->sha256());
+  if (!dataset.info().vocabulary_sha256.empty())
+    manifest.identity.emplace_back("vocabulary", dataset.info().vocabulary_sha256);
   if (config.shards > 0)
     manifest.identity.emplace_back("threads of a shard", fmt::to_string(threads_of_a_shard(config)));
   manifest.settings = {

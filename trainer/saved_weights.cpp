@@ -1,5 +1,6 @@
 #include "trainer/saved_weights.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/error.h"
@@ -24,6 +25,53 @@ TrainConfig with_saved_file(TrainConfig config) {
   return config;
 }
 
+namespace {
+
+using NamedTexts = std::vector<std::pair<std::string, std::string>>;
+
+constexpr const char *kConfig = "config.json", *kTokenizerConfig = "tokenizer_config.json", *kPieces = "vocab.txt";
+
+/// What byte pairs were read from, as it is now: it may be gone when the run ends.
+NamedTexts byte_pair_files(const TrainConfig& config) {
+  NamedTexts all;
+  if (!config.save_directory || config.vocabulary.empty() || nn::model_family(config.model.name).word_pieces)
+    return all;
+  bool configured = false, whole = false;
+  for (const auto& [name, path] : data::BytePairs::files_of(config.vocabulary, config.merges)) {
+    all.emplace_back(name, MappedFile(path).text());
+    configured = configured || name == kTokenizerConfig;
+    whole = whole || name == "tokenizer.json";
+  }
+  // Otherwise its class would be guessed by the model's.
+  if (!configured)
+    all.emplace_back(kTokenizerConfig,
+                     JsonObject{{"tokenizer_class", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}}.text());
+  return all;
+}
+
+/// The names that are written beside the weights.
+std::vector<std::string> names_beside(const TrainConfig& config) {
+  std::vector<std::string> names = {kConfig};
+  if (nn::model_family(config.model.name).word_pieces) names.insert(names.end(), {kPieces, kTokenizerConfig});
+  for (const auto& [name, text] : byte_pair_files(config)) names.push_back(name);
+  return names;
+}
+
+/// A tokenizer of another kind that is there already would be read instead.
+void check_other_tokenizers(const fs::path& directory, const std::vector<std::string>& written) {
+  if (written.size() < 2) return;
+  for (const char* const name :
+       {"tokenizer.json", "vocab.json", "merges.txt", kPieces, "tokenizer.model", "added_tokens.json"}) {
+    std::error_code unreadable;
+    if (std::ranges::find(written, name) == written.end() && fs::exists(directory / name, unreadable))
+      throw UsageError(fmt::format("--save {}/: there is a {} already, which would count beside this run's vocabulary",
+                                   directory.string(), name),
+                       "remove it, or give another directory");
+  }
+}
+
+}  // namespace
+
 void check_saved_place(const TrainConfig& config) {
   if (config.save_directory) {
     const fs::path directory = fs::path(config.save).parent_path();
@@ -31,10 +79,17 @@ void check_saved_place(const TrainConfig& config) {
     fs::create_directories(directory, failed);
     if (failed)
       throw IoError(fmt::format("--save {}/: {}", directory.string(), failed.message()), "give another directory");
+    const auto names = names_beside(config);
+    check_other_tokenizers(directory, names);
+    for (const std::string& name : names) static_cast<void>(AtomicFile((directory / name).string()));
   }
   // A run of hours must not find out at its end that its result has no place to go.
   static_cast<void>(AtomicFile(config.save));
 }
+
+SavedWeights::SavedWeights(const TrainConfig& config, const nn::Module& model, nn::MovingAverage* average,
+                           const data::Dataset& dataset)
+    : config_(config), model_(model), average_(average), dataset_(dataset), byte_pairs_(byte_pair_files(config)) {}
 
 /// What from_pretrained() reads besides: of words, what they are cut by.
 void SavedWeights::write_beside(const checkpoint::ModelMetadata& metadata) const {
@@ -42,24 +97,22 @@ void SavedWeights::write_beside(const checkpoint::ModelMetadata& metadata) const
   const auto write = [&](const char* name, std::string_view text) {
     write_whole_file((directory / name).string(), text);
   };
-  write("config.json", nn::model_family(config_.model.name).config.text(metadata.spec, metadata.class_names));
+  write(kConfig, nn::model_family(config_.model.name).config.text(metadata.spec, metadata.class_names));
   if (const auto& pieces = metadata.word_pieces) {
     std::string text;
     for (const std::string& piece : pieces->pieces()) text += piece + '\n';
-    write("vocab.txt", text);
+    write(kPieces, text);
     const data::TextRules& rules = pieces->words().rules();
     using Marks = data::TextRules::Marks;
     const std::optional<bool> strips =
         rules.marks == Marks::kLeftOutUnlessHeld ? std::nullopt : std::optional(rules.marks == Marks::kLeftOut);
-    write("tokenizer_config.json", JsonObject{{"tokenizer_class", "BertTokenizer"},
-                                              {"do_lower_case", rules.lower_case},
-                                              {"strip_accents", strips},
-                                              {"tokenize_chinese_chars", rules.split_ideographs}}
-                                       .text());
-  } else if (!config_.vocabulary.empty()) {
-    for (const auto& [name, path] : data::BytePairs::files_of(config_.vocabulary, config_.merges))
-      if (!is_same_file(path, (directory / name).string())) write(name.c_str(), MappedFile(path).text());
+    write(kTokenizerConfig, JsonObject{{"tokenizer_class", "BertTokenizer"},
+                                       {"do_lower_case", rules.lower_case},
+                                       {"strip_accents", strips},
+                                       {"tokenize_chinese_chars", rules.split_ideographs}}
+                                .text());
   }
+  for (const auto& [name, text] : byte_pairs_) write(name.c_str(), text);
 }
 
 void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
@@ -69,8 +122,8 @@ void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   auto metadata = model_metadata_of(config_, dataset_);
   metadata.best = best;
   report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
-  if (config_.save_directory) write_beside(metadata);
   nn::write_weights(config_.save, nn::state_of(model_), checkpoint::metadata_of(metadata));
+  if (config_.save_directory) write_beside(metadata);
   report_status({.kind = StatusReport::Kind::kSaved});
 }
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/manifest.h"
 #include "lockstep/comm/process_group.h"
@@ -25,8 +27,7 @@ class SavedWeights {
  public:
   /// All outlive it. `average`: of the model's parameters, which is what is saved then; nullptr: there is none.
   SavedWeights(const TrainConfig& config, const nn::Module& model, nn::MovingAverage* average,
-               const data::Dataset& dataset)
-      : config_(config), model_(model), average_(average), dataset_(dataset) {}
+               const data::Dataset& dataset);
 
   /// Of a run that resumes: whether the file has what the checkpoint's run saved last, or later.
   bool has(const BestEvaluation& best) const;
@@ -43,6 +44,7 @@ class SavedWeights {
   const nn::Module& model_;
   nn::MovingAverage* const average_;
   const data::Dataset& dataset_;
+  const std::vector<std::pair<std::string, std::string>> byte_pairs_;  // names and texts of their files
   std::string failure_, remedy_;
 };
 

@@ -300,8 +300,8 @@ class Run {
     if (group_.rank() == root) extra.files[checkpoint::kScalerFile] = scaler_tensors(scaler_.get());
     extra.moments = gather_moments(checkpoints_, *ddp_, step_->optimizer(), root);
     if (best_) {
-      extra.evaluations = best_->history();
-      if (gave_up_) --extra.evaluations.since_best;  // who resumes evaluates once more what made this run give up
+      // Who resumes evaluates once more what made this run give up.
+      extra.evaluations = gave_up_ ? best_->history_before() : best_->history();
     }
     return extra;
   }
@@ -393,9 +393,7 @@ class Run {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
-    step_->run(step, batch,
-               own_rate(hooks_, step - 1, total_steps_)
-                   .value_or(rate_->at(step - 1, best_ ? best_->history().reductions : 0)));
+    step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr));
   }
 
   // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.

@@ -154,10 +154,10 @@ void add_up(Backend& backend, const Tensor& x, const Tensor& y) {
   const std::int64_t columns = y.count(), rows = columns > 0 ? x.count() / columns : 0;
   if (columns == 0) return;
   const Tensor sums = y.dtype() == DType::kF32 ? y : backend.empty(y.shape());
-  // Whether all axes that are kept come after those that are summed.
+  // Whether all axes that are kept come after those that are summed. An axis of one index lies anywhere.
+  const int last = kept < axes ? order[at(axes - 1)] : -1;
   bool first = true;
-  for (int axis = 0; axis < kept; ++axis)
-    first = first && (whole[order[at(axis)]] == 1 || order[at(axis)] >= axes - kept);
+  for (int axis = 0; axis < kept; ++axis) first = first && (whole[order[at(axis)]] == 1 || order[at(axis)] > last);
   if (rows == 0) {
     backend.pointwise().fill(sums, 0.0f);
   } else if (first) {
@@ -250,18 +250,19 @@ Var reshape(Tape& tape, Var x, const Shape& shape) {
   Shape to = shape;
   std::int64_t known = 1;
   int open = -1, opens = 0;
+  bool fits = true;
   for (int axis = 0; axis < to.size(); ++axis) {
     if (to[axis] == -1) {
       open = axis;
       ++opens;
     } else {
-      known *= to[axis];
+      fits = fits && !__builtin_mul_overflow(known, to[axis], &known);
     }
   }
   const std::int64_t count = x.shape().count();
-  if (opens == 1 && known != 0) to[open] = count / known;
-  if (opens > 1 || to.count() != count ||
-      std::ranges::any_of(to.dims(), [](std::int64_t extent) { return extent < 0; }))
+  if (fits && opens == 1 && known != 0) to[open] = count / known;
+  fits = fits && opens <= 1 && std::ranges::none_of(to.dims(), [](std::int64_t extent) { return extent < 0; });
+  if (!fits || to.count() != count)
     throw UsageError(fmt::format("reshape of {} to {}", to_string(x.shape()), to_string(shape)),
                      "give a shape of as many elements; one extent may be -1, which the others decide");
   const Var out = tape.make_var(x.value().reshaped(to), x.needs_grad());

@@ -201,7 +201,9 @@ Var matmul(Tape& tape, Var a, Var b, Turned turned) {
   const Shape result = with_matrix(*leading, rows, columns);
   Var left = a, right = b;
   if (last_b == 1 && !turned.a) {
-    left = reshape(tape, a, {1, of_a.count() / std::max<std::int64_t>(1, of_a[last_a]), of_a[last_a]});  // one product
+    std::int64_t all = 1;
+    for (int axis = 0; axis < last_a; ++axis) all *= of_a[axis];
+    left = reshape(tape, a, {1, all, of_a[last_a]});  // one product
   } else if (last_a > 1 || last_b > 1) {
     left = broadcast_to(tape, a, with_matrix(*leading, of_a[last_a - 1], of_a[last_a]));
     right = broadcast_to(tape, b, with_matrix(*leading, of_b[last_b - 1], of_b[last_b]));

@@ -252,10 +252,10 @@ void check_channels(const Parameter& gamma, Var x, const char* op) {
         "the weight has as many numbers as the input's last axis");
 }
 
-// x · gamma + beta along the last axis.
+// x · gamma + beta along the last axis, all in f32.
 Var scaled(Tape& tape, Var x, Parameter& gamma, Parameter* beta) {
-  const Var y = mul(tape, x, cast(tape, variable(tape, gamma), x.dtype(), "to_activations"));
-  return beta != nullptr ? add(tape, y, cast(tape, variable(tape, *beta), x.dtype(), "to_activations")) : y;
+  const Var y = mul(tape, x, variable(tape, gamma, DType::kF32));
+  return beta != nullptr ? add(tape, y, variable(tape, *beta, DType::kF32)) : y;
 }
 
 }  // namespace
@@ -265,7 +265,7 @@ Var rms_norm(Tape& tape, Var x, Parameter& gamma, double eps) {
   check_parameter(tape, gamma, "RMSNorm");
   check_channels(gamma, x, "RMSNorm");
   const NormalizeLast normalize = {.eps = static_cast<float>(eps), .centered = false};
-  return scaled(tape, apply(tape, x, normalize), gamma, nullptr);
+  return in_f32(tape, x, [&](Var wide) { return scaled(tape, apply(tape, wide, normalize), gamma, nullptr); });
 }
 
 Var group_norm(Tape& tape, Var x, std::int64_t groups, Parameter& gamma, Parameter* beta, double eps) {
@@ -274,16 +274,20 @@ Var group_norm(Tape& tape, Var x, std::int64_t groups, Parameter& gamma, Paramet
   check_channels(gamma, x, "GroupNorm");
   check_further(tape, beta, gamma.value().shape(), "a bias", "GroupNorm");
   const Shape& s = x.shape();
-  const std::int64_t channels = s[s.size() - 1];
-  if (s.size() < 2 || groups < 1 || channels % groups != 0 || s[0] == 0)
+  const std::int64_t channels = gamma.value().count();
+  if (s.size() < 2 || groups < 1 || channels < 1 || channels % groups != 0)
     throw UsageError(fmt::format("GroupNorm of {} groups was given {}", groups, to_string(s)),
-                     "it takes (N, …, C) with C a multiple of the groups, and at least one sample");
-  const std::int64_t each = channels / groups, places = s.count() / s[0] / channels;
-  const Var by_group = permute(tape, reshape(tape, x, {s[0], places, groups, each}), {0, 2, 1, 3});
-  const Var y = apply(tape, reshape(tape, by_group, {s[0], groups, places * each}),
-                      NormalizeLast{.eps = static_cast<float>(eps), .centered = true});
-  const Var back = permute(tape, reshape(tape, y, {s[0], groups, places, each}), {0, 2, 1, 3});
-  return scaled(tape, reshape(tape, back, s), gamma, beta);
+                     "it takes (N, …, C) with C a multiple of the groups");
+  const std::int64_t each = channels / groups;
+  std::int64_t places = 1;
+  for (int axis = 1; axis < s.size() - 1; ++axis) places *= s[axis];
+  return in_f32(tape, x, [&](Var wide) {
+    const Var by_group = permute(tape, reshape(tape, wide, {s[0], places, groups, each}), {0, 2, 1, 3});
+    const Var y = apply(tape, reshape(tape, by_group, {s[0], groups, places * each}),
+                        NormalizeLast{.eps = static_cast<float>(eps), .centered = true});
+    const Var back = permute(tape, reshape(tape, y, {s[0], groups, places, each}), {0, 2, 1, 3});
+    return scaled(tape, reshape(tape, back, s), gamma, beta);
+  });
 }
 
 }  // namespace lockstep::nn

@@ -85,6 +85,8 @@ Var compute(Tape& tape, Var x, Op op) {
   return out;
 }
 
+/// variable() of one type.
+Var variable(Tape& tape, Parameter& parameter, DType dtype);
 /// x in another type; x itself where it has that.
 Var cast(Tape& tape, Var x, DType dtype, const char* name);
 /// compute(x) of f32, rounded to x's type.

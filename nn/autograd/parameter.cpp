@@ -91,10 +91,12 @@ class VariableNode final : public Node {
 
 }  // namespace
 
-Var variable(Tape& tape, Parameter& parameter) {
+Var variable(Tape& tape, Parameter& parameter) { return variable(tape, parameter, tape.activations()); }
+
+Var variable(Tape& tape, Parameter& parameter, DType dtype) {
   check_parameter(tape, parameter, "variable");
   const Tape::OpScope scope(tape, "variable", &parameter);
-  const Var out = tape.make_var(parameter.as(tape.activations()), parameter.requires_grad());
+  const Var out = tape.make_var(parameter.as(dtype), parameter.requires_grad());
   tape.record<VariableNode>(out, parameter);
   return out;
 }

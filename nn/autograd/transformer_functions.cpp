@@ -1,4 +1,8 @@
 #include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
@@ -263,16 +267,24 @@ RotaryAngles::RotaryAngles(Backend& backend, std::int64_t positions, std::int64_
         fmt::format("rotary angles of {} positions for heads of {} features, base {:g}", positions, head_dim, base),
         "give at least one position, an even number of features, and a base above 0");
   const std::int64_t half = head_dim / 2;
+  if (bytes(positions, head_dim) > kMostBytes)
+    throw UsageError(fmt::format("rotary angles of {} positions for heads of {} features", positions, head_dim),
+                     fmt::format("give at most {} positions (--context)", kMostBytes / bytes(1, head_dim)));
+  cosines = backend.empty({positions, half});
+  sines = backend.empty({positions, half});
+  if (reinterpret_cast<std::uintptr_t>(cosines.raw()) >= kShapesAlone) return;
+  std::vector<double> frequencies;
+  for (std::int64_t d = 0; d < half; ++d)
+    frequencies.push_back(std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(head_dim)));
   std::vector<float> cosine, sine;
   for (std::int64_t position = 0; position < positions; ++position)
-    for (std::int64_t d = 0; d < half; ++d) {
-      const double angle =
-          static_cast<double>(position) * std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(head_dim));
+    for (const double frequency : frequencies) {
+      const double angle = static_cast<double>(position) * frequency;
       cosine.push_back(static_cast<float>(std::cos(angle)));
       sine.push_back(static_cast<float>(std::sin(angle)));
     }
-  cosines = backend.from_host(cosine.data(), {positions, half}, DType::kF32);
-  sines = backend.from_host(sine.data(), {positions, half}, DType::kF32);
+  backend.upload(std::as_bytes(std::span(cosine)), cosines);
+  backend.upload(std::as_bytes(std::span(sine)), sines);
 }
 
 namespace {

@@ -259,12 +259,16 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
                FanOut style)
+    : Conv2d(context, in_channels, out_channels, window,
+             Normal{std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
+                    style.bias}) {}
+
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
+               Normal style)
     : window_(window),
       weight_(register_parameter(
-          "weight",
-          normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
-                           std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
-                           FileLayout::kOhwiToOihw))),
+          "weight", normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+                                     style.deviation, FileLayout::kOhwiToOihw))),
       bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_channels}, 0.0f)) : nullptr) {}
 
 Conv1d::Conv1d(Context& context, std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,

@@ -305,6 +305,11 @@ const ModelFamily& llama_family() {
         return std::make_unique<Llama>(context, llama_spec(spec));
       },
       .products = llama_products,
+      .constant_bytes =
+          [](const ModelSpec& spec) {
+            const LlamaSpec llama = llama_spec(spec);
+            return RotaryAngles::bytes(llama.context, llama.head_width());
+          },
       .read_tensors = read_llama_tensors,
   };
   return family;

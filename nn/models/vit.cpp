@@ -9,6 +9,9 @@
 #include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
+
+const ModelFamily& vit_family();
+
 namespace {
 
 constexpr double kNormEps = 1e-6;
@@ -111,9 +114,10 @@ class Vit final : public Module {
   Vit(Context& context, const VitSpec& spec)
       : spec_(spec),
         class_token_(register_parameter("class_token", drawn(context, {1, 1, spec.width}, 0, 0))),
-        patches_(
-            register_module<Conv2d>("conv_proj", context, spec.channels, spec.width,
-                                    Window{.kernel = {spec.patch, spec.patch}, .stride = {spec.patch, spec.patch}})),
+        patches_(register_module<Conv2d>(
+            "conv_proj", context, spec.channels, spec.width,
+            Window{.kernel = {spec.patch, spec.patch}, .stride = {spec.patch, spec.patch}},
+            Conv2d::Normal{std::sqrt(1.0 / static_cast<double>(spec.channels * spec.patch * spec.patch))})),
         positions_(register_parameter("encoder.pos_embedding",
                                       drawn(context, {1, spec.patches() + 1, spec.width}, kDeviation, 0))),
         drop_(register_module("encoder.dropout", std::make_unique<Dropout>(spec.dropout, 0))) {
@@ -199,8 +203,12 @@ void read_vit_tensors(const TensorsByName& tensors, ModelSpec& spec) {
   if (stem != nullptr) {
     spec.settings.set("width", (*stem)[0]);
     spec.settings.set("patch", (*stem)[2]);
-    if (!spec.settings.has("heads") && (*stem)[0] % kHeadWidth == 0)
+    // Heads leave no trace in shapes: torchvision's are known, and so are a model's of the usual width.
+    const auto usual = find_setting(vit_family().settings_of(spec.name), "width")->fallback;
+    if (spec.name == "vit-b16" && (*stem)[0] % kHeadWidth == 0)
       spec.settings.set("heads", (*stem)[0] / kHeadWidth);
+    else if (!spec.settings.has("heads") && SettingValue((*stem)[0]) != usual)
+      throw UsageError("the weights do not say how many attention heads their model has", "give --heads");
   }
   if (stem != nullptr && positions != nullptr) {
     const auto side = static_cast<std::int64_t>(std::lround(std::sqrt(static_cast<double>((*positions)[1] - 1))));

@@ -33,6 +33,13 @@ class ModelOfFile : public ::testing::Test {
   nn::Generator generator_ = nn::Generator::zeros();
 };
 
+nn::ModelSpec llama(std::int64_t width, std::int64_t context) {
+  return {.name = "llama",
+          .sample_shape = {context},
+          .classes = 8,
+          .settings = {{"layers", 1}, {"heads", 1}, {"width", width}, {"context", context}}};
+}
+
 nn::ModelSpec gpt(std::int64_t layers, std::int64_t heads, std::int64_t width, std::int64_t context) {
   return {.name = "gpt",
           .sample_shape = {context},
@@ -43,6 +50,7 @@ nn::ModelSpec gpt(std::int64_t layers, std::int64_t heads, std::int64_t width, s
 TEST_F(ModelOfFile, IsBuiltIfTheFileHasItsParameters) {
   const std::vector<nn::ModelSpec> specs = {
       gpt(3, 2, 8, 16),
+      llama(8, 1 << 18),  // whose angles are in no file
       {.name = "resnet18-cifar", .sample_shape = {8, 8, 3}, .classes = 4},
       {.name = "cnn", .sample_shape = {8, 8, 1}, .classes = 4},
       {.name = "mlp", .sample_shape = {5}, .classes = 3, .settings = {{"hidden", {7, 9}}}},
@@ -84,6 +92,7 @@ TEST_F(ModelOfFile, LimitsMemoryByTheFilesSize) {
         nn::ModelSpec{
             .name = "lstm", .sample_shape = {8, 8, 1}, .classes = 8, .settings = {{"layers", kMost}, {"width", 64}}}})
     EXPECT_THAT(refusal(spec), HasSubstr("w.safetensors: the " + spec.name + " of its sizes has more parameters"));
+  EXPECT_THAT(refusal(llama(64, kMost)), HasSubstr("give at most 4194304 positions"));
   EXPECT_LT(backend_->allocator().stats().bytes_held, std::size_t{4} << 20);
   EXPECT_NO_THROW(make(gpt(2, 2, 256, 16), {}, {.metadata = true, .all_are_loaded = false}));  // what need not be in it
   nn::Context context{*backend_, generator_};

@@ -112,6 +112,8 @@ TEST_F(Bpe, FilesBesideTheVocabularyAddTokens) {
       R"({"add_prefix_space": true, "added_tokens_decoder": {"481": {"content": "<x y>", "special": true}}})");
   const BytePairs pairs(directory_.write("vocab.json", vocabulary), directory_.write("merges.txt", merges));
   EXPECT_EQ(pairs.size(), golden_.size() + 1);
+  EXPECT_NE(pairs.sha256(), golden_.sha256());
+  EXPECT_EQ(BytePairs(kGolden / "vocab.json").sha256(), golden_.sha256());
   const auto the = golden_.encode(" the", "it");
   ASSERT_EQ(the.size(), 1u);
   EXPECT_THAT(pairs.encode("the<x y> the", "it"), ElementsAre(the[0], 481, the[0]));
@@ -157,7 +159,9 @@ TEST_F(Bpe, OneFileOfBoth) {
   auto changed = file;
   changed["model"]["merges"] = {"h e", "h e"};
   EXPECT_THAT(refusal(changed), HasSubstr("t.json: merge 2 is no pair"));
-  for (const nlohmann::json& bad : {nlohmann::json(7), nlohmann::json({{"a", "b", "c"}}), nlohmann::json({"he"})}) {
+  changed["model"]["merges"] = 7;
+  EXPECT_THAT(refusal(changed), HasSubstr("t.json: its merges are no list"));
+  for (const nlohmann::json& bad : {nlohmann::json({{"a", "b", "c"}}), nlohmann::json({"he"})}) {
     changed["model"]["merges"] = bad;
     EXPECT_THAT(refusal(changed), HasSubstr("t.json: merge 1 is no pair"));
   }

@@ -267,6 +267,15 @@ TEST_F(Layout, BroadcastTo) {
         return broadcast_to(t, x, {2, 3});
       },
       {2, 3}, [](const Index&) { return Index{}; });
+  expect_moves(
+      {1, 2, 3, 1, 2},
+      [](Tape& t, Var x) {
+        return broadcast_to(t, x, {1, 2, 3, 4, 2});
+      },
+      {1, 2, 3, 4, 2},
+      [](const Index& i) {
+        return Index{0, i[1], i[2], 0, i[4]};
+      });
   EXPECT_REFUSED("broadcast of [2, 3] to [3, 2]", broadcast_to(refused, refused.input(random({2, 3}, 1)), {3, 2}));
 }
 
@@ -296,6 +305,13 @@ TEST_F(Layout, SumOver) {
   EXPECT_EQ(sum_over(tape, v, {}).shape(), Shape{});
   EXPECT_EQ(sum_over(tape, v, {1}, true).shape(), (Shape{2, 1}));
   EXPECT_EQ(of(sum_over(tape, tape.input(backend->zeros({0, 2})), {0})), (std::vector<float>{0, 0}));
+  // Axes of one index lie anywhere: they must not hide what is kept before what is summed.
+  for (const Shape& shape : {Shape{1, 2, 3}, Shape{2, 1, 3}, Shape{1, 2, 1, 3}, Shape{1, 1, 2, 3}}) {
+    SCOPED_TRACE(to_string(shape));
+    const Var same = reshape(tape, v, shape);
+    EXPECT_EQ(of(sum_over(tape, same, {-1})), (std::vector<float>{9, 12}));
+    EXPECT_EQ(of(sum_over(tape, same, {shape[1] == 2 ? 1 : shape.size() == 3 ? 0 : 2})), (std::vector<float>{5, 7, 9}));
+  }
   EXPECT_REFUSED("axis -2 twice", sum_over(refused, refused.input(random({2, 3, 4}, 1)), {1, -2}));
 }
 TEST_F(Layout, MeanOver) {
@@ -435,7 +451,7 @@ TEST_F(Gradient, RmsNorm) {
 
 TEST_F(Gradient, GroupNorm) {
   const auto gamma = weights({6}, 1), beta = weights({6}, 2);
-  for (const Shape& shape : {Shape{3, 6}, {2, 3, 6}, {2, 2, 3, 6}})
+  for (const Shape& shape : {Shape{3, 6}, {2, 3, 6}, {2, 2, 3, 6}, {0, 3, 6}})
     for (const std::int64_t groups : {1, 2, 3})
       expect_gradients({{random(shape, 3)}, {gamma.get(), beta.get()}},
                        [&](Tape& t, Inputs x) { return group_norm(t, x[0], groups, *gamma, beta.get(), 1e-2); });

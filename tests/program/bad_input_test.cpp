@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 2 lockstep train cnn --data digits
   --dropout 0.5
-    | --dropout 0.5 on the command line: it applies to tabular, vgg11, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
+    | --dropout 0.5 on the command line: it applies to tabular, vgg11, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
   --encrypt --backend mpi
     | it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt
   --shards 2 --comm-hook bf16 | and --shards promises the same bits at any number of ranks
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --comm-hook powersgd:0 | powersgd:R with R from 1
   --comm-hook topk:200 | topk:P with P percent of each bucket
   --device cuda --comm-hook topk:1 | --comm-hook topk:1 is for the CPU
-  --layers 2 | --layers 2 on the command line: it applies to gpt
+  --layers 2 | --layers 2 on the command line: it applies to vision transformers, gpt
   --hidden 5 | it applies to mlp and tabular, and the model is cnn
   --embedding-dim 4 | it applies to tabular, and the model is cnn
   --out 10 | --out 10
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --eval-steps 5 --eval-every 1 | --eval-every
   --eval-steps 5 --local-sgd 2 | give a multiple of --local-sgd
   --patience -1 | --patience
-  --min-lr 1e-5 | it applies to --schedule cosine, restarts, step and polynomial
+  --min-lr 1e-5 | it applies to --schedule cosine, restarts, step, polynomial and plateau
   --schedule cosine --end-factor 0.1 | it applies to --schedule linear and exponential, and the schedule is cosine
   --device cpu --graphs yes | it applies to GPUs
   --graphs yes | --graphs yes is for GPUs, and this run is on the CPU (
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --quiet --log-every 5 | --log-every and --quiet exclude
 2 lockstep
   bench step cnn --comm-hook fp16:3 | fp16 takes no :3
-  train lstm --data digits --heads 2 | it applies to gpt, gpt2, llama and BERTs, and the model is lstm
+  train lstm --data digits --heads 2 | it applies to vision transformers, gpt, gpt2, llama and BERTs, and the model is lstm
   train mlp --data digits --width 8 | --width 8
   train bert --data text:text.txt --vocab v.txt --vocab-size 99 | there is --vocab
   train resnet18-cifar --data random:3x32x32,9 --context 8 | --context 8
@@ -248,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   eval cnn --data digits --weights w --graphs no | --graphs
   eval cnn --data digits --weights w --hidden 8 | it applies to mlp
   eval cnn --data digits --weights w --device cpu:7 | no CPU device 7
-  bench step cnn --dropout 0.1 | it applies to tabular, vgg11, gpt, gpt2, BERTs, rnn, lstm and gru
+  bench step cnn --dropout 0.1 | it applies to tabular, vgg11, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru
   bench step lstm --data digits --context 9 | the data is digits
   bench step cnn --device cpu --copy-batch yes | --copy-batch yes is for GPUs
   bench step cnn --csv --timeline | --csv and --timeline exclude
@@ -257,6 +257,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   train '' | MODEL
 2 lockstep train gpt --data text:text.txt
   --max-length 8 | it applies to BERTs, and the model is gpt
+  --schedule plateau --eval-every 0 | it follows evaluations
   --merges m.txt | it applies to a vocab.json, and there is no --vocab
   --cased no | and the model is gpt
   --bidirectional | it applies to rnn, lstm and gru, and the model is gpt

@@ -202,7 +202,7 @@ TEST_F(Bert, InvalidOptionsAreRefused) {
   expect_refusal("train bert --data csv:missing.csv", 3, "missing.csv");
   expect_refusal("train bert --data csv:kind.csv --vocab missing.txt", 3, "missing.txt");
   expect_refusal("train bert --data csv:kind.csv --vocab v.txt --vocab-size 100", 2, "--vocab-size");
-  expect_refusal("train gpt --data text:docs.txt --vocab v.txt", 2, "the model is gpt");
+  expect_refusal("train gpt --data text:docs.txt --vocab-size 99", 2, "the model is gpt");
   expect_refusal("train bert --data csv:kind.csv --max-length 600", 2, "samples of 600 tokens");
   expect_refusal("train bert --data csv:kind.csv --heads 3 --steps 1", 2, "multiple of --heads");
   expect_refusal("infer bert --weights kind.safetensors --prompt x --temperature 0.5", 2, "--temperature");

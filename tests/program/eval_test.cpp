@@ -335,6 +335,12 @@ TEST_F(Eval, ADirectoryForOtherPrograms) {
       "--save bert/");
   EXPECT_EQ(json_in(read_file(here / "bert/tokenizer_config.json"))["do_lower_case"], true);
   EXPECT_THAT(read_file(here / "bert/vocab.txt"), HasSubstr("[MASK]\n"));
+  EXPECT_THAT(read_file(here / "made/here/tokenizer_config.json"), HasSubstr("GPT2Tokenizer"));
+  EXPECT_THAT(run("lockstep train gpt --data text:bridges.txt --vocab vocab.json --steps 1 --save bert/", here),
+              fails_with(2, "there is a vocab.txt already"));
+  fs::create_directories(here / "taken/config.json");
+  EXPECT_THAT(run("lockstep train gpt --data text:bridges.txt --steps 1 --save taken/", here),
+              fails_with(3, "taken/config.json"));
   EXPECT_THAT(run("lockstep train cnn --data digits --steps 1 --save cnn/", here),
               fails_with(2, "there is no config.json of cnn"));
   EXPECT_THAT(run("lockstep train gpt --data text:bridges.txt --steps 1 --save bridges.txt/", here),

@@ -62,6 +62,7 @@ TEST(BestWatch, ContinuesFromACheckpoint) {
   watch.restore({.best = BestEvaluation{"loss", 0.5, 7}, .since_best = 2});
   EXPECT_FALSE(watch.follow(report(9, 0.6, 0)));
   EXPECT_TRUE(watch.gives_up());
+  EXPECT_EQ(watch.history_before().since_best, 2);
   BestWatch other = watch_of("accuracy", 3);
   other.restore({.best = BestEvaluation{"loss", 0.5, 7}, .since_best = 2});
   EXPECT_FALSE(other.history().best.has_value()) << "another metric's";
@@ -87,6 +88,7 @@ TEST(BestWatch, LowersTheRateAtAPlateau) {
   again.restore(watch.history());
   again.follow(report(11, 0.46, 0));
   EXPECT_EQ(again.history().reductions, 4);
+  EXPECT_EQ(again.history_before().reductions, 3);
   EXPECT_DOUBLE_EQ(rate.at(50, 1), 0.5);
   EXPECT_DOUBLE_EQ(rate.at(50, 4), 0.2) << "no lower than --min-lr";
   EXPECT_FALSE(watches_evaluations({}));

@@ -178,6 +178,13 @@ TEST(OwnTraining, HooksThatGoWrong) {
   EXPECT_THAT(error_with({.metrics = {empty}}), HasSubstr("a metric 'mine' without sums"));
   EXPECT_THAT(error_with({.learning_rate = [](std::int64_t, std::int64_t) { return std::nan(""); }}),
               HasSubstr("a learning rate of nan for step 1"));
+  TrainConfig warm = quiet();
+  warm.warmup = 3;
+  EXPECT_THAT(error_of(warm, {.model = nn::factory<Net>(1),
+                              .data = {.train = numbers()},
+                              .loss = absolute,
+                              .hooks = {.learning_rate = [](std::int64_t, std::int64_t) { return 0.1; }}}),
+              HasSubstr("the program decides learning rates itself"));
   EXPECT_THAT(error_with({.on_step = [](const StepReport&) { throw UsageError("enough", "stop"); }}),
               HasSubstr("enough"));
 }

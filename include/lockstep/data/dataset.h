@@ -71,6 +71,7 @@ class Dataset {
     std::string reading = {};                                 // of a table: its rows, and what its columns are
     std::shared_ptr<const Characters> characters = nullptr;   // whose tokens they are
     std::shared_ptr<const WordPieces> word_pieces = nullptr;  // or these'
+    std::string vocabulary_sha256 = {};                       // of another vocabulary that texts were cut by
     std::shared_ptr<const ImageForm> image = nullptr;         // what was made of images
     std::shared_ptr<const TableSchema> table = nullptr;       // what the columns are that were read
     // Of a table's categorical columns, the further input, how many codes each has: those of the second follow the

@@ -33,12 +33,12 @@ int train(const TrainConfig& config, const std::optional<UsageError>& refusal = 
 /// the same on all ranks but for times. Between steps of a GPU reports come later than their steps.
 struct TrainHooks {
   std::function<void(const StepReport& report)> on_step = {};
-  /// Also of the moving average (EvalReport::of_average).
+  /// Also of the moving average (EvalReport::of_average); not of `PROGRAM eval`, which trains nothing.
   std::function<void(const EvalReport& report)> on_evaluation = {};
   /// After the last step of each epoch, from 1, and its evaluation.
   std::function<void(std::int64_t epoch)> on_epoch = {};
-  /// Of each step, from 0: its learning rate, instead of config.lr and the schedule. A pure function, so that a run
-  /// resumes as it was.
+  /// Of each step, from 0: its learning rate, instead of config.lr and the schedule, which are then left out. A pure
+  /// function, so that a run resumes as it was.
   std::function<double(std::int64_t step, std::int64_t total_steps)> learning_rate = {};
   /// Evaluations also have these, --save-best too.
   std::vector<OwnMetric> metrics = {};

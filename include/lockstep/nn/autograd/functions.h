@@ -111,10 +111,15 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 /// x (N, T, C) + rows [first, first + T) of table (P, C).
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
 /// The angles of rotary positions: position p turns the features d and d + head_dim / 2 of a head by p · base^(−2d /
-/// head_dim). (positions, head_dim / 2) f32 each, on the device. Throws UsageError for an odd head_dim. Copies share
-/// them.
+/// head_dim). (positions, head_dim / 2) f32 each, on the device. Throws UsageError for an odd head_dim, and for
+/// more than kMostBytes. Copies share them.
 struct RotaryAngles {
   RotaryAngles(Backend& backend, std::int64_t positions, std::int64_t head_dim, double base = 10000.0);
+  static constexpr double kMostBytes = 0x1p30;
+  /// What they take, in bytes; a double holds what sizes out of a file may make of it.
+  static double bytes(std::int64_t positions, std::int64_t head_dim) {
+    return static_cast<double>(positions) * static_cast<double>(head_dim) * sizeof(float);
+  }
   Tensor cosines, sines;
 };
 /// x (N, T, heads · head_dim), of which each head's row t is turned by the angles of position first + t

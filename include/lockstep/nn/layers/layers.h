@@ -254,6 +254,12 @@ class Conv2d final : public Module {
     bool bias = false;
   };
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
+  /// Normal with this deviation; a bias begins with zeros.
+  struct Normal {
+    double deviation;
+    bool bias = true;
+  };
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, Normal style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// And with the maximum pooling after that.

@@ -155,6 +155,8 @@ struct ModelFamily {
   std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};
   /// In the order of its forward pass. `spec` is complete. Empty: nobody knows its products.
   std::function<std::vector<MatrixProduct>(const ModelSpec& spec)> products = {};
+  /// Bytes that a module holds beside parameters and buffers, and that no file has. `spec` is complete. Empty: none.
+  std::function<double(const ModelSpec& spec)> constant_bytes = {};
   /// Derives sample shape, classes and settings from the shapes of a weights file. `spec` has the given settings, which
   /// stay, and the variant's usual sample shape and classes. Empty: they say nothing.
   std::function<void(const TensorsByName& tensors, ModelSpec& spec)> read_tensors = {};

@@ -49,14 +49,15 @@ constexpr RandomBits attention_bits(const DropoutState& state, std::int64_t laye
 
 /// Note [Random numbers]
 /// Elements 4 · quad to 4 · quad + 3 of a sample take their normal numbers from their four words of dropout_bits(), two
-/// words for two numbers: √(−2 ln u) cos(2π v) and √(−2 ln u) sin(2π v), u and v uniform in (0, 1) with 24 bits. So the
-/// largest is 5.9. Devices may differ in the last bits, as their functions do.
+/// words for two numbers: √(−2 ln u) cos(2π v) and √(−2 ln u) sin(2π v), u and v uniform in (0, 1) with 23 bits, of
+/// which half a step is a number of f32. So the largest is 5.77. Devices may differ in the last bits, as their
+/// functions do.
 struct NormalPair {
   float first, second;
 };
 constexpr NormalPair normal_pair(std::uint32_t a, std::uint32_t b) {
-  constexpr float kUnit = 0x1p-24f, kTurn = 6.28318531f;
-  const float u = (static_cast<float>(a >> 8) + 0.5f) * kUnit, v = (static_cast<float>(b >> 8) + 0.5f) * kUnit;
+  constexpr float kUnit = 0x1p-23f, kTurn = 6.28318531f;
+  const float u = (static_cast<float>(a >> 9) + 0.5f) * kUnit, v = (static_cast<float>(b >> 9) + 0.5f) * kUnit;
   const float radius = std::sqrt(-2.0f * std::log(u));
   return {radius * std::cos(kTurn * v), radius * std::sin(kTurn * v)};
 }
