@@ -67,6 +67,8 @@ class Engine : protected PairStreams, protected StallReports {
 
   /// Takes the next operation; returns its op_index.
   std::uint64_t submit(const Op& op);
+  /// PairQueues'.
+  bool transfer_at_once(const PairTransfer& transfer) { return pairs_.move_at_once(transfer); }
   /// Takes a send or a receive, which is no operation of the group (Note [Pairs]).
   void submit(std::shared_ptr<PairTransfer> transfer) { pairs_.add(std::move(transfer)); }
   /// Does what can be done now; whether anything was. Throws what a group ends with.

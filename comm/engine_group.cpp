@@ -89,6 +89,7 @@ class InlineGroup final : public EngineGroup {
   void wait_for_index(std::uint64_t index, Deadline deadline) override {
     wait([&] { return engine_->completed() >= index; }, deadline);
   }
+  bool transfer_at_once(const PairTransfer& transfer) override;
   void start_transfer(const std::shared_ptr<PairTransfer>& transfer) override;
   bool is_transfer_done(const PairTransfer& transfer) override;
   void wait_for_transfer(const PairTransfer& transfer, Deadline deadline) override {
@@ -123,6 +124,10 @@ std::uint64_t InlineGroup::hand_over(const Op& op) {
     engine_->advance();
     return index;
   });
+}
+
+bool InlineGroup::transfer_at_once(const PairTransfer& transfer) {
+  return guard([&] { return engine_->transfer_at_once(transfer); });
 }
 
 void InlineGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {

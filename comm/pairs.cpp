@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = sizeof(PairDescriptor);
 
-// Values so few are copied once more, to go with their header: a stream has a price for each piece.
-constexpr std::size_t kJoinedBytes = std::size_t{1} << 10;
+// Of more the time to allocate a transfer is no longer a part.
+constexpr std::size_t kMostAtOnce = std::size_t{4} << 10;
 
 std::string text_of(const PairDescriptor& what) { return fmt::format("{} {}", what.count, name_of(what.dtype)); }
 
@@ -40,15 +40,41 @@ std::string describe(const PairTransfer& transfer, const std::string& peer) {
                      transfer.sends ? "to" : "from", peer, text_of(what));
 }
 
-void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
+std::size_t join_some(std::span<const std::byte> header, std::span<const std::byte> values, std::span<std::byte> out) {
+  const std::size_t first = std::min(header.size(), out.size()), second = std::min(values.size(), out.size() - first);
+  if (first > 0) std::memcpy(out.data(), header.data(), first);
+  if (second > 0) std::memcpy(out.data() + first, values.data(), second);
+  return first + second;
+}
+
+PairQueues::Queue& PairQueues::queue_of(const PairTransfer& transfer) {
   if (out_.empty()) {
     out_.resize(static_cast<std::size_t>(size_));
     in_.resize(static_cast<std::size_t>(size_));
   }
+  return (transfer.sends ? out_ : in_)[static_cast<std::size_t>(transfer.peer)];
+}
+
+void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
   streams_.open_stream(transfer->peer);
   ++under_way_;
-  auto& queues = transfer->sends ? out_ : in_;
-  queues[static_cast<std::size_t>(transfer->peer)].transfers.push_back(std::move(transfer));
+  Queue& queue = queue_of(*transfer);
+  queue.transfers.push_back(std::move(transfer));
+}
+
+bool PairQueues::move_at_once(const PairTransfer& transfer) {
+  const std::size_t bytes = transfer.what.bytes();
+  if (bytes > kMostAtOnce) return false;
+  Queue& queue = queue_of(transfer);
+  if (!queue.transfers.empty()) return false;
+  streams_.open_stream(transfer.peer);
+  streams_.begin_round();
+  if (transfer.sends ? write(queue, transfer) : read(queue, transfer)) ++progress_;
+  streams_.end_round();
+  if (queue.header_bytes < kHeaderBytes || queue.bytes < bytes) return false;
+  if (transfer.sends && !streams_.is_flushed(transfer.peer, queue.stream_bytes)) return false;
+  queue.header_bytes = queue.bytes = 0;
+  return true;
 }
 
 bool PairQueues::send_all() {
@@ -70,7 +96,7 @@ bool PairQueues::advance() {
   // What another rank can take meanwhile comes first: receiving may copy much at a time.
   bool moved = send_all();
   for (int rank = 0; rank < size_; ++rank)
-    if (Queue& in = in_[static_cast<std::size_t>(rank)]; !in.transfers.empty()) moved |= receive(in, rank);
+    if (Queue& in = in_[static_cast<std::size_t>(rank)]; !in.transfers.empty()) moved |= receive(in);
   streams_.end_round();
   if (moved) ++progress_;
   return moved;
@@ -80,8 +106,8 @@ bool PairQueues::advance() {
 bool PairQueues::send(Queue& queue, int to) {
   bool moved = false;
   for (; queue.taken < queue.transfers.size(); ++queue.taken) {
-    moved |= write(queue, to);
     PairTransfer& transfer = *queue.transfers[queue.taken];
+    moved |= write(queue, transfer);
     if (queue.header_bytes < kHeaderBytes || queue.bytes < transfer.what.bytes()) break;
     transfer.end = queue.stream_bytes;
     queue.header_bytes = queue.bytes = 0;
@@ -93,39 +119,23 @@ bool PairQueues::send(Queue& queue, int to) {
   return moved;
 }
 
-bool PairQueues::write(Queue& queue, int to) {
-  const PairTransfer& transfer = *queue.transfers[queue.taken];
-  const std::size_t bytes = transfer.what.bytes();
-  const std::uint64_t before = queue.stream_bytes;
-  if (queue.header_bytes == 0 && bytes > 0 && bytes <= kJoinedBytes) {
-    std::array<std::byte, kHeaderBytes + kJoinedBytes> joined;
-    std::memcpy(joined.data(), &transfer.what, kHeaderBytes);
-    std::memcpy(joined.data() + kHeaderBytes, transfer.data, bytes);
-    const std::size_t taken = streams_.write_some(to, std::span(joined).first(kHeaderBytes + bytes));
-    queue.header_bytes = std::min(taken, kHeaderBytes);
-    queue.bytes = taken - queue.header_bytes;
-    queue.stream_bytes += taken;
-    return taken > 0;
-  }
-  const auto write = [&](std::span<const std::byte> rest, std::size_t& written) {
-    const std::size_t taken = streams_.write_some(to, rest);
-    written += taken;
-    queue.stream_bytes += taken;
-  };
-  if (queue.header_bytes < kHeaderBytes)
-    write(std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes), queue.header_bytes);
-  // Once, since whoever issues a send does not want to wait for all of it.
-  if (queue.header_bytes == kHeaderBytes && queue.bytes < bytes)
-    write({transfer.data + queue.bytes, bytes - queue.bytes}, queue.bytes);
-  return queue.stream_bytes > before;
+/// Once, since whoever issues a send does not want to wait for all of it.
+bool PairQueues::write(Queue& queue, const PairTransfer& transfer) {
+  const auto header = std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes);
+  const std::span<const std::byte> values(transfer.data + queue.bytes, transfer.what.bytes() - queue.bytes);
+  const std::size_t taken = streams_.write_some(transfer.peer, header, values);
+  queue.header_bytes += std::min(taken, header.size());
+  queue.bytes += taken - std::min(taken, header.size());
+  queue.stream_bytes += taken;
+  return taken > 0;
 }
 
 /// As many of the transfers as there are bytes for, but not for long: other ranks have some, too.
-bool PairQueues::receive(Queue& queue, int from) {
+bool PairQueues::receive(Queue& queue) {
   constexpr std::size_t kLong = std::size_t{1} << 20;
   bool moved = false;
   for (std::size_t bytes = 0; !queue.transfers.empty() && bytes < kLong;) {
-    moved |= read(queue, from);
+    moved |= read(queue, *queue.transfers.front());
     const std::size_t all = queue.transfers.front()->what.bytes();
     if (queue.header_bytes < kHeaderBytes || queue.bytes < all) break;
     bytes += all;
@@ -136,8 +146,8 @@ bool PairQueues::receive(Queue& queue, int from) {
   return moved;
 }
 
-bool PairQueues::read(Queue& queue, int from) {
-  const PairTransfer& transfer = *queue.transfers.front();
+bool PairQueues::read(Queue& queue, const PairTransfer& transfer) {
+  const int from = transfer.peer;
   const std::size_t bytes = transfer.what.bytes();
   std::size_t moved = 0;
   if (queue.header_bytes < kHeaderBytes) {

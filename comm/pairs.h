@@ -75,8 +75,8 @@ class PairStreams {
   virtual void end_round() {}
   /// There will be a transfer to or from `peer`.
   virtual void open_stream(int peer) { static_cast<void>(peer); }
-  /// Takes some of `bytes` for `to`, from their beginning; how many.
-  virtual std::size_t write_some(int to, std::span<const std::byte> bytes) = 0;
+  /// Takes some of `header` and the `values` that follow it for `to`, from their beginning; how many bytes.
+  virtual std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) = 0;
   /// Whether the first `bytes` of all that was ever taken for `to` need nothing more of this rank.
   virtual bool is_flushed(int to, std::uint64_t bytes) = 0;
   /// Fills some of `bytes` with what `from` has sent; how many. Throws what is wrong with the stream, when all that had
@@ -84,12 +84,18 @@ class PairStreams {
   virtual std::size_t read_some(int from, std::span<std::byte> bytes) = 0;
 };
 
+/// Copies as many bytes of `header`, and then of `values`, as fit into `out`; how many.
+std::size_t join_some(std::span<const std::byte> header, std::span<const std::byte> values, std::span<std::byte> out);
+
 /// The transfers of one rank that are not done. One thread uses it.
 class PairQueues {
  public:
   /// `streams` must outlive it.
   PairQueues(int size, PairStreams& streams) : size_(size), streams_(streams) {}
 
+  /// Moves a short transfer that is not one of them, if none comes before it and all of it can be moved now; whether it
+  /// was. Else add() has to follow, of the same one, which continues it.
+  bool move_at_once(const PairTransfer& transfer);
   void add(std::shared_ptr<PairTransfer> transfer);
   bool idle() const { return under_way_ == 0; }
   /// Changes when something has moved.
@@ -117,11 +123,12 @@ class PairQueues {
     PairDescriptor header = {};      // as it arrives
   };
 
+  Queue& queue_of(const PairTransfer& transfer);
   bool send_all();
   bool send(Queue& queue, int to);
-  bool write(Queue& queue, int to);
-  bool receive(Queue& queue, int from);
-  bool read(Queue& queue, int from);
+  bool write(Queue& queue, const PairTransfer& transfer);
+  bool receive(Queue& queue);
+  bool read(Queue& queue, const PairTransfer& transfer);
   void finish(Queue& queue);
 
   const int size_;

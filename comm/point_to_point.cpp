@@ -15,14 +15,28 @@ struct ProcessGroup::PairState {
   std::vector<std::uint64_t> sent, received;          // by rank
   std::uint64_t all_to_alls = 0;                      // so far
   std::vector<std::shared_ptr<PairTransfer>> issued;  // those that were not done when last looked at, and later ones
+  std::vector<std::shared_ptr<PairTransfer>> spare;   // nobody else's: allocation is a tenth of a short message's time
   std::size_t next_look = 64;                         // as soon as there are so many
 
-  void keep(const std::shared_ptr<PairTransfer>& transfer) {
-    if (issued.size() >= next_look) {
-      std::erase_if(issued, [](const auto& one) { return one->done.load(); });
-      next_look = std::max<std::size_t>(64, 2 * issued.size());
-    }
-    issued.push_back(transfer);
+  std::shared_ptr<PairTransfer> make() {
+    if (issued.size() >= next_look) look();
+    if (spare.empty()) return std::make_shared<PairTransfer>();
+    auto transfer = std::move(spare.back());
+    spare.pop_back();
+    transfer->done.store(false, std::memory_order_relaxed);
+    return transfer;
+  }
+
+  /// What moves a transfer reads nothing of it once it is done.
+  void look() {
+    std::erase_if(issued, [&](auto& one) {
+      if (!one->done.load(std::memory_order_acquire)) return false;
+      if (one.use_count() == 1) spare.push_back(std::move(one));
+      return true;
+    });
+    next_look = std::max<std::size_t>(64, 2 * issued.size());
+    constexpr std::size_t kMostSpare = 1024;
+    if (spare.size() > kMostSpare) spare.resize(kMostSpare);
   }
 };
 
@@ -67,21 +81,30 @@ Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t coun
         fmt::format("rank {} {} rank {}, in a group of {}", rank_, sends ? "sends to" : "receives from", peer, size_),
         "name another rank, below ProcessGroup::size()");
   PairState& pairs = pair_state();
-  const auto transfer = std::make_shared<PairTransfer>();
   std::uint64_t& number = (sends ? pairs.sent : pairs.received)[static_cast<std::size_t>(peer)];
-  transfer->what.number = number + 1;
-  transfer->what.count = count;
-  transfer->what.all_to_all = all_to_all;
-  transfer->what.dtype = dtype;
-  transfer->sends = sends;
-  transfer->peer = peer;
-  transfer->data = static_cast<std::byte*>(values);
-  transfer->keeps = std::move(keeps);
-  start_transfer(transfer);
+  const auto fill = [&](PairTransfer& transfer) {
+    transfer.what.number = number + 1;
+    transfer.what.count = count;
+    transfer.what.all_to_all = all_to_all;
+    transfer.what.dtype = dtype;
+    transfer.sends = sends;
+    transfer.peer = peer;
+    transfer.data = static_cast<std::byte*>(values);
+  };
+  // Of a short message all else is most of its time: what is done at once is neither allocated nor kept.
+  PairTransfer at_once;
+  fill(at_once);
+  std::shared_ptr<PairTransfer> transfer;
+  if (!transfer_at_once(at_once)) {
+    transfer = pairs.make();
+    fill(*transfer);
+    transfer->keeps = std::move(keeps);
+    start_transfer(transfer);
+    pairs.issued.push_back(transfer);
+  }
   // One that was refused does not count.
   ++number;
-  pairs.keep(transfer);
-  return Transfer(this, transfer);
+  return transfer == nullptr ? Transfer() : Transfer(this, std::move(transfer));
 }
 
 void ProcessGroup::check_transfers_done() const {
@@ -160,15 +183,21 @@ void ProcessGroup::exchange_parts(const std::byte* from, std::span<const std::si
   };
   const auto from_offsets = offsets_of(from_counts), to_offsets = offsets_of(to_counts);
   const std::uint64_t number = pair_state().all_to_alls + 1;
-  // Each rank begins with the one after it, so that they do not all talk to the same one.
+  // Each rank begins with the one after it, so that they do not all talk to the same one. What others wait for comes
+  // first.
   std::vector<Transfer> transfers;
+  transfers.reserve(2 * from_counts.size());
   for (int step = 1; step < size_; ++step) {
-    const int next_rank = (rank_ + step) % size_, rank_before = (rank_ + size_ - step) % size_;
-    const auto next = static_cast<std::size_t>(next_rank), before = static_cast<std::size_t>(rank_before);
-    transfers.push_back(issue_transfer(false, to + to_offsets[before], to_counts[before], dtype, rank_before, number));
-    pair_state().all_to_alls = number;
+    const int peer = (rank_ + step) % size_;
+    const auto next = static_cast<std::size_t>(peer);
     transfers.push_back(issue_transfer(true, const_cast<std::byte*>(from) + from_offsets[next], from_counts[next],
-                                       dtype, next_rank, number));
+                                       dtype, peer, number));
+    pair_state().all_to_alls = number;
+  }
+  for (int step = 1; step < size_; ++step) {
+    const int peer = (rank_ + size_ - step) % size_;
+    const auto before = static_cast<std::size_t>(peer);
+    transfers.push_back(issue_transfer(false, to + to_offsets[before], to_counts[before], dtype, peer, number));
   }
   const auto own = static_cast<std::size_t>(rank_);
   copy(to + to_offsets[own], from + from_offsets[own], from_counts[own] * size_of(dtype));
@@ -177,6 +206,7 @@ void ProcessGroup::exchange_parts(const std::byte* from, std::span<const std::si
 
 // ---- Transfers ----
 
+bool ProcessGroup::transfer_at_once(const PairTransfer&) { return false; }
 void ProcessGroup::start_transfer(const std::shared_ptr<PairTransfer>&) {
   throw UsageError(fmt::format("a group over {} sends and receives nothing between two ranks", name()),
                    "use a group that make_group() has made");

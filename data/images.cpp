@@ -163,15 +163,15 @@ class Corruption {
 
 class Images final : public Dataset {
  public:
-  Images(Info info, std::shared_ptr<const FileList> list, std::vector<std::uint32_t> files,
+  Images(Info info, std::shared_ptr<const ImageSource> source, std::vector<std::uint32_t> which,
          const ImagesOptions& options)
       : Dataset(std::move(info)),
-        list_(std::move(list)),
-        files_(std::move(files)),
+        source_(std::move(source)),
+        which_(std::move(which)),
         options_(options),
         corruption_(name(), options.max_corrupt) {}
 
-  std::string sample_name(std::uint64_t index) const override { return list_->path(files_[index]); }
+  std::string sample_name(std::uint64_t index) const override { return source_->name(which_[index]); }
 
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
     read_or_replace(index, std::nullopt, x, label);
@@ -183,12 +183,12 @@ class Images final : public Dataset {
   void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
     std::vector<std::byte> file;
     try {
-      read_image_file(list_->path(files_[index]), file);
+      source_->read(which_[index], file);
     } catch (const IoError&) {  // as those that cannot be decoded: training says so, and reads another
       file.clear();
     }
     bytes.insert(bytes.end(), file.begin(), file.end());
-    const std::int32_t label = list_->label(files_[index]);
+    const std::int32_t label = source_->label(which_[index]);
     const auto label_bytes = std::as_bytes(std::span(&label, 1));
     bytes.insert(bytes.end(), label_bytes.begin(), label_bytes.end());
   }
@@ -202,12 +202,12 @@ class Images final : public Dataset {
     for (std::uint64_t tried = 0; tried < size(); ++tried) {
       const std::uint64_t at = (index + tried) % size();
       if (corruption_.knows(at)) continue;
-      const std::string path = list_->path(files_[at]);
       try {
-        read_image(path, draw, x);
-        label = list_->label(files_[at]);
+        read_image(which_[at], draw, x);
+        label = source_->label(which_[at]);
         return;
       } catch (const IoError& error) {
+        const std::string path = source_->name(which_[at]);
         corruption_.add(at, path, error.what());
         last = fmt::format(", {} for one: {}", printable(path), error.what());
       }
@@ -215,9 +215,9 @@ class Images final : public Dataset {
     throw IoError(fmt::format("{}: none of its {} images can be read{}", name(), size(), last), "mend or replace them");
   }
 
-  void read_image(const std::string& path, std::optional<std::uint64_t> draw, std::span<float> x) const {
+  void read_image(std::uint64_t number, std::optional<std::uint64_t> draw, std::span<float> x) const {
     const BufferPool::Lease buffers(buffers_);
-    read_image_file(path, buffers->file);
+    source_->read(number, buffers->file);
     const ImageSize whole = buffers->decoder.open(buffers->file);
     const Resampling what = draw ? training_view(whole, options_.size, *draw) : evaluation_view(whole, options_.size);
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
@@ -225,8 +225,8 @@ class Images final : public Dataset {
     buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
   }
 
-  std::shared_ptr<const FileList> list_;
-  std::vector<std::uint32_t> files_;  // of the list
+  std::shared_ptr<const ImageSource> source_;
+  std::vector<std::uint32_t> which_;  // of the source
   ImagesOptions options_;
   mutable Corruption corruption_;
   mutable BufferPool buffers_;
@@ -239,48 +239,89 @@ void check_classes(int wanted, const std::vector<std::string>& classes, const st
         fmt::format("leave --classes out, or give {} or more", classes.size()));
 }
 
-std::shared_ptr<const FileList> checked_list(FileList list) {
-  if (list.size() > std::numeric_limits<std::uint32_t>::max())
-    throw IoError(fmt::format("{}: {} images are too many", printable(list.directory()), list.size()),
-                  "give a part of them");
-  return std::make_shared<const FileList>(std::move(list));
-}
+class Folders final : public ImageSource {
+ public:
+  explicit Folders(FileList list) : list_(std::move(list)) {}
+
+  std::uint64_t size() const override { return list_.size(); }
+  std::string name(std::uint64_t i) const override { return list_.path(i); }
+  std::int32_t label(std::uint64_t i) const override { return list_.label(i); }
+  void read(std::uint64_t i, std::vector<std::byte>& bytes) const override { read_image_file(list_.path(i), bytes); }
+
+ private:
+  FileList list_;
+};
 
 }  // namespace
+
+std::shared_ptr<const Dataset> images_of(const std::string& name, std::shared_ptr<const ImageSource> source,
+                                         std::vector<std::uint32_t> which, std::vector<std::string> class_names,
+                                         const ImagesOptions& options) {
+  Dataset::Info info{
+      .name = name,
+      .size = which.size(),
+      .dims = {options.size, options.size, 3},
+      .classes = options.classes,
+      .class_names = std::move(class_names),
+      .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(options.classes)),
+      .image = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size})};
+  for (const std::uint32_t image : which) ++info.class_counts[static_cast<std::size_t>(source->label(image))];
+  return std::make_shared<Images>(std::move(info), std::move(source), std::move(which), options);
+}
+
+std::vector<std::uint32_t> all_of(const ImageSource& source, const std::string& place) {
+  if (source.size() > std::numeric_limits<std::uint32_t>::max())
+    throw IoError(fmt::format("{}: {} images are too many", printable(place), source.size()), "give a part of them");
+  std::vector<std::uint32_t> numbers(source.size());
+  std::iota(numbers.begin(), numbers.end(), 0U);
+  return numbers;
+}
 
 DataSplits open_images(const std::string& given, const ImagesOptions& options) {
   FileParts parts = list_parts(given, image_files(), options.parts);
   check_classes(options.classes, parts.classes, parts.train.directory());
-  const int count = options.classes > 0 ? options.classes : static_cast<int>(parts.classes.size());
-  const auto form = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size});
-  const auto part = [&](const char* name, const std::shared_ptr<const FileList>& list,
-                        std::vector<std::uint32_t> files) {
-    Dataset::Info info{.name = fmt::format("images {}{}", printable(parts.directory), name),
-                       .size = files.size(),
-                       .dims = {options.size, options.size, 3},
-                       .classes = count,
-                       .class_names = parts.classes,
-                       .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(count)),
-                       .image = form};
-    for (const std::uint32_t file : files) ++info.class_counts[static_cast<std::size_t>(list->label(file))];
-    return std::make_shared<Images>(std::move(info), list, std::move(files), options);
-  };
-  const auto all_of = [&](const char* name, FileList& files) -> std::shared_ptr<const Dataset> {
-    const auto list = checked_list(std::move(files));
-    std::vector<std::uint32_t> numbers(list->size());
-    std::iota(numbers.begin(), numbers.end(), 0U);
-    return part(name, list, std::move(numbers));
+  ImagesOptions known = options;
+  if (known.classes == 0) known.classes = static_cast<int>(parts.classes.size());
+  const std::string name = fmt::format("images {}", printable(parts.directory));
+  const auto all = [&](const char* part, FileList& files) -> std::shared_ptr<const Dataset> {
+    const std::string directory = files.directory();
+    const auto source = std::make_shared<const Folders>(std::move(files));
+    return images_of(name + part, source, all_of(*source, directory), parts.classes, known);
   };
   if (parts.divided)
-    return {.train = all_of(" train", parts.train),
-            .validation = all_of(" validation", parts.validation),
-            .test = parts.test.size() > 0 ? all_of(" test", parts.test) : nullptr};
-  if (options.parts.whole) return {.whole = all_of("", parts.train)};
-  const auto list = checked_list(std::move(parts.train));
+    return {.train = all(" train", parts.train),
+            .validation = all(" validation", parts.validation),
+            .test = parts.test.size() > 0 ? all(" test", parts.test) : nullptr};
+  if (options.parts.whole) return {.whole = all("", parts.train)};
+  const auto source = std::make_shared<const Folders>(std::move(parts.train));
   std::vector<std::uint32_t> mine, others;
-  for (std::uint64_t i = 0; i < list->size(); ++i)
-    (is_for_validation(i) ? others : mine).push_back(static_cast<std::uint32_t>(i));
-  return {.train = part(" train", list, std::move(mine)), .validation = part(" validation", list, std::move(others))};
+  for (const std::uint32_t i : all_of(*source, parts.directory)) (is_for_validation(i) ? others : mine).push_back(i);
+  return {.train = images_of(name + " train", source, std::move(mine), parts.classes, known),
+          .validation = images_of(name + " validation", source, std::move(others), parts.classes, known)};
+}
+
+std::vector<SettingSpec> image_settings() {
+  return {augment_setting(),
+          {.name = kImageSize,
+           .fallback = 0,
+           .help = "height and width of a sample, in pixels",
+           .low = 1,
+           .high = kMostImageSize,
+           .default_text = "the weights', or the model's usual size"},
+          {.name = "max-corrupt",
+           .fallback = kDefaultMaxCorrupt,
+           .help = "unreadable files to replace by others before a rank gives up",
+           .role = SettingSpec::Role::kTolerance,
+           .synonyms = {"most-damaged"}}};
+}
+
+ImagesOptions images_options(const OpenOptions& options) {
+  const auto size = static_cast<int>(options.settings.integer(kImageSize));
+  return {.classes = options.classes,
+          .size = size > 0 ? size : options.usual_image_size,
+          .augment = options.settings.flag(kAugment),
+          .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt")),
+          .parts = options.parts};
 }
 
 const DatasetFamily& images_family() {
@@ -289,27 +330,10 @@ const DatasetFamily& images_family() {
       .argument = "DIR",
       .about = "JPEG and PNG, one folder per class",
       .remedy = "a directory with a folder for each class",
-      .settings = {augment_setting(),
-                   {.name = kImageSize,
-                    .fallback = 0,
-                    .help = "height and width of a sample, in pixels",
-                    .low = 1,
-                    .high = kMostImageSize,
-                    .default_text = "the weights', or the model's usual size"},
-                   {.name = "max-corrupt",
-                    .fallback = kDefaultMaxCorrupt,
-                    .help = "unreadable files to replace by others before a rank gives up",
-                    .role = SettingSpec::Role::kTolerance,
-                    .synonyms = {"most-damaged"}}},
+      .settings = image_settings(),
       .any_image_size = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
-        const auto size = static_cast<int>(options.settings.integer(kImageSize));
-        return open_images(directory,
-                           {.classes = options.classes,
-                            .size = size > 0 ? size : options.usual_image_size,
-                            .augment = options.settings.flag(kAugment),
-                            .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt")),
-                            .parts = options.parts});
+        return open_images(directory, images_options(options));
       }};
   return family;
 }

@@ -55,6 +55,29 @@ struct ImagesOptions {
   Parts parts = {};
 };
 
+/// Images by their numbers, and their classes. Any thread.
+class ImageSource {
+ public:
+  virtual ~ImageSource() = default;
+  virtual std::uint64_t size() const = 0;
+  virtual std::string name(std::uint64_t i) const = 0;  // for people
+  virtual std::int32_t label(std::uint64_t i) const = 0;
+  /// The encoded image, into `bytes`, whose memory is used again. Throws IoError that says what is wrong, without its
+  /// name.
+  virtual void read(std::uint64_t i, std::vector<std::byte>& bytes) const = 0;
+};
+
+/// A data set of the images `which` of a source, whose labels are below `options.classes`; read as open_images() says.
+std::shared_ptr<const Dataset> images_of(const std::string& name, std::shared_ptr<const ImageSource> source,
+                                         std::vector<std::uint32_t> which, std::vector<std::string> class_names,
+                                         const ImagesOptions& options);
+/// 0, 1, 2, … Throws IoError, naming `place`, for more than 2³².
+std::vector<std::uint32_t> all_of(const ImageSource& source, const std::string& place);
+
+/// The settings of data sets of such images, and their values.
+std::vector<SettingSpec> image_settings();
+ImagesOptions images_options(const OpenOptions& options);
+
 /// images:DIR. The folders of DIR, or of DIR/train where that and DIR/val are there, are the classes, numbered in their
 /// names' order. Validation is on DIR/val, whose folders must be among them; without it on every tenth image of the
 /// sorted list (the 10th, the 20th, …), which then is not trained on. DIR/test is a test part.

@@ -12,6 +12,7 @@ const DatasetFamily& mnist_family();
 const DatasetFamily& cifar10_family();
 const DatasetFamily& cifar100_family();
 const DatasetFamily& images_family();
+const DatasetFamily& tar_family();
 const DatasetFamily& text_family();
 const DatasetFamily& texts_family();
 const DatasetFamily& csv_family();
@@ -24,9 +25,9 @@ namespace {
 
 Registry<DatasetFamily>& dataset_registry() {
   static Registry<DatasetFamily> data_sets(
-      "data set",
-      {&digits_family(), &mnist_family(), &cifar10_family(), &cifar100_family(), &images_family(), &text_family(),
-       &csv_family(), &texts_family(), &table_family(), &npy_family(), &tokens_family(), &random_family()});
+      "data set", {&digits_family(), &mnist_family(), &cifar10_family(), &cifar100_family(), &images_family(),
+                   &tar_family(), &text_family(), &csv_family(), &texts_family(), &table_family(), &npy_family(),
+                   &tokens_family(), &random_family()});
   return data_sets;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "data/documents.h"
 #include "data/text_file.h"
 #include "data/tokens.h"
 #include "lockstep/data/families.h"
@@ -94,16 +95,17 @@ std::string Characters::text() const {
 }
 
 Characters read_characters(const std::string& path) {
-  const TextFile file(path);
-  return {file.text(), path};
+  const Documents texts(path);
+  return {texts.joined(), path};
 }
 
 namespace {
 
-// Rows of the tokens of `text`, the file `path`, with a label for each.
-DataSplits rows_of(std::string_view text, const std::string& path, const Vocabulary& vocabulary, std::int64_t context,
+// Rows of the tokens of `texts`, with a label for each.
+DataSplits rows_of(const Documents& texts, const Vocabulary& vocabulary, std::int64_t context,
                    std::shared_ptr<const Characters> characters, const WordPieces* pieces, bool whole) {
-  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(vocabulary.encode(text, path));
+  const std::string& path = texts.name();
+  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(texts.encode(vocabulary));
   if (pieces != nullptr) {
     UnknownTokens unknown(*pieces);
     unknown.add(*tokens);
@@ -117,7 +119,7 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
                       .dims = {context},
                       .classes = vocabulary.size(),
                       .tokens = true,
-                      .bytes_per_token = static_cast<double>(text.size()) / static_cast<double>(tokens->size()),
+                      .bytes_per_token = static_cast<double>(texts.bytes()) / static_cast<double>(tokens->size()),
                       .characters = characters,
                       .vocabulary_sha256 = digest},
         tokens, rows);
@@ -131,26 +133,26 @@ DataSplits rows_of(std::string_view text, const std::string& path, const Vocabul
 
 DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters,
                      bool whole) {
-  const TextFile file(path);
-  if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
-  return rows_of(file.text(), path, *characters, context, characters, nullptr, whole);
+  const Documents texts(path);
+  if (characters == nullptr) characters = std::make_shared<const Characters>(texts.joined(), path);
+  return rows_of(texts, *characters, context, characters, nullptr, whole);
 }
 
 DataSplits open_text_of(const std::string& path, std::int64_t context, const Vocabulary& vocabulary, bool whole) {
-  const TextFile file(path);
-  return rows_of(file.text(), path, vocabulary, context, nullptr, nullptr, whole);
+  const Documents texts(path);
+  return rows_of(texts, vocabulary, context, nullptr, nullptr, whole);
 }
 
 DataSplits open_masked_text(const std::string& path, std::int64_t context, const WordPieceOptions& options,
                             bool whole) {
-  const TextFile file(path);
+  const Documents texts(path);
   auto pieces = options.pieces;
   if (pieces == nullptr) {
     WordPieceLearner learner(options.cased);
-    learner.add(file.text(), path);
+    learner.add(texts.joined(), path);
     pieces = learner.learn(static_cast<std::size_t>(options.vocabulary_size));
   }
-  return mask_rows(rows_of(file.text(), path, *pieces, masked_row_tokens(context), nullptr, pieces.get(), whole),
+  return mask_rows(rows_of(texts, *pieces, masked_row_tokens(context), nullptr, pieces.get(), whole),
                    special_tokens(*pieces), pieces);
 }
 
@@ -176,7 +178,7 @@ const DatasetFamily& text_family() {
             if (options.vocabulary) return open_text_of(path, options.context, *options.vocabulary, whole);
             return open_text(path, options.context, options.characters, whole);
           },
-      .files = [](const std::string& path) -> std::vector<std::string> { return {path}; }};
+      .files = document_files};
   return family;
 }
 

@@ -33,11 +33,10 @@ class Characters final : public Vocabulary {
   std::vector<char32_t> characters_;  // in ascending order
 };
 
-/// text:FILE, a token for each character. The first 90 % of them are for training, the others for validation. A sample
-/// is a row of `context` tokens; rows follow one another without overlap. Throws IoError for a file that is missing,
-/// is no UTF-8 or too short. `characters`: the vocabulary, which may not lack any of the text's (IoError); none: the
-/// text's own.
-/// `whole`: all of them are DataSplits::whole.
+/// text:FILE (Documents), a token for each character. The first 90 % of them are for training, the others for
+/// validation. A sample is a row of `context` tokens; rows follow one another without overlap. Throws IoError for a
+/// file that is missing, is no UTF-8 or too short. `characters`: the vocabulary, which may not lack any of the text's
+/// (IoError); none: the text's own. `whole`: all of them are DataSplits::whole.
 DataSplits open_text(const std::string& path, std::int64_t context,
                      std::shared_ptr<const Characters> characters = nullptr, bool whole = false);
 /// The same of another vocabulary's tokens.

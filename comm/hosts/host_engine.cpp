@@ -150,9 +150,9 @@ void HostEngine::open_stream(int peer) {
   if (!local_of(peer)) links_.open(peer);
 }
 
-std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
+std::size_t HostEngine::write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) {
   const auto local = local_of(to);
-  return local ? rings_.write_some(*local, bytes) : links_.write_some(to, bytes);
+  return local ? rings_.write_some(*local, header, values) : links_.write_some(to, header, values);
 }
 
 std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {

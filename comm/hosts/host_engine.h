@@ -63,7 +63,7 @@ class HostEngine final : public Engine {
   void begin_round() override { links_.advance(); }
   void end_round() override { rings_.end_round(sync_); }
   void open_stream(int peer) override;
-  std::size_t write_some(int to, std::span<const std::byte> bytes) override;
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
   bool is_flushed(int to, std::uint64_t bytes) override;
   /// Its number on this host, if it is here.

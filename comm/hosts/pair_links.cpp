@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/pairs.h"
 
 namespace lockstep::comm {
 namespace {
@@ -54,17 +55,16 @@ PairLinks::Peer* PairLinks::connected(int rank) {
   return peer;
 }
 
-std::size_t PairLinks::write_some(int to, std::span<const std::byte> bytes) {
+std::size_t PairLinks::write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) {
   if (!is_flushed(to)) return 0;
   Peer* const peer = connected(to);
   if (peer == nullptr || peer->link->is_down()) return 0;
-  MessageHeader header;
-  header.kind = MessageKind::kPair;
-  header.bytes = static_cast<std::uint32_t>(std::min(bytes.size(), kMessageBytes));
-  std::memcpy(peer->out.get(), bytes.data(), header.bytes);
-  peer->link->begin(header, peer->out.get());
+  MessageHeader message;
+  message.kind = MessageKind::kPair;
+  message.bytes = static_cast<std::uint32_t>(join_some(header, values, {peer->out.get(), kMessageBytes}));
+  peer->link->begin(message, peer->out.get());
   peer->link->send_some();
-  return header.bytes;
+  return message.bytes;
 }
 
 bool PairLinks::is_flushed(int to) {

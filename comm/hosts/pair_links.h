@@ -29,7 +29,7 @@ class PairLinks final : private Link::Sink {
   /// Does what can be done now for connections that are wanted.
   void advance();
   /// How many of `bytes`, from their beginning, have been taken.
-  std::size_t write_some(int to, std::span<const std::byte> bytes);
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values);
   bool is_flushed(int to);
   /// How many of `bytes` have been filled. Throws DeviceError for messages that are not as they were sent.
   std::size_t read_some(int from, std::span<std::byte> bytes);

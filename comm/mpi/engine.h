@@ -49,7 +49,9 @@ class MpiEngine final : public Engine {
   void find_states(const Op& op, std::span<PeerState> states) override;
   bool speaks(const Op& op, unsigned) override { return wait_notices_.is_first_to_wait(op); }
   const JobRanks& job_ranks() const override { return session_.job_ranks(); }
-  std::size_t write_some(int to, std::span<const std::byte> bytes) override { return messages_.write_some(to, bytes); }
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) override {
+    return messages_.write_some(to, header, values);
+  }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return messages_.read_some(from, bytes); }
   bool is_flushed(int to, std::uint64_t) override { return messages_.is_flushed(to); }
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/mpi/transfers.h"
+#include "comm/pairs.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,12 +26,11 @@ PairMessages::Peer& PairMessages::peer(int rank) {
   return peers_[static_cast<std::size_t>(rank)];
 }
 
-std::size_t PairMessages::write_some(int to, std::span<const std::byte> bytes) {
+std::size_t PairMessages::write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) {
   if (!is_flushed(to)) return 0;
   Peer& peer = this->peer(to);
-  const std::size_t count = std::min(bytes.size(), kMessageBytes);
   if (peer.out == nullptr) peer.out = std::make_shared<std::byte[]>(kMessageBytes);
-  std::memcpy(peer.out.get(), bytes.data(), count);
+  const std::size_t count = join_some(header, values, {peer.out.get(), kMessageBytes});
   check_mpi(MPI_Isend(peer.out.get(), static_cast<int>(count), MPI_BYTE, to, kTag, session_.pairs(), &peer.outgoing),
             "sending to another rank");
   return count;

@@ -25,7 +25,7 @@ class PairMessages {
   PairMessages& operator=(const PairMessages&) = delete;
 
   /// How many of `bytes`, from their beginning, have been taken.
-  std::size_t write_some(int to, std::span<const std::byte> bytes);
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values);
   bool is_flushed(int to);
   /// How many of `bytes` have been filled.
   std::size_t read_some(int from, std::span<std::byte> bytes);

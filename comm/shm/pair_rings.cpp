@@ -47,31 +47,46 @@ PairRing& PairRings::ring(int from, int to) const {
                                       static_cast<std::size_t>(to) * (sizeof(PairRing) + capacity_));
 }
 
-std::size_t PairRings::write_some(int to, std::span<const std::byte> bytes) {
+std::size_t PairRings::write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) {
   PairRing& ring = this->ring(local_, to);
   Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
   take_answers(out, ring);
-  if (out.reads == Outgoing::Reads::kUnknown && bytes.size() >= kLeastOffer) {
-    const std::size_t taken = try_offer(to, bytes);
-    if (out.reads == Outgoing::Reads::kUnknown || taken > 0) return taken;
+  if (out.reads == Outgoing::Reads::kRing || values.size() < kLeastOffer) return copy_some(to, header, values);
+  const std::size_t copied = header.empty() ? 0 : copy_some(to, header, {});
+  if (copied < header.size()) return copied;
+  if (out.reads == Outgoing::Reads::kUnknown) {
+    const std::size_t taken = try_offer(to, values);
+    if (out.reads == Outgoing::Reads::kUnknown || taken > 0) return copied + taken;
   }
-  if (out.reads == Outgoing::Reads::kOffered && bytes.size() >= kLeastOffer) {
-    if (out.open.size() == PairRing::kOffers) return 0;
-    const std::size_t count = std::min(bytes.size(), kMostOffer);
-    offer(ring, bytes.first(count));
-    out.open.push_back(out.taken);
-    out.taken += count;
-    has_news_[static_cast<std::size_t>(to)] = true;
-    return count;
-  }
+  if (out.reads == Outgoing::Reads::kRing) return copied + copy_some(to, {}, values);
+  if (out.open.size() == PairRing::kOffers) return copied;
+  const std::size_t count = std::min(values.size(), kMostOffer);
+  offer(ring, values.first(count));
+  out.open.push_back(out.taken);
+  out.taken += count;
+  has_news_[static_cast<std::size_t>(to)] = true;
+  return copied + count;
+}
+
+/// Through the ring. Both parts are there at once for whoever reads it: each word of it costs a cache miss.
+std::size_t PairRings::copy_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) {
+  PairRing& ring = this->ring(local_, to);
+  Outgoing& out = outgoing_[static_cast<std::size_t>(to)];
   const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
-  if (capacity_ - (written - out.read) < bytes.size()) out.read = ring.read.load(std::memory_order_acquire);
-  const std::size_t count = std::min<std::size_t>(capacity_ - (written - out.read), bytes.size());
+  const std::size_t bytes = header.size() + values.size();
+  if (capacity_ - (written - out.read) < bytes) out.read = ring.read.load(std::memory_order_acquire);
+  const std::size_t count = std::min<std::size_t>(capacity_ - (written - out.read), bytes);
   if (count == 0) return 0;
   auto* const memory = reinterpret_cast<std::byte*>(&ring + 1);
-  const std::size_t at = written % capacity_, first = std::min(count, capacity_ - at);
-  std::memcpy(memory + at, bytes.data(), first);
-  std::memcpy(memory, bytes.data() + first, count - first);
+  std::size_t at = written % capacity_;
+  for (const auto part :
+       {header.first(std::min(header.size(), count)), values.first(count - std::min(header.size(), count))}) {
+    if (part.empty()) continue;
+    const std::size_t first = std::min(part.size(), capacity_ - at);
+    std::memcpy(memory + at, part.data(), first);
+    std::memcpy(memory, part.data() + first, part.size() - first);
+    at = (at + part.size()) % capacity_;
+  }
   ring.written.store(written + count, std::memory_order_release);
   out.taken += count;
   has_news_[static_cast<std::size_t>(to)] = true;

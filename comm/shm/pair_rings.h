@@ -53,9 +53,9 @@ class PairRings {
   /// `board` must outlive it.
   PairRings(int local, int ranks, const Segment& board, std::size_t offset);
 
-  /// How many of `bytes`, from their beginning, have been taken. Those that have not are the beginning of the next
-  /// call's.
-  std::size_t write_some(int to, std::span<const std::byte> bytes);
+  /// How many bytes of `header` and the `values` after it, from their beginning, have been taken. Those that have not
+  /// are the beginning of the next call's.
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values);
   /// Whether the first `bytes` that were ever taken for `to` have been copied.
   bool is_flushed(int to, std::uint64_t bytes);
   /// How many of `bytes` there were. DeviceError where what another rank offers cannot be read any more.
@@ -82,6 +82,7 @@ class PairRings {
   static std::size_t capacity_of(int ranks);
   PairRing& ring(int from, int to) const;
   void take_answers(Outgoing& out, const PairRing& ring);
+  std::size_t copy_some(int to, std::span<const std::byte> header, std::span<const std::byte> values);
   std::size_t try_offer(int to, std::span<const std::byte> bytes);
   void offer(PairRing& ring, std::span<const std::byte> bytes) const;
   std::size_t read_offered(int from, std::span<std::byte> bytes);

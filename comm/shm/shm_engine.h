@@ -76,7 +76,9 @@ class ShmEngine final : public Engine {
   [[noreturn]] void throw_gone(const PairTransfer& transfer) override {
     peers_.throw_ended(transfer.peer, describe(transfer, name_of(transfer.peer)));
   }
-  std::size_t write_some(int to, std::span<const std::byte> bytes) override { return rings_.write_some(to, bytes); }
+  std::size_t write_some(int to, std::span<const std::byte> header, std::span<const std::byte> values) override {
+    return rings_.write_some(to, header, values);
+  }
   std::size_t read_some(int from, std::span<std::byte> bytes) override { return rings_.read_some(from, bytes); }
   void end_round() override { rings_.end_round(board_); }
   bool is_flushed(int to, std::uint64_t bytes) override { return rings_.is_flushed(to, bytes); }

@@ -120,7 +120,9 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       }
       for (int root = 0; root < size(); ++root) {
         const Bytes reduced = reference::reduce(DType::kF32, ReduceOp::kSum, run(OpKind::kReduce, root));
-        if (rank() == root) ASSERT_EQ(Bytes(region.data(), region.data() + bytes), reduced);
+        if (rank() == root) {
+          ASSERT_EQ(Bytes(region.data(), region.data() + bytes), reduced);
+        }
       }
       engine.submit(op_on({}, OpKind::kBarrier, ++sequence));
       finish(engine);

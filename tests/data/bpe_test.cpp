@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "data/documents.h"
 #include "tests/support/json.h"
 #include "tests/support/refusal.h"
 #include "tests/support/temporary_directory.h"
@@ -169,6 +170,19 @@ TEST_F(Bpe, OneFileOfBoth) {
   changed["pre_tokenizer"]["type"] = "Metaspace";
   EXPECT_THAT(refusal(changed), HasSubstr("pre_tokenizer is Metaspace"));
   EXPECT_THROW(BytePairs(directory_.write("t.json", file.dump()), kGolden / "merges.txt"), UsageError);
+}
+
+TEST_F(Bpe, TextsEndWithTheirToken) {
+  const std::string first = directory_.write("a.txt", "low lower\n"),
+                    lines = directory_.write("b.jsonl", "{\"text\": \"low\"}\n{\"text\": \"er\"}");
+  std::vector<std::int32_t> expected;
+  for (const char* text : {"low lower\n", "low", "er"}) {
+    const auto tokens = golden_.encode(text, "it");
+    expected.insert(expected.end(), tokens.begin(), tokens.end());
+    expected.push_back(*golden_.end_of_text());
+  }
+  EXPECT_EQ(Documents(first + "," + lines).encode(golden_), expected);
+  EXPECT_EQ(Documents(first).encode(golden_), golden_.encode("low lower\n", "it"));
 }
 
 TEST_F(Bpe, KnowsTheTokenBetweenTexts) {

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "data/documents.h"
 #include "data/tokens.h"
 #include "lockstep/data/open.h"
 #include "tests/support/refusal.h"
@@ -43,6 +44,37 @@ TEST_F(Text, AByteOrderMarkIsNoCharacter) {
                                                                                            "ab");
   EXPECT_EQ(read_characters(marked).text(), "ab");
   EXPECT_EQ(read_characters(marked).text(), read_characters(plain).text());
+}
+
+TEST_F(Text, SeveralFilesAndLinesOfJsonAreOneAfterTheOther) {
+  const std::string plain = directory_.write("a.txt", "ab"), ended = directory_.write("b.txt", "cd\n");
+  const std::string lines = directory_.write(
+      "c.jsonl", "{\"text\": \"e\\nf\", \"id\": 1}\r\n\n{\"id\": [2], \"text\": \"\"}\n{\"text\": \"\\u00e9\"}");
+  EXPECT_EQ(Documents(plain).joined(), "ab");
+  EXPECT_EQ(Documents(ended + "," + plain).joined(), "cd\nab\n");
+  const Documents all(plain + "," + ended + "," + lines);
+  EXPECT_EQ(all.joined(), "ab\ncd\ne\nf\n\u00e9\n");
+  EXPECT_EQ(all.bytes(), 2U + 3 + 3 + 2);
+  const Characters characters(all.joined(), "it");
+  EXPECT_EQ(characters.decode(all.encode(characters)), all.joined());
+  EXPECT_THAT(document_files(plain + "," + lines), ElementsAre(plain, lines));
+  // A file may have a comma in its name.
+  const std::string odd = directory_.write("x,y.txt", "odd");
+  EXPECT_EQ(Documents(odd).joined(), "odd");
+}
+
+TEST_F(Text, LinesThatAreNoTextsAreNamed) {
+  for (const auto& [line, why] : {std::pair("{\"body\": \"a\"}", "'text' is missing"),
+                                  std::pair("{\"text\": 1}", "'text'"), std::pair("plain", "line 2"),
+                                  std::pair("[\"a\"]", "is no object"), std::pair("{\"text\": \"a\"} {}", "line 2")}) {
+    const std::string path = directory_.write("bad.jsonl", std::string("{\"text\": \"a\"}\n") + line + "\n");
+    EXPECT_THAT(testing::line_of<IoError>([&] { const Documents documents(path); }),
+                AllOf(HasSubstr("bad.jsonl, line 2"), HasSubstr(why)));
+  }
+  const std::string none = directory_.write("none.ndjson", "\n\n");
+  EXPECT_THAT(testing::line_of<IoError>([&] { const Documents documents(none); }), HasSubstr("it has no text"));
+  EXPECT_THAT(testing::line_of<IoError>([&] { const Documents documents(none + ",missing.txt"); }),
+              HasSubstr("missing.txt"));
 }
 
 TEST_F(Text, InvalidUtf8NamesTheByte) {

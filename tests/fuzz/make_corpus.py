@@ -5,9 +5,11 @@ Images and PyTorch's files are those of tests/data/golden and tests/nn/golden.
 """
 import gzip
 import hashlib
+import io
 import json
 import pathlib
 import struct
+import tarfile
 import zipfile
 
 HERE = pathlib.Path(__file__).parent
@@ -190,6 +192,22 @@ def main():
     seed("npy", "bytes", npy("|u1", "(2, 2, 2, 3)", bytes(range(24)), version=2))
     seed("npy", "huge", npy("<f8", "(4611686018427387904, 4)", b""))
     seed("npy", "records", b"\x93NUMPY\x01\x00\x30\x00{'descr': [('a', '<f4')], 'shape': (1,), }      \n")
+
+    def tar(kind, *members):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=kind) as archive:
+            for name, content in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        used = out.getvalue().rstrip(b"\0")
+        return used + bytes(-len(used) % 512)
+
+    sample = [("a/0.cls", b"1\n"), ("a/0.png", b"\x89PNG"), ("b" * 120 + "/1.jpg", b"\xff\xd8"), ("b" * 120 + "/1.cls", b"0")]
+    seed("tar", "ustar", tar(tarfile.USTAR_FORMAT, *sample))
+    seed("tar", "gnu", tar(tarfile.GNU_FORMAT, *sample))
+    seed("tar", "pax", tar(tarfile.PAX_FORMAT, ("\u00e4.cls", b"2"), ("\u00e4.png", b""), *sample))
+    seed("tar", "cut", tar(tarfile.GNU_FORMAT, *sample)[:2600])
 
     special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     seed("word_pieces", "plain", (special + "a\n##b\nab\n\0Ab abb, b \u00e2\u4e2d").encode())

@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --out 10 | --out 10
   --zero-init-residual | it applies to ResNets
   --no-broadcast-buffers | ResNets, and the model is cnn
-  --augment yes | it applies to cifar10, cifar100 and images, and the data is digits
+  --augment yes | it applies to cifar10, cifar100, images and tar, and the data is digits
   --max-corrupt 8 | --max-corrupt
   --label a | it applies to csv, and the data is digits
   --target a | it applies to table, and the data is digits
@@ -263,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --bidirectional | it applies to rnn, lstm and gru, and the model is gpt
   --stateful | it applies to rnn, lstm and gru over text and tokens, and the model is gpt
   --sync-batchnorm | ResNets, and the model is gpt
-  --image-size 8 | it applies to images, and the data is text
+  --image-size 8 | it applies to images and tar, and the data is text
   --text a | it applies to csv, and the data is text
   --token-type u32 | it applies to tokens, and the data is text
   --classes 80 | --classes 80

@@ -30,10 +30,9 @@ class Images : public ::testing::Test {
       }
     }
   }
-  Outcome train(const std::string& options, int ranks = 1) const {
-    return run(on_ranks(ranks) +
-                   "lockstep train resnet18 --data images:pictures --image-size 32 --global-batch 6 --quiet " +
-                   "--metrics m.jsonl " + options,
+  Outcome train(const std::string& options, int ranks = 1, const std::string& data = "images:pictures") const {
+    return run(on_ranks(ranks) + "lockstep train resnet18 --data " + data +
+                   " --image-size 32 --global-batch 6 --quiet --metrics m.jsonl " + options,
                directory_.path(), 120);
   }
   // The losses of all steps.
@@ -54,6 +53,35 @@ TEST_F(Images, AResNetTrainsOnThem) {
   EXPECT_EQ(losses(), first);
   ended_well(train("--steps 3 --augment no"));
   EXPECT_NE(losses(), first);
+}
+
+TEST_F(Images, ArchivesTrainTheSameModelAsFolders) {
+  const fs::path all = directory_.path();
+  for (const char* part : {"train", "val"}) {
+    fs::create_directories(all / "parts");
+    fs::copy(all / "pictures", all / "parts" / part, fs::copy_options::recursive);
+    fs::create_directories(all / "samples");
+    int number = 0;
+    for (const std::string name : {"coloured", "grey"}) {
+      std::vector<fs::path> files;
+      for (const auto& entry : fs::directory_iterator(all / "pictures" / name)) files.push_back(entry.path());
+      std::ranges::sort(files);
+      for (const fs::path& file : files) {
+        const std::string key = std::to_string(100 + number++);
+        fs::copy_file(file, all / "samples" / (key + file.extension().string()));
+        std::ofstream(all / "samples" / (key + ".cls")) << (name == "grey" ? 1 : 0);
+      }
+    }
+    ended_well(run(std::string("tar --sort=name -C samples -cf set-") + part + "-000.tar .", all, 20));
+    fs::remove_all(all / "samples");
+  }
+  ended_well(train("--steps 4 --shards 3 --tail drop", 1, "images:parts"));
+  const auto folders = losses();
+  ended_well(train("--steps 4 --shards 3 --tail drop --workers 2", 3, "tar:."));
+  EXPECT_EQ(losses(), folders);
+  ended_well(train("--steps 2 --shards 3 --tail drop --checkpoint-dir c", 2, "tar:."));
+  ended_well(train("--steps 4 --shards 3 --tail drop --checkpoint-dir c --resume auto", 3, "tar:."));
+  EXPECT_EQ(losses(), folders);  // of both runs
 }
 
 TEST_F(Images, CorruptImagesAreNamedAndCounted) {

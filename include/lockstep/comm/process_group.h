@@ -344,6 +344,9 @@ class ProcessGroup {
   /// What carries sends and receives of the host's memory: this group, or one of the CPU with the same ranks, which
   /// outlives it.
   virtual ProcessGroup& pair_group() { return *this; }
+  /// Moves a transfer, which has been checked, if all of it can be moved now; whether it was. Else start_transfer()
+  /// follows with the same one, and continues it.
+  virtual bool transfer_at_once(const PairTransfer& transfer);
   /// Starts a transfer, which has been checked; does not wait for the other rank.
   virtual void start_transfer(const std::shared_ptr<PairTransfer>& transfer);
   /// Whether it is done; rethrows a failure.
