@@ -44,6 +44,12 @@ std::string remedy_of(const CifarFiles& files) {
                      files.train.size() + files.test.size(), files.title, files.archive);
 }
 
+/// The settings of augmented samples.
+struct Augmentation {
+  bool augment = true;
+  double erasing = 0;  // erase_some()'s
+};
+
 /// Where a sample begins in its image, and whether it is mirrored.
 struct Change {
   int left = 0, top = 0;
@@ -60,8 +66,8 @@ void check_labels(const CifarFiles& files, const std::uint8_t* labels, const std
 
 class Cifar final : public Dataset {
  public:
-  Cifar(Info info, const CifarFiles& format, std::vector<RandomAccessFile> files, bool augment)
-      : Dataset(std::move(info)), format_(format), files_(std::move(files)), augment_(augment) {
+  Cifar(Info info, const CifarFiles& format, std::vector<RandomAccessFile> files, const Augmentation& augmentation)
+      : Dataset(std::move(info)), format_(format), files_(std::move(files)), augmentation_(augmentation) {
     for (std::size_t c = 0; c < 3; ++c)
       for (std::size_t v = 0; v < 256; ++v)
         numbers_[c][v] = (static_cast<float>(v) / 255 - format.normalisation.mean[c]) / format.normalisation.std[c];
@@ -72,7 +78,7 @@ class Cifar final : public Dataset {
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override { write(index, {}, x, label); }
 
   void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
-    if (!augment_) return read(index, x, label);
+    if (!augmentation_.augment) return read(index, x, label);
     SplitMix64 random(draw);
     const auto shift = [&] { return static_cast<int>(random.below(2 * kPadding + 1)) - kPadding; };
     Change change;
@@ -80,6 +86,7 @@ class Cifar final : public Dataset {
     change.top = shift();
     change.mirrored = (random.next() >> 63) != 0;
     write(index, change, x, label);
+    erase_some(x, {kSide, kSide}, augmentation_.erasing, draw);
   }
 
  private:
@@ -109,7 +116,7 @@ class Cifar final : public Dataset {
   CifarFiles format_;
   std::vector<RandomAccessFile> files_;
   std::vector<std::uint64_t> ends_;  // samples up to the end of each file
-  bool augment_;
+  Augmentation augmentation_;
   std::array<std::array<float, 256>, 3> numbers_{};
 };
 
@@ -130,7 +137,7 @@ RandomAccessFile checked(const CifarFiles& files, const std::string& path) {
 
 std::shared_ptr<const Dataset> open_part(const CifarFiles& files, const fs::path& directory,
                                          const std::vector<std::string>& names, const char* part, int classes,
-                                         bool augment) {
+                                         const Augmentation& augmentation) {
   std::vector<RandomAccessFile> opened;
   std::uint64_t size = 0;
   for (const std::string& name : names) {
@@ -144,12 +151,13 @@ std::shared_ptr<const Dataset> open_part(const CifarFiles& files, const fs::path
                      .class_names = files.class_names,
                      .image = std::make_shared<const ImageForm>(ImageForm{
                          .height = kSide, .width = kSide, .normalisation = files.normalisation, .cropped = false})};
-  return std::make_shared<Cifar>(std::move(info), files, std::move(opened), augment);
+  return std::make_shared<Cifar>(std::move(info), files, std::move(opened), augmentation);
 }
 
 /// From `given`, or from the archive's folder within. `classes`, at least as many as there are, is what the data sets
 /// report.
-DataSplits open_cifar(const CifarFiles& files, const std::string& given, int classes, bool augment) {
+DataSplits open_cifar(const CifarFiles& files, const std::string& given, int classes,
+                      const Augmentation& augmentation) {
   fs::path directory = given;
   std::error_code error;
   if (!fs::is_directory(directory, error))
@@ -164,8 +172,8 @@ DataSplits open_cifar(const CifarFiles& files, const std::string& given, int cla
       throw IoError(
           fmt::format("{}: it holds {}'s version for Python, which is pickled", directory.string(), files.title),
           remedy_of(files));
-  return {open_part(files, directory, files.train, "train", classes, augment),
-          open_part(files, directory, files.test, "test", classes, augment)};
+  return {open_part(files, directory, files.train, "train", classes, augmentation),
+          open_part(files, directory, files.test, "test", classes, augmentation)};
 }
 
 template <const CifarFiles& (*kFiles)()>
@@ -174,11 +182,13 @@ DatasetFamily cifar_family() {
           .argument = "DIR",
           .about = "binary version",
           .remedy = "the directory with the files of its binary version",
-          .settings = {augment_setting()},
+          .settings = augment_settings(),
           .classes = kFiles().labels.back(),
           .test_validates = true,
           .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
-            return open_cifar(kFiles(), directory, options.classes, options.settings.flag(kAugment));
+            return open_cifar(
+                kFiles(), directory, options.classes,
+                {.augment = options.settings.flag(kAugment), .erasing = options.settings.number(kErasing)});
           }};
 }
 

@@ -223,6 +223,7 @@ class Images final : public Dataset {
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
     const ImageView image = buffers->decoder.decode(draw ? eighths_for(what) : 8);
     buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
+    if (draw) erase_some(x, {options_.size, options_.size}, options_.erasing, *draw);
   }
 
   std::shared_ptr<const ImageSource> source_;
@@ -301,18 +302,19 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
 }
 
 std::vector<SettingSpec> image_settings() {
-  return {augment_setting(),
-          {.name = kImageSize,
-           .fallback = 0,
-           .help = "height and width of a sample, in pixels",
-           .low = 1,
-           .high = kMostImageSize,
-           .default_text = "the weights', or the model's usual size"},
-          {.name = "max-corrupt",
-           .fallback = kDefaultMaxCorrupt,
-           .help = "unreadable files to replace by others before a rank gives up",
-           .role = SettingSpec::Role::kTolerance,
-           .synonyms = {"most-damaged"}}};
+  std::vector<SettingSpec> settings = augment_settings();
+  settings.insert(settings.end(), {{.name = kImageSize,
+                                    .fallback = 0,
+                                    .help = "height and width of a sample, in pixels",
+                                    .low = 1,
+                                    .high = kMostImageSize,
+                                    .default_text = "the weights', or the model's usual size"},
+                                   {.name = "max-corrupt",
+                                    .fallback = kDefaultMaxCorrupt,
+                                    .help = "unreadable files to replace by others before a rank gives up",
+                                    .role = SettingSpec::Role::kTolerance,
+                                    .synonyms = {"most-damaged"}}});
+  return settings;
 }
 
 ImagesOptions images_options(const OpenOptions& options) {
@@ -320,6 +322,7 @@ ImagesOptions images_options(const OpenOptions& options) {
   return {.classes = options.classes,
           .size = size > 0 ? size : options.usual_image_size,
           .augment = options.settings.flag(kAugment),
+          .erasing = options.settings.number(kErasing),
           .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt")),
           .parts = options.parts};
 }

@@ -51,6 +51,7 @@ struct ImagesOptions {
   int classes = 0;  // 0: as many as there are folders
   int size = kDefaultImageSize;
   bool augment = true;  // training samples may be read changed at random
+  double erasing = 0;   // erase_some()'s, of those
   std::uint64_t max_corrupt = kDefaultMaxCorrupt;
   Parts parts = {};
 };

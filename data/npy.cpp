@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_value.h"
 #include "base/text.h"
 #include "data/file_list.h"
 #include "lockstep/base/dtype.h"
@@ -23,6 +24,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little);  // as the files
 
 constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kStart = 10;  // bytes before an .npy file's header, which in one of safetensors begins earlier
 constexpr std::uint64_t kMostHeader = 1 << 20;
 constexpr std::size_t kMostAxes = 8;
 constexpr int kMostCounted = 1 << 20;  // classes: what a label says may be wrong
@@ -30,14 +32,22 @@ constexpr const char* kWriteAgain = "write it again with numpy.save() of an arra
 constexpr const char* kChannels = "channels";
 
 struct NamedType {
-  const char* name;
-  NpyFile::Type type;
+  std::string_view npy, safetensors;  // empty: NumPy has none
+  ArrayFile::Type type;
   std::size_t bytes;
 };
-constexpr NamedType kNpyTypes[] = {
-    {"<f2", NpyFile::Type::kF16, 2}, {"<f4", NpyFile::Type::kF32, 4}, {"<f8", NpyFile::Type::kF64, 8},
-    {"|u1", NpyFile::Type::kU8, 1},  {"|i1", NpyFile::Type::kI8, 1},  {"<i2", NpyFile::Type::kI16, 2},
-    {"<i4", NpyFile::Type::kI32, 4}, {"<i8", NpyFile::Type::kI64, 8}, {"|b1", NpyFile::Type::kBool, 1}};
+constexpr NamedType kTypes[] = {{"<f2", "F16", ArrayFile::Type::kF16, 2}, {"", "BF16", ArrayFile::Type::kBF16, 2},
+                                {"<f4", "F32", ArrayFile::Type::kF32, 4}, {"<f8", "F64", ArrayFile::Type::kF64, 8},
+                                {"|u1", "U8", ArrayFile::Type::kU8, 1},   {"|i1", "I8", ArrayFile::Type::kI8, 1},
+                                {"<i2", "I16", ArrayFile::Type::kI16, 2}, {"<i4", "I32", ArrayFile::Type::kI32, 4},
+                                {"<i8", "I64", ArrayFile::Type::kI64, 8}, {"|b1", "BOOL", ArrayFile::Type::kBool, 1}};
+
+constexpr std::string_view kSafetensors = ".safetensors";
+/// "data.safetensors:x" without the tensor's name.
+std::string path_of(const std::string& name) {
+  const auto end = name.find(std::string(kSafetensors) + ":");
+  return end == std::string::npos ? name : name.substr(0, end + kSafetensors.size());
+}
 
 /// The dictionary of a header, a Python literal: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
 class HeaderReader {
@@ -135,7 +145,7 @@ void convert(std::span<const std::byte> bytes, std::span<Out> out, float divisor
   for (std::size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    if constexpr (std::is_same_v<T, Float16>)
+    if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>)
       out[i] = static_cast<Out>(value.to_float());
     else if constexpr (std::is_same_v<Out, float>)
       out[i] = static_cast<float>(value) / divisor;
@@ -146,18 +156,27 @@ void convert(std::span<const std::byte> bytes, std::span<Out> out, float divisor
 
 }  // namespace
 
-NpyFile::NpyFile(const std::string& path) : file_(path) {
-  const auto refuse = [&](const std::string& why, const std::string& remedy) {
-    throw IoError(fmt::format("{}: {}", printable(path), why), remedy);
-  };
-  constexpr std::size_t kStart = 10;
-  const auto text_at = [&](std::uint64_t offset, std::size_t count) {
-    if (offset + count > file_.size())
-      refuse(fmt::format("it ends at byte {}, in its header", file_.size()), kWriteAgain);
-    const auto bytes = file_.read(offset, count);
-    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  };
+ArrayFile::ArrayFile(const std::string& name) : file_(path_of(name)) {
   const std::string start = text_at(0, std::min<std::uint64_t>(kStart, file_.size()));
+  const bool is_json = start.size() > sizeof(std::uint64_t) && start[sizeof(std::uint64_t)] == '{';
+  if (path().ends_with(kSafetensors) || (is_json && !start.starts_with(kMagic)))
+    open_safetensors(name.substr(std::min(path().size() + 1, name.size())));
+  else
+    open_npy(start);
+}
+
+void ArrayFile::refuse(const std::string& why, const std::string& remedy) const {
+  throw IoError(fmt::format("{}: {}", printable(path()), why), remedy);
+}
+
+std::string ArrayFile::text_at(std::uint64_t offset, std::uint64_t count) const {
+  if (offset + count > file_.size())
+    refuse(fmt::format("it ends at byte {}, in its header", file_.size()), "it was cut: fetch or write it again");
+  const auto bytes = file_.read(offset, static_cast<std::size_t>(count));
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void ArrayFile::open_npy(const std::string& start) {
   if (!start.starts_with(kMagic) || start.size() < kStart)
     refuse(start.starts_with("PK") ? "it is an archive of arrays (.npz)" : "it is no NumPy array",
            start.starts_with("PK") ? "write each array into a file of its own, with numpy.save()" : kWriteAgain);
@@ -176,40 +195,95 @@ NpyFile::NpyFile(const std::string& path) : file_(path) {
   if (length > kMostHeader) refuse("its header is too long", kWriteAgain);
   const std::string text = text_at(begin_, length);
   begin_ += length;
-  const auto header = HeaderReader(text, path).read();
-  const auto* const named = std::ranges::find(kNpyTypes, header.type, &NamedType::name);
-  if (named == std::end(kNpyTypes))
+  const auto header = HeaderReader(text, path()).read();
+  const auto* const named =
+      std::ranges::find_if(kTypes, [&](const NamedType& one) { return !one.npy.empty() && one.npy == header.type; });
+  if (named == std::end(kTypes))
     refuse(fmt::format("its numbers are of type '{}', which is not read", printable(header.type)),
            "convert it: numpy.save(FILE, array.astype('float32')), or to int64 for classes");
   type_ = named->type;
   shape_ = header.shape;
-  if (shape_.empty() || shape_[0] == 0) refuse("it has no rows", "give an array with a row for each sample");
   if (header.columns_first && shape_.size() > 1)
     refuse("its numbers are in Fortran's order", "write it again: numpy.save(FILE, numpy.ascontiguousarray(array))");
-  std::uint64_t bytes = named->bytes;
+  settle(named->bytes, file_.size() - begin_);
+}
+
+/// The format: 8 bytes of the header's length, that header in JSON, {"x": {"dtype": "F32", "shape": [2, 3],
+/// "data_offsets": [0, 24]}, …}, and the tensors, whose offsets begin after it.
+void ArrayFile::open_safetensors(const std::string& tensor) {
+  constexpr const char* kAgain = "write it again with safetensors.torch.save_file(), or give a NumPy array";
+  std::uint64_t length = 0;
+  const std::string start = text_at(0, sizeof length);
+  std::memcpy(&length, start.data(), sizeof length);
+  if (length > kMostHeader) refuse("it is no safetensors file: its header is too long", kAgain);
+  begin_ = sizeof length + length;
+  try {
+    constexpr int kDeepest = 8;
+    const nlohmann::json header = parse_json(text_at(sizeof length, length), kDeepest, sizeof length);
+    std::vector<std::string> names;
+    for (const auto& [name, value] : header.items())
+      if (name != "__metadata__") names.push_back(name);
+    const std::string wanted = tensor.empty() && names.size() == 1 ? names.front() : tensor;
+    if (std::ranges::find(names, wanted) == names.end())
+      refuse(tensor.empty() ? fmt::format("it has {} tensors", names.size())
+                            : fmt::format("it has no tensor '{}'", printable(tensor)),
+             names.empty() ? kAgain
+                           : fmt::format("name one of them: npy:{}:{}", printable(path()), printable(names.front())));
+    const nlohmann::json& entry = header.at(wanted);
+    const auto type = entry.at("dtype").get<std::string>();
+    const auto* const named = std::ranges::find(kTypes, type, &NamedType::safetensors);
+    if (named == std::end(kTypes))
+      refuse(fmt::format("'{}' is of type {}, which is not read", printable(wanted), printable(type)), kAgain);
+    type_ = named->type;
+    const auto offset = [&](std::size_t i) {
+      const auto value = whole_number(entry.at("data_offsets").at(i), file_.size());
+      return value ? *value : std::numeric_limits<std::uint64_t>::max();
+    };
+    const std::uint64_t first = offset(0), end = offset(1);
+    if (first > end || end > file_.size() - begin_)
+      refuse(fmt::format("'{}' lies outside of it", printable(wanted)),
+             "it was cut, or changed: fetch or write it again");
+    for (const nlohmann::json& extent : entry.at("shape")) {
+      const auto value = whole_number(extent, std::numeric_limits<std::int64_t>::max());
+      if (!value || shape_.size() == kMostAxes) refuse(fmt::format("'{}' has no shape", printable(wanted)), kAgain);
+      shape_.push_back(static_cast<std::int64_t>(*value));
+    }
+    begin_ += first;
+    settle(named->bytes, end - first);
+  } catch (const JsonError& error) {
+    refuse(fmt::format("its header {}", error.what()), kAgain);
+  } catch (const nlohmann::json::exception&) {
+    refuse("its header lacks a tensor's type, shape or place", kAgain);
+  }
+}
+
+void ArrayFile::settle(std::size_t element_bytes, std::uint64_t data_bytes) {
+  if (shape_.empty() || shape_[0] == 0) refuse("it has no rows", "give an array with a row for each sample");
+  std::uint64_t bytes = element_bytes;
   for (const std::int64_t size : shape_)
     if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes) || bytes > file_.size()) {
       bytes = std::numeric_limits<std::uint64_t>::max();
       break;
     }
-  if (bytes != file_.size() - begin_)
-    refuse(fmt::format("it has {} bytes of data, and its header says another number", file_.size() - begin_),
+  if (bytes != data_bytes)
+    refuse(fmt::format("it has {} bytes of data, and its header says another number", data_bytes),
            "it was cut, or changed: fetch or write it again");
   for (std::size_t i = 1; i < shape_.size(); ++i) row_elements_ *= static_cast<std::size_t>(shape_[i]);
   if (row_elements_ == 0) refuse("its rows have no numbers", "give an array with some numbers in each row");
-  row_bytes_ = row_elements_ * named->bytes;
+  row_bytes_ = row_elements_ * element_bytes;
 }
 
-std::span<const std::byte> NpyFile::row(std::uint64_t index) const {
+std::span<const std::byte> ArrayFile::row(std::uint64_t index) const {
   LOCKSTEP_ASSERT(index < rows(), "row {} of {}", index, rows());
   return file_.read(begin_ + index * row_bytes_, row_bytes_);
 }
 
-void NpyFile::read_row(std::uint64_t index, std::span<float> out) const {
+void ArrayFile::read_row(std::uint64_t index, std::span<float> out) const {
   LOCKSTEP_ASSERT(out.size() == row_elements_);
   const auto bytes = row(index);
   switch (type_) {
     case Type::kF16: return convert<Float16>(bytes, out);
+    case Type::kBF16: return convert<BFloat16>(bytes, out);
     case Type::kF32: return convert<float>(bytes, out);
     case Type::kF64: return convert<double>(bytes, out);
     case Type::kU8: return convert<std::uint8_t>(bytes, out, 255);
@@ -221,7 +295,7 @@ void NpyFile::read_row(std::uint64_t index, std::span<float> out) const {
   }
 }
 
-void NpyFile::read_row(std::uint64_t index, std::span<std::int32_t> out) const {
+void ArrayFile::read_row(std::uint64_t index, std::span<std::int32_t> out) const {
   LOCKSTEP_ASSERT(out.size() == row_elements_ && is_integer());
   const auto bytes = row(index);
   switch (type_) {
@@ -248,7 +322,7 @@ namespace {
 enum class NpyPart : std::uint8_t { kAll, kTrain, kHeldOut };
 
 struct NpyPair {
-  NpyFile x, y;
+  ArrayFile x, y;
   bool channels_first = false;
   std::vector<float> targets = {};  // (N, …), of numbers, or
   std::vector<std::int32_t> labels = {};
@@ -284,7 +358,7 @@ class NpyRows final : public Dataset {
 };
 
 /// `channels`: as --channels says.
-std::vector<std::int64_t> sample_dims(const NpyFile& x, const std::string& channels) {
+std::vector<std::int64_t> sample_dims(const ArrayFile& x, const std::string& channels) {
   std::vector<std::int64_t> dims(x.shape().begin() + 1, x.shape().end());
   if (dims.empty()) dims = {1};
   if (dims.size() == 2) dims.push_back(1);
@@ -306,7 +380,7 @@ std::vector<std::int64_t> sample_dims(const NpyFile& x, const std::string& chann
 
 /// Reads all targets. Returns how many classes they are of; 0: they are numbers.
 int read_targets(NpyPair& pair) {
-  const NpyFile& y = pair.y;
+  const ArrayFile& y = pair.y;
   const std::size_t each = y.row_elements();
   if (!y.is_integer()) {
     pair.targets.resize(y.rows() * each);
@@ -343,7 +417,7 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
                      "give the samples and their targets: npy:X.npy,Y.npy");
   const std::string& channels = options.settings.word(kChannels);
   auto pair = std::make_shared<NpyPair>(
-      NpyPair{.x = NpyFile(files[0]), .y = NpyFile(files[1]), .channels_first = channels == "first"});
+      NpyPair{.x = ArrayFile(files[0]), .y = ArrayFile(files[1]), .channels_first = channels == "first"});
   if (pair->x.rows() != pair->y.rows())
     throw IoError(fmt::format("{} has {} rows, and {} has {}", printable(files[0]), pair->x.rows(), printable(files[1]),
                               pair->y.rows()),
@@ -392,7 +466,7 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
 const DatasetFamily& npy_family() {
   static const DatasetFamily family = {.name = "npy",
                                        .argument = "X.npy,Y.npy",
-                                       .about = "NumPy arrays",
+                                       .about = "NumPy arrays, or tensors of safetensors",
                                        .remedy = "the samples and their targets",
                                        .settings = {{.name = kChannels,
                                                      .fallback = "",
@@ -402,7 +476,12 @@ const DatasetFamily& npy_family() {
                                                      .choices = {"last", "first"}}},
                                        .open = [](const std::string&, const std::string& argument,
                                                   const OpenOptions& options) { return open_npy(argument, options); },
-                                       .files = [](const std::string& argument) { return split(argument, ','); }};
+                                       .files =
+                                           [](const std::string& argument) {
+                                             auto files = split(argument, ',');
+                                             for (std::string& file : files) file = path_of(file);
+                                             return files;
+                                           }};
   return family;
 }
 

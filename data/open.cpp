@@ -109,12 +109,21 @@ std::string dataset_help() {
   return listed(all, "or");
 }
 
-SettingSpec augment_setting() {
-  return {.name = kAugment,
-          .fallback = true,
-          .help = "crop and mirror training samples at random",
-          .placeholder = "yes|no",
-          .default_text = "yes"};
+std::vector<SettingSpec> augment_settings() {
+  return {{.name = kAugment,
+           .fallback = true,
+           .help = "crop and mirror training samples at random",
+           .placeholder = "yes|no",
+           .default_text = "yes"},
+          {.name = kErasing,
+           .fallback = 0.0,
+           .help = "probability that a rectangle of a training sample becomes zeros",
+           .high = 1,
+           .placeholder = "P",
+           .neutral = 0.0,
+           .need = {.what = "--augment yes",
+                    .otherwise = "training samples are read unchanged",
+                    .holds = [](const Settings& all) { return all.flag(kAugment); }}}};
 }
 
 }  // namespace lockstep::data

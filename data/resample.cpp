@@ -171,6 +171,28 @@ Resampling training_view(ImageSize image, int size, std::uint64_t draw) {
   return what;
 }
 
+void erase_some(std::span<float> image, ImageSize size, double probability, std::uint64_t draw) {
+  constexpr double kLeastArea = 0.02, kMostArea = 0.33, kLeastRatio = 0.3, kMostRatio = 3.3;
+  constexpr int kTries = 10;
+  constexpr std::uint64_t kOther = 0x65726173;
+  SplitMix64 random(mix64(draw, kOther));
+  if (!(uniform(random) < probability)) return;
+  const double area = static_cast<double>(size.width) * size.height;
+  for (int i = 0; i < kTries; ++i) {
+    const double part = area * (kLeastArea + (kMostArea - kLeastArea) * uniform(random));
+    const double ratio = std::exp(std::log(kLeastRatio) + std::log(kMostRatio / kLeastRatio) * uniform(random));
+    const int height = rounded(std::sqrt(part * ratio)), width = rounded(std::sqrt(part / ratio));
+    if (height >= size.height || width >= size.width) continue;
+    const int top = below(random, size.height - height + 1), left = below(random, size.width - width + 1);
+    for (int row = top; row < top + height; ++row)
+      std::ranges::fill(image.subspan(3 * (static_cast<std::size_t>(row) * static_cast<std::size_t>(size.width) +
+                                           static_cast<std::size_t>(left)),
+                                      3 * static_cast<std::size_t>(width)),
+                        0.0f);
+    return;
+  }
+}
+
 int eighths_for(const Resampling& what) {
   int eighths = 8;
   while (eighths > 1 && what.box.width * eighths / 16 >= what.size.width &&

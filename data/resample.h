@@ -75,6 +75,11 @@ Resampling evaluation_view(ImageSize image, int size);
 /// `size` × `size`, and every other time mirrored. A pure function of `draw`.
 Resampling training_view(ImageSize image, int size, std::uint64_t draw);
 
+/// torchvision's RandomErasing, with its defaults: with that probability zeros take the place of a rectangle of 2 to 33
+/// % of the area, its ratio of height to width from 0.3 to 3.3. `image` is (height, width, 3). A pure function of
+/// `draw` that draws other numbers than the functions above.
+void erase_some(std::span<float> image, ImageSize size, double probability, std::uint64_t draw);
+
 /// In how many eighths of its size a JPEG may be decoded so that `what.box` still has no fewer pixels than what becomes
 /// of it: 8, 4, 2 or 1.
 int eighths_for(const Resampling& what);

@@ -87,6 +87,12 @@ def clean_up():
         _end(set(), grace_s=5)
 
 
+# What keeps oneDNN (ours and PyTorch's), ATen with torch.compile's code, and MKL from AVX-512; and all of lockstep's kernels.
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# For all contestants.
+common = {}
+
+
 def environment(extra: dict = {}) -> dict:
     """This program's environment without what would configure a contestant beside its command line, or make it
     believe that it belongs to the job in which this program was started."""
@@ -94,7 +100,7 @@ def environment(extra: dict = {}) -> dict:
                "GLOO_", "SLURM_")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in ranks}
-    return {**clean, "LC_ALL": "C.UTF-8", **extra}
+    return {**clean, "LC_ALL": "C.UTF-8", **common, **extra}
 
 
 class Process:

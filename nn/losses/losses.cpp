@@ -1,11 +1,69 @@
 #include "lockstep/nn/losses/losses.h"
 
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
 #include "base/error.h"
 #include "base/text.h"
 #include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
+
+SettingSpec class_weights() {
+  return {.name = "class-weights",
+          .fallback = std::vector<double>{},
+          .help = "by how much each class counts",
+          .role = SettingSpec::Role::kTraining,
+          .low = 0,
+          .placeholder = "W,W,…",
+          .default_text = "1 each",
+          .most_many = 1 << 16,
+          .neutral = std::vector<double>{}};
+}
+
+/// The logarithms of the classes' probabilities, and what is known of the labels: (…, K), and (…, 1) each.
+struct Classified {
+  Var log_p;
+  Var of_label;                // log_p of the label
+  std::optional<Var> weight;   // of the label; none: 1
+  std::optional<Var> weights;  // (K)
+};
+
+Classified classified(Tape& tape, Var outputs, const Tensor& labels, const std::vector<double>& weights) {
+  const Var log_p = log_softmax(tape, to_f32(tape, outputs));
+  Shape column = log_p.shape();
+  std::int64_t& last = column[column.size() - 1];
+  const std::int64_t classes = std::exchange(last, 1);
+  Classified made = {
+      .log_p = log_p, .of_label = gather(tape, log_p, -1, labels.reshaped(column)), .weight = {}, .weights = {}};
+  if (weights.empty()) return made;
+  if (static_cast<std::int64_t>(weights.size()) != classes)
+    throw UsageError(fmt::format("--class-weights with {} numbers for outputs of {} classes", weights.size(), classes),
+                     "give one for each class, in the order of their numbers");
+  const std::vector<float> values(weights.begin(), weights.end());
+  const Tensor all = tape.backend().empty({classes, 1});
+  tape.backend().write(std::as_bytes(std::span(values)), all);
+  const Var rows = tape.input(all);
+  made.weight = reshape(tape, index_select(tape, rows, labels.reshaped({labels.count()})), column);
+  made.weights = reshape(tape, rows, {classes});
+  return made;
+}
+
+// PyTorch's CrossEntropyLoss with weights, of which its reduction="sum" is the sum: with smoothing, of a class's weight
+// times its share of the label.
+LossFunction weighted_cross_entropy(std::vector<double> weights, float smoothing) {
+  return [weights = std::move(weights), smoothing](Tape& tape, Var outputs, const Tensor& labels, float scale) {
+    const Classified of = classified(tape, outputs, labels, weights);
+    const Var own = mul(tape, *of.weight, affine(tape, of.of_label, smoothing - 1));
+    if (smoothing == 0) return sum(tape, own, scale);
+    const float share = smoothing / static_cast<float>(of.log_p.shape()[of.log_p.shape().size() - 1]);
+    return sum(tape, add(tape, own, sum_over(tape, mul(tape, affine(tape, of.log_p, -share), *of.weights), {-1}, true)),
+               scale);
+  };
+}
 
 // Softmax cross entropy, with labels smoothed as in Szegedy et al., "Rethinking the Inception Architecture for Computer
 // Vision" (2016).
@@ -19,13 +77,44 @@ const LossFamily& cross_entropy_family() {
                                                   .high = 1,
                                                   .open_high = true,
                                                   .placeholder = "E",
-                                                  .neutral = 0.0}},
+                                                  .neutral = 0.0},
+                                                 class_weights()},
                                     .make = [](const Settings& settings) -> LossFunction {
+                                      if (const auto& weights = settings.numbers("class-weights"); !weights.empty())
+                                        return weighted_cross_entropy(
+                                            weights, static_cast<float>(settings.number("label-smoothing")));
                                       return [smoothing = static_cast<float>(settings.number("label-smoothing"))](
                                                  Tape& tape, Var outputs, const Tensor& targets, float scale) {
                                         return cross_entropy(tape, outputs, targets, scale, smoothing, Outputs::kTaken);
                                       };
                                     }};
+  return family;
+}
+
+// (1 − p)^γ · −log p of the label's probability p (Lin et al., "Focal Loss for Dense Object Detection", 2017, of
+// several classes): what is classified well counts little.
+const LossFamily& focal_family() {
+  static const LossFamily family = {
+      .name = "focal",
+      .about = "a class for each output; what is classified well counts less",
+      .settings = {{.name = "focusing",
+                    .fallback = 2.0,
+                    .help = "how much less: the exponent gamma of the paper",
+                    .role = SettingSpec::Role::kTraining,
+                    .low = 0,
+                    .placeholder = "G"},
+                   class_weights()},
+      .make = [](const Settings& settings) -> LossFunction {
+        return [gamma = static_cast<float>(settings.number("focusing")), weights = settings.numbers("class-weights")](
+                   Tape& tape, Var outputs, const Tensor& labels, float scale) {
+          const Classified of = classified(tape, outputs, labels, weights);
+          // Above 0: where gamma is below 1 the power's slope at 0 is not finite.
+          constexpr float kLeast = 1e-12f;
+          const Var missing = clamp(tape, affine(tape, exp(tape, of.of_label), -1, 1), kLeast, 1);
+          const Var each = mul(tape, pow(tape, missing, gamma), affine(tape, of.of_label, -1));
+          return sum(tape, of.weight ? mul(tape, *of.weight, each) : each, scale);
+        };
+      }};
   return family;
 }
 
@@ -116,8 +205,8 @@ const LossFamily& bce_family() {
 }
 
 Registry<LossFamily>& loss_registry() {
-  static Registry<LossFamily> losses(
-      "loss", {&cross_entropy_family(), &squared_error_family(), &l1_family(), &huber_family(), &bce_family()});
+  static Registry<LossFamily> losses("loss", {&cross_entropy_family(), &focal_family(), &squared_error_family(),
+                                              &l1_family(), &huber_family(), &bce_family()});
   return losses;
 }
 

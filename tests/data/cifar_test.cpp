@@ -104,6 +104,23 @@ TEST_F(Cifar10Test, AugmentedSamplesAreShiftedAndMirrored) {
   EXPECT_EQ(x, again);
 }
 
+TEST_F(Cifar10Test, ErasedSamplesAreTheOthersWithARectangleOfZeros) {
+  const auto read = [&](double erasing, std::uint64_t draw) {
+    const auto train = open({.settings = {{"erasing", erasing}}}).train;
+    std::vector<float> x(train->sample_elements());
+    std::int32_t label = -1;
+    train->read_augmented(0, draw, x, label);
+    return x;
+  };
+  int changed = 0;
+  for (std::uint64_t draw = 0; draw < 20; ++draw) {
+    const auto plain = read(0, draw), erased = read(1, draw);
+    if (plain != erased) ++changed;
+    for (std::size_t i = 0; i < plain.size(); ++i) ASSERT_TRUE(erased[i] == plain[i] || erased[i] == 0);
+  }
+  EXPECT_GE(changed, 19);
+}
+
 TEST_F(Cifar10Test, CutAndWrongFilesAreNamedWithTheByte) {
   write("data_batch_3.bin", (record(0, 0) + record(1, 0)).substr(0, kRecord + 5));
   EXPECT_THAT(error(), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("ends at byte 3078, within record 1")));

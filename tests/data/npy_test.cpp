@@ -154,5 +154,49 @@ TEST_F(Npy, RefusesPairsThatAreNone) {
   EXPECT_THAT(testing::refusal_of<Error>([] { open_data("npy:x.npy"); }), HasSubstr("names no two files"));
 }
 
+/// As safetensors.torch.save_file() writes them: the data after the header, in its order.
+std::string safetensors(const std::string& entries, const std::string& data) {
+  const std::string header = "{" + entries + "}";
+  const std::uint64_t length = header.size();
+  return bytes_of<std::uint64_t>({length}) + header + data;
+}
+
+TEST_F(Npy, TensorsOfSafetensorsAreArraysToo) {
+  const std::string x = "\"x\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}",
+                    y = "\"y\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[24,40]}",
+                    more = "\"__metadata__\":{\"format\":\"pt\"}",
+                    data = bytes_of(counted<float>(6)) + bytes_of<std::int64_t>({1, 0});
+  const std::string both = directory_.write("both.safetensors", safetensors(x + "," + more + "," + y, data));
+  const std::string alone = directory_.write("alone.safetensors", safetensors(x, bytes_of(counted<float>(6))));
+  const std::string labels = directory_.write("y.npy", labels_);
+  OpenOptions options = {.parts = {.whole = true}};
+  for (const std::string& spec : {fmt::format("npy:{0}:x,{0}:y", both), fmt::format("npy:{},{}", alone, labels)}) {
+    const auto whole = open_data(spec, options).whole;
+    EXPECT_THAT(numbers_of(*whole, 1), ElementsAre(3, 4, 5));
+    EXPECT_EQ(whole->classes(), 2);
+  }
+  const auto fails = [&](const std::string& name, const std::string& content, const std::string& why) {
+    const std::string path = directory_.write("bad.safetensors", content);
+    EXPECT_THAT(testing::refusal_of<Error>([&] { ArrayFile{path + name}; }), HasSubstr(why));
+  };
+  fails("", safetensors(x + "," + y, data), "it has 2 tensors → name one of them");
+  fails(":z", safetensors(x, data), "it has no tensor 'z'");
+  fails("", safetensors(x, data.substr(0, 20)), "lies outside of it");
+  fails("", safetensors("\"x\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,24]}", data),
+        "its header says another");
+  fails("", safetensors("\"x\":{\"dtype\":\"C64\",\"shape\":[3],\"data_offsets\":[0,24]}", data), "of type C64");
+  fails("", safetensors("\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,24]}", data), "has no shape");
+  fails("", safetensors("\"x\":{\"dtype\":\"F32\",\"data_offsets\":[0,24]}", data), "lacks a tensor's type");
+  fails("", safetensors("\"x\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[24,0]}", data), "lies outside of it");
+  fails("", safetensors("\"x\":", ""), "its header");
+  fails("", bytes_of<std::uint64_t>({1ULL << 60}), "its header is too long");
+  fails("", "", "in its header");
+  // bf16 and half: what NumPy has no type for, and what both have.
+  const std::string bf16 = directory_.write(
+      "bf16.safetensors", safetensors("\"x\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[0,4]}",
+                                      bytes_of<std::uint16_t>({0x3f80, 0xc020})));
+  EXPECT_THAT(numbers_of(*open_data(fmt::format("npy:{},{}", bf16, labels), options).whole, 1), ElementsAre(-2.5f));
+}
+
 }  // namespace
 }  // namespace lockstep::data

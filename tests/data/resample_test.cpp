@@ -137,6 +137,44 @@ TEST(Views, TrainingTakesTheMiddleWhereNothingFits) {
   EXPECT_EQ(training_view({1, 1}, 224, 3).box.width, 1);
 }
 
+TEST(Views, ErasedRectanglesStayWithinTheirLimits) {
+  constexpr int kSide = 40;
+  constexpr int kDraws = 4000;
+  int erased = 0;
+  double area = 0;
+  for (std::uint64_t draw = 0; draw < kDraws; ++draw) {
+    std::vector<float> image(3 * kSide * kSide, 1.0f);
+    erase_some(image, {kSide, kSide}, 0.25, draw);
+    int top = kSide, bottom = 0, left = kSide, right = 0, zeros = 0;
+    for (int y = 0; y < kSide; ++y)
+      for (int x = 0; x < kSide; ++x) {
+        const float* pixel = image.data() + 3 * (y * kSide + x);
+        ASSERT_TRUE(pixel[0] == pixel[1] && pixel[1] == pixel[2]);
+        if (pixel[0] != 0) continue;
+        ++zeros;
+        top = std::min(top, y), bottom = std::max(bottom, y + 1), left = std::min(left, x),
+        right = std::max(right, x + 1);
+      }
+    if (zeros == 0) continue;
+    ++erased;
+    const int height = bottom - top, width = right - left;
+    ASSERT_EQ(zeros, height * width);
+    area += zeros;
+    // Sides are rounded.
+    EXPECT_GE((height + 0.5) * (width + 0.5), 0.02 * kSide * kSide);
+    EXPECT_LE((height - 0.5) * (width - 0.5), 0.33 * kSide * kSide);
+    EXPECT_LE((height - 0.5) / (width + 0.5), 3.3);
+    EXPECT_GE((height + 0.5) / (width - 0.5), 0.3);
+    std::vector<float> again(image.size(), 1.0f);
+    erase_some(again, {kSide, kSide}, 0.25, draw);
+    ASSERT_EQ(again, image);
+  }
+  // Four standard deviations of 4,000 draws.
+  EXPECT_NEAR(erased, 0.25 * kDraws, 4 * std::sqrt(0.25 * 0.75 * kDraws));
+  // The mean of the uniform distribution; where a side does not fit, another is drawn.
+  EXPECT_NEAR(area / erased / (kSide * kSide), 0.17, 0.02);
+}
+
 TEST(Views, JpegsAreDecodedNoSmallerThanNeeded) {
   Resampling what;
   what.size = what.window = {224, 224};

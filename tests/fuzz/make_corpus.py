@@ -193,6 +193,8 @@ def main():
     seed("npy", "huge", npy("<f8", "(4611686018427387904, 4)", b""))
     seed("npy", "records", b"\x93NUMPY\x01\x00\x30\x00{'descr': [('a', '<f4')], 'shape': (1,), }      \n")
 
+    seed("npy", "safetensors", safetensors([("x", "I32", [3], struct.pack("<3i", 0, 2, 1))]))
+
     def tar(kind, *members):
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=kind) as archive:

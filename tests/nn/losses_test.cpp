@@ -102,6 +102,93 @@ TEST_F(LossesOfNumbers, AreTheirFormulas) {
     });
 }
 
+/// Of classes: sums and gradients beside `expected`(logarithms of probabilities, label), whose slopes are numerical.
+class LossesOfClasses : public Losses {
+ protected:
+  static constexpr std::int64_t kRows = 6, kClasses = 3;
+
+  static std::vector<double> log_softmax_of(std::vector<double> row) {
+    double sum = 0;
+    for (const double x : row) sum += std::exp(x);
+    for (double& x : row) x -= std::log(sum);
+    return row;
+  }
+  void expect(const LossFunction& loss, const std::function<double(const std::vector<double>&, int)>& expected,
+              DType dtype = DType::kF32) {
+    const Tensor y = random_tensor(*backend, {kRows, kClasses}, 3);
+    const Tensor labels = backend->empty({kRows}, DType::kI32);
+    for (std::int32_t i = 0; i < kRows; ++i) labels.data<std::int32_t>()[i] = (i * 2) % 3;
+    y.data<float>()[0] = 30;  // a label that is certain
+    const Tensor given = backend->empty(y.shape(), dtype);
+    backend->pointwise().cast(y, given);
+    backend->pointwise().cast(given, y);
+    tape.reset();
+    const Var x = tape.differentiable_input(given);
+    const Loss made = loss(tape, x, labels, 0.5f);
+    const auto value = [&](const std::vector<double>& row, std::int64_t i) {
+      return expected(log_softmax_of(row), labels.data<std::int32_t>()[i]);
+    };
+    double sum = 0;
+    std::vector<double> slopes;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      const std::vector<double> row(y.data<float>() + i * kClasses, y.data<float>() + (i + 1) * kClasses);
+      sum += value(row, i);
+      for (std::size_t k = 0; k < row.size(); ++k) {
+        auto low = row, high = row;
+        low[k] -= 1e-6;
+        high[k] += 1e-6;
+        slopes.push_back((value(high, i) - value(low, i)) / 2e-6);
+      }
+    }
+    EXPECT_NEAR(made.totals().f32()[0], sum, 2e-6 * std::abs(sum));
+    tape.backward(made.value);
+    const Tensor gradient = backend->empty(y.shape());
+    backend->pointwise().cast(tape.grad(x), gradient);
+    for (std::size_t i = 0; i < slopes.size(); ++i)
+      EXPECT_NEAR(gradient.f32()[i], 0.5 * slopes[i], dtype == DType::kF32 ? 2e-6 : 4e-3) << i;
+  }
+};
+
+TEST_F(LossesOfClasses, AreTheirFormulas) {
+  const std::vector<double> weights = {0.25, 3, 0};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const double smoothing : {0.0, 0.3})
+      expect(
+          make_loss(usual_loss(), {{"class-weights", weights}, {"label-smoothing", smoothing}}),
+          [&](const std::vector<double>& log_p, int label) {
+            double sum = 0;
+            for (std::size_t k = 0; k < log_p.size(); ++k) {
+              const double share = (static_cast<int>(k) == label ? 1 - smoothing : 0) + smoothing / kClasses;
+              sum -= share * weights[k] * log_p[k];
+            }
+            return sum;
+          },
+          dtype);
+    for (const double gamma : {0.0, 0.5, 2.0})
+      for (const bool weighted : {false, true}) {
+        Settings settings = {{"focusing", gamma}};
+        if (weighted) settings.set("class-weights", weights);
+        expect(
+            make_loss(loss_family("focal"), settings),
+            [&](const std::vector<double>& log_p, int label) {
+              const double of_label = log_p[static_cast<std::size_t>(label)];
+              return (weighted ? weights[static_cast<std::size_t>(label)] : 1) *
+                     std::pow(std::max(1 - std::exp(of_label), 1e-12), gamma) * -of_label;
+            },
+            dtype);
+      }
+  }
+}
+
+TEST_F(LossesOfClasses, AnotherNumberOfWeightsIsRefused) {
+  const std::vector<double> weights = {1, 2};
+  EXPECT_THAT(lockstep::testing::line_of<UsageError>([&] {
+                expect(make_loss(usual_loss(), {{"class-weights", weights}}), [](const auto&, int) { return 0.0; });
+              }),
+              ::testing::HasSubstr("2 numbers for outputs of 3 classes"));
+  EXPECT_THROW(make_loss(usual_loss(), {{"class-weights", std::vector<double>{1, -1}}}), UsageError);
+}
+
 TEST_F(Losses, UnknownLossesAreRefused) {
   EXPECT_THROW(loss_family("cross-entropy"), UsageError);
   EXPECT_THROW(make_loss(usual_loss(), {{"gamma", 2.0}}), UsageError);

@@ -166,6 +166,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --zero-init-residual | it applies to ResNets
   --no-broadcast-buffers | ResNets, and the model is cnn
   --augment yes | it applies to cifar10, cifar100, images and tar, and the data is digits
+  --erasing 0.5 | it applies to cifar10, cifar100, images and tar with --augment yes, and the data is digits
   --max-corrupt 8 | --max-corrupt
   --label a | it applies to csv, and the data is digits
   --target a | it applies to table, and the data is digits
@@ -175,6 +176,10 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --quotes no | it applies to csv and table, and the data is digits
   --channels first | it applies to npy, and the data is digits
   --delta 2 | it applies to --loss huber, and the loss is cross_entropy
+  --focusing 1 | it applies to --loss focal, and the loss is cross_entropy
+  --class-weights 1,2 | --class-weights with 2 numbers for outputs of 10 classes
+  --class-weights 1,x | --class-weights
+  --loss l1 --class-weights 1,2 | --class-weights
   --pos-weight 2 | it applies to --loss bce, and the loss is cross_entropy
   --rise 0.4 | it applies to --schedule one-cycle
   --start-divisor 4 | it applies to --schedule one-cycle

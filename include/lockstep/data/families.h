@@ -47,8 +47,9 @@ bool may_have_tokens(const std::string& spec);
 /// "digits (shipped), mnist:DIR (IDX files, plain or .gz), …"
 std::string dataset_help();
 
-inline constexpr const char *kAugment = "augment", *kImageSize = "image-size";
-/// Whether training samples are cropped and mirrored at random: of data sets of photographs.
-SettingSpec augment_setting();
+inline constexpr const char *kAugment = "augment", *kErasing = "erasing", *kImageSize = "image-size";
+/// Whether training samples are cropped and mirrored at random, and how many lose a rectangle: of data sets of
+/// photographs.
+std::vector<SettingSpec> augment_settings();
 
 }  // namespace lockstep::data
