@@ -43,6 +43,7 @@ struct Setting {
   double dropout = 0;
   bool stateful = false;
   std::optional<nn::GradScaler::Options> scaling = {};  // of losses
+  bool weighted = false;                                // classes by the loss, too
 };
 
 constexpr int kVocabulary = 24;
@@ -140,7 +141,9 @@ class Training {
   std::vector<nn::HostTensor> carried() const { return carried_->gather(); }
 
  private:
-  static nn::LossFunction loss_of(const data::Dataset& dataset) {
+  nn::LossFunction loss_of(const data::Dataset& dataset) const {
+    if (setting_.weighted)
+      return nn::make_loss(nn::loss_family("focal"), {{"class-weights", std::vector<double>{1, 2.5}}});
     return nn::make_loss(nn::loss_family(dataset.has_numeric_targets() ? "huber" : "cross_entropy"));
   }
 
@@ -526,7 +529,10 @@ class CudaTableStep : public ::testing::TestWithParam<bool> {
     for (int i = 0; i < 200; ++i)
       text += fmt::format("{},k{},p{},{}\n", i * 7 % 13, i % 3, i * 11 % 5,
                           GetParam() ? i * 7 % 13 + 5 * (i % 3) : (i * 7 % 13 + i % 3) % 2);
-    return {.model = "tabular", .data = "table:" + directory_.write("t.csv", text), .dropout = 0.2};
+    return {.model = "tabular",
+            .data = "table:" + directory_.write("t.csv", text),
+            .dropout = 0.2,
+            .weighted = !GetParam()};
   }
 
   testing::TemporaryDirectory directory_;
