@@ -31,16 +31,23 @@ class Reader {
 
   void run() {
     refuse_compressed();
-    for (std::uint64_t at = 0; at < archive_.size();) {
+    if (archive_.size() == 0) fail(0, "the archive is empty");
+    // Blocks of zeros end an archive. Another one may follow: archives are joined with cat.
+    bool ended = false;
+    std::uint64_t at = 0;
+    while (at < archive_.size()) {
       if (archive_.size() - at < kBlock) fail(at, "the archive is cut in a header");
       const auto block = header_at(at);
-      // Two blocks of zeros end an archive; some writers leave the second one out, or more follow.
-      if (std::ranges::all_of(block, [](std::byte byte) { return byte == std::byte{0}; })) return;
+      ended = std::ranges::all_of(block, [](std::byte byte) { return byte == std::byte{0}; });
+      if (ended) {
+        at += kBlock;
+        continue;
+      }
       std::memcpy(header_.data(), block.data(), kBlock);
       check(at);
       at = enter(at, at + kBlock);
     }
-    if (archive_.size() == 0) fail(0, "the archive is empty");
+    if (!ended) fail(archive_.size(), "the archive is cut: the zeros that end it are missing");
   }
 
  private:

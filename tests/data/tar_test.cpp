@@ -183,6 +183,16 @@ TEST_F(TarTest, SamplesThatAreNoneAreNamed) {
   EXPECT_THAT(error("nothing"), HasSubstr("have .tar files"));
 }
 
+TEST_F(TarTest, ArchivesThatAreJoinedAreReadToTheLast) {
+  for (const char* name : {"a.tar", "b.tar"}) {
+    put_samples(20);
+    pack(name);
+  }
+  write_file(path("both.tar"), content("a.tar") + content("b.tar"));
+  const DataSplits splits = open("both.tar");
+  EXPECT_EQ(splits.train->size() + splits.validation->size(), 40U);
+}
+
 TEST_F(TarTest, AnExactNameComesBeforeALongerOne) {
   for (int i = 0; i < 20; ++i) {
     put_sample(fmt::format("{:02}", i), 0);
@@ -211,6 +221,7 @@ TEST_F(TarTest, ArchivesThatCannotBeReadAreNamed) {
   wrong[second] = '/';
   fails(wrong, fmt::format("byte {}: a header's checksum is wrong", second));
   fails(all.substr(0, second + 100), "cut in a header");
+  fails(all.substr(0, second), "the zeros that end it are missing");
   fails(all.substr(0, all.find("./0001.png") + 600), "0001.png has");
   put_samples(2);
   fs::resize_file(path("in/0000.png"), 1 << 20);

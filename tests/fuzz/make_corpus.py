@@ -203,7 +203,7 @@ def main():
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
         used = out.getvalue().rstrip(b"\0")
-        return used + bytes(-len(used) % 512)
+        return used + bytes(-len(used) % 512 + 512)
 
     sample = [("a/0.cls", b"1\n"), ("a/0.png", b"\x89PNG"), ("b" * 120 + "/1.jpg", b"\xff\xd8"), ("b" * 120 + "/1.cls", b"0")]
     seed("tar", "ustar", tar(tarfile.USTAR_FORMAT, *sample))
