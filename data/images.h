@@ -90,5 +90,8 @@ ImagesOptions images_options(const OpenOptions& options);
 /// When more than `max_corrupt` files of a part have turned out so, reading throws IoError. Throws UsageError for
 /// fewer classes than folders, IoError for what list_parts() does and for too few images to have some to validate on.
 DataSplits open_images(const std::string& directory, const ImagesOptions& options);
+/// tar:SHARDS, the same of archives (Note [Indexed archives]): files, ranges ({000..012}), directories, after commas.
+/// IoError also for archives that are compressed, cut or without samples, and for samples without an image or a class.
+DataSplits open_tar(const std::string& shards, ImagesOptions options);
 
 }  // namespace lockstep::data

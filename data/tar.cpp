@@ -233,6 +233,8 @@ class Archives final : public ImageSource {
   int classes_ = 0;
 };
 
+}  // namespace
+
 DataSplits open_tar(const std::string& argument, ImagesOptions options) {
   std::vector<Shard> shards = shards_of(argument);
   const auto has = [&](Part part) {
@@ -273,8 +275,6 @@ DataSplits open_tar(const std::string& argument, ImagesOptions options) {
   return {.train = images_of(name + " train", train, std::move(mine), {}, options),
           .validation = images_of(name + " validation", train, std::move(others), {}, options)};
 }
-
-}  // namespace
 
 const DatasetFamily& tar_family() {
   static const DatasetFamily family = {

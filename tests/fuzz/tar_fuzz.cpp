@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lockstep/data/open.h"
+#include "data/images.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   const std::string path = lockstep::fuzz::file_of(archive.data(), size);
   return lockstep::fuzz::parse([&] {
-    const auto splits = lockstep::data::open_data("tar:" + path, {.parts = {.whole = true}});
+    const auto splits = lockstep::data::open_tar(path, {.parts = {.whole = true}});
     std::vector<std::byte> bytes;
     splits.whole->append_source(0, bytes);
     splits.whole->append_source(splits.whole->size() - 1, bytes);
