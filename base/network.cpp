@@ -41,7 +41,8 @@ SocketAddress of_interface(const sockaddr& address) {
 int prefix_bits_of(const sockaddr* mask) {
   if (mask == nullptr) return -1;
   int bits = 0;
-  for (const char byte : of_interface(*mask).bytes()) bits += std::popcount(static_cast<unsigned char>(byte));
+  const SocketAddress address = of_interface(*mask);
+  for (const char byte : address.bytes()) bits += std::popcount(static_cast<unsigned char>(byte));
   return bits;
 }
 
