@@ -35,6 +35,9 @@ Documents::Documents(const std::string& files) : name_(files) {
     return;
   }
   for (const std::string& path : paths) {
+    if (path.empty())
+      throw UsageError(fmt::format("data 'text:{}' has a comma without a file", printable(files)),
+                       "give files with one comma between them");
     if (has_lines(path))
       add_lines(path);
     else

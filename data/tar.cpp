@@ -86,6 +86,9 @@ std::vector<std::string> expanded(const std::string& pattern) {
 std::vector<Shard> shards_of(const std::string& argument) {
   std::vector<Shard> shards;
   for (const std::string& piece : split(argument, ',')) {
+    if (piece.empty())
+      throw UsageError(fmt::format("data 'tar:{}' has a comma without an archive", printable(argument)),
+                       "give archives with one comma between them");
     std::string path = piece;
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     std::error_code error;

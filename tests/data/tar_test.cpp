@@ -131,6 +131,7 @@ TEST_F(TarTest, DividesByTheNamesOfArchivesAndFolders) {
   EXPECT_THAT(sizes(open("set-train-{000..001}.tar," + path("set-val-000.tar"))), ElementsAre(10, 5, 0));
   EXPECT_THAT(error("set-train-{000..002}.tar"), HasSubstr("set-train-002.tar"));
   EXPECT_THAT(error<UsageError>("set-train-{2..1}.tar"), HasSubstr("no range of archives"));
+  EXPECT_THAT(error<UsageError>("set-train-000.tar,"), HasSubstr("a comma without an archive"));
   OpenOptions whole;
   whole.parts.whole = true;
   EXPECT_EQ(open("set-val-000.tar", whole).whole->size(), 5U);

@@ -75,6 +75,8 @@ TEST_F(Text, LinesThatAreNoTextsAreNamed) {
   EXPECT_THAT(testing::line_of<IoError>([&] { const Documents documents(none); }), HasSubstr("it has no text"));
   EXPECT_THAT(testing::line_of<IoError>([&] { const Documents documents(none + ",missing.txt"); }),
               HasSubstr("missing.txt"));
+  EXPECT_THAT(testing::line_of<UsageError>([&] { const Documents documents(none + ","); }),
+              HasSubstr("a comma without a file"));
 }
 
 TEST_F(Text, InvalidUtf8NamesTheByte) {
