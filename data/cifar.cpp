@@ -44,12 +44,6 @@ std::string remedy_of(const CifarFiles& files) {
                      files.train.size() + files.test.size(), files.title, files.archive);
 }
 
-/// The settings of augmented samples.
-struct Augmentation {
-  bool augment = true;
-  double erasing = 0;  // erase_some()'s
-};
-
 /// Where a sample begins in its image, and whether it is mirrored.
 struct Change {
   int left = 0, top = 0;
@@ -186,9 +180,7 @@ DatasetFamily cifar_family() {
           .classes = kFiles().labels.back(),
           .test_validates = true,
           .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
-            return open_cifar(
-                kFiles(), directory, options.classes,
-                {.augment = options.settings.flag(kAugment), .erasing = options.settings.number(kErasing)});
+            return open_cifar(kFiles(), directory, options.classes, augmentation_of(options.settings));
           }};
 }
 

@@ -20,6 +20,8 @@ class Documents {
  public:
   /// Throws IoError as TextFile does, and naming file and line for lines that are no such objects.
   explicit Documents(const std::string& files);
+  Documents(const Documents&) = delete;
+  Documents& operator=(const Documents&) = delete;
 
   const std::string& name() const { return name_; }  // for people
   /// Of all texts in UTF-8.

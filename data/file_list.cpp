@@ -45,20 +45,6 @@ std::string suffix_of(const std::string& name) {
   return lower_case(name.substr(dot));
 }
 
-// The entries of `directory` except hidden ones, in no order: names, and whether each is a directory.
-std::vector<std::pair<std::string, bool>> entries_of(const std::string& directory) {
-  std::vector<std::pair<std::string, bool>> entries;
-  std::error_code error;
-  fs::directory_iterator at(directory, error);
-  for (; !error && at != fs::directory_iterator(); at.increment(error)) {
-    std::string name = at->path().filename().string();
-    std::error_code unknown;  // a link to nowhere, which whoever opens it will notice
-    if (name.front() != '.') entries.emplace_back(std::move(name), at->is_directory(unknown));
-  }
-  if (error) refuse(directory, error.message(), "check the path and its permissions");
-  return entries;
-}
-
 // The files in one class's folder and those within.
 class Walk {
  public:
@@ -157,6 +143,19 @@ const FileKind& text_files() {
                                 .family = "texts",
                                 .takes_test = true};
   return kind;
+}
+
+std::vector<std::pair<std::string, bool>> entries_of(const std::string& directory) {
+  std::vector<std::pair<std::string, bool>> entries;
+  std::error_code error;
+  fs::directory_iterator at(directory, error);
+  for (; !error && at != fs::directory_iterator(); at.increment(error)) {
+    std::string name = at->path().filename().string();
+    std::error_code unknown;  // a link to nowhere, which whoever opens it will notice
+    if (name.front() != '.') entries.emplace_back(std::move(name), at->is_directory(unknown));
+  }
+  if (error) refuse(directory, error.message(), "check the path and its permissions");
+  return entries;
 }
 
 std::string FileKind::listed_ends() const {

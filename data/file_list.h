@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/data/open.h"
@@ -55,6 +56,10 @@ class FileList {
   std::vector<std::uint64_t> ends_;
   std::vector<std::int32_t> labels_;
 };
+
+/// The entries of `directory` except hidden ones, in no order: names, and whether each is a directory. Throws IoError
+/// naming it if it cannot be read.
+std::vector<std::pair<std::string, bool>> entries_of(const std::string& directory);
 
 /// The folders in `directory`, sorted: the classes. Hidden ones (.name) are none. Links are followed. Throws IoError
 /// naming `directory` if it cannot be read or has none.

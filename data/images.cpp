@@ -22,7 +22,6 @@
 namespace lockstep::data {
 namespace {
 
-constexpr std::uint64_t kMostFileBytes = 256 << 20;
 // Bytes to [0, 1].
 constexpr Normalisation kPlain = {{0, 0, 0}, {1, 1, 1}};
 
@@ -39,7 +38,7 @@ Resampling view_of(ImageSize image, const ImageForm& form) {
 void read_image_file(const std::string& path, std::vector<std::byte>& bytes) {
   RegularFile file = open_regular(path);
   if (!file.problem.empty()) throw IoError(file.problem, file.remedy);
-  if (file.size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", file.size));
+  if (file.size > kMostImageBytes) throw IoError(fmt::format("it has {} bytes", file.size));
   bytes.resize(file.size);
   std::size_t read = 0;
   if (const std::string problem = file.read(bytes, read); !problem.empty()) throw IoError(problem);
@@ -177,7 +176,7 @@ class Images final : public Dataset {
     read_or_replace(index, std::nullopt, x, label);
   }
   void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
-    read_or_replace(index, options_.augment ? std::optional(draw) : std::nullopt, x, label);
+    read_or_replace(index, options_.augmentation.augment ? std::optional(draw) : std::nullopt, x, label);
   }
   /// The file, or nothing where it cannot be read, and its class.
   void append_source(std::uint64_t index, std::vector<std::byte>& bytes) const override {
@@ -223,7 +222,7 @@ class Images final : public Dataset {
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
     const ImageView image = buffers->decoder.decode(draw ? eighths_for(what) : 8);
     buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
-    if (draw) erase_some(x, {options_.size, options_.size}, options_.erasing, *draw);
+    if (draw) erase_some(x, {options_.size, options_.size}, options_.augmentation.erasing, *draw);
   }
 
   std::shared_ptr<const ImageSource> source_;
@@ -317,12 +316,15 @@ std::vector<SettingSpec> image_settings() {
   return settings;
 }
 
+Augmentation augmentation_of(const Settings& settings) {
+  return {.augment = settings.flag(kAugment), .erasing = settings.number(kErasing)};
+}
+
 ImagesOptions images_options(const OpenOptions& options) {
   const auto size = static_cast<int>(options.settings.integer(kImageSize));
   return {.classes = options.classes,
           .size = size > 0 ? size : options.usual_image_size,
-          .augment = options.settings.flag(kAugment),
-          .erasing = options.settings.number(kErasing),
+          .augmentation = augmentation_of(options.settings),
           .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt")),
           .parts = options.parts};
 }

@@ -26,8 +26,9 @@ struct ImageForm {
   std::vector<std::int64_t> dims() const { return {height, width, channels}; }
 };
 
-/// The bytes of a regular file of at most 256 MiB, into `bytes`, whose memory is used again. Throws IoError that says
-/// what is wrong, without the file's name.
+inline constexpr std::uint64_t kMostImageBytes = 256 << 20;  // encoded
+/// The bytes of a regular file of at most kMostImageBytes, into `bytes`, whose memory is used again. Throws IoError
+/// that says what is wrong, without the file's name.
 void read_image_file(const std::string& path, std::vector<std::byte>& bytes);
 
 /// Reads image files, with memory that it keeps. One thread at a time.
@@ -47,11 +48,18 @@ class ImageReader {
 
 inline constexpr std::uint64_t kDefaultMaxCorrupt = 100;
 
+/// How training samples are read changed at random.
+struct Augmentation {
+  bool augment = true;
+  double erasing = 0;  // erase_some()'s, of those
+};
+/// Of settings with augment_settings().
+Augmentation augmentation_of(const Settings& settings);
+
 struct ImagesOptions {
   int classes = 0;  // 0: as many as there are folders
   int size = kDefaultImageSize;
-  bool augment = true;  // training samples may be read changed at random
-  double erasing = 0;   // erase_some()'s, of those
+  Augmentation augmentation = {};
   std::uint64_t max_corrupt = kDefaultMaxCorrupt;
   Parts parts = {};
 };

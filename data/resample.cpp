@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/cpu.h"
 #include "base/error.h"
@@ -145,6 +146,21 @@ Resampling evaluation_view(ImageSize image, int size) {
   return what;
 }
 
+namespace {
+
+struct Range {
+  double least, most;
+};
+
+/// Two sides, rounded: their product is a share of `area`, their quotient even on a logarithmic scale.
+std::pair<int, int> draw_sides(SplitMix64& random, double area, Range share, Range ratio) {
+  const double part = area * (share.least + (share.most - share.least) * uniform(random));
+  const double quotient = std::exp(std::log(ratio.least) + std::log(ratio.most / ratio.least) * uniform(random));
+  return {rounded(std::sqrt(part * quotient)), rounded(std::sqrt(part / quotient))};
+}
+
+}  // namespace
+
 Resampling training_view(ImageSize image, int size, std::uint64_t draw) {
   constexpr double kLeastArea = 0.08, kLeastRatio = 3.0 / 4, kMostRatio = 4.0 / 3;
   constexpr int kTries = 10;
@@ -154,9 +170,7 @@ Resampling training_view(ImageSize image, int size, std::uint64_t draw) {
   what.mirrored = (random.next() >> 63) != 0;
   const double area = static_cast<double>(image.width) * image.height;
   for (int i = 0; i < kTries; ++i) {
-    const double part = area * (kLeastArea + (1 - kLeastArea) * uniform(random));
-    const double ratio = std::exp(std::log(kLeastRatio) + std::log(kMostRatio / kLeastRatio) * uniform(random));
-    const int width = rounded(std::sqrt(part * ratio)), height = rounded(std::sqrt(part / ratio));
+    const auto [width, height] = draw_sides(random, area, {kLeastArea, 1}, {kLeastRatio, kMostRatio});
     if (width < 1 || height < 1 || width > image.width || height > image.height) continue;
     const int top = below(random, image.height - height + 1), left = below(random, image.width - width + 1);
     what.box = {static_cast<double>(left), static_cast<double>(top), static_cast<double>(width),
@@ -179,9 +193,7 @@ void erase_some(std::span<float> image, ImageSize size, double probability, std:
   if (!(uniform(random) < probability)) return;
   const double area = static_cast<double>(size.width) * size.height;
   for (int i = 0; i < kTries; ++i) {
-    const double part = area * (kLeastArea + (kMostArea - kLeastArea) * uniform(random));
-    const double ratio = std::exp(std::log(kLeastRatio) + std::log(kMostRatio / kLeastRatio) * uniform(random));
-    const int height = rounded(std::sqrt(part * ratio)), width = rounded(std::sqrt(part / ratio));
+    const auto [height, width] = draw_sides(random, area, {kLeastArea, kMostArea}, {kLeastRatio, kMostRatio});
     if (height >= size.height || width >= size.width) continue;
     const int top = below(random, size.height - height + 1), left = below(random, size.width - width + 1);
     for (int row = top; row < top + height; ++row)

@@ -54,15 +54,11 @@ Part part_of(const std::string& path) {
 }
 
 std::vector<std::string> archives_in(const std::string& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator at(directory, error); !error && at != fs::directory_iterator(); at.increment(error))
-    if (at->path().extension() == ".tar" && at->path().filename().string().front() != '.')
-      names.push_back(at->path().string());
-  if (error)
-    throw IoError(fmt::format("{}: {}", printable(directory), error.message()), "check the path and its permissions");
-  std::ranges::sort(names);
-  return names;
+  std::vector<std::string> paths;
+  for (const auto& [name, ignored] : entries_of(directory))
+    if (name.ends_with(".tar")) paths.push_back(directory + "/" + name);
+  std::ranges::sort(paths);
+  return paths;
 }
 
 /// "a-{000..012}.tar": a-000.tar to a-012.tar, as shells and webdataset write it.
@@ -207,8 +203,7 @@ class Archives final : public ImageSource {
     if (!found.image.empty() && found.exact == exact)
       fail(file, name, fmt::format("a second image of the same sample, besides {}", printable(found.image)));
     if (found.exact) return;
-    constexpr std::uint64_t kMostBytes = 256 << 20;
-    if (member.bytes > kMostBytes) fail(file, name, fmt::format("an image of {} bytes", member.bytes));
+    if (member.bytes > kMostImageBytes) fail(file, name, fmt::format("an image of {} bytes", member.bytes));
     found.image = name;
     found.offset = member.offset;
     found.bytes = member.bytes;
