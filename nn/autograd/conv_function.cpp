@@ -116,10 +116,17 @@ void check_window(const Tensor& w, const Window& window) {
                      "give the weight (O, Kh, Kw, C) the window's height and width");
 }
 
-Shape convolved_shape(Var x, const Tensor& w, const Window& window) {
-  if (x.shape().size() != 4 || w.shape().size() != 4 || x.shape()[3] != w.size(3))
-    throw UsageError(fmt::format("Conv2d with a weight of {} was given {}", to_string(w.shape()), to_string(x.shape())),
-                     fmt::format("images are (N, H, W, C) with C in_channels, {}", w.size(w.shape().size() - 1)));
+// " in 4 groups", of errors; nothing for one.
+std::string in_groups(std::int64_t groups) { return groups == 1 ? "" : fmt::format(" in {} groups", groups); }
+
+Shape convolved_shape(Var x, const Tensor& w, const Window& window, std::int64_t groups) {
+  const bool images = x.shape().size() == 4 && w.shape().size() == 4;
+  if (images) valid_groups(x.shape()[3], w.size(0), groups, "Conv2d");
+  if (!images || x.shape()[3] != groups * w.size(3))
+    throw UsageError(
+        fmt::format("Conv2d with a weight of {}{} was given {}", to_string(w.shape()), in_groups(groups),
+                    to_string(x.shape())),
+        fmt::format("images are (N, H, W, C) with C in_channels, {}", groups * w.size(w.shape().size() - 1)));
   check_window(w, window);
   return {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]), w.size(0)};
 }
@@ -138,6 +145,12 @@ void check(const Tape& tape, Var x, const Parameter& w, const Parameter* b, Epil
 
 }  // namespace
 
+std::int64_t valid_groups(std::int64_t in, std::int64_t out, std::int64_t groups, const char* op) {
+  if (groups >= 1 && in % groups == 0 && out % groups == 0) return groups;
+  throw UsageError(fmt::format("{} of {} to {} channels in {} groups", op, in, out, groups),
+                   "the number of groups divides both numbers of channels");
+}
+
 std::int64_t Window::output_extent(int axis, std::int64_t in) const {
   const auto a = static_cast<std::size_t>(axis);
   check_usage(kernel[a] >= 1 && stride[a] >= 1 && padding[a] >= 0,
@@ -151,11 +164,12 @@ std::int64_t Window::output_extent(int axis, std::int64_t in) const {
   return room / stride[a] + 1;
 }
 
-Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
+Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
+           std::int64_t groups) {
   check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
-  Tensor y = tape.backend().empty(convolved_shape(x, as_images_weight(w.value()), window), dtype);
+  Tensor y = tape.backend().empty(convolved_shape(x, as_images_weight(w.value()), window, groups), dtype);
   tape.backend().conv().forward(x.value(), as_images_weight(w.as(dtype)), w.version(),
                                 b != nullptr ? b->as(dtype) : Tensor(), window, epilogue, y);
   const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
@@ -164,11 +178,11 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
 }
 
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
-                    const Window& pool) {
+                    const Window& pool, std::int64_t groups) {
   check(tape, x, w, b, epilogue);
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
-  Shape piece = convolved_shape(x, w.value(), window);
+  Shape piece = convolved_shape(x, w.value(), window, groups);
   const std::int64_t samples = piece[0];
   const DType dtype = x.value().dtype();
   Tensor y = backend.empty(pooled_shape(piece, pool), dtype);
@@ -192,14 +206,18 @@ Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window&
   return out;
 }
 
-Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride, std::int64_t padding) {
+Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride, std::int64_t padding,
+           std::int64_t groups) {
   check_operand(tape, x, "Conv1d");
   const Shape &s = x.shape(), &of_w = w.value().shape();
-  if (of_w.size() != 3 || s.size() != 3 || s[2] != of_w[2])
-    throw UsageError(fmt::format("Conv1d with a weight of {} was given {}", to_string(of_w), to_string(s)),
-                     "it takes (N, T, C) with C in_channels, and a weight (O, K, C)");
+  const bool sequences = of_w.size() == 3 && s.size() == 3;
+  if (sequences) valid_groups(s[2], of_w[0], groups, "Conv1d");
+  if (!sequences || s[2] != groups * of_w[2])
+    throw UsageError(
+        fmt::format("Conv1d with a weight of {}{} was given {}", to_string(of_w), in_groups(groups), to_string(s)),
+        "it takes (N, T, C) with C in_channels, and a weight (O, K, C / groups)");
   const Window window = {.kernel = {1, of_w[1]}, .stride = {1, stride}, .padding = {0, padding}};
-  const Var y = conv2d(tape, reshape(tape, x, {s[0], 1, s[1], s[2]}), w, b, window);
+  const Var y = conv2d(tape, reshape(tape, x, {s[0], 1, s[1], s[2]}), w, b, window, Epilogue::kNone, groups);
   return reshape(tape, y, {s[0], y.shape()[2], y.shape()[3]});
 }
 
@@ -240,17 +258,19 @@ class ConvTransposeNode final : public Node {
 }  // namespace
 
 Var conv_transpose2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window,
-                     std::array<std::int64_t, 2> output_padding) {
+                     std::array<std::int64_t, 2> output_padding, std::int64_t groups) {
   check_operand(tape, x, "ConvTranspose2d");
   check_parameter(tape, w, "ConvTranspose2d");
   const Tensor& weight = w.value();
   if (x.shape().size() != 4 || weight.shape().size() != 4 || x.shape()[3] != weight.size(0))
     throw UsageError(fmt::format("ConvTranspose2d with a weight of {} was given {}", to_string(weight.shape()),
                                  to_string(x.shape())),
-                     "it takes (N, H, W, I), and a weight (I, Kh, Kw, O)");
+                     "it takes (N, H, W, I), and a weight (I, Kh, Kw, O / groups)");
+  const std::int64_t channels = groups * weight.size(3);
+  valid_groups(weight.size(0), channels, groups, "ConvTranspose2d");
   check_window(weight, window);
-  check_further(tape, b, {weight.size(3)}, "a bias", "ConvTranspose2d");
-  Shape shape = {x.shape()[0], 0, 0, weight.size(3)};
+  check_further(tape, b, {channels}, "a bias", "ConvTranspose2d");
+  Shape shape = {x.shape()[0], 0, 0, channels};
   for (int axis = 0; axis < 2; ++axis) {
     const auto a = static_cast<std::size_t>(axis);
     const std::int64_t in = x.shape()[axis + 1];
@@ -270,7 +290,6 @@ Var conv_transpose2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window
   Tensor y = backend.empty(shape, dtype);
   backend.conv().backward_input(x.value(), w.as(dtype), w.version(), window, y);
   if (b != nullptr) {
-    const std::int64_t channels = shape[3];
     const Tensor rows = y.reshaped({y.count() / channels, 1, channels});
     backend.embedding().add_rows(rows, b->as(dtype).reshaped({1, channels}), 0, rows);
   }

@@ -100,6 +100,9 @@ std::array<Var, 2> broadcast(Tape& tape, Var x, Var y, const char* op);
 /// Throws UsageError unless the tape knows what random numbers hang on.
 void check_state(const Tape& tape, const char* what);
 
+/// `groups`. Throws UsageError unless it divides a convolution's channels, `in` and `out`.
+std::int64_t valid_groups(std::int64_t in, std::int64_t out, std::int64_t groups, const char* op);
+
 /// Throws UsageError unless x + y can be computed.
 void check_addends(const Tape& tape, Var x, Var y);
 /// For operators: records that `sum` is x + y.

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lockstep/nn/ops/transfer.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -91,6 +92,9 @@ std::string pair(const std::array<std::int64_t, 2>& values) { return fmt::format
 std::string one_or_pair(const std::array<std::int64_t, 2>& values) {
   return values[0] == values[1] ? std::to_string(values[0]) : pair(values);
 }
+std::string groups_and_bias(std::int64_t groups, const Parameter* bias) {
+  return (groups == 1 ? "" : fmt::format(", groups={}", groups)) + (bias != nullptr ? "" : ", bias=False");
+}
 
 }  // namespace
 
@@ -123,27 +127,27 @@ std::string Dropout::details() const { return fmt::format("p={:g}, inplace=False
 
 std::string Conv2d::details() const {
   const Shape& w = weight_.value().shape();
-  std::string text =
-      fmt::format("{}, {}, kernel_size={}, stride={}", w[3], w[0], pair(window_.kernel), pair(window_.stride));
+  std::string text = fmt::format("{}, {}, kernel_size={}, stride={}", groups_ * w[3], w[0], pair(window_.kernel),
+                                 pair(window_.stride));
   if (window_.padding != std::array<std::int64_t, 2>{0, 0}) text += ", padding=" + pair(window_.padding);
-  return bias_ != nullptr ? text : text + ", bias=False";
+  return text + groups_and_bias(groups_, bias_);
 }
 
 std::string Conv1d::details() const {
   const Shape& w = weight_.value().shape();
-  std::string text = fmt::format("{}, {}, kernel_size=({},), stride=({},)", w[2], w[0], w[1], stride_);
+  std::string text = fmt::format("{}, {}, kernel_size=({},), stride=({},)", groups_ * w[2], w[0], w[1], stride_);
   if (padding_ != 0) text += fmt::format(", padding=({},)", padding_);
-  return bias_ != nullptr ? text : text + ", bias=False";
+  return text + groups_and_bias(groups_, bias_);
 }
 
 std::string ConvTranspose2d::details() const {
   const Shape& w = weight_.value().shape();
   constexpr std::array<std::int64_t, 2> kNone = {0, 0};
-  std::string text =
-      fmt::format("{}, {}, kernel_size={}, stride={}", w[0], w[3], pair(window_.kernel), pair(window_.stride));
+  std::string text = fmt::format("{}, {}, kernel_size={}, stride={}", w[0], groups_ * w[3], pair(window_.kernel),
+                                 pair(window_.stride));
   if (window_.padding != kNone) text += ", padding=" + pair(window_.padding);
   if (output_padding_ != kNone) text += ", output_padding=" + pair(output_padding_);
-  return bias_ != nullptr ? text : text + ", bias=False";
+  return text + groups_and_bias(groups_, bias_);
 }
 
 std::string MaxPool2d::details() const {
@@ -246,61 +250,68 @@ Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) {
   return name_in_errors([&] { return linear(tape, x, weight_, bias_, epilogue); });
 }
 
-Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias)
+namespace {
+
+std::int64_t area_of(const Window& window) { return window.kernel[0] * window.kernel[1]; }
+
+}  // namespace
+
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias,
+               std::int64_t groups)
     : window_(window),
+      groups_(valid_groups(in_channels, out_channels, groups, "Conv2d")),
       weight_(register_parameter(
-          "weight",
-          uniform_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
-                            bound_for(in_channels * window.kernel[0] * window.kernel[1]), FileLayout::kOhwiToOihw))),
-      bias_(bias ? &register_parameter("bias",
-                                       uniform_parameter(context, {out_channels},
-                                                         bound_for(in_channels * window.kernel[0] * window.kernel[1])))
+          "weight", uniform_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels / groups},
+                                      bound_for(in_channels / groups * area_of(window)), FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_channels},
+                                                                 bound_for(in_channels / groups * area_of(window))))
                  : nullptr) {}
 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
-               FanOut style)
+               FanOut style, std::int64_t groups)
     : Conv2d(context, in_channels, out_channels, window,
-             Normal{std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
-                    style.bias}) {}
+             Normal{std::sqrt(2.0 / static_cast<double>(out_channels * area_of(window))), style.bias}, groups) {}
 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
-               Normal style)
+               Normal style, std::int64_t groups)
     : window_(window),
+      groups_(valid_groups(in_channels, out_channels, groups, "Conv2d")),
       weight_(register_parameter(
-          "weight", normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+          "weight", normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels / groups},
                                      style.deviation, FileLayout::kOhwiToOihw))),
       bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_channels}, 0.0f)) : nullptr) {}
 
 Conv1d::Conv1d(Context& context, std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
-               std::int64_t stride, std::int64_t padding, bool bias)
+               std::int64_t stride, std::int64_t padding, bool bias, std::int64_t groups)
     : stride_(stride),
       padding_(padding),
-      weight_(register_parameter("weight",
-                                 uniform_parameter(context, {out_channels, kernel_size, in_channels},
-                                                   bound_for(in_channels * kernel_size), FileLayout::kOhwiToOihw))),
-      bias_(bias ? &register_parameter("bias",
-                                       uniform_parameter(context, {out_channels}, bound_for(in_channels * kernel_size)))
+      groups_(valid_groups(in_channels, out_channels, groups, "Conv1d")),
+      weight_(register_parameter(
+          "weight", uniform_parameter(context, {out_channels, kernel_size, in_channels / groups},
+                                      bound_for(in_channels / groups * kernel_size), FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_channels},
+                                                                 bound_for(in_channels / groups * kernel_size)))
                  : nullptr) {}
 
 ConvTranspose2d::ConvTranspose2d(Context& context, std::int64_t in_channels, std::int64_t out_channels,
-                                 const Window& window, std::array<std::int64_t, 2> output_padding, bool bias)
+                                 const Window& window, std::array<std::int64_t, 2> output_padding, bool bias,
+                                 std::int64_t groups)
     : window_(window),
       output_padding_(output_padding),
+      groups_(valid_groups(in_channels, out_channels, groups, "ConvTranspose2d")),
       weight_(register_parameter(
-          "weight",
-          uniform_parameter(context, {in_channels, window.kernel[0], window.kernel[1], out_channels},
-                            bound_for(out_channels * window.kernel[0] * window.kernel[1]), FileLayout::kOhwiToOihw))),
-      bias_(bias ? &register_parameter("bias",
-                                       uniform_parameter(context, {out_channels},
-                                                         bound_for(out_channels * window.kernel[0] * window.kernel[1])))
+          "weight", uniform_parameter(context, {in_channels, window.kernel[0], window.kernel[1], out_channels / groups},
+                                      bound_for(out_channels / groups * area_of(window)), FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_channels},
+                                                                 bound_for(out_channels / groups * area_of(window))))
                  : nullptr) {}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) {
-  return name_in_errors([&] { return conv2d(tape, x, weight_, bias_, window_, epilogue); });
+  return name_in_errors([&] { return conv2d(tape, x, weight_, bias_, window_, epilogue, groups_); });
 }
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool) {
-  return name_in_errors([&] { return conv2d_max_pool(tape, x, weight_, bias_, window_, epilogue, max_pool); });
+  return name_in_errors([&] { return conv2d_max_pool(tape, x, weight_, bias_, window_, epilogue, max_pool, groups_); });
 }
 
 BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, double momentum)

@@ -136,15 +136,18 @@ TEST_P(Bf16Test, ProductsWithoutSamplesLeaveZeros) {
 
 TEST_P(Bf16Test, Convolutions) {
   struct Size {
-    std::int64_t n, side, in, out, kernel, stride;
+    std::int64_t n, side, in, out, kernel, stride, groups = 1;
   };
-  for (const auto& [n, side, in, out, kernel, stride] :
+  for (const auto& [n, side, in, out, kernel, stride, groups] :
        {Size{1, 5, 1, 3, 3, 1}, Size{2, 8, 3, 16, 3, 1}, Size{3, 9, 16, 32, 3, 2}, Size{2, 8, 64, 64, 3, 1},
         Size{2, 7, 17, 5, 1, 2}, Size{1, 12, 3, 8, 7, 2}, Size{2, 4, 32, 48, 3, 1}, Size{3, 16, 48, 16, 3, 1},
-        Size{2, 33, 16, 64, 3, 2}, Size{1, 20, 80, 32, 5, 1}, Size{8, 8, 256, 272, 3, 1}, Size{1, 1, 16, 16, 3, 1}}) {
+        Size{2, 33, 16, 64, 3, 2}, Size{1, 20, 80, 32, 5, 1}, Size{8, 8, 256, 272, 3, 1}, Size{1, 1, 16, 16, 3, 1},
+        Size{2, 9, 6, 4, 3, 1, 2}, Size{2, 16, 64, 32, 3, 2, 4}, Size{2, 9, 5, 5, 3, 2, 5},
+        Size{3, 14, 96, 96, 3, 1, 96}, Size{1, 7, 7, 14, 5, 1, 7}}) {
+    SCOPED_TRACE(fmt::format("{} to {} channels in {} groups", in, out, groups));
     const Window window = {.kernel = {kernel, kernel}, .stride = {stride, stride}, .padding = {kernel / 2, kernel / 2}};
     const std::int64_t to = window.output_extent(0, side);
-    const Shape xs = {n, side, side, in}, ws = {out, kernel, kernel, in}, ys = {n, to, to, out};
+    const Shape xs = {n, side, side, in}, ws = {out, kernel, kernel, in / groups}, ys = {n, to, to, out};
     const Tensor x = exact(xs, 1), w = exact(ws, 2), b = exact({out}, 3), dy = exact(ys, 4);
     const auto terms = static_cast<double>(2 * kernel * kernel * in);
     compare({x, w, b}, {ys, ys}, {}, {.terms = terms}, {}, [&](auto& from, auto& made) {

@@ -463,6 +463,8 @@ TEST_F(Gradient, Conv1d) {
       const auto w = weights({4, kernel, 3}, 1), b = weights({4}, 2);
       expect_gradients({{random({2, 7, 3}, 3)}, {w.get(), b.get()}},
                        [&](Tape& t, Inputs x) { return conv1d(t, x[0], *w, b.get(), stride, kernel / 2); });
+      expect_gradients({{random({2, 7, 6}, 3)}, {w.get(), b.get()}},
+                       [&](Tape& t, Inputs x) { return conv1d(t, x[0], *w, b.get(), stride, kernel / 2, 2); });
     }
 }
 
@@ -479,6 +481,10 @@ TEST_F(Gradient, ConvTranspose2d) {
     if (c.bias) parameters.push_back(b.get());
     expect_gradients({{random({2, 3, 4, 3}, 3)}, parameters}, [&](Tape& t, Inputs x) {
       return conv_transpose2d(t, x[0], *w, c.bias ? b.get() : nullptr, c.window, c.output_padding);
+    });
+    const auto w_of_groups = weights({6, c.window.kernel[0], c.window.kernel[1], 2}, 1), b_of_groups = weights({6}, 2);
+    expect_gradients({{random({2, 3, 4, 6}, 3)}, {w_of_groups.get(), b_of_groups.get()}}, [&](Tape& t, Inputs x) {
+      return conv_transpose2d(t, x[0], *w_of_groups, b_of_groups.get(), c.window, c.output_padding, 3);
     });
   }
 }

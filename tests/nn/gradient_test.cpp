@@ -79,6 +79,9 @@ struct Geometry {
   Shape x;
   std::int64_t out;
   Window window;
+  std::int64_t groups = 1;
+
+  Shape w() const { return {out, window.kernel[0], window.kernel[1], x[3] / groups}; }
 };
 
 const std::vector<Geometry>& geometries() {
@@ -89,7 +92,10 @@ const std::vector<Geometry>& geometries() {
       {{3, 4, 4, 7}, 5, {{1, 1}, {1, 1}, {0, 0}}},   // pointwise
       {{1, 5, 3, 17}, 1, {{3, 1}, {1, 2}, {1, 0}}},  // nothing square
       {{1, 3, 3, 2}, 33, {{3, 3}, {1, 1}, {0, 0}}},  // one pixel is left
-      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},  {{1, 2, 2, 16}, 16, {{3, 3}, {1, 1}, {1, 1}}},  // mostly padding
+      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},    {{1, 2, 2, 16}, 16, {{3, 3}, {1, 1}, {1, 1}}},  // mostly padding
+      {{2, 5, 4, 6}, 4, {{3, 3}, {1, 1}, {1, 1}}, 2},                                                 // in groups
+      {{1, 6, 5, 3}, 6, {{3, 3}, {2, 2}, {1, 1}}, 3},  // depthwise, two filters of each channel
+      {{2, 4, 3, 5}, 5, {{3, 1}, {1, 1}, {1, 0}}, 5},
   };
   return all;
 }
@@ -97,13 +103,13 @@ const std::vector<Geometry>& geometries() {
 TEST_F(Gradient, Conv2d) {
   for (const auto& g : geometries()) {
     for (const bool with_bias : {true, false}) {
-      const auto w = weights({g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1);
+      const auto w = weights(g.w(), 1);
       const auto b = weights({g.out}, 2);
       std::vector<Parameter*> parameters = {w.get()};
       if (with_bias) parameters.push_back(b.get());
       SCOPED_TRACE(to_string(g.x) + (with_bias ? " with bias" : ""));
       expect_gradients({{random(g.x, 3)}, parameters}, [&](Tape& tape, Inputs x) {
-        return conv2d(tape, x[0], *w, with_bias ? b.get() : nullptr, g.window);
+        return conv2d(tape, x[0], *w, with_bias ? b.get() : nullptr, g.window, Epilogue::kNone, g.groups);
       });
     }
   }
@@ -111,11 +117,12 @@ TEST_F(Gradient, Conv2d) {
 
 TEST_F(Gradient, Conv2dWithRelu) {
   for (const auto& g : geometries()) {
-    const auto w = parameter(random_halves(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
+    const auto w = parameter(random_halves(*backend, g.w(), 1));
     const auto b = parameter(random_halves(*backend, {g.out}, 2, 0.125f));
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients({{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
-                     [&](Tape& tape, Inputs x) { return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu); });
+    expect_gradients({{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}}, [&](Tape& tape, Inputs x) {
+      return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu, g.groups);
+    });
   }
 }
 

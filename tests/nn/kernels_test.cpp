@@ -98,8 +98,9 @@ struct ConvReference {
                 const std::int64_t h = i * window.stride[0] + ki - window.padding[0];
                 const std::int64_t v = j * window.stride[1] + kj - window.padding[1];
                 if (h < 0 || h >= x.size(1) || v < 0 || v >= x.size(2)) continue;
-                for (std::int64_t c = 0; c < x.size(3); ++c) {
-                  const std::int64_t xi = ((n * x.size(1) + h) * x.size(2) + v) * x.size(3) + c;
+                const std::int64_t first = o / (w.size(0) / (x.size(3) / w.size(3))) * w.size(3);  // of o's group
+                for (std::int64_t c = 0; c < w.size(3); ++c) {
+                  const std::int64_t xi = ((n * x.size(1) + h) * x.size(2) + v) * x.size(3) + first + c;
                   const std::int64_t wi = ((o * w.size(1) + ki) * w.size(2) + kj) * w.size(3) + c;
                   y[static_cast<std::size_t>(yi)] += at(x, xi) * at(w, wi);
                   dx[static_cast<std::size_t>(xi)] += at(dy, yi) * at(w, wi);
@@ -115,20 +116,41 @@ TEST_P(Kernels, Conv) {
     Shape x;
     std::int64_t out;
     Window window;
+    std::int64_t groups = 1;
   };
   const Case cases[] = {
-      {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},   {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
-      {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},  {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
-      {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}}, {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
-      {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},   {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
-      {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}}, {{1, 7, 17, 3}, 1, {{1, 7}, {1, 1}, {0, 3}}},
-      {{2, 6, 6, 48}, 96, {{3, 3}, {1, 1}, {1, 1}}}, {{9, 7, 5, 64}, 80, {{3, 3}, {1, 1}, {1, 1}}},  // Winograd
-      {{8, 8, 8, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}}, {{8, 9, 8, 64}, 66, {{3, 3}, {1, 1}, {1, 1}}},
+      {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},
+      {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
+      {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},
+      {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
+      {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}},
+      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
+      {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},
+      {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
+      {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}},
+      {{1, 7, 17, 3}, 1, {{1, 7}, {1, 1}, {0, 3}}},
+      {{2, 6, 6, 48}, 96, {{3, 3}, {1, 1}, {1, 1}}},
+      {{9, 7, 5, 64}, 80, {{3, 3}, {1, 1}, {1, 1}}},  // Winograd
+      {{8, 8, 8, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}},
+      {{8, 9, 8, 64}, 66, {{3, 3}, {1, 1}, {1, 1}}},
+      // In groups; what would else be Winograd's, or a product; depthwise, with two filters of each channel as well.
+      {{2, 7, 7, 6}, 4, {{3, 3}, {1, 1}, {1, 1}}, 2},
+      {{3, 7, 3, 21}, 14, {{3, 3}, {1, 1}, {0, 0}}, 7},
+      {{1, 17, 9, 48}, 32, {{5, 3}, {2, 3}, {2, 1}}, 4},
+      {{8, 8, 8, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}, 2},
+      {{2, 9, 7, 64}, 96, {{1, 1}, {1, 1}, {0, 0}}, 2},
+      {{2, 9, 7, 128}, 64, {{3, 3}, {2, 2}, {1, 1}}, 2},
+      {{2, 7, 7, 5}, 5, {{3, 3}, {1, 1}, {1, 1}}, 5},
+      {{1, 17, 13, 33}, 33, {{3, 3}, {2, 2}, {1, 1}}, 33},
+      {{3, 14, 14, 96}, 96, {{3, 3}, {2, 2}, {1, 1}}, 96},
+      {{2, 8, 8, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}, 64},
+      {{1, 5, 9, 7}, 14, {{5, 5}, {1, 2}, {2, 2}}, 7},
+      {{1, 1, 1, 3}, 3, {{1, 1}, {1, 1}, {0, 0}}, 3},
   };
-  for (const auto& [shape, out, window] : cases) {
-    SCOPED_TRACE(to_string(shape));
+  for (const auto& [shape, out, window, groups] : cases) {
+    SCOPED_TRACE(fmt::format("{} in {} groups", to_string(shape), groups));
     const Shape y_shape = {shape[0], window.output_extent(0, shape[1]), window.output_extent(1, shape[2]), out};
-    const Tensor x = random(shape, 1), w = random({out, window.kernel[0], window.kernel[1], shape[3]}, 2);
+    const Tensor x = random(shape, 1), w = random({out, window.kernel[0], window.kernel[1], shape[3] / groups}, 2);
     const Tensor b = random({out}, 3), dy = random(y_shape, 4);
     ConvReference reference(x, w, b, dy, window);
     auto& conv = backend->conv();

@@ -286,6 +286,26 @@ TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {
   expect_near(twice.db, doubled(once.db));
 }
 
+TEST_F(Layers, ConvolutionsInGroupsHavePoolingInside) {
+  Conv2d conv(context, 4, 6, Window{{3, 3}, {1, 1}, {1, 1}}, true, 2);
+  const Window window = {{2, 2}, {2, 2}, {0, 0}};
+  const Tensor image = random_tensor(*backend, {3, 6, 4, 4}, 1), target = random_tensor(*backend, {3, 3, 2, 6}, 2);
+  tape.set_recording(true);
+  const auto run = [&](const std::function<Var(Var)>& forward) {
+    std::vector<std::vector<float>> all;
+    for (const auto& [name, parameter] : conv.named_parameters()) parameter->clear_grad();
+    const Var x = tape.differentiable_input(image), y = forward(x);
+    all.push_back(values_of(y.value()));
+    tape.backward(squared_error(tape, y, target, 1.0f).value);
+    all.push_back(values_of(tape.grad(x)));
+    for (const auto& [name, parameter] : conv.named_parameters()) all.push_back(values_of(parameter->gradient()));
+    tape.reset();
+    return all;
+  };
+  EXPECT_EQ(run([&](Var v) { return conv.forward(tape, v, Epilogue::kRelu, window); }),
+            run([&](Var v) { return pool2d(tape, PoolKind::kMax, conv.forward(tape, v, Epilogue::kRelu), window); }));
+}
+
 TEST_F(Layers, LstmTakesSequencesOrBatchesFirst) {
   constexpr std::int64_t kBatch = 3, kSteps = 4, kIn = 5, kHidden = 7;
   Generator one(3), other(3);

@@ -257,6 +257,30 @@ TEST_F(Misuse, LayersOfNoSize) {
   EXPECT_REFUSED("stride", still.forward(tape, tape.input(backend->zeros({1, 4, 4, 2}))));
 }
 
+TEST_F(Misuse, GroupsThatDoNotDivideChannels) {
+  const Window window = {.kernel = {3, 3}, .padding = {1, 1}};
+  for (const std::int64_t groups : {4, 0, -1, 9}) {
+    const std::string what = fmt::format("of 6 to 8 channels in {} groups", groups);
+    EXPECT_REFUSED("Conv2d " + what, Conv2d(context, 6, 8, window, true, groups));
+    EXPECT_REFUSED("Conv2d " + what, Conv2d(context, 6, 8, window, Conv2d::FanOut{}, groups));
+    EXPECT_REFUSED("Conv1d " + what, Conv1d(context, 6, 8, 3, 1, 0, true, groups));
+    EXPECT_REFUSED("ConvTranspose2d " + what, ConvTranspose2d(context, 6, 8, window, {0, 0}, true, groups));
+  }
+  const auto w = std::make_unique<Parameter>(*backend, Shape{8, 3, 3, 3});
+  const auto convolve = [&](std::int64_t channels, std::int64_t groups) {
+    return conv2d(tape, tape.input(backend->zeros({1, 4, 4, channels})), *w, nullptr, window, Epilogue::kNone, groups);
+  };
+  EXPECT_NO_THROW(convolve(6, 2));
+  EXPECT_REFUSED("Conv2d of 9 to 8 channels in 3 groups", convolve(9, 3));
+  EXPECT_REFUSED("Conv2d with a weight of [8, 3, 3, 3] in 2 groups was given [1, 4, 4, 12]", convolve(12, 2));
+  EXPECT_REFUSED("Conv2d with a weight of [8, 3, 3, 3] was given [1, 4, 4, 6]", convolve(6, 1));
+  const auto v = std::make_unique<Parameter>(*backend, Shape{8, 3, 3});
+  EXPECT_REFUSED("Conv1d with a weight of [8, 3, 3] in 2 groups was given [1, 5, 8]",
+                 conv1d(tape, tape.input(backend->zeros({1, 5, 8})), *v, nullptr, 1, 1, 2));
+  EXPECT_REFUSED("ConvTranspose2d of 8 to 9 channels in 3 groups",
+                 conv_transpose2d(tape, tape.input(backend->zeros({1, 4, 4, 8})), *w, nullptr, window, {0, 0}, 3));
+}
+
 // Operands. Each layer of a type, shape or device that it does not take.
 
 TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {

@@ -32,6 +32,9 @@ TEST_F(ModuleTest, PrintsItsStructureAsPyTorchDoes) {
       .then(std::make_unique<MaxPool2d>(Window{{3, 3}, {2, 2}, {1, 1}}))
       .then(std::move(part))
       .then(std::make_unique<Flatten>())
+      .then(std::make_unique<Conv2d>(context, 6, 12, Window{{3, 3}, {2, 2}, {1, 1}}, false, 6))
+      .then(std::make_unique<ConvTranspose2d>(context, 6, 9, Window{{3, 3}, {1, 1}, {0, 0}},
+                                              std::array<std::int64_t, 2>{0, 0}, true, 3))
       .then(std::make_unique<Linear>(context, 10, 1))
       .then(std::make_unique<Linear>(context, 4, 2, false))
       .then(std::make_unique<Embedding>(context, 10, 3))
@@ -50,13 +53,15 @@ TEST_F(ModuleTest, PrintsItsStructureAsPyTorchDoes) {
     (1): AvgPool2d(kernel_size=2, stride=2, padding=0)
   )
   (5): Flatten(start_dim=1, end_dim=-1)
-  (6): Linear(in_features=10, out_features=1, bias=True)
-  (7): Linear(in_features=4, out_features=2, bias=False)
-  (8): Embedding(10, 3)
-  (9): LayerNorm((768,), eps=1e-05, elementwise_affine=True, bias=True)
-  (10): GELU(approximate='tanh')
-  (11): Dropout(p=0.1, inplace=False)
-  (12): LSTM(64, 128, num_layers=2, batch_first=True, dropout=0.5)
+  (6): Conv2d(6, 12, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=6, bias=False)
+  (7): ConvTranspose2d(6, 9, kernel_size=(3, 3), stride=(1, 1), groups=3)
+  (8): Linear(in_features=10, out_features=1, bias=True)
+  (9): Linear(in_features=4, out_features=2, bias=False)
+  (10): Embedding(10, 3)
+  (11): LayerNorm((768,), eps=1e-05, elementwise_affine=True, bias=True)
+  (12): GELU(approximate='tanh')
+  (13): Dropout(p=0.1, inplace=False)
+  (14): LSTM(64, 128, num_layers=2, batch_first=True, dropout=0.5)
 ))");
 }
 

@@ -92,6 +92,9 @@ OPS = {
     "conv-1x1-stride-2": (lambda: nn.Conv2d(16, 24, 1, stride=2, bias=False), (3, 16, 5, 5)),
     "conv-7x7-stride-2": (lambda: nn.Conv2d(3, 8, 7, stride=2, padding=3), (1, 3, 17, 15)),
     "conv-uneven": (lambda: nn.Conv2d(4, 3, (5, 2), stride=(2, 1), padding=(2, 1)), (2, 4, 9, 5)),
+    "conv-groups": (lambda: nn.Conv2d(6, 9, 3, padding=1, groups=3), (2, 6, 6, 7)),
+    "conv-depthwise": (lambda: nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=32, bias=False), (2, 32, 9, 8)),
+    "conv-depthwise-twice": (lambda: nn.Conv2d(5, 10, (5, 2), stride=(2, 1), padding=(2, 1), groups=5), (2, 5, 9, 5)),
     "max-pool-2": (lambda: nn.MaxPool2d(2), (2, 3, 6, 9)),
     "max-pool-3-stride-2": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 7)),
     "avg-pool-2": (lambda: nn.AvgPool2d(2), (2, 3, 6, 9)),
@@ -106,6 +109,8 @@ OPS = {
     "rms-norm": (lambda: nn.RMSNorm(24, eps=1e-6), (2, 5, 24)),
     "group-norm": (lambda: nn.GroupNorm(3, 6), (2, 6, 4, 5)),
     "conv1d": (lambda: Conv1d(3, 5, 3, stride=2, padding=1), (2, 9, 3)),
+    "conv1d-groups": (lambda: Conv1d(6, 4, 3, stride=2, padding=1, groups=2), (2, 9, 6)),
+    "conv-transpose-groups": (lambda: nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1, groups=2), (2, 6, 4, 5)),
     "conv-transpose": (lambda: nn.ConvTranspose2d(3, 5, 3, 2, 1, output_padding=1), (2, 3, 4, 5)),
     "conv-transpose-uneven": (
         lambda: nn.ConvTranspose2d(4, 3, (4, 2), (2, 1), (1, 0), output_padding=(1, 0), bias=False), (2, 4, 5, 3)),

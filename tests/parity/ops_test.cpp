@@ -123,6 +123,11 @@ TEST_F(Ops, Convolution) {
   check("conv-7x7-stride-2", make<nn::Conv2d>(3, 8, square(7, 2, 3)), {1, 3, 17, 15}, {1, 8, 9, 8});
   check("conv-uneven", make<nn::Conv2d>(4, 3, nn::Window{.kernel = {5, 2}, .stride = {2, 1}, .padding = {2, 1}}),
         {2, 4, 9, 5}, {2, 3, 5, 6});
+  check("conv-groups", make<nn::Conv2d>(6, 9, square(3, 1, 1), true, 3), {2, 6, 6, 7}, {2, 9, 6, 7});
+  check("conv-depthwise", make<nn::Conv2d>(32, 32, square(3, 2, 1), false, 32), {2, 32, 9, 8}, {2, 32, 5, 4});
+  check("conv-depthwise-twice",
+        make<nn::Conv2d>(5, 10, nn::Window{.kernel = {5, 2}, .stride = {2, 1}, .padding = {2, 1}}, true, 5),
+        {2, 5, 9, 5}, {2, 10, 5, 6});
 }
 
 TEST_F(Ops, Pooling) {
@@ -153,6 +158,9 @@ TEST_F(Ops, OtherNorms) {
 TEST_F(Ops, OtherConvolutions) {
   using Pair = std::array<std::int64_t, 2>;
   check("conv1d", make<nn::Conv1d>(3, 5, 3, 2, 1), {2, 9, 3}, {2, 5, 5});
+  check("conv1d-groups", make<nn::Conv1d>(6, 4, 3, 2, 1, true, 2), {2, 9, 6}, {2, 5, 4});
+  check("conv-transpose-groups", make<nn::ConvTranspose2d>(6, 4, square(3, 2, 1), Pair{1, 1}, true, 2), {2, 6, 4, 5},
+        {2, 4, 8, 10});
   check("conv-transpose", make<nn::ConvTranspose2d>(3, 5, square(3, 2, 1), Pair{1, 1}), {2, 3, 4, 5}, {2, 5, 8, 10});
   check("conv-transpose-uneven",
         make<nn::ConvTranspose2d>(4, 3, nn::Window{.kernel = {4, 2}, .stride = {2, 1}, .padding = {1, 0}}, Pair{1, 0},

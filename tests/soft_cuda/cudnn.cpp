@@ -87,7 +87,10 @@ void add_multiple(float factor, const float* from, std::int64_t count, float* to
 
 template <class T>
 void convolve(const ConvProblem& p, const ConvArrays& arrays) {
-  const std::int64_t channels = p.x[3], filters = p.y[3], taps = p.w[1] * p.w[2];
+  // A group's channels of x and, below, its filters; a filter sees those of x from first_of() on.
+  const std::int64_t channels = p.w[3], filters = p.y[3], taps = p.w[1] * p.w[2], groups = groups_of(p.x, p.w);
+  const std::int64_t of_group = filters / groups;
+  const auto first_of = [&](std::int64_t pixel, std::int64_t o) { return pixel * p.x[3] + o / of_group * channels; };
   const auto store = [](const std::vector<float>& sums, void* to) {
     std::ranges::transform(sums, static_cast<T*>(to), float_as<T>);
   };
@@ -100,9 +103,10 @@ void convolve(const ConvProblem& p, const ConvArrays& arrays) {
         turned[static_cast<std::size_t>(i % (taps * channels) * filters + i / (taps * channels))] =
             ws[static_cast<std::size_t>(i)];
       for_each_tap(p, [&](std::int64_t from, std::int64_t tap, std::int64_t to) {
-        for (std::int64_t c = 0; c < channels; ++c)
-          add_multiple(xs.data()[from * channels + c], turned.data() + (tap * channels + c) * filters, filters,
-                       sums.data() + to * filters);
+        for (std::int64_t o = 0; o < filters; o += of_group)
+          for (std::int64_t c = 0; c < channels; ++c)
+            add_multiple(xs.data()[first_of(from, o) + c], turned.data() + (tap * channels + c) * filters + o, of_group,
+                         sums.data() + to * filters + o);
       });
       for (std::size_t i = 0; i < sums.size(); ++i) {
         if (p.bias) sums[i] += as_float(static_cast<const T*>(arrays.b)[i % static_cast<std::size_t>(filters)]);
@@ -116,7 +120,7 @@ void convolve(const ConvProblem& p, const ConvArrays& arrays) {
       for_each_tap(p, [&](std::int64_t to, std::int64_t tap, std::int64_t from) {
         for (std::int64_t o = 0; o < filters; ++o)
           add_multiple(dys.data()[from * filters + o], ws.data() + (o * taps + tap) * channels, channels,
-                       sums.data() + to * channels);
+                       sums.data() + first_of(to, o));
       });
       return store(sums, arrays.x);
     }
@@ -125,7 +129,7 @@ void convolve(const ConvProblem& p, const ConvArrays& arrays) {
       auto sums = zeros(p.w);
       for_each_tap(p, [&](std::int64_t xi, std::int64_t tap, std::int64_t yi) {
         for (std::int64_t o = 0; o < filters; ++o)
-          add_multiple(dys.data()[yi * filters + o], xs.data() + xi * channels, channels,
+          add_multiple(dys.data()[yi * filters + o], xs.data() + first_of(xi, o), channels,
                        sums.data() + (o * taps + tap) * channels);
       });
       return store(sums, arrays.w);

@@ -194,35 +194,49 @@ class CpuConv final : public ConvKernels {
   // Winograd's ways oneDNN then takes the one that is faster for few samples.
   enum class Purpose : std::uint8_t { kTraining, kEvaluation };
 
-  // Of Note [Winograd] oneDNN has nothing with AVX2; see also Note [Lowered convolutions].
+  // Of Note [Winograd] oneDNN has nothing with AVX2; see also Note [Lowered convolutions]. Neither is for groups.
   template <class Conv>
   static bool is_for(const Tensor& x, const Shape& w, const Window& window) {
-    return x.dtype() == DType::kF32 && computes_with_avx2() && Conv::suits(x.shape(), w, window);
+    return x.dtype() == DType::kF32 && computes_with_avx2() && groups_of(x.shape(), w) == 1 &&
+           Conv::suits(x.shape(), w, window);
   }
 
   // In which types it may be; in bf16 for weight gradients alone.
   enum class Winograd : std::uint8_t { kOfF32, kOfBf16Too };
 
-  // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
+  // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout. Weights in
+  // groups have a dimension more: groups, O / groups, I / groups, Kh, Kw.
   struct Problem {
     Problem(DType dtype, const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
             const dnnl::engine& engine, Purpose purpose = Purpose::kTraining, Winograd winograd = Winograd::kOfF32)
         : x(desc_of(dtype, {xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(desc_of(dtype, {ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
-          plain_weights(desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
-          any_weights(desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
-          plain_gradient(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
-          any_gradient(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
+          plain_weights(plain_desc(dtype, ws, groups_of(xs, ws))),
+          any_weights(desc_of(dtype, dims_of(plain_weights), Tag::any)),
+          plain_gradient(plain_desc(DType::kF32, ws, groups_of(xs, ws))),
+          any_gradient(f32_desc(dims_of(plain_weights), Tag::any)),
           bias(has_bias ? desc_of(dtype, {ws[0]}, Tag::x) : memory::desc()),
           bias_gradient(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
           strides{window.stride[0], window.stride[1]},
           padding{window.padding[0], window.padding[1]},
           kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
-      LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
-                      to_string(ys));
+      const std::int64_t groups = groups_of(xs, ws);
+      LOCKSTEP_ASSERT(xs[3] == groups * ws[3] && ys[3] == ws[0] && ws[0] % groups == 0,
+                      "input {}, weight {}, output {}", to_string(xs), to_string(ws), to_string(ys));
+      if (grouped()) return;
       if (dtype == DType::kF32 || (winograd == Winograd::kOfBf16Too && suits_winograd_in_bf16(xs, ws, ys)))
         choose_algorithm(xs, ws, ys, engine);
     }
+
+    static memory::desc plain_desc(DType dtype, const Shape& ws, std::int64_t groups) {
+      if (groups == 1) return desc_of(dtype, {ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi);
+      const std::int64_t row = ws[1] * ws[2] * ws[3], outputs = ws[0] / groups;
+      return {{groups, outputs, ws[3], ws[1], ws[2]},
+              dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32,
+              memory::dims{outputs * row, row, 1, ws[2] * ws[3], ws[3]}};
+    }
+
+    bool grouped() const { return dims_of(any_weights).size() == 5; }
 
     static bool suits_winograd_in_bf16(const Shape& xs, const Shape& ws, const Shape& ys) {
       const auto small = [](std::int64_t side) { return side <= kWinogradSideOfBf16 && side % kWinogradTile == 0; };
@@ -233,7 +247,7 @@ class CpuConv final : public ConvKernels {
     // See Note [Direct in bf16].
     bool prefers_direct() const {
       const auto window = dims_of(any_weights), image = dims_of(y);
-      return cpu_bf16() == CpuBf16::kAvx512 && x == desc_of(DType::kBF16, dims_of(x), Tag::nhwc) &&
+      return !grouped() && cpu_bf16() == CpuBf16::kAvx512 && x == desc_of(DType::kBF16, dims_of(x), Tag::nhwc) &&
              window[0] % kChannelBlock == 0 && window[1] % kChannelBlock == 0 && window[3] > 1 &&
              (image[3] < kShortRow || image[3] >= kLongRow);
     }
@@ -397,7 +411,7 @@ class CpuConv final : public ConvKernels {
     const auto desc = problem.describe_backward_input(onednn_.engine(), hint);
     BackwardInput made;
     made.winograd = problem.winograd();
-    if (dtype == DType::kF32 && !made.winograd && !is_brgemm(desc) && is_brgemm(hint) &&
+    if (dtype == DType::kF32 && !problem.grouped() && !made.winograd && !is_brgemm(desc) && is_brgemm(hint) &&
         window.stride == std::array<std::int64_t, 2>{1, 1} && window.padding[0] < window.kernel[0] &&
         window.padding[1] < window.kernel[1]) {
       Window full = window;

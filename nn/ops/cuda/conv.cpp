@@ -115,8 +115,9 @@ class CudaConv final : public ConvKernels {
   ConvProblem problem_of(What what, const Tensor& x, const Tensor& w, const Tensor& y, const Window& window) const {
     LOCKSTEP_ASSERT(x.dtype() == y.dtype() && w.dtype() == y.dtype(), "{}, {} and {}", name_of(x.dtype()),
                     name_of(w.dtype()), name_of(y.dtype()));
-    LOCKSTEP_ASSERT(x.size(3) == w.size(3) && y.size(3) == w.size(0), "input {}, weight {}, output {}",
-                    to_string(x.shape()), to_string(w.shape()), to_string(y.shape()));
+    const std::int64_t groups = groups_of(x.shape(), w.shape());
+    LOCKSTEP_ASSERT(x.size(3) == groups * w.size(3) && y.size(3) == w.size(0) && w.size(0) % groups == 0,
+                    "input {}, weight {}, output {}", to_string(x.shape()), to_string(w.shape()), to_string(y.shape()));
     ConvProblem problem;
     problem.what = what;
     problem.dtype = x.dtype();

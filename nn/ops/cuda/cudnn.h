@@ -14,9 +14,9 @@
 
 namespace lockstep::nn::cuda {
 
-/// A convolution as cuDNN is asked for it. x is (N, H, W, C), w (O, Kh, Kw, C), y (N, H', W', O), b (O), as in conv.h,
-/// none of them empty; all are of one type, also w's gradient, and lie at multiples of 16 bytes (Note [Alignment for
-/// cuDNN]).
+/// A convolution as cuDNN is asked for it. x is (N, H, W, C), w (O, Kh, Kw, C / groups), y (N, H', W', O), b (O), as in
+/// conv.h, none of them empty; all are of one type, also w's gradient, and lie at multiples of 16 bytes (Note
+/// [Alignment for cuDNN]).
 struct ConvProblem {
   enum class What : std::uint8_t {
     kForward,        // y = x * w, + b where `bias`, and then ReLU where `relu`

@@ -32,9 +32,11 @@ PlanKey ConvProblem::key() const {
 }
 
 std::string ConvProblem::describe() const {
-  return fmt::format("{} of a {}x{} convolution (stride {}x{}, padding {}x{}) of {} to {}, {}", cuda::name_of(what),
+  const std::int64_t groups = groups_of(x, w);
+  return fmt::format("{} of a {}x{} convolution (stride {}x{}, padding {}x{}{}) of {} to {}, {}", cuda::name_of(what),
                      window.kernel[0], window.kernel[1], window.stride[0], window.stride[1], window.padding[0],
-                     window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
+                     window.padding[1], groups == 1 ? "" : fmt::format(", {} groups", groups), to_string(x),
+                     to_string(y), lockstep::name_of(dtype));
 }
 
 PlanKey AttentionProblem::key() const {

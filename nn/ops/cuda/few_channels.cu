@@ -251,7 +251,7 @@ int few_channel_passes(const ConvProblem& problem) {
   const Window& window = problem.window;
   const Shape &x = problem.x, &y = problem.y;
   const std::int64_t channels = x[3], pack = kVectorBytes / static_cast<std::int64_t>(size_of(problem.dtype));
-  if (channels > kMostChannels || y[3] % pack != 0 || y[3] > kMostFilters) return 0;
+  if (channels > kMostChannels || groups_of(x, problem.w) > 1 || y[3] % pack != 0 || y[3] > kMostFilters) return 0;
   // What kernels count in an int.
   if (x[0] * y[1] > kMostBlocks || x[1] * x[2] * channels > kMostBlocks) return 0;
   for (const auto& extents : {window.stride, window.padding})

@@ -13,20 +13,34 @@ struct Layer {
   Shape x;
   std::int64_t out;
   Window window;
+  std::int64_t groups = 1;
 
-  Shape w() const { return {out, window.kernel[0], window.kernel[1], x[3]}; }
+  Shape w() const { return {out, window.kernel[0], window.kernel[1], x[3] / groups}; }
   Shape y() const { return {x[0], window.output_extent(0, x[1]), window.output_extent(1, x[2]), out}; }
 };
 
 // Odd channels, windows that are not square, strides that leave a rest, nothing but padding, no samples.
 const Layer kLayers[] = {
-    {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},      {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
-    {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},     {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
-    {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}},    {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
-    {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},      {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
-    {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}},    {{1, 7, 17, 5}, 1, {{1, 7}, {1, 1}, {0, 3}}},
-    {{2, 16, 16, 64}, 128, {{1, 1}, {2, 2}, {0, 0}}}, {{1, 32, 32, 3}, 64, {{7, 7}, {2, 2}, {3, 3}}},
-    {{4, 28, 28, 1}, 32, {{3, 3}, {1, 1}, {1, 1}}},   {{0, 8, 8, 3}, 4, {{3, 3}, {1, 1}, {1, 1}}},
+    {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},
+    {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
+    {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},
+    {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
+    {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}},
+    {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
+    {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},
+    {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
+    {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}},
+    {{1, 7, 17, 5}, 1, {{1, 7}, {1, 1}, {0, 3}}},
+    {{2, 16, 16, 64}, 128, {{1, 1}, {2, 2}, {0, 0}}},
+    {{1, 32, 32, 3}, 64, {{7, 7}, {2, 2}, {3, 3}}},
+    {{4, 28, 28, 1}, 32, {{3, 3}, {1, 1}, {1, 1}}},
+    {{0, 8, 8, 3}, 4, {{3, 3}, {1, 1}, {1, 1}}},
+    // In groups, of few channels too; depthwise, with two filters of each channel as well.
+    {{2, 7, 7, 4}, 8, {{3, 3}, {1, 1}, {1, 1}}, 2},
+    {{1, 9, 5, 48}, 32, {{5, 3}, {2, 3}, {2, 1}}, 4},
+    {{2, 9, 7, 24}, 24, {{3, 3}, {2, 2}, {1, 1}}, 24},
+    {{3, 5, 5, 4}, 16, {{3, 3}, {1, 1}, {1, 1}}, 4},
+    {{1, 8, 8, 33}, 33, {{3, 3}, {1, 1}, {1, 1}}, 33},
 };
 
 class CudaConv : public DeviceTest {
@@ -70,7 +84,8 @@ TEST_P(CudaConv, BackwardInput) {
   for (const Layer& layer : kLayers) {
     SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
     const Operand dy = activations(random(layer.y(), 1)), w = activations(random(layer.w(), 2));
-    compare(cpu->conv(), *conv, {activation_like(layer.x)}, {tolerance_of_sum(layer.w().count() / layer.x[3], type())},
+    compare(cpu->conv(), *conv, {activation_like(layer.x)},
+            {tolerance_of_sum(layer.w().count() / layer.w()[3] / layer.groups, type())},
             [&](auto& on, Side at, const auto& made) { on.backward_input(at(dy), at(w), 0, layer.window, made[0]); });
   }
 }

@@ -35,14 +35,18 @@ constexpr const char* kH100 = R"({
 struct Layer {
   std::int64_t in, extent, out;
   Window window;
+  std::int64_t groups = 1;
 };
 
-// cnn's two on 28x28, then ResNet's: the first, inside a block, between stages, and its shortcut.
+// cnn's two on 28x28, then ResNet's: the first, inside a block, between stages, and its shortcut. In groups; depthwise,
+// MobileNet's.
 const Layer kLayers[] = {
-    {1, 28, 32, {{3, 3}, {1, 1}, {1, 1}}},    {32, 28, 64, {{3, 3}, {1, 1}, {1, 1}}},
-    {3, 224, 64, {{7, 7}, {2, 2}, {3, 3}}},   {64, 56, 64, {{3, 3}, {1, 1}, {1, 1}}},
-    {64, 56, 128, {{3, 3}, {2, 2}, {1, 1}}},  {64, 56, 256, {{1, 1}, {1, 1}, {0, 0}}},
-    {256, 56, 512, {{1, 1}, {2, 2}, {0, 0}}}, {3, 17, 5, {{5, 3}, {2, 1}, {2, 0}}},
+    {1, 28, 32, {{3, 3}, {1, 1}, {1, 1}}},       {32, 28, 64, {{3, 3}, {1, 1}, {1, 1}}},
+    {3, 224, 64, {{7, 7}, {2, 2}, {3, 3}}},      {64, 56, 64, {{3, 3}, {1, 1}, {1, 1}}},
+    {64, 56, 128, {{3, 3}, {2, 2}, {1, 1}}},     {64, 56, 256, {{1, 1}, {1, 1}, {0, 0}}},
+    {256, 56, 512, {{1, 1}, {2, 2}, {0, 0}}},    {3, 17, 5, {{5, 3}, {2, 1}, {2, 0}}},
+    {64, 28, 128, {{3, 3}, {1, 1}, {1, 1}}, 4},  {32, 112, 32, {{3, 3}, {1, 1}, {1, 1}}, 32},
+    {96, 112, 96, {{3, 3}, {2, 2}, {1, 1}}, 96}, {960, 7, 960, {{3, 3}, {1, 1}, {1, 1}}, 960},
 };
 
 ConvProblem problem_of(What what, const Layer& layer, DType dtype) {
@@ -50,7 +54,7 @@ ConvProblem problem_of(What what, const Layer& layer, DType dtype) {
   problem.what = what;
   problem.dtype = dtype;
   problem.x = {64, layer.extent, layer.extent, layer.in};
-  problem.w = {layer.out, layer.window.kernel[0], layer.window.kernel[1], layer.in};
+  problem.w = {layer.out, layer.window.kernel[0], layer.window.kernel[1], layer.in / layer.groups};
   problem.y = {64, layer.window.output_extent(0, layer.extent), layer.window.output_extent(1, layer.extent), layer.out};
   problem.window = layer.window;
   return problem;

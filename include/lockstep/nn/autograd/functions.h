@@ -37,21 +37,25 @@ Var matmul(Tape& tape, Var a, Var b, Turned turned = {});
 /// gradient.
 Var variable(Tape& tape, Parameter& parameter);
 
-/// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
-Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
+/// x (N, H, W, C), w (O, Kh, Kw, C / groups), b (O) or nullptr → (N, H', W', O). Of `groups`, which divide C and O,
+/// each computes its O / groups neighbouring channels from its C / groups; with C groups it is a depthwise convolution.
+Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone,
+           std::int64_t groups = 1);
 
-/// x (N, T, C), w (O, K, C), b (O) or nullptr → (N, T', O).
-Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride = 1, std::int64_t padding = 0);
-/// x (N, H, W, I), w (I, Kh, Kw, O), b (O) or nullptr → (N, H', W', O) with H' = (H − 1) · stride − 2 · padding + Kh +
-/// output padding, which is below the stride; W' likewise: PyTorch's ConvTranspose2d.
+/// x (N, T, C), w (O, K, C / groups), b (O) or nullptr → (N, T', O).
+Var conv1d(Tape& tape, Var x, Parameter& w, Parameter* b, std::int64_t stride = 1, std::int64_t padding = 0,
+           std::int64_t groups = 1);
+/// x (N, H, W, I), w (I, Kh, Kw, O / groups), b (O) or nullptr → (N, H', W', O) with H' = (H − 1) · stride − 2 ·
+/// padding
+/// + Kh + output padding, which is below the stride; W' likewise: PyTorch's ConvTranspose2d.
 Var conv_transpose2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window,
-                     std::array<std::int64_t, 2> output_padding = {0, 0});
+                     std::array<std::int64_t, 2> output_padding = {0, 0}, std::int64_t groups = 1);
 
-/// pool2d(kMax, conv2d(x, w, b, window, epilogue), pool): the same values. What the convolution computes is never there
-/// as a whole, neither in forward nor in backward, for both work through the batch in pieces
-/// (Backend::cache_block_bytes).
+/// pool2d(kMax, conv2d(x, w, b, window, epilogue, groups), pool): the same values. What the convolution computes is
+/// never there as a whole, neither in forward nor in backward, for both work through the batch in pieces
+/// (Backend::cache_block_bytes). The activation is ReLU, or none.
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
-                    const Window& pool);
+                    const Window& pool, std::int64_t groups = 1);
 
 /// x (N, H, W, C) → (N, H', W', C).
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window);
@@ -71,8 +75,9 @@ struct BatchNormState {
 };
 /// Over the last axis, of C features: gamma and beta (C). Training: the batch's statistics, of at least two rows, and
 /// the running ones move towards them (NormKernels). Otherwise the running ones. With kRelu: relu(y + residual), where
-/// that may be absent, in the same pass; kGelu is not taken. With an exchange, training's statistics are those of all
-/// ranks' rows together, of which this one may have none, and forward and backward are collective.
+/// that may be absent, in the same pass; kGelu is not taken. With an
+/// exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and forward
+/// and backward are collective.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
 

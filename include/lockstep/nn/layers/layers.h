@@ -244,22 +244,26 @@ class Gru final : public Recurrent {
 
 class BatchNorm;
 
-/// weight (out, kernel, kernel, in) in memory and (out, in, kernel, kernel) in files; uniform in ±1/sqrt(fan in).
+/// weight (out, kernel, kernel, in / groups) in memory and (out, in / groups, kernel, kernel) in files; uniform in
+/// ±1/sqrt(fan in). Throws UsageError unless `groups` divides both numbers of channels (conv2d), as the next two do.
 class Conv2d final : public Module {
  public:
-  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true,
+         std::int64_t groups = 1);
   /// Normal with a deviation of sqrt(2 / (out · kernel area)), PyTorch's kaiming_normal(mode = "fan_out"); a bias
   /// begins with zeros.
   struct FanOut {
     bool bias = false;
   };
-  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style,
+         std::int64_t groups = 1);
   /// Normal with this deviation; a bias begins with zeros.
   struct Normal {
     double deviation;
     bool bias = true;
   };
-  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, Normal style);
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, Normal style,
+         std::int64_t groups = 1);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// And with the maximum pooling after that.
@@ -273,35 +277,37 @@ class Conv2d final : public Module {
 
  private:
   Window window_;
+  std::int64_t groups_;
   Parameter& weight_;
   Parameter* bias_;
 };
 
-/// weight (out, kernel, in) in memory and (out, in, kernel) in files; uniform in ±1/sqrt(fan in). x is (N, T, in).
+/// weight (out, kernel, in / groups) in memory and (out, in / groups, kernel) in files; uniform in ±1/sqrt(fan in). x
+/// is (N, T, in).
 class Conv1d final : public Module {
  public:
   Conv1d(Context& context, std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
-         std::int64_t stride = 1, std::int64_t padding = 0, bool bias = true);
+         std::int64_t stride = 1, std::int64_t padding = 0, bool bias = true, std::int64_t groups = 1);
   Var forward(Tape& tape, Var x) override {
-    return name_in_errors([&] { return conv1d(tape, x, weight_, bias_, stride_, padding_); });
+    return name_in_errors([&] { return conv1d(tape, x, weight_, bias_, stride_, padding_, groups_); });
   }
   std::string type_name() const override { return "Conv1d"; }
   std::string details() const override;
 
  private:
-  std::int64_t stride_, padding_;
+  std::int64_t stride_, padding_, groups_;
   Parameter& weight_;
   Parameter* bias_;
 };
 
-/// weight (in, kernel, kernel, out) in memory and (in, out, kernel, kernel) in files; uniform in ±1/sqrt(out · kernel
-/// area), as PyTorch's.
+/// weight (in, kernel, kernel, out / groups) in memory and (in, out / groups, kernel, kernel) in files; uniform in
+/// ±1/sqrt(out / groups · kernel area), as PyTorch's.
 class ConvTranspose2d final : public Module {
  public:
   ConvTranspose2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
-                  std::array<std::int64_t, 2> output_padding = {0, 0}, bool bias = true);
+                  std::array<std::int64_t, 2> output_padding = {0, 0}, bool bias = true, std::int64_t groups = 1);
   Var forward(Tape& tape, Var x) override {
-    return name_in_errors([&] { return conv_transpose2d(tape, x, weight_, bias_, window_, output_padding_); });
+    return name_in_errors([&] { return conv_transpose2d(tape, x, weight_, bias_, window_, output_padding_, groups_); });
   }
   std::string type_name() const override { return "ConvTranspose2d"; }
   std::string details() const override;
@@ -309,6 +315,7 @@ class ConvTranspose2d final : public Module {
  private:
   Window window_;
   std::array<std::int64_t, 2> output_padding_;
+  std::int64_t groups_;
   Parameter& weight_;
   Parameter* bias_;
 };

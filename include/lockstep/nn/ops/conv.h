@@ -23,8 +23,13 @@ struct Window {
   std::int64_t output_extent(int axis, std::int64_t in) const;
 };
 
-/// Cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C), b is (O) or undefined,
-/// y is (N, H', W', O). N may be 0. Types are those of LinearKernels. There is no GELU.
+/// Of a convolution of images of shape x with weights of shape w.
+inline std::int64_t groups_of(const Shape& x, const Shape& w) { return w[3] == 0 ? 1 : x[3] / w[3]; }
+
+/// Cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C / groups), b is (O) or undefined,
+/// y is (N, H', W', O). N may be 0. Each group of O / groups neighbouring output channels sees a group of C / groups
+/// input channels; how many there are follows from the shapes (groups_of), and divides C and O. Types are those of
+/// LinearKernels. There are no activations but ReLU.
 class ConvKernels {
  public:
   virtual ~ConvKernels() = default;
