@@ -20,7 +20,8 @@ CONFIGURATIONS = {
 }
 # Of torch.distributed; the first is what scripts/build-c10d has built.
 BACKENDS = ("lockstep", "gloo")
-IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11")  # for the others channels_last means nothing
+# For the others channels_last means nothing.
+IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11", "mobilenet-v2")
 
 
 def configurations_of(model: str) -> list:

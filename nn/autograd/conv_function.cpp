@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn {
 namespace {
@@ -53,7 +54,7 @@ class ConvNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
     const Tensor dy =
-        epilogue_ == Epilogue::kRelu ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
+        epilogue_ != Epilogue::kNone ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
     ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
     if (!x_.needs_grad()) return;
     tape.parameters_done(*this);
@@ -170,8 +171,11 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
   Tensor y = tape.backend().empty(convolved_shape(x, as_images_weight(w.value()), window, groups), dtype);
+  const bool relu6_after = epilogue == Epilogue::kRelu6;  // which no device's convolution has inside
   tape.backend().conv().forward(x.value(), as_images_weight(w.as(dtype)), w.version(),
-                                b != nullptr ? b->as(dtype) : Tensor(), window, epilogue, y);
+                                b != nullptr ? b->as(dtype) : Tensor(), window,
+                                relu6_after ? Epilogue::kNone : epilogue, y);
+  if (relu6_after) tape.backend().pointwise().unary(UnaryOp::kRelu6, y, y);
   const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
   tape.record<ConvNode>(out, x, w, b, window, epilogue);
   return out;
@@ -180,6 +184,8 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
                     const Window& pool, std::int64_t groups) {
   check(tape, x, w, b, epilogue);
+  check_usage(epilogue != Epilogue::kRelu6, "a ReLU6 between a convolution and its pooling",
+              "call conv2d() and pool2d()");
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
   Shape piece = convolved_shape(x, w.value(), window, groups);

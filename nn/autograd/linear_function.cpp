@@ -68,6 +68,8 @@ Var compute(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue, Ro
   check_operand(tape, x, "Linear");
   check_parameter(tape, w, "Linear");
   check_further(tape, b, {w.value().size(0)}, "a bias", "Linear");
+  check_usage(epilogue != Epilogue::kRelu6, "a ReLU6 inside of a fully connected layer, which has none",
+              "apply nn::relu6() to what it returns");
   const int last = x.shape().size() - 1;
   if (last < 1 || x.shape()[last] != w.value().size(1))
     throw UsageError(

@@ -76,12 +76,14 @@ class BatchNormNode : public Node {
   double eps_;
 };
 
-// In training, with the ReLU that follows, and what is added before it.
+// In training, with the ReLU or ReLU6 that follows, and what is added before it.
 class BatchNormReluNode final : public BatchNormNode {
  public:
-  BatchNormReluNode(Var output, Var x, std::optional<Var> residual, Parameter& gamma, Parameter& beta, Tensor mean,
-                    Tensor variance, double eps)
-      : BatchNormNode(output, x, gamma, beta, std::move(mean), std::move(variance), false, eps), residual_(residual) {}
+  BatchNormReluNode(Var output, Var x, Epilogue activation, std::optional<Var> residual, Parameter& gamma,
+                    Parameter& beta, Tensor mean, Tensor variance, double eps)
+      : BatchNormNode(output, x, gamma, beta, std::move(mean), std::move(variance), false, eps),
+        activation_(activation),
+        residual_(residual) {}
 
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
@@ -100,14 +102,15 @@ class BatchNormReluNode final : public BatchNormNode {
         backend.norm().backward_relu_added(x_.value(), output().value(), dy, more, gamma, mean_, variance_, eps_, dx,
                                            dgamma, dbeta);
       else
-        backend.norm().backward_relu(x_.value(), output().value(), residual_.has_value(), dy, gamma, beta, mean_,
-                                     variance_, eps_, dx, dgamma, dbeta);
+        backend.norm().backward_relu(x_.value(), output().value(), activation_, residual_.has_value(), dy, gamma, beta,
+                                     mean_, variance_, eps_, dx, dgamma, dbeta);
     });
     tape.contribute(x_, std::move(dx));
     if (apart) tape.contribute(*residual_, std::move(dy));
   }
 
  private:
+  Epilogue activation_;
   std::optional<Var> residual_;
 };
 
@@ -178,8 +181,7 @@ Var frozen_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, cons
 
 // What follows the norm, where it is an operation of its own.
 Var finished(Tape& tape, Var y, Epilogue epilogue, std::optional<Var> residual) {
-  if (residual) return add_relu(tape, y, *residual);
-  return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
+  return residual ? add_relu(tape, y, *residual) : activated(tape, y, epilogue);
 }
 
 void count_batch(Tape& tape, const BatchNormState& state) {
@@ -189,13 +191,22 @@ void count_batch(Tape& tape, const BatchNormState& state) {
 
 }  // namespace
 
+Var activated(Tape& tape, Var x, Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::kRelu: return relu(tape, x);
+    case Epilogue::kRelu6: return relu6(tape, x);
+    default: return x;
+  }
+}
+
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue, std::optional<Var> residual) {
   check_operand(tape, x, "BatchNorm");
   if (residual) check_operand(tape, *residual, "BatchNorm");
   check_parameter(tape, gamma, "BatchNorm");
   check_usage(epilogue != Epilogue::kGelu && (!residual || epilogue == Epilogue::kRelu),
-              "a batch normalisation with another activation than ReLU inside", "apply it to what it returns");
+              "a batch normalisation with another activation inside than ReLU or, of nothing added, ReLU6",
+              "apply it to what it returns");
   const std::int64_t channels = gamma.value().count();
   if (channels < 1 || x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
@@ -228,14 +239,15 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
     running.momentum = 0.0;
   else if (kernels.counts_batches())
     running.batches = state.num_batches_tracked;
-  kernels.forward_train_moving(x.value(), gamma.value(), beta.value(), state.eps, epilogue == Epilogue::kRelu,
+  kernels.forward_train_moving(x.value(), gamma.value(), beta.value(), state.eps, epilogue,
                                residual ? residual->value() : Tensor(), running, y, mean, variance);
   if (!kernels.counts_batches()) count_batch(tape, state);
   const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad() ||
                                                   (residual && residual->needs_grad()));
-  if (epilogue == Epilogue::kRelu) {
+  if (epilogue != Epilogue::kNone) {
     if (residual && kernels.adds_gradients()) tape.keep_grad_parts(out);
-    tape.record<BatchNormReluNode>(out, x, residual, gamma, beta, std::move(mean), std::move(variance), state.eps);
+    tape.record<BatchNormReluNode>(out, x, epilogue, residual, gamma, beta, std::move(mean), std::move(variance),
+                                   state.eps);
   } else {
     tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), false, state.eps);
   }

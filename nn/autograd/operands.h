@@ -102,6 +102,8 @@ void check_state(const Tape& tape, const char* what);
 
 /// `groups`. Throws UsageError unless it divides a convolution's channels, `in` and `out`.
 std::int64_t valid_groups(std::int64_t in, std::int64_t out, std::int64_t groups, const char* op);
+/// epilogue(x) of those that are functions of their own: not of GELU.
+Var activated(Tape& tape, Var x, Epilogue epilogue);
 
 /// Throws UsageError unless x + y can be computed.
 void check_addends(const Tape& tape, Var x, Var y);

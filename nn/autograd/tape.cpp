@@ -140,7 +140,8 @@ Tensor Tape::take_grad_through(Var v, Epilogue activation) {
   if (activation == Epilogue::kGelu)
     backend_.pointwise().unary_backward(UnaryOp::kGeluTanh, v.saved_preactivation(), {}, dy, dx);
   else
-    backend_.pointwise().unary_backward(UnaryOp::kRelu, {}, v.value(), dy, dx);
+    backend_.pointwise().unary_backward(activation == Epilogue::kRelu6 ? UnaryOp::kRelu6 : UnaryOp::kRelu, {},
+                                        v.value(), dy, dx);
   if (through.defined()) backend_.pointwise().add_to(through, 1.0f, dx);
   return dx;
 }

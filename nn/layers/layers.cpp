@@ -378,7 +378,7 @@ Var BatchNorm::forward_after(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue)
 }
 
 Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
-  if (absorbed_) return epilogue == Epilogue::kRelu ? relu(tape, x) : x;
+  if (absorbed_) return name_in_errors([&] { return activated(tape, x, epilogue); });
   return normalise(tape, x, epilogue, std::nullopt);
 }
 
@@ -409,15 +409,28 @@ Var Sequential::forward(Tape& tape, Var x) {
   };
   Linear* linear_layer = nullptr;
   Conv2d* conv_layer = nullptr;
+  BatchNorm* norm_layer = nullptr;
   ReLU* relu_layer = nullptr;
+  ReLU6* relu6_layer = nullptr;
   MaxPool2d* pool_layer = nullptr;
+  const auto next_activation = [&] {
+    if (next_is(relu_layer)) return Epilogue::kRelu;
+    return next_is(relu6_layer) ? Epilogue::kRelu6 : Epilogue::kNone;
+  };
   while (i < steps_.size()) {
     if (next_is(linear_layer)) {
       x = linear_layer->forward(tape, x, next_is(relu_layer) ? Epilogue::kRelu : Epilogue::kNone);
+    } else if (next_is(norm_layer)) {
+      x = norm_layer->forward(tape, x, next_activation());
     } else if (next_is(conv_layer)) {
-      const Epilogue epilogue = next_is(relu_layer) ? Epilogue::kRelu : Epilogue::kNone;
-      x = next_is(pool_layer) ? conv_layer->forward(tape, x, epilogue, pool_layer->window())
-                              : conv_layer->forward(tape, x, epilogue);
+      if (next_is(norm_layer)) {
+        x = norm_layer->forward_after(*conv_layer, tape, x, next_activation());
+        continue;
+      }
+      const Epilogue epilogue = next_activation();
+      x = epilogue != Epilogue::kRelu6 && next_is(pool_layer)
+              ? conv_layer->forward(tape, x, epilogue, pool_layer->window())
+              : conv_layer->forward(tape, x, epilogue);
     } else {
       x = (*steps_[i++])(tape, x);
     }

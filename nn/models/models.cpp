@@ -15,6 +15,7 @@ const ModelFamily& tabular_family();
 const ModelFamily& cnn_family();
 const ModelFamily& resnet_family();
 const ModelFamily& vgg_family();
+const ModelFamily& mobilenet_family();
 const ModelFamily& vit_family();
 const ModelFamily& gpt_family();
 const ModelFamily& llama_family();
@@ -27,9 +28,9 @@ namespace {
 
 Registry<ModelFamily>& model_registry() {
   static Registry<ModelFamily> models(
-      "model",
-      {&linear_family(), &mlp_family(), &tabular_family(), &cnn_family(), &resnet_family(), &vgg_family(),
-       &vit_family(), &gpt_family(), &llama_family(), &bert_family(), &rnn_family(), &lstm_family(), &gru_family()});
+      "model", {&linear_family(), &mlp_family(), &tabular_family(), &cnn_family(), &resnet_family(), &vgg_family(),
+                &mobilenet_family(), &vit_family(), &gpt_family(), &llama_family(), &bert_family(), &rnn_family(),
+                &lstm_family(), &gru_family()});
   return models;
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/ops/pointwise.h"
 
 namespace lockstep::nn {
@@ -27,9 +29,14 @@ struct ActivationRule {
   static constexpr bool kAllTypes = true;
   static constexpr bool kReadsX = true, kReadsY = false;
 };
-/// Each element or 0: passes() says which of x, slope_passes() which of the gradient, from y. 0 · infinity is 0 here.
+/// A value is x or 0, as passes() says of x; a gradient is dy or 0, as slope_passes() says of y. 0 · infinity is 0
+/// here.
 template <class Rule>
-concept MaskRule = requires {
+concept MasksValues = requires {
+  Rule::passes(0.0f);
+};
+template <class Rule>
+concept MasksGradients = requires {
   Rule::slope_passes(0.0f);
 };
 
@@ -93,6 +100,16 @@ struct ReluRule : ActivationRule {
   static constexpr bool passes(float x) { return !(x < 0.0f); }  // this way round NaN passes
   static constexpr bool slope_passes(float y) { return y > 0.0f; }
 };
+struct Relu6Rule : ActivationRule {
+  static constexpr bool kReadsX = false, kReadsY = true;
+  static constexpr float kTop = 6.0f;
+  static constexpr float value(float x) { return x < 0.0f ? 0.0f : x > kTop ? kTop : x; }  // this way round NaN passes
+  static constexpr bool slope_passes(float y) { return y > 0.0f && y < kTop; }
+};
+/// The largest value of an activation inside of a batch normalisation.
+constexpr float top_of(Epilogue activation) {
+  return activation == Epilogue::kRelu6 ? Relu6Rule::kTop : std::numeric_limits<float>::infinity();
+}
 struct SiluRule : ActivationRule {
   template <class Math>
   static constexpr float value(float x) {
@@ -180,6 +197,7 @@ struct MaxRule : LossRule {
   OP(Sigmoid, sigmoid, "sigmoid")    \
   OP(Softplus, softplus, "softplus") \
   OP(Relu, relu, "ReLU")             \
+  OP(Relu6, relu6, "ReLU6")          \
   OP(Silu, silu, "SiLU")
 #define LOCKSTEP_BINARY_FUNCTIONS(OP) \
   OP(Sub, sub, "sub")                 \
@@ -234,7 +252,7 @@ decltype(auto) with_rule(BinaryOp op, const Use& use) {
 /// Of one element each.
 template <class Rule, class Math = PlainMath>
 constexpr float value_of(float x) {
-  if constexpr (MaskRule<Rule>)
+  if constexpr (MasksValues<Rule>)
     return Rule::passes(x) ? x : 0.0f;
   else if constexpr (requires { Rule::value(x); })
     return Rule::value(x);
@@ -243,7 +261,7 @@ constexpr float value_of(float x) {
 }
 template <class Rule, class Math = PlainMath>
 constexpr float gradient_of(float x, float y, float dy) {
-  if constexpr (MaskRule<Rule>)
+  if constexpr (MasksGradients<Rule>)
     return Rule::slope_passes(y) ? dy : 0.0f;
   else if constexpr (requires { Rule::slope(x, y); })
     return dy * Rule::slope(x, y);

@@ -5,7 +5,7 @@ import os
 
 from case import ANYTHING, MUST_FAIL, SAME, own_flags, places_of_flags, subcommand
 
-MODELS = ("linear mlp tabular cnn resnet18 resnet18-cifar vgg11 vit vit-b16 gpt gpt2 llama bert bert-base rnn lstm gru").split()
+MODELS = ("linear mlp tabular cnn resnet18 resnet18-cifar vgg11 mobilenet-v2 vit vit-b16 gpt gpt2 llama bert bert-base rnn lstm gru").split()
 SMALL_MODELS = "linear mlp tabular cnn vit gpt llama bert rnn lstm gru".split()
 DATA = ("digits random:5,40 random:1x8x8,40 random:tokens,64 mnist:mnist cifar10:cifar cifar100:cifar images:photos tar:photos tar:mlp.safetensors text:prose.txt "
         "text:prose.txt.gz tokens:tokens.bin csv:reviews.csv csv:reviews.tsv table:reviews.csv npy:x.npy,y.npy texts:labelled images:labelled texts:photos "

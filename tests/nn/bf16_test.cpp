@@ -213,12 +213,13 @@ TEST_P(Bf16Test, BatchNormalisation) {
           [&](auto& from, auto& to) {
             auto& norm = backend->norm();
             norm.forward_train(from[0], gamma, beta, 1e-5, to.activations[0], to.plain[0], to.plain[1]);
-            norm.forward_train_relu(from[0], gamma, beta, 1e-5, from[1], to.activations[1], to.plain[0], to.plain[1]);
+            norm.forward_train_relu(from[0], gamma, beta, 1e-5, Epilogue::kRelu, from[1], to.activations[1],
+                                    to.plain[0], to.plain[1]);
             norm.forward_infer(from[0], gamma, beta, to.plain[0], to.plain[1], 1e-5, to.activations[2]);
           });
   const Tensor mean = backend->empty({21}), variance = backend->empty({21});
   const Tensor y = backend->empty(shape);
-  backend->norm().forward_train_relu(x, gamma, beta, 1e-5, residual, y, mean, variance);
+  backend->norm().forward_train_relu(x, gamma, beta, 1e-5, Epilogue::kRelu, residual, y, mean, variance);
   const Tensor y_exact = as_f32(as_bf16(y));
   compare({x, y_exact, dy}, {shape, shape, shape}, {{21}, {21}, {21}, {21}}, {.terms = 300, .scale = 8}, exact_sums,
           [&](auto& from, auto& to) {
@@ -229,8 +230,8 @@ TEST_P(Bf16Test, BatchNormalisation) {
                           to.plain[1]);
             const Tensor masked = backend->empty(shape, from[2].dtype());
             backend->pointwise().copy(from[2], masked);
-            norm.backward_relu(from[0], from[1], true, masked, gamma, beta, mean, variance, 1e-5, to.activations[2],
-                               to.plain[2], to.plain[3]);
+            norm.backward_relu(from[0], from[1], Epilogue::kRelu, true, masked, gamma, beta, mean, variance, 1e-5,
+                               to.activations[2], to.plain[2], to.plain[3]);
           });
 }
 

@@ -36,6 +36,7 @@ inline const UnaryCase kUnaryCases[] = {
     {UnaryOp::kSigmoid, sigmoid, [](double x) { return 1.0 / (1.0 + std::exp(-x)); }},
     {UnaryOp::kSoftplus, softplus, [](double x) { return std::log1p(std::exp(x)); }},
     {UnaryOp::kRelu, relu, [](double x) { return std::max(x, 0.0); }, 0.0f, 1.0f, {0.0}, {0.0}},
+    {UnaryOp::kRelu6, relu6, [](double x) { return std::clamp(x, 0.0, 6.0); }, 6.0f, 8.0f, {0.0}, {0.0}},
     {UnaryOp::kSilu, silu, [](double x) { return x / (1.0 + std::exp(-x)); }, 0.0f, 8.0f, {8.0, 8.0}, {16.0, 2.0}},
     // The CPU's approximation of the normal distribution's function is within 1e-7.
     {UnaryOp::kGeluErf,

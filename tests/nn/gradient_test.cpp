@@ -120,9 +120,10 @@ TEST_F(Gradient, Conv2dWithRelu) {
     const auto w = parameter(random_halves(*backend, g.w(), 1));
     const auto b = parameter(random_halves(*backend, {g.out}, 2, 0.125f));
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients({{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}}, [&](Tape& tape, Inputs x) {
-      return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu, g.groups);
-    });
+    for (const Epilogue epilogue : {Epilogue::kRelu, Epilogue::kRelu6})
+      expect_gradients({{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}}, [&](Tape& tape, Inputs x) {
+        return conv2d(tape, x[0], *w, b.get(), g.window, epilogue, g.groups);
+      });
   }
 }
 

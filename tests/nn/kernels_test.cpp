@@ -380,26 +380,36 @@ TEST_P(Kernels, BatchNorm) {
       expect_close(dgamma, out_dgamma, 1e-4);
       expect_close(dbeta, out_dbeta);
       // The same with the fused operation after it: the same numbers as in two steps.
-      for (const bool added : {false, true}) {
+      struct After {
+        Epilogue activation;
+        UnaryOp op;
+        bool added;
+      };
+      for (const auto& [activation, op, added] :
+           {After{Epilogue::kRelu, UnaryOp::kRelu, false}, After{Epilogue::kRelu, UnaryOp::kRelu, true},
+            After{Epilogue::kRelu6, UnaryOp::kRelu6, false}}) {
         const Tensor residual = added ? random({rows, channels}, 9) : Tensor(), fused = unset({rows, channels});
-        norm.forward_train(x, gamma, beta, kEps, out, out_mean, out_var);
+        const Tensor shift = unset({channels});  // so that some are above 6
+        backend->operators().forward(Affine{1.0f, activation == Epilogue::kRelu6 ? 5.5f : 0.0f}, beta, shift);
+        norm.forward_train(x, gamma, shift, kEps, out, out_mean, out_var);
         if (added) backend->pointwise().binary(BinaryOp::kAdd, out, residual, out);
-        backend->pointwise().unary(UnaryOp::kRelu, out, out);
-        norm.forward_train_relu(x, gamma, beta, kEps, residual, fused, out_mean, out_var);
+        backend->pointwise().unary(op, out, out);
+        norm.forward_train_relu(x, gamma, shift, kEps, activation, residual, fused, out_mean, out_var);
         expect_close(std::vector<double>(out.f32(), out.f32() + out.count()), fused, 1e-6);
         const Tensor masked = unset({rows, channels}), expected_dx = unset({rows, channels});
         const Tensor taken = random({rows, channels}, 10), in_place = unset({rows, channels});
         backend->pointwise().copy(taken, in_place);
-        backend->pointwise().unary_backward(UnaryOp::kRelu, {}, fused, taken, masked);
+        backend->pointwise().unary_backward(op, {}, fused, taken, masked);
         norm.backward(x, masked, gamma, out_mean, out_var, false, kEps, expected_dx, out_dgamma, out_dbeta);
         const auto wanted_dgamma = values_of(out_dgamma), wanted_dbeta = values_of(out_dbeta);
-        norm.backward_relu(x, fused, true, taken, gamma, beta, out_mean, out_var, kEps, out_dx, out_dgamma, out_dbeta);
+        norm.backward_relu(x, fused, activation, added, taken, gamma, shift, out_mean, out_var, kEps, out_dx,
+                           out_dgamma, out_dbeta);
         EXPECT_EQ(values_of(taken), values_of(masked));
         EXPECT_EQ(values_of(out_dx), values_of(expected_dx));
         EXPECT_EQ(values_of(out_dgamma), wanted_dgamma);
         EXPECT_EQ(values_of(out_dbeta), wanted_dbeta);
-        norm.backward_relu(x, fused, true, in_place, gamma, beta, out_mean, out_var, kEps, in_place, out_dgamma,
-                           out_dbeta);
+        norm.backward_relu(x, fused, activation, added, in_place, gamma, shift, out_mean, out_var, kEps, in_place,
+                           out_dgamma, out_dbeta);
         EXPECT_EQ(values_of(in_place), values_of(expected_dx));
       }
       norm.update_running(out_mean, out_var, rows, kMomentum, running_mean, running_var);

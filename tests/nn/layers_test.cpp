@@ -228,6 +228,44 @@ TEST_F(Layers, SequentialFusesReluWithTheSameNumbers) {
   EXPECT_EQ(together, apart);
 }
 
+TEST_F(Layers, SequentialFusesActivationsAfterNormsWithTheSameNumbers) {
+  for (const bool six : {false, true}) {
+    Sequential fused;
+    fused.then(std::make_unique<Conv2d>(context, 4, 6, Window{{3, 3}, {1, 1}, {1, 1}}, false, 2))
+        .then(std::make_unique<BatchNorm>(context, 6));
+    six ? fused.then(std::make_unique<ReLU6>()) : fused.then(std::make_unique<ReLU>());
+    const auto parameters = fused.named_parameters();
+    for (float& v : parameters[1].parameter->value().span<float>()) v = 4.0f;  // some are above 6
+    const Tensor image = random_tensor(*backend, {3, 5, 4, 4}, 1), target = random_tensor(*backend, {3, 5, 4, 6}, 2);
+    tape.set_recording(true);
+    int nodes = 0;
+    tape.set_node_hook([&] { ++nodes; });
+    const auto run = [&](const std::function<Var(Var)>& forward) {
+      nodes = 0;
+      for (const auto& [name, parameter] : parameters) parameter->clear_grad();
+      const Var x = tape.differentiable_input(image), y = forward(x);
+      std::vector<float> all = values_of(y.value());
+      tape.backward(squared_error(tape, y, target, 0.01f).value);
+      const auto dx = values_of(tape.grad(x));
+      all.insert(all.end(), dx.begin(), dx.end());
+      for (const auto& [name, parameter] : parameters)
+        for (const float g : parameter->gradient().span<float>()) all.push_back(g);
+      tape.reset();
+      return all;
+    };
+    const auto together = run([&](Var v) { return fused.forward(tape, v); });
+    EXPECT_EQ(nodes, 3);  // conv, norm, loss
+    EXPECT_EQ(std::ranges::count(together, 6.0f) > 0, six);
+    const auto apart = run([&](Var v) {
+      for (const auto& [name, part] : fused.named_modules())
+        if (part != &fused) v = part->forward(tape, v);
+      return v;
+    });
+    EXPECT_EQ(nodes, 4);
+    EXPECT_EQ(together, apart);
+  }
+}
+
 // Four pieces of forward and backward, the last one smaller, against the three operators one after the other. Results
 // and the input's gradient are equal bit for bit; the parameters' gradients are sums in another order.
 TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {

@@ -297,6 +297,7 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   Embedding table(context, 10, 4);
   Lstm rnn(context, 2, 3);
   ReLU relu_layer;
+  ReLU6 relu6_layer;
   GELU gelu_layer;
   Flatten flatten_layer;
   MaxPool2d max_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
@@ -306,7 +307,7 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   const std::vector<Module*> all = {layer.get(),    &conv,       &batch_norm,    &layer_norm, &rnn,
                                     &relu_layer,    &gelu_layer, &flatten_layer, &max_pool,   &average_pool,
                                     &adaptive_pool, &drop,       &rms_norm,      &group_norm, &conv1d,
-                                    &transposed,    &silu_layer, &sigmoid_layer, &tanh_layer};
+                                    &transposed,    &silu_layer, &sigmoid_layer, &tanh_layer, &relu6_layer};
   tape.set_dropout_state(backend->empty({3}, DType::kI64));
   std::vector<DType> refused = {DType::kI32, DType::kF64, DType::kU8, DType::kF16};
   if (!backend->computes_in(DType::kBF16)) refused.push_back(DType::kBF16);
@@ -327,6 +328,9 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
     EXPECT_REFUSED("[7]", module->forward(tape, tape.input(vector))) << module->type_name();
   EXPECT_REFUSED("add of [5, 4] and [7]", add(tape, tape.input(x), tape.input(vector)));
   EXPECT_REFUSED("GELU", conv.forward(tape, tape.input(backend->zeros({1, 4, 4, 2})), Epilogue::kGelu));
+  EXPECT_REFUSED("a ReLU6 inside of a fully connected layer", layer->forward(tape, tape.input(x), Epilogue::kRelu6));
+  EXPECT_REFUSED("a ReLU6 between a convolution and its pooling",
+                 conv.forward(tape, tape.input(backend->zeros({1, 4, 4, 2})), Epilogue::kRelu6, max_pool.window()));
   std::vector<RnnState> states(2);
   EXPECT_REFUSED("2 states for an LSTM of 1 layers", rnn.forward(tape, tape.input(backend->zeros({2, 4, 2})), states));
 }

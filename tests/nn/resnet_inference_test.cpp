@@ -1,4 +1,4 @@
-// ResNets in evaluation, on the CPU: they are too much for a GPU in software.
+// ResNets and MobileNet in evaluation, on the CPU: they are too much for a GPU in software.
 #include <thread>
 
 #include "tests/nn/inference.h"
@@ -9,7 +9,7 @@ namespace {
 using namespace lockstep::nn::testing;
 
 TEST_F(Inference, NormalisationsBecomePartOfConvolutions) {
-  for (const char* name : {"resnet18", "resnet34", "resnet50", "resnet18-cifar"}) {
+  for (const char* name : {"resnet18", "resnet34", "resnet50", "resnet18-cifar", "mobilenet-v2"}) {
     SCOPED_TRACE(name);
     const ModelSpec spec{.name = name, .sample_shape = {32, 32, 3}, .classes = 7};
     const auto plain = model(spec), fused = model(spec);

@@ -57,6 +57,7 @@ inline std::vector<float> initial(const std::string& case_name, const std::strin
     return uniform(key, count_of(shape), exponent);
   }
   if (name.ends_with("weight") || name.ends_with("running_var")) return uniform(key, count_of(shape), -1, 1.0);
+  if (name.starts_with("features.") && name.ends_with("bias")) return uniform(key, count_of(shape), -2, norm_bias);
   const bool of_norm = name.find("bn") != std::string::npos || name.find(".downsample.1.") != std::string::npos;
   return uniform(key, count_of(shape), -2, 0.0, of_norm && name.ends_with("bias") ? norm_bias : 0.0);
 }

@@ -56,11 +56,14 @@ def exponent_for(shape) -> int:
 
 
 def initial(case: str, name: str, shape, norm_bias: float = 0.0) -> np.ndarray:
-    """Of a parameter or a buffer. norm_bias: how far the biases of batch norms are from 0."""
+    """Of a parameter or a buffer. norm_bias: how far the biases of batch norms are from 0; MobileNet's are above it, on
+    the way to the middle of ReLU6: of a channel of zeros a depthwise convolution has no variance."""
     key = f"{case}/{name}"
     if len(shape) > 1:
         return uniform(key, shape, exponent_for(shape))
     if name.endswith("weight") or name.endswith("running_var"):
         return uniform(key, shape, -1, 1.0)
+    if name.startswith("features.") and name.endswith("bias"):
+        return uniform(key, shape, -2, norm_bias)
     of_norm = "bn" in name or ".downsample.1." in name
     return uniform(key, shape, -2, apart=norm_bias if of_norm and name.endswith("bias") else 0.0)

@@ -26,6 +26,7 @@ class Golden {
   /// and projections by tolerance · ‖b‖₂ + slack · √elements.
   void expect(const std::string& name, std::span<const float> actual, double tolerance, double slack = 0.0);
 
+  bool has(const std::string& name) const { return rows_.contains(name); }
   /// The tensors with this prefix that nothing has been compared with, including those that extra() has not been called
   /// for.
   std::vector<std::string> not_compared(const std::string& beginning = "") const;

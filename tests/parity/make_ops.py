@@ -124,6 +124,7 @@ OPS = {
     "sigmoid": (lambda: nn.Sigmoid(), (3, 50)),
     "tanh": (lambda: nn.Tanh(), (3, 50)),
     "relu": (lambda: nn.ReLU(), (3, 50)),
+    "relu6": (lambda: Function(lambda x: F.relu6(10 * x)), (3, 50)),
     "silu": (lambda: nn.SiLU(), (3, 50)),
     "gelu-erf": (lambda: nn.GELU(), (3, 50)),
     "gelu-tanh": (lambda: nn.GELU("tanh"), (3, 50)),

@@ -214,6 +214,7 @@ TEST_F(Ops, Pointwise) {
   check("tanh", std::make_unique<nn::Tanh>(), {3, 50}, {3, 50});
 
   check("relu", std::make_unique<nn::ReLU>(), {3, 50}, {3, 50});
+  check("relu6", [&](nn::Var x) { return nn::relu6(tape_, nn::affine(tape_, x, 10.0f)); }, {3, 50}, {3, 50});
   check("silu", [&](nn::Var x) { return nn::silu(tape_, x); }, {3, 50}, {3, 50});
   check("gelu-erf", std::make_unique<nn::GELU>(nn::GeluKind::kErf), {3, 50}, {3, 50});
   check("gelu-tanh", std::make_unique<nn::GELU>(nn::GeluKind::kTanh), {3, 50}, {3, 50});

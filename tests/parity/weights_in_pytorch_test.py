@@ -166,6 +166,17 @@ class Weights(unittest.TestCase):
         rounded = {name: value.half().float() for name, value in expected.items()}
         self.expect_read("half.pth", rounded, "resnet18", "--data", "random:3x32x32,4", "--batch", "4")
 
+    def test_mobilenet_both_ways(self):
+        for multiplier in (1.0, 0.35):
+            model = torchvision.models.mobilenet_v2(num_classes=10, width_mult=multiplier)
+            torch.save(model.state_dict(), self.directory / "theirs.pth")
+            arguments = ["mobilenet-v2", "--data", "random:3x32x32,4", "--batch", "4"]
+            if multiplier != 1.0:
+                arguments += ["--width-multiplier", str(multiplier)]
+            self.expect_read("theirs.pth", dict(model.named_parameters()), *arguments)
+            event, state = self.train(*arguments, "--steps", "1", "--lr", "1e-3")
+            self.expect_strict(model, event, state)
+
     def test_we_load_transformers_gpt2(self):
         model = transformers.GPT2LMHeadModel(self.gpt2_config())
         model.save_pretrained(self.directory / "whole")

@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
 2 lockstep train cnn --data digits
   --dropout 0.5
-    | --dropout 0.5 on the command line: it applies to tabular, vgg11, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
+    | --dropout 0.5 on the command line: it applies to tabular, vgg11, mobilenet-v2, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru, and the model is cnn
   --encrypt --backend mpi
     | it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt
   --shards 2 --comm-hook bf16 | and --shards promises the same bits at any number of ranks
@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --embedding-dim 4 | it applies to tabular, and the model is cnn
   --out 10 | --out 10
   --zero-init-residual | it applies to ResNets
-  --no-broadcast-buffers | ResNets, and the model is cnn
+  --no-broadcast-buffers | ResNets and mobilenet-v2, and the model is cnn
   --augment yes | it applies to cifar10, cifar100, images and tar, and the data is digits
   --erasing 0.5 | it applies to cifar10, cifar100, images and tar with --augment yes, and the data is digits
   --max-corrupt 8 | --max-corrupt
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   eval cnn --data digits --weights w --graphs no | --graphs
   eval cnn --data digits --weights w --hidden 8 | it applies to mlp
   eval cnn --data digits --weights w --device cpu:7 | no CPU device 7
-  bench step cnn --dropout 0.1 | it applies to tabular, vgg11, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru
+  bench step cnn --dropout 0.1 | it applies to tabular, vgg11, mobilenet-v2, vision transformers, gpt, gpt2, BERTs, rnn, lstm and gru
   bench step lstm --data digits --context 9 | the data is digits
   bench step cnn --device cpu --copy-batch yes | --copy-batch yes is for GPUs
   bench step cnn --csv --timeline | --csv and --timeline exclude
@@ -267,7 +267,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --cased no | and the model is gpt
   --bidirectional | it applies to rnn, lstm and gru, and the model is gpt
   --stateful | it applies to rnn, lstm and gru over text and tokens, and the model is gpt
-  --sync-batchnorm | ResNets, and the model is gpt
+  --sync-batchnorm | ResNets and mobilenet-v2, and the model is gpt
   --image-size 8 | it applies to images and tar, and the data is text
   --text a | it applies to csv, and the data is text
   --token-type u32 | it applies to tokens, and the data is text

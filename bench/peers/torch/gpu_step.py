@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11")
+IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11", "mobilenet-v2")
 MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead",
          "max-autotune": "max-autotune"}
 

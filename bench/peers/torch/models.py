@@ -126,6 +126,40 @@ class Vgg11(nn.Module):
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
+def activated(inputs: int, outputs: int, kernel: int, stride: int, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
+        super().__init__()
+        inner = expansion * inputs
+        self.adds = stride == 1 and inputs == outputs
+        self.conv = nn.Sequential(*([activated(inputs, inner, 1, 1)] if expansion > 1 else []),
+                                  activated(inner, inner, 3, stride, inner), convolution(inner, outputs, 1, 1),
+                                  nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        return x + self.conv(x) if self.adds else self.conv(x)
+
+
+class MobileNetV2(nn.Module):
+    def __init__(self, classes: int = 10):
+        super().__init__()
+        layers, inputs = [activated(3, 32, 3, 2)], 32
+        for expansion, width, count, stride in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+                                                (6, 160, 3, 2), (6, 320, 1, 1)):
+            for i in range(count):
+                layers.append(InvertedResidual(inputs, width, stride if i == 0 else 1, expansion))
+                inputs = width
+        self.features = nn.Sequential(*layers, activated(inputs, 1280, 1, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
+
+    def forward(self, x):
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
 class GptBlock(nn.Module):
     def __init__(self, heads: int, width: int):
         super().__init__()
@@ -268,6 +302,7 @@ MODELS = {
     "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),
     "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
     "vgg11": Model(Vgg11, colour_batch(224)),
+    "mobilenet-v2": Model(MobileNetV2, colour_batch(224)),
     "bert": Model(lambda: Bert(4, 4, 256, 512, 256, 128), masked_batch(128, 19, 256)),
     "rnn": Model(lambda: Recurrent(nn.RNN, 2, 256, 256), token_batch(128, 256)),
     "lstm": Model(lambda: Recurrent(nn.LSTM, 2, 256, 256), token_batch(128, 256)),

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "nn/ops/cpu/elements.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -64,13 +65,14 @@ LOCKSTEP_SIMD_CLONES void add_products_of_block(const T* __restrict x, const T* 
 
 template <class T>
 LOCKSTEP_SIMD_CLONES void add_masked_products_of_block(const T* __restrict x, const T* __restrict y, T* __restrict dy,
-                                                       const float* __restrict mean, std::int64_t rows,
+                                                       const float* __restrict mean, float top, std::int64_t rows,
                                                        std::int64_t stride, std::int64_t width,
                                                        float* __restrict products, float* __restrict sums) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t i = r * stride + c;
-      const bool open = wide(y[i]) > 0.0f;
+      const float result = wide(y[i]);
+      const bool open = result > 0.0f && result < top;
       const float gradient = open ? wide(dy[i]) : 0.0f;
       dy[i] = keep_if(open, dy[i]);
       products[c] += gradient * (wide(x[i]) - mean[c]);
@@ -89,12 +91,13 @@ LOCKSTEP_SIMD_CLONES void normalise_rows(const T* __restrict x, const float* __r
 
 template <class T>
 LOCKSTEP_SIMD_CLONES void normalise_rows_relu(const T* __restrict x, const float* __restrict mean,
-                                              const float* __restrict scale, const float* __restrict shift,
+                                              const float* __restrict scale, const float* __restrict shift, float top,
                                               std::int64_t rows, std::int64_t columns, T* __restrict y) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) {
       const float v = (wide(x[r * columns + c]) - mean[c]) * scale[c] + shift[c];
-      y[r * columns + c] = narrow<T>(v < 0.0f ? 0.0f : v);  // this way round NaN passes
+      const float positive = v < 0.0f ? 0.0f : v;  // this way round NaN passes
+      y[r * columns + c] = narrow<T>(positive > top ? top : positive);
     }
 }
 
@@ -215,8 +218,8 @@ void ColumnSums::moments(const T* x, std::int64_t rows, std::int64_t columns, fl
 }
 
 template <class T>
-void ColumnSums::products(const T* x, const T* y, T* dy, const float* mean, std::int64_t rows, std::int64_t columns,
-                          float* products, float* sums) {
+void ColumnSums::products(const T* x, const T* y, Epilogue activation, T* dy, const float* mean, std::int64_t rows,
+                          std::int64_t columns, float* products, float* sums) {
   const std::int64_t chunks = chunks_of(rows, columns);
   parts_.resize(static_cast<std::size_t>(2 * chunks * columns));
   for_pieces(rows, columns,
@@ -228,8 +231,8 @@ void ColumnSums::products(const T* x, const T* y, T* dy, const float* mean, std:
                  std::fill_n(sum_of_block.begin(), width, 0.0f);
                  const std::int64_t at = r * columns + first;
                  if (y != nullptr)
-                   add_masked_products_of_block(x + at, y + at, dy + at, mean + first, count, columns, width,
-                                                of_block.data(), sum_of_block.data());
+                   add_masked_products_of_block(x + at, y + at, dy + at, mean + first, top_of(activation), count,
+                                                columns, width, of_block.data(), sum_of_block.data());
                  else
                    add_products_of_block(x + at, dy + at, mean + first, count, columns, width, of_block.data(),
                                          sum_of_block.data());
@@ -255,15 +258,15 @@ void ColumnSums::products(const T* x, const T* y, T* dy, const float* mean, std:
 
 template <class T>
 void normalise_columns(const T* x, const T* residual, const float* mean, const float* scale, const float* shift,
-                       bool relu, std::int64_t rows, std::int64_t columns, T* y) {
-  LOCKSTEP_ASSERT(residual == nullptr || relu);
+                       Epilogue activation, std::int64_t rows, std::int64_t columns, T* y) {
+  LOCKSTEP_ASSERT(residual == nullptr || activation == Epilogue::kRelu);
   parallel_for(rows, std::max<std::int64_t>(1, kChunk / std::max<std::int64_t>(1, columns)),
                [&](std::int64_t begin, std::int64_t end) {
                  const std::int64_t at = begin * columns, count = end - begin;
                  if (residual != nullptr)
                    normalise_rows_add_relu(x + at, residual + at, mean, scale, shift, count, columns, y + at);
-                 else if (relu)
-                   normalise_rows_relu(x + at, mean, scale, shift, count, columns, y + at);
+                 else if (activation != Epilogue::kNone)
+                   normalise_rows_relu(x + at, mean, scale, shift, top_of(activation), count, columns, y + at);
                  else
                    normalise_rows(x + at, mean, scale, shift, count, columns, y + at);
                });
@@ -279,14 +282,14 @@ void grad_input_columns(const T* x, const T* dy, const float* mean, const float*
                });
 }
 
-#define LOCKSTEP_COLUMNS_OF(T)                                                                                      \
-  template void ColumnSums::moments(const T*, std::int64_t, std::int64_t, float*, float*);                          \
-  template void ColumnSums::products(const T*, const T*, T*, const float*, std::int64_t, std::int64_t, float*,      \
-                                     float*);                                                                       \
-  template void sum_rows(const T*, std::int64_t, std::int64_t, bool, float*);                                       \
-  template void normalise_columns(const T*, const T*, const float*, const float*, const float*, bool, std::int64_t, \
-                                  std::int64_t, T*);                                                                \
-  template void grad_input_columns(const T*, const T*, const float*, const float*, const float*, const float*,      \
+#define LOCKSTEP_COLUMNS_OF(T)                                                                                   \
+  template void ColumnSums::moments(const T*, std::int64_t, std::int64_t, float*, float*);                       \
+  template void ColumnSums::products(const T*, const T*, Epilogue, T*, const float*, std::int64_t, std::int64_t, \
+                                     float*, float*);                                                            \
+  template void sum_rows(const T*, std::int64_t, std::int64_t, bool, float*);                                    \
+  template void normalise_columns(const T*, const T*, const float*, const float*, const float*, Epilogue,        \
+                                  std::int64_t, std::int64_t, T*);                                               \
+  template void grad_input_columns(const T*, const T*, const float*, const float*, const float*, const float*,   \
                                    std::int64_t, std::int64_t, T*);
 LOCKSTEP_COLUMNS_OF(float)
 LOCKSTEP_COLUMNS_OF(BFloat16)

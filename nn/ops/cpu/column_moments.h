@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/nn/ops/linear.h"
+
 namespace lockstep::nn::cpu {
 
 /// x, y, dy and dx are (rows, columns) of T, which is float or BFloat16, rows ≥ 0; all else is (columns) f32. Rows are
@@ -15,10 +17,11 @@ class ColumnSums {
   template <class T>
   void moments(const T* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares);
 
-  /// products: Σ dy · (x − mean), sums: Σ dy. Where y is not nullptr, dy is first set to 0 wherever y is not above 0.
+  /// products: Σ dy · (x − mean), sums: Σ dy. Where y is not nullptr, dy is first set to 0 wherever y is not above 0
+  /// and below top_of(activation).
   template <class T>
-  void products(const T* x, const T* y, T* dy, const float* mean, std::int64_t rows, std::int64_t columns,
-                float* products, float* sums);
+  void products(const T* x, const T* y, Epilogue activation, T* dy, const float* mean, std::int64_t rows,
+                std::int64_t columns, float* products, float* sums);
 
  private:
   std::vector<double> parts_;  // (chunks, 2, columns); kept, so that it is allocated once
@@ -33,11 +36,11 @@ void join_columns(double count, double more, double part_mean, double part_squar
 template <class T>
 void sum_rows(const T* x, std::int64_t rows, std::int64_t columns, bool accumulate, float* sums);
 
-/// y = (x − mean) · scale + shift, then y + residual where that is not nullptr, then max(y, 0) where `relu` (NaN
-/// stays).
+/// y = activation((x − mean) · scale + shift + residual), where that may be nullptr. The activation is none, ReLU or,
+/// without a residual, ReLU6; NaN stays.
 template <class T>
 void normalise_columns(const T* x, const T* residual, const float* mean, const float* scale, const float* shift,
-                       bool relu, std::int64_t rows, std::int64_t columns, T* y);
+                       Epilogue activation, std::int64_t rows, std::int64_t columns, T* y);
 
 /// dx = scale · (dy − offset − (x − mean) · slope). dx may be dy.
 template <class T>

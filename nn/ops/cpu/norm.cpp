@@ -19,30 +19,31 @@ class CpuNorm final : public NormKernels {
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
     take_moments(x, mean, variance);
-    normalise(x, {}, gamma, beta, mean, variance, eps, false, y);
+    normalise(x, {}, gamma, beta, mean, variance, eps, Epilogue::kNone, y);
   }
 
-  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
-                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, Epilogue activation,
+                          const Tensor& residual, const Tensor& y, const Tensor& mean,
+                          const Tensor& variance) override {
     take_moments(x, mean, variance);
-    normalise(x, residual, gamma, beta, mean, variance, eps, true, y);
+    normalise(x, residual, gamma, beta, mean, variance, eps, activation, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    normalise(x, {}, gamma, beta, mean, variance, eps, false, y);
+    normalise(x, {}, gamma, beta, mean, variance, eps, Epilogue::kNone, y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    differentiate(x, {}, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+    differentiate(x, {}, Epilogue::kNone, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
-  void backward_relu(const Tensor& x, const Tensor& y, bool /*residual*/, const Tensor& dy, const Tensor& gamma,
-                     const Tensor& /*beta*/, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
-                     const Tensor& dgamma, const Tensor& dbeta) override {
-    differentiate(x, y, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
+  void backward_relu(const Tensor& x, const Tensor& y, Epilogue activation, bool /*residual*/, const Tensor& dy,
+                     const Tensor& gamma, const Tensor& /*beta*/, const Tensor& mean, const Tensor& variance,
+                     double eps, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) override {
+    differentiate(x, y, activation, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -80,7 +81,7 @@ class CpuNorm final : public NormKernels {
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
     const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
-    sum_products(x, {}, dy, mean, rows, columns, sums.f32(), sums.f32() + columns);
+    sum_products(x, {}, Epilogue::kNone, dy, mean, rows, columns, sums.f32(), sums.f32() + columns);
     for (std::int64_t c = 0; c < columns; ++c) sums.f32()[c] *= one_of_deviation(variance, c, eps);
   }
 
@@ -102,11 +103,12 @@ class CpuNorm final : public NormKernels {
       sums_.moments<decltype(type)>(x.data<decltype(type)>(), rows, columns, mean, squares);
     });
   }
-  void sum_products(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, std::int64_t rows,
-                    std::int64_t columns, float* products, float* sums) {
+  void sum_products(const Tensor& x, const Tensor& y, Epilogue activation, const Tensor& dy, const Tensor& mean,
+                    std::int64_t rows, std::int64_t columns, float* products, float* sums) {
     with_type(x.dtype(), [&](auto type) {
       using T = decltype(type);
-      sums_.products<T>(x.data<T>(), data_of<T>(y), dy.data<T>(), mean.f32(), rows, columns, products, sums);
+      sums_.products<T>(x.data<T>(), data_of<T>(y), activation, dy.data<T>(), mean.f32(), rows, columns, products,
+                        sums);
     });
   }
 
@@ -120,25 +122,25 @@ class CpuNorm final : public NormKernels {
   }
 
   void normalise(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-                 const Tensor& variance, double eps, bool relu, const Tensor& y) {
+                 const Tensor& variance, double eps, Epilogue activation, const Tensor& y) {
     if (x.count() == 0) return;
     const std::int64_t columns = mean.count();
     float* const scale = room_for(columns);
     for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
     with_type(y.dtype(), [&](auto type) {
       using T = decltype(type);
-      normalise_columns<T>(x.data<T>(), data_of<T>(residual), mean.f32(), scale, beta.f32(), relu, x.count() / columns,
-                           columns, y.data<T>());
+      normalise_columns<T>(x.data<T>(), data_of<T>(residual), mean.f32(), scale, beta.f32(), activation,
+                           x.count() / columns, columns, y.data<T>());
     });
   }
 
   // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
   // where the statistics were given and so do not depend on x. Where y is there, dy is masked first.
-  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
-                     const Tensor& dbeta) {
+  void differentiate(const Tensor& x, const Tensor& y, Epilogue activation, const Tensor& dy, const Tensor& gamma,
+                     const Tensor& mean, const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
+                     const Tensor& dgamma, const Tensor& dbeta) {
     const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
-    sum_products(x, y, dy, mean, rows, columns, dgamma.f32(), dbeta.f32());
+    sum_products(x, y, activation, dy, mean, rows, columns, dgamma.f32(), dbeta.f32());
     for (std::int64_t c = 0; c < columns; ++c) dgamma.f32()[c] *= one_of_deviation(variance, c, eps);
     if (rows == 0) return;
     if (!given_statistics)
@@ -149,7 +151,7 @@ class CpuNorm final : public NormKernels {
     std::fill_n(zeros, columns, 0.0f);
     with_type(dx.dtype(), [&](auto type) {
       using T = decltype(type);
-      normalise_columns<T>(dy.data<T>(), nullptr, zeros, scale, zeros, false, rows, columns, dx.data<T>());
+      normalise_columns<T>(dy.data<T>(), nullptr, zeros, scale, zeros, Epilogue::kNone, rows, columns, dx.data<T>());
     });
   }
 

@@ -36,7 +36,7 @@ struct CpuMath {
 template <class Rule, class T>
 [[gnu::always_inline]] inline void map_unary(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    if constexpr (MaskRule<Rule>)
+    if constexpr (MasksValues<Rule>)
       y[i] = keep_if(Rule::passes(wide(x[i])), x[i]);
     else
       y[i] = narrow<T>(value_of<Rule, CpuMath>(wide(x[i])));
@@ -45,7 +45,7 @@ template <class Rule, class T>
 template <class Rule, class T>
 [[gnu::always_inline]] inline void map_unary_back(const T* x, const T* y, const T* dy, T* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    if constexpr (MaskRule<Rule>)
+    if constexpr (MasksGradients<Rule>)
       dx[i] = keep_if(Rule::slope_passes(wide(y[i])), dy[i]);
     else
       dx[i] = narrow<T>(gradient_of<Rule, CpuMath>(Rule::kReadsX ? wide(x[i]) : 0.0f, Rule::kReadsY ? wide(y[i]) : 0.0f,
@@ -180,7 +180,7 @@ class CpuPointwise final : public PointwiseKernels {
   void unary(UnaryOp op, const Tensor& x, const Tensor& y) override {
     LOCKSTEP_ASSERT(x.count() == y.count());
     with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
-      each_piece<Rule>(MaskRule<Rule> ? kGrain : kGrain / 4, y, [&]<class T>(std::int64_t begin, std::int64_t n) {
+      each_piece<Rule>(MasksGradients<Rule> ? kGrain : kGrain / 4, y, [&]<class T>(std::int64_t begin, std::int64_t n) {
         if constexpr (Rule::kAllTypes)
           map_unary_fast<Rule>(x.data<T>() + begin, y.data<T>() + begin, n);
         else
@@ -193,14 +193,15 @@ class CpuPointwise final : public PointwiseKernels {
     LOCKSTEP_ASSERT(dy.count() == dx.count());
     with_rule(op, [&]<class Rule>(Rule, const OpNames&) {
       LOCKSTEP_ASSERT((!Rule::kReadsX || x.count() == dx.count()) && (!Rule::kReadsY || y.count() == dx.count()));
-      each_piece<Rule>(MaskRule<Rule> ? kGrain : kGrain / 4, dx, [&]<class T>(std::int64_t begin, std::int64_t n) {
-        const T* const at = Rule::kReadsX ? x.data<T>() + begin : nullptr;
-        const T* const value = Rule::kReadsY ? y.data<T>() + begin : nullptr;
-        if constexpr (Rule::kAllTypes)
-          map_unary_back_fast<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
-        else
-          map_unary_back<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
-      });
+      each_piece<Rule>(MasksGradients<Rule> ? kGrain : kGrain / 4, dx,
+                       [&]<class T>(std::int64_t begin, std::int64_t n) {
+                         const T* const at = Rule::kReadsX ? x.data<T>() + begin : nullptr;
+                         const T* const value = Rule::kReadsY ? y.data<T>() + begin : nullptr;
+                         if constexpr (Rule::kAllTypes)
+                           map_unary_back_fast<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
+                         else
+                           map_unary_back<Rule>(at, value, dy.data<T>() + begin, dx.data<T>() + begin, n);
+                       });
     });
   }
 

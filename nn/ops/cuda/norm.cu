@@ -8,6 +8,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/op_profile.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/elementwise_rules.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -185,16 +186,18 @@ __device__ Numbers<kWidth> of_pack(const ColumnPlan& plan, const float (&held)[k
   return made;
 }
 
-// Whether what is stored of it is: what rounds to 0 is at most half of the type's smallest number.
+// Whether what is stored of it is above 0 and below `top`, which is 6 or infinity. What rounds to 0 is at most half of
+// the type's smallest number. What rounds to 6, an even one, is at least half of the step between numbers there below.
 template <class T>
-__device__ bool is_above_0(float value) {
-  constexpr float kHalfOfSmallest = std::is_same_v<T, BFloat16>  ? 0x1p-134f
-                                    : std::is_same_v<T, Float16> ? 0x1p-25f
-                                                                 : 0.0f;
-  return value > kHalfOfSmallest;
+__device__ bool is_within(float value, float top) {
+  constexpr bool kBFloat16 = std::is_same_v<T, BFloat16>, kFloat16 = std::is_same_v<T, Float16>;
+  constexpr float kHalfOfSmallest = kBFloat16 ? 0x1p-134f : kFloat16 ? 0x1p-25f : 0.0f;
+  constexpr float kHalfStep = kBFloat16 ? 0x1p-6f : kFloat16 ? 0x1p-9f : 0.0f;
+  return value > kHalfOfSmallest && value < top - kHalfStep;
 }
 
-// How backward knows where y, to which a ReLU was applied, is above 0.
+// How backward knows where y, to which a ReLU or ReLU6 was applied, is above 0, and below 6. Of a residual there is no
+// ReLU6.
 enum class MaskOf {
   kNone,         // there was no ReLU
   kNumbers,      // from x, of which y is computed again: that reads nothing more, where nothing was added to it
@@ -202,11 +205,12 @@ enum class MaskOf {
   kResultOfSum,  // from y, and dy is the sum of two
 };
 
-// y = max((x − mean) / sqrt(variance + eps) · gamma + beta + residual, lowest); without kAdded there is no residual.
+// y = (x − mean) / sqrt(variance + eps) · gamma + beta + residual, within [lowest, top]; without kAdded there is no
+// residual.
 template <int kWidth, bool kAdded, class T>
 __global__ void __launch_bounds__(kBlock, kNormAtOnce)
     normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta, const float* mean,
-              const float* variance, float eps, float lowest, const T* residual, T* y) {
+              const float* variance, float eps, float lowest, float top, const T* residual, T* y) {
   constexpr int kAtOnce = kAdded ? 2 : 4;
   alignas(kVectorBytes) __shared__ float held[3][kBlock];
   hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(kBlock, kNormAtOnce)
       for (int k = 0; k < kWidth; ++k) {
         float value = normalised(to_float(values[i].of[k]) - middle.of[k], scale.of[k], shift.of[k]);
         if constexpr (kAdded) value += to_float(added[i].of[k]);
-        made.of[k] = value < lowest ? lowest : value;  // this way round NaN passes
+        made.of[k] = value < lowest ? lowest : value > top ? top : value;  // this way round NaN passes
       }
       store_rounded(y + (row + i * plan.lines) * columns + column, made);
     }
@@ -239,11 +243,11 @@ __global__ void __launch_bounds__(kBlock, kNormAtOnce)
 }
 
 // parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0 where there was a
-// ReLU. With kResult the others are set to 0, with kResultOfSum after `more` was added to all of them.
+// ReLU, and below `top`. With kResult the others are set to 0, with kResultOfSum after `more` was added to all of them.
 template <int kWidth, MaskOf kMask, class T>
 __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
     sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const T* more, const float* gamma, const float* beta,
-                   const float* mean, const float* variance, float eps, float* parts) {
+                   const float* mean, const float* variance, float eps, float top, float* parts) {
   constexpr bool kFromResult = kMask == MaskOf::kResult || kMask == MaskOf::kResultOfSum;
   alignas(kVectorBytes) __shared__ float held[3][kBlock];
   hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
@@ -277,7 +281,7 @@ __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
           if constexpr (kMask == MaskOf::kResultOfSum)
             gradient = to_float(from_float<T>(gradient + to_float(others[i].of[k])));
           if constexpr (kMask == MaskOf::kNumbers) {
-            if (!is_above_0<T>(normalised(apart, scale.of[k], shift.of[k]))) gradient = 0.0f;
+            if (!is_within<T>(normalised(apart, scale.of[k], shift.of[k]), top)) gradient = 0.0f;
           } else if constexpr (kFromResult) {
             if (!(to_float(results[i].of[k]) > 0.0f)) gradient = 0.0f;
             masked.of[k] = gradient;
@@ -305,12 +309,13 @@ __global__ void __launch_bounds__(kJoinBlock)
 
 // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
 // where the statistics were given and so do not depend on x (x is dy then, as something that is there). M is *all_rows,
-// where other ranks have some of them. With kMasked those dy whose y, computed again, is not above 0 count as 0.
+// where other ranks have some of them. With kMasked those dy whose y, computed again, is not above 0 and below `top`
+// count as 0.
 template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
     batch_norm_grad_input(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta,
                           const float* mean, const float* variance, const float* dgamma, const float* dbeta,
-                          const float* all_rows, float eps, bool given_statistics, T* dx) {
+                          const float* all_rows, float eps, float top, bool given_statistics, T* dx) {
   alignas(kVectorBytes) __shared__ float held[5][kBlock];
   hold_columns<kWidth>(plan, held, [&](std::int64_t c) {
     float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
@@ -337,7 +342,7 @@ __global__ void __launch_bounds__(kBlock, kNormBackAtOnce)
       for (int k = 0; k < kWidth; ++k) {
         const float apart = to_float(values[i].of[k]) - middle.of[k];
         float gradient = to_float(gradients[i].of[k]);
-        if (kMasked && !is_above_0<T>(normalised(apart, scale.of[k], shift.of[k]))) gradient = 0.0f;
+        if (kMasked && !is_within<T>(normalised(apart, scale.of[k], shift.of[k]), top)) gradient = 0.0f;
         made.of[k] = scale.of[k] * (gradient - (offset.of[k] + apart * slope.of[k]));
       }
       store_rounded(dx + (row + i * plan.lines) * columns + column, made);
@@ -362,31 +367,33 @@ class CudaNorm final : public NormKernels {
     forward_infer(x, gamma, beta, mean, variance, eps, y);
   }
 
-  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
-                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, Epilogue activation,
+                          const Tensor& residual, const Tensor& y, const Tensor& mean,
+                          const Tensor& variance) override {
     const OpProfileScope scope(context_, "batch normalisation with ReLU",
                                {&x, &gamma, &beta, &residual, &y, &mean, &variance});
     take_moments(x, mean, variance, {});
-    apply(x, gamma, beta, mean, variance, eps, true, residual, y);
+    apply(x, gamma, beta, mean, variance, eps, activation, residual, y);
   }
 
   bool counts_batches() const override { return true; }
-  void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
+  void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, Epilogue activation,
                             const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
                             const Tensor& variance) override {
-    const OpProfileScope scope(context_, relu ? "batch normalisation with ReLU" : "batch normalisation",
+    const bool plain = activation == Epilogue::kNone;
+    const OpProfileScope scope(context_, plain ? "batch normalisation" : "batch normalisation with ReLU",
                                {&x, &gamma, &beta, &residual, &y, &mean, &variance, &running.mean, &running.variance});
     if (mean.count() == 0) return;
     take_moments(
         x, mean, variance,
         running_of(x.count() / mean.count(), running.momentum, running.mean, running.variance, running.batches));
-    apply(x, gamma, beta, mean, variance, eps, relu, residual, y);
+    apply(x, gamma, beta, mean, variance, eps, activation, residual, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
     const OpProfileScope scope(context_, "batch normalisation", {&x, &gamma, &beta, &mean, &variance, &y});
-    apply(x, gamma, beta, mean, variance, eps, false, Tensor(), y);
+    apply(x, gamma, beta, mean, variance, eps, Epilogue::kNone, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
@@ -397,15 +404,17 @@ class CudaNorm final : public NormKernels {
     differentiate<MaskOf::kNone>(x, x, dy, dy, gamma, gamma, mean, variance, eps, given_statistics, dx, dgamma, dbeta);
   }
 
-  void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
-                     const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
-                     const Tensor& dgamma, const Tensor& dbeta) override {
+  void backward_relu(const Tensor& x, const Tensor& y, Epilogue activation, bool residual, const Tensor& dy,
+                     const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps,
+                     const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) override {
+    LOCKSTEP_ASSERT(!residual || activation == Epilogue::kRelu);
     const OpProfileScope scope(context_, "batch normalisation's backward with ReLU",
                                {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
     if (residual)
       differentiate<MaskOf::kResult>(x, y, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta);
     else
-      differentiate<MaskOf::kNumbers>(x, x, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta);
+      differentiate<MaskOf::kNumbers>(x, x, dy, dy, gamma, beta, mean, variance, eps, false, dx, dgamma, dbeta,
+                                      top_of(activation));
   }
 
   bool adds_gradients() const override { return true; }
@@ -445,7 +454,8 @@ class CudaNorm final : public NormKernels {
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
     const OpProfileScope scope(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
-    add_up<MaskOf::kNone>(x, x, dy, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
+    add_up<MaskOf::kNone>(x, x, dy, dy, mean, mean, mean, variance, eps, kInfinity, sums.f32(),
+                          sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
@@ -455,7 +465,7 @@ class CudaNorm final : public NormKernels {
                                {&x, &dy, &gamma, &mean, &variance, &rows, &sums, &dx});
     if (x.count() == 0) return;
     grad_input_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
-                         false, dx);
+                         kInfinity, false, dx);
   }
 
  private:
@@ -494,17 +504,18 @@ class CudaNorm final : public NormKernels {
 
   // `residual` may be undefined.
   void apply(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance,
-             double eps, bool relu, const Tensor& residual, const Tensor& y) {
+             double eps, Epilogue activation, const Tensor& residual, const Tensor& y) {
     if (x.count() == 0) return;
     const std::int64_t columns = mean.count();
     const Tensor& added = residual.defined() ? residual : x;
-    const float lowest = relu ? 0.0f : -kInfinity;
+    LOCKSTEP_ASSERT(!residual.defined() || activation == Epilogue::kRelu);
+    const float lowest = activation == Epilogue::kNone ? -kInfinity : 0.0f, top = top_of(activation);
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kNormBlocks, kNormRows);
         const auto start = [&](auto* kernel) {
           launch("batch normalisation", kernel, grid_of(plan), dim3(kBlock), context_.stream, plan, x.data<T>(),
-                 gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps, lowest, added.data<T>(), y.data<T>());
+                 gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps, lowest, top, added.data<T>(), y.data<T>());
         };
         if (residual.defined())
           start(normalise<decltype(width)::value, true, T>);
@@ -514,20 +525,21 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  // beta is read by a mask of x alone, y by one of y.
+  // beta and top are read by a mask of x alone, y by one of y.
   template <MaskOf kMask>
   void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
                      const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, bool given_statistics,
-                     const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
+                     const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta, float top = kInfinity) {
     if (mean.count() == 0) return;
-    add_up<kMask>(x, y, dy, more, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
+    add_up<kMask>(x, y, dy, more, gamma, beta, mean, variance, eps, top, dgamma.f32(), dbeta.f32());
     grad_input_to<kMask == MaskOf::kNumbers>(given_statistics ? dy : x, dy, gamma, beta, mean, variance, dgamma.f32(),
-                                             dbeta.f32(), nullptr, eps, given_statistics, dx);
+                                             dbeta.f32(), nullptr, eps, top, given_statistics, dx);
   }
 
   template <MaskOf kMask>
   void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more, const Tensor& gamma,
-              const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, float* dgamma, float* dbeta) {
+              const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, float top, float* dgamma,
+              float* dbeta) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &y, &dy, &more}), [&](auto width) {
@@ -536,7 +548,7 @@ class CudaNorm final : public NormKernels {
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("batch normalisation's backward", sums_of_chunks<kWidth, kMask, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), more.data<T>(), gamma.f32(), beta.f32(),
-               mean.f32(), variance.f32(), eps, parts.f32());
+               mean.f32(), variance.f32(), eps, top, parts.f32());
         // Without rows, too: zeros.
         launch("batch normalisation's backward", batch_norm_gradients, joiners(columns), dim3(kJoinBlock),
                context_.stream, plan.chunks, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
@@ -547,7 +559,7 @@ class CudaNorm final : public NormKernels {
   template <bool kMasked>
   void grad_input_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows, double eps,
-                     bool given_statistics, const Tensor& dx) {
+                     float top, bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kVector<T>>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
@@ -555,7 +567,7 @@ class CudaNorm final : public NormKernels {
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kNormBackBlocks, kNormRows);
         launch("batch normalisation's backward", batch_norm_grad_input<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(),
-               dgamma, dbeta, all_rows, eps, given_statistics, dx.data<T>());
+               dgamma, dbeta, all_rows, eps, top, given_statistics, dx.data<T>());
       });
     });
   }

@@ -144,20 +144,25 @@ TEST_P(CudaNorm, Backward) {
 
 TEST_P(CudaNorm, WithRelu) {
   for (const Shape& shape : kNormShapes)
-    for (const bool added : {false, true}) {
-      SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : ""));
+    for (const auto& [fused, added] :
+         {std::pair{Epilogue::kRelu, false}, {Epilogue::kRelu, true}, {Epilogue::kRelu6, false}}) {
+      const bool capped = fused == Epilogue::kRelu6;
+      SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : capped ? " ReLU6" : ""));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
       const Operand x = activations(random(shape, 1)), gamma = plains(statistics(columns, 2, 0.5f));
-      const Operand beta = plains(random_tensor(*cpu, {columns}, 3));
+      const Tensor shift = random_tensor(*cpu, {columns}, 3);
+      if (capped)  // about 6: many are rounded to it
+        for (float& value : shift.span<float>()) value += 5.75f;
+      const Operand beta = plains(shift);
       const Operand residual = activations(added ? random(shape, 7) : Tensor());
       const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, sum = std::sqrt(static_cast<double>(rows));
-      const auto trained =
-          compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}}, {},
-                  [&](auto& on, Side at, const auto& out) {
-                    on.forward_train_relu(at(x), at(gamma), at(beta), kNormEps, at(residual), out[0], out[1], out[2]);
-                  });
+      const auto trained = compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}}, {},
+                                   [&, does = fused](auto& on, Side at, const auto& out) {
+                                     on.forward_train_relu(at(x), at(gamma), at(beta), kNormEps, does, at(residual),
+                                                           out[0], out[1], out[2]);
+                                   });
       const double steep = steepest(trained.expected[2]);
-      expect_close(trained.expected[0], trained.got[0], {type(), cpu_ulps, 2.0 * steep});
+      expect_close(trained.expected[0], trained.got[0], {type(), cpu_ulps, (capped ? 8.0 : 2.0) * steep});
       for (std::size_t i = 1; i < 3; ++i) expect_close(trained.expected[i], trained.got[i], {DType::kF32, cpu_ulps});
 
       // With a residual y may be anything. Without, it is of x, which is all that a device may read of the two.
@@ -171,24 +176,26 @@ TEST_P(CudaNorm, WithRelu) {
       if (added) tolerances.push_back(kSame);
       const auto apart =
           compare(cpu->norm(), *norm, {activation_like(shape), {{columns}}, {{columns}}, like_dy}, tolerances,
-                  [&](auto& on, Side at, const auto& out) {
-                    on.backward_relu(at(x), at(y), added, out[3], at(gamma), at(beta), at(m), at(v), kNormEps, out[0],
-                                     out[1], out[2]);
+                  [&, does = fused, with = added](auto& on, Side at, const auto& out) {
+                    on.backward_relu(at(x), at(y), does, with, out[3], at(gamma), at(beta), at(m), at(v), kNormEps,
+                                     out[0], out[1], out[2]);
                   })
               .got;
-      const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward_relu(x.device, y.device, added, out[0], gamma.device, beta.device, m.device, v.device, kNormEps,
-                            out[0], out[1], out[2]);
-      });
+      const auto in_place =
+          results({like_dy, {{columns}}, {{columns}}}, [&, does = fused, with = added](const auto& out) {
+            norm->backward_relu(x.device, y.device, does, with, out[0], gamma.device, beta.device, m.device, v.device,
+                                kNormEps, out[0], out[1], out[2]);
+          });
       expect_same(apart[0], in_place[0]);
       if (added) continue;
       // Neither is y read, nor dy written.
       const Tensor garbage = activation(cpu->empty(shape));
       check_cuda(cudaMemsetAsync(garbage.raw(), 0xff, garbage.bytes(), stream.get()), "garbage");
-      const auto without_y = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
-        norm->backward_relu(x.device, garbage, false, out[3], gamma.device, beta.device, m.device, v.device, kNormEps,
-                            out[0], out[1], out[2]);
-      });
+      const auto without_y =
+          results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&, does = fused](const auto& out) {
+            norm->backward_relu(x.device, garbage, does, false, out[3], gamma.device, beta.device, m.device, v.device,
+                                kNormEps, out[0], out[1], out[2]);
+          });
       for (std::size_t i = 0; i < 3; ++i) expect_same(apart[i], without_y[i]);
       expect_same(dy_host, without_y[3]);
     }
@@ -210,7 +217,7 @@ TEST_P(CudaNorm, GradientInTwoParts) {
       return std::vector<Output>{activation_like(shape), {{columns}}, {{columns}}, activation_like(shape, dy)};
     };
     const auto expected = results(outputs_with(sum), [&](const auto& out) {
-      norm->backward_relu(x, y, true, out[3], g, g, m, v, kNormEps, out[0], out[1], out[2]);
+      norm->backward_relu(x, y, Epilogue::kRelu, true, out[3], g, g, m, v, kNormEps, out[0], out[1], out[2]);
     });
     const auto got = results(outputs_with(first), [&](const auto& out) {
       norm->backward_relu_added(x, y, out[3], more, g, m, v, kNormEps, out[0], out[1], out[2]);
@@ -422,15 +429,15 @@ TEST_P(CudaNorm, ForwardThatMovesRunningStatistics) {
                                            {{}, DType::kI64, batches}};
       const auto expected = results(outputs, [&](const auto& out) {
         if (relu)
-          norm->forward_train_relu(x, g, b, kNormEps, residual, out[0], out[1], out[2]);
+          norm->forward_train_relu(x, g, b, kNormEps, Epilogue::kRelu, residual, out[0], out[1], out[2]);
         else
           norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
         norm->update_running(out[1], out[2], shape[0], 0.1, out[3], out[4]);
       });
       const auto got = results(outputs, [&](const auto& out) {
         ASSERT_TRUE(norm->counts_batches());
-        norm->forward_train_moving(x, g, b, kNormEps, relu, residual, {out[3], out[4], 0.1, &out[5]}, out[0], out[1],
-                                   out[2]);
+        norm->forward_train_moving(x, g, b, kNormEps, relu ? Epilogue::kRelu : Epilogue::kNone, residual,
+                                   {out[3], out[4], 0.1, &out[5]}, out[0], out[1], out[2]);
       });
       EXPECT_EQ(*got[5].data<std::int64_t>(), std::int64_t{1} << 32);
       for (std::size_t i = 0; i < 3; ++i) expect_same(expected[i], got[i]);

@@ -75,7 +75,7 @@ struct BatchNormState {
 };
 /// Over the last axis, of C features: gamma and beta (C). Training: the batch's statistics, of at least two rows, and
 /// the running ones move towards them (NormKernels). Otherwise the running ones. With kRelu: relu(y + residual), where
-/// that may be absent, in the same pass; kGelu is not taken. With an
+/// that may be absent, in the same pass; with kRelu6, without a residual, relu6(y); kGelu is not taken. With an
 /// exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and forward
 /// and backward are collective.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
@@ -97,6 +97,8 @@ Var group_norm(Tape& tape, Var x, std::int64_t groups, Parameter& gamma, Paramet
 
 /// NaN stays NaN.
 Var relu(Tape& tape, Var x);
+/// min(relu(x), 6). NaN stays NaN.
+Var relu6(Tape& tape, Var x);
 /// Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
 /// x / (1 + e⁻ˣ) (Elfwing et al., "Sigmoid-Weighted Linear Units", 2018).

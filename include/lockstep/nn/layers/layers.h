@@ -408,6 +408,14 @@ class ReLU final : public Module {
   std::string type_name() const override { return "ReLU"; }
 };
 
+class ReLU6 final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override {
+    return name_in_errors([&] { return relu6(tape, x); });
+  }
+  std::string type_name() const override { return "ReLU6"; }
+};
+
 class Flatten final : public Module {
  public:
   Var forward(Tape& tape, Var x) override {
@@ -417,8 +425,8 @@ class Flatten final : public Module {
   std::string details() const override;
 };
 
-/// One after the other; children are named "0", "1", …. A ReLU after a Linear or Conv2d runs inside it, and so does a
-/// MaxPool2d after a Conv2d or its ReLU.
+/// One after the other; children are named "0", "1", …. A ReLU after a Linear, Conv2d or BatchNorm runs inside it, a
+/// ReLU6 inside of the latter two, and a MaxPool2d inside of the Conv2d before it or before its ReLU.
 class Sequential final : public Module {
  public:
   Sequential() = default;

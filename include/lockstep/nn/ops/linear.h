@@ -10,9 +10,9 @@
 
 namespace lockstep::nn {
 
-/// The function that a kernel applies to its result. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and after fully
-/// connected layers alone.
-enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
+/// The function that a kernel applies to its result. ReLU and ReLU6 leave NaN as it is. GELU is GeluKind::kTanh, and
+/// after fully connected layers alone; ReLU6 is after batch normalisations and convolutions alone.
+enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu, kRelu6 };
 
 /// Data that a device keeps of an activation's input, so that the next operator can differentiate the activation while
 /// it computes its own input's gradient. Without elements if the device gains nothing by it.

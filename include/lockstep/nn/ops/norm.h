@@ -1,6 +1,7 @@
 // Batch normalisation over the last axis.
 #pragma once
 
+#include "lockstep/nn/ops/linear.h"
 #include "lockstep/nn/tensor/tensor.h"
 
 #pragma GCC diagnostic push
@@ -18,11 +19,11 @@ class NormKernels {
   /// in `mean` and `variance`.
   virtual void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                              const Tensor& mean, const Tensor& variance) {}
-  /// y = max(forward_train's + residual, 0) in the same pass, NaN staying; residual (…, C), of x's type, may be
-  /// undefined.
+  /// y = activation(forward_train's + residual) in the same pass, NaN staying; residual (…, C), of x's type, may be
+  /// undefined. The activation is ReLU, or ReLU6 without a residual; here and below.
   virtual void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps,
-                                  const Tensor& residual, const Tensor& y, const Tensor& mean, const Tensor& variance) {
-  }
+                                  Epilogue activation, const Tensor& residual, const Tensor& y, const Tensor& mean,
+                                  const Tensor& variance) {}
   /// forward_train's with given statistics.
   virtual void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                              const Tensor& variance, double eps, const Tensor& y) {}
@@ -32,13 +33,13 @@ class NormKernels {
                         const Tensor& dgamma, const Tensor& dbeta) {}
   /// Gradients of forward_train_relu, which made y. With a residual, dy is set to 0 wherever y is not above 0, and then
   /// is the residual's gradient; without, what it holds afterwards is unspecified. dx may be dy. A device may find out
-  /// from x where y is above 0.
-  virtual void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
-                             const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps,
-                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {}
+  /// from x where y is above 0, and of ReLU6 below 6.
+  virtual void backward_relu(const Tensor& x, const Tensor& y, Epilogue activation, bool residual, const Tensor& dy,
+                             const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance,
+                             double eps, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {}
   /// Whether backward_relu_added() is there: a gradient that has come in two parts needs no pass of its own then.
   virtual bool adds_gradients() const { return false; }
-  /// backward_relu() with a residual, of dy + more, which dy becomes first, rounded.
+  /// backward_relu() of ReLU with a residual, of dy + more, which dy becomes first, rounded.
   virtual void backward_relu_added(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& more,
                                    const Tensor& gamma, const Tensor& mean, const Tensor& variance, double eps,
                                    const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
@@ -57,14 +58,14 @@ class NormKernels {
   };
   /// Whether forward_train_moving() counts batches; otherwise it leaves `batches` alone.
   virtual bool counts_batches() const { return false; }
-  /// forward_train(), or with `relu` forward_train_relu(), and update_running() with its statistics.
-  virtual void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
-                                    const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
-                                    const Tensor& variance) {
-    if (relu)
-      forward_train_relu(x, gamma, beta, eps, residual, y, mean, variance);
-    else
+  /// forward_train(), or with an activation forward_train_relu(), and update_running() with its statistics.
+  virtual void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps,
+                                    Epilogue activation, const Tensor& residual, const Running& running,
+                                    const Tensor& y, const Tensor& mean, const Tensor& variance) {
+    if (activation == Epilogue::kNone)
       forward_train(x, gamma, beta, eps, y, mean, variance);
+    else
+      forward_train_relu(x, gamma, beta, eps, activation, residual, y, mean, variance);
     update_running(mean, variance, x.count() / mean.count(), running.momentum, running.mean, running.variance);
   }
 

@@ -46,7 +46,7 @@ class PointwiseKernels {
   /// y = op(x); y may be x. NaN stays NaN. Rules of losses (LossRule) compute in f32 alone, here and below.
   virtual void unary(UnaryOp op, const Tensor& x, const Tensor& y) {}
   /// dx = dy · op'(x), where y is op(x); dx may be dy. Of x and y the one that the rule does not read may be undefined.
-  /// At 0 the slope of kAbs and of kRelu is 0.
+  /// At 0 the slope of kAbs, kRelu and kRelu6 is 0, at 6 that of kRelu6.
   virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& dx) {}
   /// z = op(x, y); z may be x or y.
   virtual void binary(BinaryOp op, const Tensor& x, const Tensor& y, const Tensor& z) {}
