@@ -18,6 +18,7 @@ struct LogState {
   std::string prefix;
   void (*hook)() = nullptr;
   LogReceiver receiver;  // empty: the logger
+  std::function<void(std::string_view)> warning_observer;
   std::shared_ptr<spdlog::logger> logger = [] {
     auto made = std::make_shared<spdlog::logger>("lockstep", std::make_shared<spdlog::sinks::stderr_sink_st>());
     made->set_pattern("%v");
@@ -79,12 +80,19 @@ void set_log_hook(void (*before_line)()) {
   log.hook = before_line;
 }
 
+void set_warning_observer(std::function<void(std::string_view text)> observer) {
+  auto& log = state();
+  const std::lock_guard lock(log.mutex);
+  log.warning_observer = std::move(observer);
+}
+
 void log_text(LogLevel level, std::string_view text) {
   auto& log = state();
   const std::lock_guard lock(log.mutex);
   if (log.hook != nullptr) log.hook();
   // Whatever names, paths and messages of libraries hold, a warning or an error is one line.
   const bool is_one_line = level == LogLevel::kWarn || level == LogLevel::kError;
+  if (level == LogLevel::kWarn && log.warning_observer) log.warning_observer(one_line(text));
   if (log.receiver) return log.receiver(level, one_line(text));
   log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), is_one_line ? one_line(text) : text);
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,9 @@ bool log_enabled(LogLevel level);
 
 /// Runs before each line is written: the progress bar clears itself there. nullptr removes it.
 void set_log_hook(void (*before_line)());
+
+/// Gets each warning too, on the thread that logs it; it may not log. Empty removes it.
+void set_warning_observer(std::function<void(std::string_view text)> observer);
 
 void log_text(LogLevel level, std::string_view text);
 

@@ -41,7 +41,7 @@ class Trainee {
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
     });
-    comm::compare_manifests(group_, trainer::manifest_of(config, *model_, *splits_.train));
+    comm::compare_manifests(group_, trainer::manifest_of(config, *model_, *splits_.train, session.threads));
     nn::Module& module = data_parallel_ ? data_parallel_->module() : *model_;
     if (options.loss_outside) loss_outside_.emplace(module);
     ddp_.emplace(loss_outside_ ? static_cast<nn::Module&>(*loss_outside_) : module, session.gradients(),

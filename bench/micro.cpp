@@ -161,7 +161,7 @@ void AdamW(benchmark::State& state) {
   backend->pointwise().fill(control, 1.0f);
   const nn::UpdateArrays arrays = {
       .count = p.count(), .gradient = g.f32(), .parameter = p.f32(), .first = m.f32(), .second = v.f32()};
-  const auto rule = nn::AdamWRule::of(0.9, 0.999, 1e-8);
+  const auto rule = nn::AdamWRule::of(0.999, 1e-8);
   for (auto _ : state) backend->optim().update(rule, control, std::span(&arrays, 1), {});
   state.SetBytesProcessed(state.iterations() * state.range(0) * 7 * static_cast<std::int64_t>(sizeof(float)));
 }

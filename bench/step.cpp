@@ -84,7 +84,7 @@ class StepBenchmark {
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
     });
-    auto manifest = trainer::manifest_of(config, *model_, *splits_.train);
+    auto manifest = trainer::manifest_of(config, *model_, *splits_.train, session.threads);
     manifest.emplace_back("measured steps", fmt::to_string(options_.steps));
     manifest.emplace_back("warmup-steps", fmt::to_string(warm_up()));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));

@@ -267,12 +267,13 @@ std::optional<CheckpointManifest::File> decode_receipt(std::string_view text) {
 }
 
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
-                       const std::vector<CorruptCheckpoint>& corrupt) {
+                       const std::vector<CorruptCheckpoint>& corrupt, const std::vector<BestEvaluation>& best) {
   std::int64_t kept = 0;
   for (const auto& stored : list_checkpoints(directory)) {
     if (stored.step > step) continue;
     const bool bad = std::ranges::find(corrupt, stored.path, &CorruptCheckpoint::path) != corrupt.end();
-    if (!bad && (keep == 0 || ++kept <= keep)) continue;
+    const bool is_best = std::ranges::find(best, stored.step, &BestEvaluation::step) != best.end();
+    if (!bad && (keep == 0 || ++kept <= keep || is_best)) continue;
     remove_checkpoint(directory, stored.path);
   }
 }

@@ -114,10 +114,10 @@ void remove_receipts(const std::string& path, std::size_t count);
 std::string encode_receipt(const CheckpointManifest::File& file);
 std::optional<CheckpointManifest::File> decode_receipt(std::string_view text);
 
-/// Removes, of those up to `step`, all but the newest `keep` (0: keeps all) and those that are `corrupt`. Throws
-/// IoError.
+/// Removes, of those up to `step`, the ones that are `corrupt`, and all but the newest `keep` (0: keeps all) and the
+/// `best`. Throws IoError.
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
-                       const std::vector<CorruptCheckpoint>& corrupt);
+                       const std::vector<CorruptCheckpoint>& corrupt, const std::vector<BestEvaluation>& best = {});
 
 /// Makes the directory, and those that it is in, if it is not there. Throws IoError.
 void make_checkpoint_directory(const std::string& directory);

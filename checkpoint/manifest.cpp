@@ -13,7 +13,7 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* kFormat = "lockstep checkpoint 1";
 constexpr const char* kFormatInParts = "lockstep checkpoint 2";  // the same, with kMoments
 constexpr const char* kMoments = "moments";
-constexpr const char *kBest = "best", *kRate = "lowered_rate", *kSince = "evaluations_since";
+constexpr const char *kBest = "best", *kKept = "kept", *kRate = "lowered_rate", *kSince = "evaluations_since";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
 constexpr int kDeepest = 4;
@@ -32,6 +32,10 @@ OrderedJson json_of(const Facts& facts) {
   OrderedJson json = OrderedJson::object();
   for (const auto& [name, value] : facts) json[name] = value;
   return json;
+}
+
+OrderedJson json_of(const BestEvaluation& evaluation) {
+  return {{"metric", evaluation.metric}, {"value", evaluation.value}, {"step", evaluation.step}};
 }
 
 class ManifestReader {
@@ -102,6 +106,8 @@ class ManifestReader {
 
   EvaluationHistory history_from(const OrderedJson& json) const {
     EvaluationHistory history;
+    if (json.contains(kKept))
+      for (const auto& evaluation : json.at(kKept)) history.kept.push_back(best_from(evaluation));
     if (json.contains(kBest)) {
       history.best = best_from(json.at(kBest));
       history.since_best = count(json.at(kBest), kSince);
@@ -174,9 +180,11 @@ std::string encode(const CheckpointManifest& manifest) {
   if (!manifest.data.empty()) json["data"] = json_of(manifest.data);
   if (manifest.buckets.bucket_bytes > 0) json["bucket_bytes"] = manifest.buckets.bucket_bytes;
   const EvaluationHistory& history = manifest.evaluations;
-  if (const auto& best = history.best)
-    json[kBest] = {
-        {"metric", best->metric}, {"value", best->value}, {"step", best->step}, {kSince, history.since_best}};
+  if (history.best) {
+    json[kBest] = json_of(*history.best);
+    json[kBest][kSince] = history.since_best;
+  }
+  for (const BestEvaluation& evaluation : history.kept) json[kKept].push_back(json_of(evaluation));
   if (history.least_loss)
     json[kRate] = {
         {"least_loss", *history.least_loss}, {kSince, history.since_least}, {"reductions", history.reductions}};

@@ -35,6 +35,8 @@ std::string part_file(std::size_t part, std::size_t parts);
 struct EvaluationHistory {
   std::optional<BestEvaluation> best = {};
   std::int64_t since_best = 0;  // those that were not better
+  // The best ones, the best first, whose steps' checkpoints stay (CheckpointOptions::keep_best).
+  std::vector<BestEvaluation> kept = {};
   // Of a learning rate that follows them: the least loss, those since that were no lower, and how often it was lowered.
   std::optional<double> least_loss = {};
   std::int64_t since_least = 0, reductions = 0;

@@ -91,7 +91,8 @@ void CheckpointWriter::work() {
     if (failure.empty()) std::erase_if(options_.corrupt, [&](const auto& one) { return one.step == manifest.step; });
     try {
       if (failure.empty() && writes_whole())
-        prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt);
+        prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt,
+                          manifest.evaluations.kept);
     } catch (const std::exception& error) {
       removal_failure = error.what();
     }

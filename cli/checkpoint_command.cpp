@@ -55,6 +55,10 @@ void show(const std::string& path, const checkpoint::CheckpointManifest& manifes
   text += "and may change\n" + text_of(manifest.settings, width);
   if (!manifest.data.empty())
     text += "data; lockstep train --resume-data-changed resumes on others\n" + text_of(shortened(manifest.data), width);
+  const auto& best = manifest.evaluations.kept;
+  if (!best.empty()) text += "checkpoints of the best evaluations before it, which are kept\n";
+  for (const auto& evaluation : best)
+    text += fmt::format("  step {}  {} {:.6g}\n", evaluation.step, evaluation.metric, evaluation.value);
   for (const auto& [name, file] : manifest.files)
     text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);

@@ -109,9 +109,10 @@ std::string version_json();
 int version_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// parse_options for a subcommand of ranks: prints the help if asked and returns true. Keeps an error in `refusal`, to
-/// be thrown once the ranks are connected, so that a flag that is wrong on all of them is reported in one line.
+/// be thrown once the ranks are connected, so that a flag that is wrong on all of them is reported in one line. `places`:
+/// ParsedOptions::places, if they are wanted.
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
-                     std::optional<UsageError>& refusal);
+                     std::optional<UsageError>& refusal, std::map<std::string, std::string>* places = nullptr);
 
 /// The command for a shell, words quoted where they need it.
 std::string as_typed(const std::string& subcommand, const std::vector<std::string>& args);

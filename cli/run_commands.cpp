@@ -9,9 +9,11 @@
 namespace lockstep::cli {
 
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
-                     std::optional<UsageError>& refusal) {
+                     std::optional<UsageError>& refusal, std::map<std::string, std::string>* places) {
   try {
-    if (!parse_options(table, sources, foreign).help) return false;
+    const auto parsed = parse_options(table, sources, foreign);
+    if (places != nullptr) *places = parsed.places;
+    if (!parsed.help) return false;
     std::fputs(table.help().c_str(), stdout);
     return true;
   } catch (const UsageError& error) {
@@ -35,7 +37,8 @@ int train_command(const Sources& sources, const ForeignFlags& foreign) {
   trainer::TrainConfig config;
   const OptionTable table = trainer::train_options(config);
   std::optional<UsageError> refusal;
-  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
+  if (parse_or_refuse(table, sources, foreign, refusal, &config.places)) return 0;
+  config.command = as_typed(table.subcommand(), sources.args);
   return trainer::train(config, refusal);
 }
 

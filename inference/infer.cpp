@@ -1,10 +1,13 @@
 #include "inference/infer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/text.h"
@@ -134,6 +137,21 @@ void check_memory(const InferConfig& config, const InferDevices& devices, const 
     session::check_memory(*session.group, devices[i], needs);
 }
 
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw IoError("cannot write to standard output: " + errno_text(errno), "is the disk full, or the reader gone?");
+}
+
+/// The file takes the place of another as a whole: not of one that is read.
+void check_output(const InferConfig& config) {
+  std::vector<std::string> read = {config.weights, config.vocabulary, config.merges, config.class_names,
+                                   config.config_file};
+  for (const std::string& input : split(config.input, ',')) read.push_back(input);
+  for (const std::string& file : read)
+    if (!file.empty() && is_same_file(file, config.output))
+      throw UsageError(fmt::format("--output {} is {}, which is read", config.output, file), "give another file");
+}
+
 /// The same command shall run on other numbers of inputs.
 void warn_of_unused(const InferConfig& config, const InferTask& task, int streams, std::size_t devices) {
   if (std::cmp_greater_equal(streams, devices)) return;
@@ -144,6 +162,11 @@ void warn_of_unused(const InferConfig& config, const InferTask& task, int stream
 }
 
 void run(const InferConfig& config, session::Session& session) {
+  std::optional<AtomicFile> output;
+  if (!config.output.empty()) {
+    check_output(config);
+    output.emplace(config.output);
+  }
   Inputs inputs;
   if (config.input.starts_with(kRandomInput)) inputs.random = parse_random_input(config.input);
   const InferDevices devices(config, session);
@@ -161,11 +184,18 @@ void run(const InferConfig& config, session::Session& session) {
   const StreamsOptions options = {.streams = streams_of(config, session, task.jobs),
                                   .jobs = task.jobs,
                                   .warmup = config.warmup,
-                                  .doing = task.doing};
+                                  .doing = task.doing,
+                                  .print = [&](std::string_view text) {
+                                    if (output)
+                                      output->write(std::as_bytes(std::span(text)));
+                                    else
+                                      print(text);
+                                  }};
   warn_of_unused(config, task, options.streams, devices.size());
   std::vector<nn::Backend*> backends;
   for (std::size_t i = 0; i < devices.size(); ++i) backends.push_back(&devices[i]);
   StreamsResult result = run_streams(backends, options, task.make_worker);
+  if (output) output->commit();
   const std::uint64_t corrupt = result.tally.corrupt, images = corrupt + result.tally.results;
   const InferReport report{.kind = task.kind,
                            .device = devices.describe(),

@@ -30,6 +30,7 @@ constexpr DType dtype_of(InferPrecision precision) { return lockstep::dtype_of(a
 struct InferConfig : session::DeviceOptions, checkpoint::WeightsOptions {
   nn::ModelConfig model;  // sizes that are not given are those of the weights
 
+  std::string config_file;            // where settings come from
   std::string input;                  // a file, several with commas between, a directory, random:SHAPE[,LEN], -
   std::optional<std::string> prompt;  // text itself
 
@@ -57,7 +58,8 @@ struct InferConfig : session::DeviceOptions, checkpoint::WeightsOptions {
   int threads = 0;
   std::int64_t warmup = 0;  // unmeasured runs of the first input by each stream
 
-  bool json = false;  // results and report as JSON lines on stdout
+  std::string output;  // the file that results go to; empty: stdout
+  bool json = false;   // results and report as JSON lines
 };
 
 /// Throws UsageError for values that contradict each other; the model and its inputs are checked when it is opened.
@@ -69,8 +71,8 @@ inline constexpr std::string_view kRandomInput = "random:";
 /// The settings of lockstep infer, as trainer/options.h has those of a run; `config` must outlive the table.
 options::OptionTable infer_options(InferConfig& config);
 
-/// Opens the model and its inputs and runs them on streams of their own (run_streams); results go to stdout, a report
-/// of times to stderr, or to stdout as JSON. Not for ranks: a process under a launcher of several is refused. Returns
+/// Opens the model and its inputs and runs them on streams of their own (run_streams); results go to stdout, or to a
+/// file that is written whole or not at all, a report of times to stderr, or to stdout as JSON. Not for ranks: a process under a launcher of several is refused. Returns
 /// the exit code 0; throws lockstep::Error otherwise, IoError also, once all others are done, where images were
 /// corrupt.
 int infer(const InferConfig& config);

@@ -281,6 +281,12 @@ void add_streams(OptionTable& table, InferConfig& config) {
 
 void add_report(OptionTable& table, InferConfig& config) {
   table.group("Reports");
+  table.add({.name = "output",
+             .synonyms = {"o"},
+             .placeholder = "FILE",
+             .help = "file for the results: it is there once all are done",
+             .default_text = "stdout",
+             .value = text(config.output)});
   table.add({.name = "json",
              .kind = OptionKind::kFlag,
              .help = "results and report as JSON, an object per line",
@@ -295,7 +301,7 @@ void add_report(OptionTable& table, InferConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "no report, only results, warnings and errors",
              .value = boolean(config.quiet)});
-  options::add_config_option(table);
+  options::add_config_option(table, config.config_file);
 }
 
 }  // namespace

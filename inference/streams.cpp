@@ -1,8 +1,6 @@
 #include "inference/streams.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <latch>
 #include <thread>
 #include <utility>
@@ -33,11 +31,6 @@ std::vector<devices::CpuMask> places_of(const nn::Backend& backend, int streams)
   return places;
 }
 
-void print(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw IoError("cannot write to standard output: " + errno_text(errno), "is the disk full, or the reader gone?");
-}
-
 class Streams {
  public:
   Streams(std::span<nn::Backend* const> devices, const StreamsOptions& options, const MakeWorker& make_worker)
@@ -63,7 +56,7 @@ class Streams {
     auto read = OrderedQueue::Read::kNothingYet;
     while (read != OrderedQueue::Read::kEnd) {
       read = queue_.read(piece, kPatience);
-      if (!piece.empty()) print(piece);
+      if (!piece.empty()) options_.print(piece);
       throw_if_stopped(options_.doing);
     }
     StreamsResult result{.tally = {}, .wall_s = seconds_between(start, Clock::now())};

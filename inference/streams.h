@@ -30,6 +30,8 @@ struct StreamsOptions {
   std::uint64_t jobs = 0;
   std::int64_t warmup = 0;  // runs of job 0 by each stream, which nobody sees or counts
   const char* doing = "";   // for stop requests: "classifying"
+  /// Takes results, on the calling thread, as they come. Throws where it cannot.
+  std::function<void(std::string_view)> print;
 };
 
 struct StreamsResult {
@@ -40,10 +42,10 @@ struct StreamsResult {
 /// Makes what works with a stream on device `device`, a place among the devices.
 using MakeWorker = std::function<std::unique_ptr<InferWorker>(nn::Backend& stream, std::size_t device)>;
 
-/// Runs all jobs on so many threads and prints what comes of them to stdout, in their order, as it comes. Each thread
+/// Runs all jobs on so many threads and prints what comes of them, in their order, as it comes. Each thread
 /// has a stream of one of `devices` (on the CPU with one compute thread, and bound to its share of the cores that
 /// the calling thread may use) and a worker of its own, which `make_worker` makes on that thread. Few jobs more than
-/// there are streams are under way at a time. Throws a worker's error, IoError if stdout cannot be written, and
+/// there are streams are under way at a time. Throws a worker's error, print()'s, and
 /// InterruptedError after a stop request; all threads have ended by then.
 StreamsResult run_streams(std::span<nn::Backend* const> devices, const StreamsOptions& options,
                           const MakeWorker& make_worker);

@@ -26,11 +26,14 @@ constexpr std::array kReservedVariables = {
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 
+constexpr const char* kTyped = "command line";
+
 /// A value and where it stood, as error messages say it: "--lr fast on the command line".
 struct Given {
   std::string value;
   std::string origin;
-  bool typed = false;  // on the command line
+  std::string place = {};  // ParsedOptions::places
+  bool typed() const { return place == kTyped; }
 };
 using Values = std::map<std::string, Given>;  // by canonical name
 
@@ -104,7 +107,7 @@ Values read_command_line(const OptionTable& table, const ForeignFlags& foreign, 
     const bool bare = argument.value().empty() || (option->kind == OptionKind::kFlag && argument.value() == "true");
     const std::string typed = "--" + option->name + (bare ? "" : " " + shortened(argument.value()));
     const auto [at, first] =
-        values.try_emplace(option->name, Given{argument.value(), typed + " on the command line", /*typed=*/true});
+        values.try_emplace(option->name, Given{argument.value(), typed + " on the command line", kTyped});
     if (first) continue;
     if (option->kind != OptionKind::kRepeatable)
       throw UsageError(option->kind == OptionKind::kFlag
@@ -133,7 +136,7 @@ Values read_environment(const OptionTable& table, const ForeignFlags& foreign, c
     if (const auto [at, first] = set_by.try_emplace(option->name, variable); !first)
       throw UsageError(fmt::format("environment variables {} and {} both set --{}", at->second, variable, option->name),
                        "unset one of them");
-    values[option->name] = {value, fmt::format("{}={} in the environment", variable, shortened(value))};
+    values[option->name] = {value, fmt::format("{}={} in the environment", variable, shortened(value)), variable};
   }
   return values;
 }
@@ -201,7 +204,7 @@ Values read_config_file(const OptionTable& table, const ForeignFlags& foreign, c
     if (node.is_array() && option->kind != OptionKind::kList && option->kind != OptionKind::kRepeatable)
       throw UsageError(fmt::format("{}: {} is a list, and --{} takes one value", place, key.str(), option->name),
                        fmt::format("give {}, without brackets", wanted_by(*option)));
-    if (!values.try_emplace(option->name, Given{*text, fmt::format("{}: {} = {}", place, key.str(), shortened(*text))})
+    if (!values.try_emplace(option->name, Given{*text, fmt::format("{}: {} = {}", place, key.str(), shortened(*text)), place})
              .second)
       throw UsageError(fmt::format("{}: {} sets --{} a second time", place, key.str(), option->name),
                        "keep one of the spellings");
@@ -247,7 +250,7 @@ void check_applicability(const OptionTable& table, const Values& values) {
     if (given == values.end()) continue;
     const auto complaint = inapplicable(option);
     if (!complaint) continue;
-    if (option.applies.forget && !given->second.typed)
+    if (option.applies.forget && !given->second.typed())
       option.applies.forget();
     else
       throw UsageError(fmt::format("{}: {}", given->second.origin, complaint->what), complaint->remedy);
@@ -319,7 +322,9 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
           positional.placeholder);
   }
   check_applicability(table, values);
-  return {.help = false, .program = std::move(normalised.program)};
+  ParsedOptions parsed{.help = false, .program = std::move(normalised.program)};
+  for (const auto& [name, given] : values) parsed.places[name] = given.place;
+  return parsed;
 }
 
 }  // namespace lockstep::options

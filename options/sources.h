@@ -34,6 +34,8 @@ void add_config_option(OptionTable& table, std::string& path);
 struct ParsedOptions {
   bool help = false;                 // --help or -h stood there: nothing else was read, no setter ran
   std::vector<std::string> program;  // what follows "--"
+  /// Of each option that was given, by its name: "command line", the environment variable's name, "run.toml:3".
+  std::map<std::string, std::string> places = {};
 };
 
 /// Hands each value to its setter, the strongest source's once per option. Throws UsageError, naming the flag and the

@@ -73,7 +73,8 @@ void set_own_metrics(std::vector<OwnMetric> metrics) {
 }
 
 bool watches_evaluations(const TrainConfig& config) {
-  return !config.save_best.empty() || config.patience > 0 || nn::schedule_family(config.schedule).follows_evaluations;
+  return !config.save_best.empty() || config.patience > 0 || config.keep_best > 0 ||
+         nn::schedule_family(config.schedule).follows_evaluations;
 }
 
 void check_needs_no_evaluations(const TrainConfig& config) {
@@ -81,6 +82,7 @@ void check_needs_no_evaluations(const TrainConfig& config) {
   throw UsageError(fmt::format("{}, but {} has no part for validation",
                                !config.save_best.empty() ? "--save-best wants evaluations"
                                : config.patience > 0     ? "--patience wants evaluations"
+                               : config.keep_best > 0    ? "--keep-best wants evaluations"
                                : config.eval_steps > 0   ? "--eval-steps wants evaluations"
                                                          : "--schedule " + config.schedule + " wants evaluations",
                                config.data),
@@ -107,7 +109,13 @@ std::vector<std::string> metric_names() {
   return all;
 }
 
-BestWatch::BestWatch(const TrainConfig& config) : patience_(config.patience) {
+std::string describe(const std::vector<BestEvaluation>& evaluations) {
+  std::vector<std::string> all;
+  for (const auto& one : evaluations) all.push_back(fmt::format("step {} ({} {:.6g})", one.step, one.metric, one.value));
+  return all.empty() ? "none" : join(all, ", ");
+}
+
+BestWatch::BestWatch(const TrainConfig& config) : patience_(config.patience), keep_best_(config.keep_best) {
   const std::string text = config.save_best.empty() ? "loss" : config.save_best;
   const std::size_t colon = text.find(':');
   metric_ = text.substr(0, colon);
@@ -127,7 +135,9 @@ BestWatch::BestWatch(const TrainConfig& config) : patience_(config.patience) {
 void BestWatch::restore(const EvaluationHistory& history) {
   history_ = history;
   before_ = history;
-  if (history.best && history.best->metric != metric_) forget_best();  // by another metric nothing is known
+  // By another metric nothing is known.
+  std::erase_if(history_.kept, [this](const BestEvaluation& one) { return one.metric != metric_; });
+  if (history.best && history.best->metric != metric_) forget_best();
 }
 
 double BestWatch::value_of(const EvalReport& report) const {
@@ -141,10 +151,20 @@ bool BestWatch::follow(const EvalReport& report) {
   if (plateau_patience_) follow_loss(report.loss);
   const double value = value_of(report);
   const auto& best = history_.best;
-  const bool better = !std::isnan(value) && (!best || (largest_ ? value > best->value : value < best->value));
+  const bool better = !std::isnan(value) && (!best || is_better(value, best->value));
   history_.since_best = better ? 0 : history_.since_best + 1;
   if (better) history_.best = {.metric = metric_, .value = value, .step = report.step};
+  if (!std::isnan(value)) keep({.metric = metric_, .value = value, .step = report.step});
   return better;
+}
+
+// Of equal ones the older.
+void BestWatch::keep(BestEvaluation evaluation) {
+  auto& kept = history_.kept;
+  const auto worse = std::ranges::find_if(
+      kept, [&](const BestEvaluation& other) { return is_better(evaluation.value, other.value); });
+  kept.insert(worse, std::move(evaluation));
+  if (std::ssize(kept) > keep_best_) kept.resize(static_cast<std::size_t>(keep_best_));
 }
 
 // As PyTorch's ReduceLROnPlateau does it, with its defaults of a relative threshold and no pause afterwards.

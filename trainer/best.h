@@ -35,10 +35,13 @@ const std::vector<OwnMetric>& own_metrics();
 /// Throws UsageError for a name that cannot be typed, or is another one's, and without functions or sums.
 void set_own_metrics(std::vector<OwnMetric> metrics);
 
+/// "step 40 (accuracy 0.98), step 60 (accuracy 0.97)".
+std::string describe(const std::vector<BestEvaluation>& evaluations);
+
 class BestWatch {
  public:
-  /// Of --save-best, one of metric_names(), also with ":max" or ":min" (else the loss); --patience; and a schedule that
-  /// follows evaluations. Throws UsageError for another metric.
+  /// Of --save-best, one of metric_names(), also with ":max" or ":min" (else the loss); --patience; --keep-best; and a
+  /// schedule that follows evaluations. Throws UsageError for another metric.
   explicit BestWatch(const TrainConfig& config);
 
   /// What was known when a checkpoint was taken.
@@ -49,7 +52,7 @@ class BestWatch {
     history_.since_best = 0;
     before_ = history_;
   }
-  /// Whether it is better than all before. One without a value is not.
+  /// Whether it is better than all before, the first of equal ones. One without a value is not.
   bool follow(const EvalReport& report);
 
   const EvaluationHistory& history() const { return history_; }
@@ -59,11 +62,13 @@ class BestWatch {
 
  private:
   double value_of(const EvalReport& report) const;
+  bool is_better(double value, double than) const { return largest_ ? value > than : value < than; }
+  void keep(BestEvaluation evaluation);
   void follow_loss(double loss);
 
   std::string metric_;
   bool largest_ = false;
-  std::int64_t patience_;
+  std::int64_t patience_, keep_best_;
   std::optional<std::int64_t> plateau_patience_ = {};  // nothing: the schedule does not follow evaluations
   double plateau_threshold_ = 0;
   EvaluationHistory history_, before_;

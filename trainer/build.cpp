@@ -206,19 +206,34 @@ void check_fit(const std::string& model, const data::Dataset& dataset) {
                    "give --data text:FILE, tokens:FILE or random:tokens,LEN, or use another model for these data");
 }
 
-// With --reset-head: the last layer is not loaded, nor are those that the family has for other tasks.
-void leave_head_out(const TrainConfig& config, const nn::Module& model, nn::LoadOptions& options) {
+// What the names of the last layer's parameters begin with; nothing where that is the embedding.
+std::optional<std::string> head_of(const TrainConfig& config, const nn::Module& model) {
   const auto& head = nn::model_family(config.model.name).head;
   const auto parameters = model.named_parameters();
   const bool has_one = head && (head->own.empty() || std::ranges::any_of(parameters, [&](const auto& named) {
                                   return named.name.starts_with(head->own);
                                 }));
-  if (!has_one)
+  if (!has_one || parameters.empty()) return std::nullopt;
+  const std::string& last = parameters.back().name;
+  return head->own.empty() ? last.substr(0, last.rfind('.') + 1) : head->own;
+}
+
+// Optimizers of matrices move it as all others do.
+void mark_head(const TrainConfig& config, nn::Module& model) {
+  const auto head = head_of(config, model);
+  if (!head) return;
+  for (const auto& [name, parameter] : model.named_parameters())
+    if (name.starts_with(*head)) parameter->set_elementwise();
+}
+
+// With --reset-head: the last layer is not loaded, nor are those that the family has for other tasks.
+void leave_head_out(const TrainConfig& config, const nn::Module& model, nn::LoadOptions& options) {
+  const auto own = head_of(config, model);
+  if (!own)
     throw UsageError(fmt::format("--reset-head with {}, whose last layer is its embedding", config.model.name),
                      "leave --reset-head out");
-  // What the last layer's parameters are called up to their last dot.
-  const std::string& last = parameters.back().name;
-  options.without = {head->own.empty() ? last.substr(0, last.rfind('.') + 1) : head->own};
+  const auto& head = nn::model_family(config.model.name).head;
+  options.without = {*own};
   options.without.insert(options.without.end(), head->others.begin(), head->others.end());
   options.may_lack = head->new_too;
 }
@@ -385,6 +400,7 @@ std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend&
   nn::Context context{meta, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
   if (!config.freeze.empty()) freeze(*model, config.freeze);
+  mark_head(config, *model);
   set_recomputed(config, *model);
   return model;
 }
@@ -409,11 +425,20 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);
+  mark_head(config, *model);
   set_recomputed(config, *model);
   return model;
 }
 
-comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset) {
+std::vector<nn::Tensor> averaged_tensors(const parallel::DistributedDataParallel& ddp, const nn::Optimizer& optimizer) {
+  std::vector<nn::Tensor> tensors;
+  for (const auto& [name, parameter] : ddp.parameters()) tensors.push_back(parameter->value());
+  for (const auto& moment : optimizer.moments()) tensors.push_back(moment.value);
+  return tensors;
+}
+
+comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset,
+                           int threads) {
   comm::Manifest manifest = {
       {"lockstep", fmt::format("{} {} {}", version(), git_revision(), build_type())},
       {"instruction set",
@@ -424,6 +449,8 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   if (dataset.word_pieces() != nullptr) manifest.emplace_back("word pieces", dataset.word_pieces()->sha256());
   if (!dataset.info().vocabulary_sha256.empty()) manifest.emplace_back("vocabulary", dataset.info().vocabulary_sha256);
   if (dataset.info().table != nullptr) manifest.emplace_back("columns", dataset.info().table->sha256());
+  // Products of matrices have the bits of their number of threads: every rank's update is to have the same.
+  if (nn::optimizer_family(optimizer_of(config)).whole_matrices) manifest.emplace_back("threads", fmt::to_string(threads));
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;

@@ -139,7 +139,11 @@ double rate_of(const TrainHooks& hooks, const nn::LearningRate& schedule, std::i
 /// train(), with what it calls; `hooks` are there meanwhile.
 int run_training(const TrainConfig& config, const std::optional<UsageError>& refusal, const TrainHooks& hooks);
 
-/// What must be the same on every rank before they train together.
-comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);
+/// What must be the same on every rank before they train together, each with so many `threads`.
+comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset,
+                           int threads);
+
+/// What ranks that take steps alone average: parameters and moments (parallel: Note [Local SGD]).
+std::vector<nn::Tensor> averaged_tensors(const parallel::DistributedDataParallel& ddp, const nn::Optimizer& optimizer);
 
 }  // namespace lockstep::trainer

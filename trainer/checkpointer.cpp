@@ -37,8 +37,9 @@ Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataP
   check_usage(!options.checkpoint_dir.empty(), "checkpoints without a directory",
               "give CheckpointOptions::checkpoint_dir");
   check_usage(options.keep.value_or(0) >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
-  check_usage(!options.checkpoint_every && options.checkpoint_mirror.empty() && options.resume.empty(),
-              "a Checkpointer with checkpoint_every, checkpoint_mirror or resume",
+  check_usage(!options.checkpoint_every && options.keep_best == 0 && options.checkpoint_mirror.empty() &&
+                  options.resume.empty(),
+              "a Checkpointer with checkpoint_every, keep_best, checkpoint_mirror or resume",
               "leave them out: call save() when a checkpoint is due, and load_latest() to resume");
   options.resume = "auto";
   std::vector<std::string> writes;

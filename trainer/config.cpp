@@ -154,6 +154,19 @@ void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::st
           "leave --graphs out, or use --device cuda");
 }
 
+namespace {
+
+/// Optimizers whose momentum a schedule may move.
+std::vector<std::string> with_moving_momentum() {
+  std::vector<std::string> names;
+  for (const auto* family : nn::optimizer_families())
+    if (family->method(resolve(family->settings, {}, family->name), family->weight_decay).momentum)
+      names.push_back(family->name);
+  return names;
+}
+
+}  // namespace
+
 void validate(const TrainConfig& config) {
   require(!config.model.name.empty(), "no model was named", "name one of " + join(nn::model_names(), ", "));
   nn::check_model_name(config.model.name);
@@ -167,6 +180,11 @@ void validate(const TrainConfig& config) {
           "--zero {}: backward writes gradients into the buckets that the ranks sum, and each rank has all of these{}",
           config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
       "use --zero 1, which shards updates and the optimizer's state");
+  const auto& optimizer = nn::optimizer_family(optimizer_of(config));
+  require(config.zero == 0 || !optimizer.whole_matrices,
+          fmt::format("--zero {} with --optimizer {}, which moves matrices as a whole: a rank would have a part of each",
+                      config.zero, optimizer.name),
+          "leave --zero out, or use another optimizer");
   require(
       !config.tune_bucket_mb || config.zero == 0,
       fmt::format("--bucket-mb auto with --zero {}, whose parameters lie in the buckets and cannot move", config.zero),
@@ -178,6 +196,12 @@ void validate(const TrainConfig& config) {
   if (const SettingValue* const least = config.schedule_settings.find("min-lr"))
     require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),
             "give a smaller --min-lr");
+  if (const SettingValue* const momenta = config.schedule_settings.find(nn::kCycleMomentum)) {
+    require(optimizer.method(optimizer_settings_of(config), weight_decay_of(config)).momentum.has_value(),
+            fmt::format("--{} {} with --optimizer {}, {}", nn::kCycleMomentum, to_string(*momenta), optimizer.name,
+                        "which has no momentum, or a constant one"),
+            fmt::format("leave it out, or use {}, with their momentum", listed(with_moving_momentum(), "or")));
+  }
   validate_device(config);
   if (config.precision == Precision::kFp16) check_scaled_losses(config);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
@@ -205,6 +229,8 @@ void validate(const TrainConfig& config) {
           fmt::format("--eval-steps {} with --local-sgd {}: between averagings each rank has parameters of its own",
                       config.eval_steps, config.local_sgd),
           "give a multiple of --local-sgd");
+  require(config.keep_best == 0 || config.keep != 0, "--keep-best with --keep 0, which keeps all checkpoints",
+          "leave one of them out");
   session::check_log_level(config.log_level);
 }
 

@@ -105,7 +105,7 @@ void run(TrainConfig config, session::Session& session) {
     model = build_model(config, *session.backend, dataset, std::exchange(weights, {}));
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
-  comm::compare_manifests(group, manifest_of(config, *model, dataset));
+  comm::compare_manifests(group, manifest_of(config, *model, dataset, session.threads));
   Evaluator evaluator(group, *session.backend, evaluated.dataset, batch, config.workers, dtype_of(config.precision),
                       evaluation_loss(config));
   if (dataset.classes() > 5) evaluator.count_top5();

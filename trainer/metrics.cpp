@@ -134,15 +134,39 @@ void Metrics::write(const data::DataSplits& splits) {
   }
 }
 
+void Metrics::write(const RunReport& r) {
+  if (!fd_) return;
+  JsonObject settings;
+  for (const auto& [name, value, from] : r.settings) settings.add(name, JsonObject{{"value", value}, {"from", from}});
+  std::vector<JsonObject> ranks;
+  for (const auto& [host, device] : r.ranks) ranks.push_back({{"host", host}, {"device", device}});
+  JsonObject json = {{"event", "run"},
+                     {"schema", RunReport::kSchema},
+                     {"command", r.command},
+                     {"lockstep", r.version},
+                     {"model", r.model},
+                     {"parameters", r.parameters},
+                     {"trained_parameters", r.trained_parameters},
+                     {"data", r.data},
+                     {"data_sha256", r.data_sha256},
+                     {"planned_steps", r.steps},
+                     {"instruction_set", r.instruction_set},
+                     {"ranks", ranks},
+                     {"settings", settings}};
+  if (!r.git_commit.empty()) json.add("git", JsonObject{{"commit", r.git_commit}, {"branch", r.git_branch}});
+  write_line(json.add("unix_s", unix_seconds()).text());
+}
+
 void Metrics::write(const StepReport& r) {
   if (!fd_) return;
   write_line(fmt::format(
-      R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f}{},"unix_s":{:.6f}}})",
+      R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f},"samples":{}{},"unix_s":{:.6f}}})",
       r.step, r.epoch, number(r.loss), number(r.lr), number(r.grad_norm), r.step_ms, r.comm_wait_ms, r.samples_per_s,
+      r.samples,
       r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
 }
 
-void Metrics::write(const EvalReport& r) { write_line(json_of(r).text()); }
+void Metrics::write(const EvalReport& r) { write_line(json_of(r).add("unix_s", unix_seconds()).text()); }
 
 void Metrics::write_classes(const EvalReport& r, const std::vector<std::string>& names) {
   if (!fd_) return;
@@ -156,6 +180,17 @@ void Metrics::write(const ResumeReport& r) {
 void Metrics::write(const CheckpointReport& r) {
   write_line(fmt::format(R"({{"event":"checkpoint","step":{},"bytes":{},"write_ms":{:.3f},"held_up_ms":{:.3f}}})",
                          r.step, r.bytes, r.write_ms, r.held_up_ms));
+}
+
+void Metrics::take_warnings() {
+  if (!fd_) return;
+  // A warning that this fails to write may not be one.
+  set_warning_observer([fd = fd_](std::string_view text) {
+    const std::string line =
+        JsonObject{{"event", "warning"}, {"text", text}, {"unix_s", unix_seconds()}}.text() + '\n';
+    static_cast<void>(::write(fd->get(), line.data(), line.size()) > 0);
+  });
+  observing_ = std::shared_ptr<void>(nullptr, [](void*) { set_warning_observer({}); });
 }
 
 void Metrics::write(const FinalReport& r) {

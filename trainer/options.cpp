@@ -47,8 +47,11 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .placeholder = join(metric_names(), "|") + "[:min|max]",
              .help = "--save has the weights of the best evaluation: the file is replaced when one is better",
              .value = text(config.save_best),
-             .applies = {.to = "a file of weights",
-                         .unless = [&config] { return when(config.save.empty(), "there is none"); },
+             .applies = {.to = "a file of weights, --patience and --keep-best",
+                         .unless = [&config] {
+                           return when(config.save.empty() && config.patience == 0 && config.keep_best == 0,
+                                       "there are none");
+                         },
                          .remedy = "add --save FILE, or leave it out"},
              .agree = Agree::kValue});
   table.add({.name = "reset-head",
@@ -337,6 +340,14 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
              .default_text = fmt::to_string(checkpoint::kDefaultKeep),
              .value = integer(config.keep, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir)});
+  table.add({.name = "keep-best",
+             .placeholder = "K",
+             .help = "besides, keep those of the K best evaluations, by --save-best or else by the loss; each evaluation "
+                     "then has a checkpoint",
+             .default_text = fmt::to_string(config.keep_best),
+             .value = integer(config.keep_best, 0, kMost),
+             .applies = to_checkpoints(config.checkpoint_dir),
+             .agree = Agree::kValue});
   table.add({.name = "checkpoint-mirror",
              .placeholder = "HOST:DIR|DIR",
              .help = "directory on another host (DIR alone: any other) for a second copy of each checkpoint; --resume "
@@ -427,6 +438,10 @@ void add_scripts_flags(OptionTable& table) {
   table.add(options::OtherProgramsFlag{.names = {"pretrained"},
                                        .why = "weights come from a file",
                                        .remedy = "--weights FILE (.pt, .pth or .safetensors)",
+                                       .takes_value = false});
+  table.add(options::OtherProgramsFlag{.names = {"restore-best", "load-best-model-at-end"},
+                                       .why = "the weights that a run saves may be those of its best evaluation",
+                                       .remedy = "--save FILE --save-best accuracy",
                                        .takes_value = false});
   table.add(options::OtherProgramsFlag{.names = {"evaluate", "e"},
                                        .why = "that is a command of its own",

@@ -88,10 +88,12 @@ int train(int argc, char** argv, TrainConfig config, const OwnTraining& own) {
       evaluates ? own_evaluation_options(config, program + " eval") : own_training_options(config, program);
   std::optional<UsageError> refusal;
   try {
-    if (parse_options(table, options::process_sources({argv + first, argv + argc})).help) {
+    const auto parsed = parse_options(table, options::process_sources({argv + first, argv + argc}));
+    if (parsed.help) {
       std::fputs(table.help().c_str(), stdout);
       return 0;
     }
+    config.places = parsed.places;
   } catch (const UsageError& error) {
     refusal = error;
   }

@@ -72,6 +72,8 @@ void check_other_tokenizers(const fs::path& directory, const std::vector<std::st
 
 }  // namespace
 
+bool keeps_best_weights(const TrainConfig& config) { return !config.save.empty() && !config.save_best.empty(); }
+
 void check_saved_place(const TrainConfig& config) {
   if (config.save_directory) {
     const fs::path directory = fs::path(config.save).parent_path();
@@ -150,7 +152,7 @@ void SavedWeights::save_best(const BestEvaluation& best) {
 
 void SavedWeights::finish(const std::optional<BestEvaluation>& best) {
   if (config_.save.empty()) return;
-  const bool keeps_best = !config_.save_best.empty() && best;
+  const bool keeps_best = keeps_best_weights(config_) && best;
   if (keeps_best && !failure_.empty())
     throw IoError(
         fmt::format("training is complete, but its best weights, of step {}, are lost: {}", best->step, failure_),
@@ -167,7 +169,7 @@ void resume_best(const TrainConfig& config, const checkpoint::CheckpointManifest
                  comm::ProcessGroup& group, BestWatch& best) {
   best.restore(manifest.evaluations);
   const std::optional<BestEvaluation> known = best.history().best;
-  if (config.save_best.empty() || !known) return;
+  if (!keeps_best_weights(config) || !known) return;
   const bool lost = group.rank() == 0 && !saved.has(*known);
   if (group.all_gather_numbers(lost ? 1 : 0).front() == 0) return;
   if (group.rank() == 0)

@@ -18,6 +18,8 @@ namespace lockstep::trainer {
 
 /// Of a --save that names a directory, the file in it.
 TrainConfig with_saved_file(TrainConfig config);
+/// Whether the file has the best evaluation's weights.
+bool keeps_best_weights(const TrainConfig& config);
 /// On rank 0, before training: throws UsageError or IoError where the weights, and what goes beside them, cannot be
 /// written. Makes the directory.
 void check_saved_place(const TrainConfig& config);

@@ -23,7 +23,11 @@ std::vector<std::pair<const char*, double>> named_figures(const std::optional<do
 }
 
 JsonObject json_of(const EvalReport& report) {
-  JsonObject json = {{"event", "eval"}, {"step", report.step}, {"loss", report.loss}, {"accuracy", report.accuracy}};
+  JsonObject json = {{"event", "eval"}, {"step", report.step}};
+  if (report.epoch > 0) json.add("epoch", report.epoch);
+  if (!report.split.empty()) json.add("split", report.split);
+  json.add("loss", report.loss);
+  json.add("accuracy", report.accuracy);
   if (report.top5) json.add("top5", *report.top5);
   for (const auto& [name, value] : named_figures(report.auc, report.errors)) json.add(name, value);
   for (const auto& [name, value] : report.own) json.add(name, value);

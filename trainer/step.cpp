@@ -56,9 +56,10 @@ Inputs TrainingStep::upload(const data::Batch& batch) {
   return batch.empty() ? Inputs() : inputs_of(backend_, batch, format_);
 }
 
-void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
+void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr, std::optional<double> momentum) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
-  const StepInFlight begun = {.step = step, .plan = batch.plan, .lr = lr, .begin = Clock::now()};
+  const StepInFlight begun = {
+      .step = step, .plan = batch.plan, .lr = lr, .momentum = momentum, .begin = Clock::now()};
   if (graphs_ != nullptr) graphs_->expect_step(batch.plan.global_count);
   run(begun, upload(batch));
 }
@@ -68,7 +69,7 @@ void TrainingStep::run(std::int64_t step, const Inputs& inputs, const sampler::S
 }
 
 void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
-  optimizer_->begin_step(step.lr);
+  optimizer_->begin_step(step.lr, step.momentum);
   ddp_.set_step(step.step);
   if (options_.carried != nullptr && step.plan.global_begin == 0) options_.carried->reset();
   write_dropout_state(backend_, dropout_state_, step.step, step.plan, {.begin = 0, .count = step.plan.local_count});

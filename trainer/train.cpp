@@ -31,6 +31,7 @@
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
 #include "trainer/resume.h"
+#include "trainer/run_record.h"
 #include "trainer/saved_weights.h"
 #include "trainer/step.h"
 #include "trainer/stragglers.h"
@@ -89,19 +90,18 @@ class Run {
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       total_steps_ = total_steps(config_, steps_per_epoch_);
     });
-    comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
+    comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train, session.threads));
     checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     if (!config_.checkpoint_dir.empty() || !config_.resume.empty()) plan.data = data_facts_of(*splits_.train, group_);
     resumed_ = resume_module(config_, mirror_ ? &*mirror_ : nullptr, group_, session.gradients(), plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
+    const RunReport run = describe_run(config_, session, *model_, *splits_.train, total_steps_);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
       if (!config_.save.empty()) check_saved_place(config_);
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
-      metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->manifest.step) : Metrics(config_.metrics);
-      if (resumed_) metrics_.write(ResumeReport{.step = resumed_->manifest.step, .world_size = group_.size()});
-      metrics_.write(splits_);
+      metrics_ = open_metrics(config_.metrics, run, resumed_, splits_);
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
@@ -132,7 +132,7 @@ class Run {
       average_.emplace(ddp_->parameters(), *config_.ema);
       if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
     }
-    if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*optimizer));
+    if (averages()) averager_.emplace(session.gradients(), backend_, averaged_tensors(*ddp_, *optimizer));
     const auto part = seen_ ? place_part(*seen_, group_, *ddp_, *optimizer, plan) : std::nullopt;
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, average_ ? &*average_ : nullptr, plan,
@@ -213,7 +213,8 @@ class Run {
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
       const bool evaluates = evaluation_due(step, plan.last_of_epoch ? plan.epoch + 1 : 0);
-      const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last);
+      const bool checkpoint =
+          checkpoints_.due(step, plan.last_of_epoch, last) || (evaluates && config_.keep_best > 0);
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
@@ -242,13 +243,6 @@ class Run {
 
   // Ranks take steps alone (parallel: Note [Local SGD]).
   bool averages() const { return config_.local_sgd > 0; }
-
-  std::vector<nn::Tensor> averaged_tensors(const nn::Optimizer& optimizer) const {
-    std::vector<nn::Tensor> tensors;
-    for (const auto& [name, parameter] : ddp_->parameters()) tensors.push_back(parameter->value());
-    for (const auto& moment : optimizer.moments()) tensors.push_back(moment.value);
-    return tensors;
-  }
 
   void average(std::int64_t step) {
     const TraceSpan span(trace(), Trace::kSteps, "average");
@@ -393,7 +387,8 @@ class Run {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
-    step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr));
+    step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr),
+               rate_->momentum_at(step - 1));
   }
 
   // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.
@@ -421,6 +416,7 @@ class Run {
         .step_ms = 1e3 * seconds,
         .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
         .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
+        .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
         .scaling = outcome.scaling};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
@@ -452,6 +448,8 @@ class Run {
     const auto evaluate_once = [&](bool average) {
       report = evaluator->run(forwarded(), step);
       report.of_average = average;
+      report.epoch = epoch;
+      report.split = kSplitValidation;
       if (report.stopped) return false;
       // As timm does: the average's result is the run's.
       report.best = best_ && average == average_.has_value() && best_->follow(report);
@@ -466,7 +464,7 @@ class Run {
       const auto in_place = average_->in_place();
       if (!evaluate_once(true)) return false;
     }
-    if (report.best && !config_.save_best.empty() && group_.rank() == 0) saved_->save_best(*best_->history().best);
+    if (report.best && keeps_best_weights(config_) && group_.rank() == 0) saved_->save_best(*best_->history().best);
     return true;
   }
 
@@ -493,7 +491,8 @@ class Run {
                              .ema_params_sha256 = average_sha256(),
                              .scaling = scaling_of(scaler_.get()),
                              .best = best_ ? best_->history().best : std::nullopt,
-                             .gave_up = gave_up_};
+                             .gave_up = gave_up_,
+                             .kept = best_ ? best_->history().kept : std::vector<BestEvaluation>()};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,

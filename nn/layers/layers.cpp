@@ -64,7 +64,9 @@ double Linear::xavier_bound(std::int64_t in_features, std::int64_t out_features)
 }
 
 Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
-    : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}
+    : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {
+  weight_.set_elementwise();
+}
 
 LayerNorm::LayerNorm(Context& context, std::int64_t normalized_shape, double eps)
     : eps_(eps),

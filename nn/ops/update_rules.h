@@ -40,12 +40,12 @@ struct SgdRule {
 struct SgdMomentumRule {
   static constexpr const char* kName = "SGD with momentum";
   static constexpr int kMoments = 1;
-  enum Rate : std::size_t { kRate };  // lr
-  float momentum = 0, weight_decay = 0;
+  enum Rate : std::size_t { kRate, kMomentum };  // lr; as it is
+  float weight_decay = 0;
 
   constexpr void operator()(const float* control, float g, float& p, float& first, float&) const {
     const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
-    first = momentum * first + d;
+    first = control[kMomentum] * first + d;
     p -= control[kRate] * first;
   }
 };
@@ -54,13 +54,13 @@ struct SgdMomentumRule {
 struct SgdNesterovRule {
   static constexpr const char* kName = "SGD with Nesterov's momentum";
   static constexpr int kMoments = 1;
-  enum Rate : std::size_t { kRate };  // lr
-  float momentum = 0, weight_decay = 0;
+  enum Rate : std::size_t { kRate, kMomentum };  // lr; as it is
+  float weight_decay = 0;
 
   constexpr void operator()(const float* control, float g, float& p, float& first, float&) const {
     const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
-    first = momentum * first + d;
-    p -= control[kRate] * (d + momentum * first);
+    first = control[kMomentum] * first + d;
+    p -= control[kRate] * (d + control[kMomentum] * first);
   }
 };
 
@@ -71,20 +71,20 @@ struct AdamWRule {
   static constexpr int kMoments = 2;
   enum Rate : std::size_t {
     kRate,         // lr / (1 − β₁ᵗ)
-    kKeep,         // 1 − lr·weight_decay
+    kBeta1,        // β₁
+    kRest1,        // 1 − β₁, from f64: it must not suffer from β₁'s rounding to f32
     kSecondScale,  // 1 / sqrt(1 − β₂ᵗ)
+    kKeep,         // 1 − lr·weight_decay
   };
-  float beta1, rest1, beta2, rest2, eps;
+  float beta2, rest2, eps;
 
-  /// From f64, because 1 − β must not suffer from β's rounding to f32.
-  static constexpr AdamWRule of(double beta1, double beta2, double eps) {
-    return {static_cast<float>(beta1), static_cast<float>(1.0 - beta1), static_cast<float>(beta2),
-            static_cast<float>(1.0 - beta2), static_cast<float>(eps)};
+  static constexpr AdamWRule of(double beta2, double eps) {
+    return {static_cast<float>(beta2), static_cast<float>(1.0 - beta2), static_cast<float>(eps)};
   }
 
   constexpr void operator()(const float* control, float g, float& p, float& first, float& second) const {
     g *= control[StepControl::kGradientScale];
-    first = beta1 * first + rest1 * g;
+    first = control[kBeta1] * first + control[kRest1] * g;
     second = beta2 * second + rest2 * g * g;
     p = control[kKeep] * p - control[kRate] * first / (std::sqrt(second) * control[kSecondScale] + eps);
   }
@@ -95,13 +95,36 @@ struct AdamWRule {
 struct AdamRule {
   static constexpr const char* kName = "Adam";
   static constexpr int kMoments = 2;
+  enum Rate : std::size_t { kRate, kBeta1, kRest1, kSecondScale };  // as AdamW's
+  float beta2, rest2, eps, weight_decay;
+
+  static constexpr AdamRule of(double beta2, double eps, double weight_decay) {
+    return {static_cast<float>(beta2), static_cast<float>(1.0 - beta2), static_cast<float>(eps),
+            static_cast<float>(weight_decay)};
+  }
+
+  constexpr void operator()(const float* control, float g, float& p, float& first, float& second) const {
+    const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
+    first = control[kBeta1] * first + control[kRest1] * d;
+    second = beta2 * second + rest2 * d * d;
+    p -= control[kRate] * first / (std::sqrt(second) * control[kSecondScale] + eps);
+  }
+};
+
+/// PyTorch's NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016): d, m and v as Adam's;
+/// p −= lr · (1−μₜ)/(1−Πₜ) · d/s + lr · μₜ₊₁/(1−Πₜ₊₁) · m/s, where s = sqrt(v)/sqrt(1−β₂ᵗ) + eps and RateCorrection has
+/// μ and Π.
+struct NadamRule {
+  static constexpr const char* kName = "NAdam";
+  static constexpr int kMoments = 2;
   enum Rate : std::size_t {
-    kRate,         // lr / (1 − β₁ᵗ)
-    kSecondScale,  // 1 / sqrt(1 − β₂ᵗ)
+    kGradientRate,  // lr · (1−μₜ)/(1−Πₜ)
+    kMomentRate,    // lr · μₜ₊₁/(1−Πₜ₊₁)
+    kSecondScale,   // 1 / sqrt(1 − β₂ᵗ)
   };
   float beta1, rest1, beta2, rest2, eps, weight_decay;
 
-  static constexpr AdamRule of(double beta1, double beta2, double eps, double weight_decay) {
+  static constexpr NadamRule of(double beta1, double beta2, double eps, double weight_decay) {
     return {static_cast<float>(beta1),       static_cast<float>(1.0 - beta1), static_cast<float>(beta2),
             static_cast<float>(1.0 - beta2), static_cast<float>(eps),         static_cast<float>(weight_decay)};
   }
@@ -110,21 +133,23 @@ struct AdamRule {
     const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
     first = beta1 * first + rest1 * d;
     second = beta2 * second + rest2 * d * d;
-    p -= control[kRate] * first / (std::sqrt(second) * control[kSecondScale] + eps);
+    p -= (control[kGradientRate] * d + control[kMomentRate] * first) /
+         (std::sqrt(second) * control[kSecondScale] + eps);
   }
 };
 
-/// No optimizer's: p, a moving average, follows g, what it is the average of. p = decay·p + (1−decay)·g.
-struct MovingAverageRule {
-  static constexpr const char* kName = "moving average";
+/// No optimizer's: p = keep·p + add·g. Of moving averages, and of polynomials of matrices.
+struct BlendRule {
+  static constexpr const char* kName = "blend";
   static constexpr int kMoments = 0;
-  float decay, rest;
+  float keep, add;
 
-  static constexpr MovingAverageRule of(double decay) {
+  /// p follows g, of which it is the moving average.
+  static constexpr BlendRule average(double decay) {
     return {static_cast<float>(decay), static_cast<float>(1.0 - decay)};
   }
 
-  constexpr void operator()(const float*, float g, float& p, float&, float&) const { p = decay * p + rest * g; }
+  constexpr void operator()(const float*, float g, float& p, float&, float&) const { p = keep * p + add * g; }
 };
 
 /// Of one element: the numbers whose norms a rule wants.
@@ -289,20 +314,61 @@ struct LionRule {
   }
 };
 
+/// Of Muon (Jordan et al., 2024) what comes before and after the second moment is made orthogonal (Note [Matrices]):
+/// m = μm + (1−μ)g; o = (1−μ)g + μm, divided by its norm; p −= lr·weight_decay·p; p −= lr · o.
+struct MuonRule {
+  static constexpr const char* kName = "Muon";
+  static constexpr int kMoments = 2;
+  static constexpr bool kNorms = true;
+  enum Rate : std::size_t {
+    kRate,  // lr
+    kKeep,  // 1 − lr·weight_decay
+  };
+  static constexpr double kLeastNorm = 1e-7;
+  float momentum, rest;
+
+  constexpr NormedPair prepare(const float* control, float g, float, float& first, float& second) const {
+    g *= control[StepControl::kGradientScale];
+    first = momentum * first + rest * g;
+    second = rest * g + momentum * first;
+    return {second, 0};
+  }
+  constexpr float factor(double squares, double) const {
+    const double norm = std::sqrt(squares);
+    return static_cast<float>(1.0 / (norm > kLeastNorm ? norm : kLeastNorm));
+  }
+  constexpr void operator()(const float* control, float, float, float& p, float&, float& second) const {
+    p = control[kKeep] * p - control[kRate] * second;
+  }
+};
+
+/// No optimizer's: p times the factor of another rule.
+struct ScaleRule {
+  static constexpr const char* kName = "scale";
+  static constexpr int kMoments = 0;
+  static constexpr bool kNorms = true;
+
+  constexpr NormedPair prepare(const float*, float, float p, float&, float&) const { return {p, 0}; }
+  constexpr float factor(double squares, double) const { return static_cast<float>(std::sqrt(squares)); }
+  constexpr void operator()(const float*, float factor, float, float& p, float&, float&) const { p *= factor; }
+};
+
 /// The optimizers, in the order of help, and the rules that each moves parameters by. nn/optim/NAME.cpp has the family
 /// of each, NAME_family().
 #define LOCKSTEP_OPTIMIZERS(OPTIMIZER)                      \
   OPTIMIZER(sgd, SgdRule, SgdMomentumRule, SgdNesterovRule) \
   OPTIMIZER(adamw, AdamWRule)                               \
   OPTIMIZER(adam, AdamRule)                                 \
+  OPTIMIZER(nadam, NadamRule)                               \
   OPTIMIZER(lamb, LambRule)                                 \
   OPTIMIZER(lars, LarsRule, LarsMomentumRule)               \
   OPTIMIZER(rmsprop, RmspropRule, RmspropMomentumRule)      \
   OPTIMIZER(adagrad, AdagradRule)                           \
-  OPTIMIZER(lion, LionRule)
+  OPTIMIZER(lion, LionRule)                                 \
+  OPTIMIZER(muon, MuonRule)
 
 #define LOCKSTEP_RULES_OF(name, ...) __VA_ARGS__,
-using UpdateRules = std::variant<LOCKSTEP_OPTIMIZERS(LOCKSTEP_RULES_OF) MovingAverageRule>;
+using UpdateRules = std::variant<LOCKSTEP_OPTIMIZERS(LOCKSTEP_RULES_OF) BlendRule, ScaleRule>;
 #undef LOCKSTEP_RULES_OF
 
 template <class Rule>
@@ -325,10 +391,37 @@ inline bool has_norms(const UpdateRule& rule) {
 
 constexpr bool is_finite(double value) { return value - value == 0.0; }
 
-/// What a rate is divided by in step `t`.
-constexpr double divisor_of(const RateCorrection& correction, double t) {
-  const double divisor = 1.0 - std::pow(correction.beta, t);
-  return correction.root ? std::sqrt(divisor) : divisor;
+/// NAdam's μ of step `t`.
+constexpr double nadam_momentum(double beta, double decay, double t) {
+  return beta * (1.0 - 0.5 * std::pow(RateCorrection::kNadamBase, t * decay));
+}
+
+/// The product of those of the steps 1 to `t`, from t alone: a device that counts steps itself holds none. With
+/// q = 0.96^decay it is βᵗ · Π (1 − qⁱ/2), whose logarithm is −Σₖ 2⁻ᵏ/k · Σᵢ qᵏⁱ; the inner sums are geometric.
+constexpr double nadam_product(double beta, double decay, double t) {
+  constexpr int kTerms = 56;  // as many as f64 has bits, and a few
+  const double a = -decay * std::log(RateCorrection::kNadamBase);
+  double logarithm = t * std::log(beta), half = 1.0;
+  for (int k = 1; k <= kTerms; ++k) {
+    half *= 0.5;
+    const double ka = k * a;
+    logarithm -= half / k * (ka > 0.0 ? std::exp(-ka) * std::expm1(-ka * t) / std::expm1(-ka) : t);
+  }
+  return std::exp(logarithm);
+}
+
+/// What a rate is divided by in step `t`. `rates`: all, before corrections.
+constexpr double divisor_of(const RateCorrection& correction, const double* rates, double t) {
+  const double beta = correction.beta_rate < 0 ? correction.beta : rates[correction.beta_rate];
+  switch (correction.kind) {
+    case RateCorrection::kBias: break;
+    case RateCorrection::kRootOfBias: return std::sqrt(1.0 - std::pow(beta, t));
+    case RateCorrection::kNadamGradient:
+      return (1.0 - nadam_product(beta, correction.decay, t)) / (1.0 - nadam_momentum(beta, correction.decay, t));
+    case RateCorrection::kNadamMoment:
+      return (1.0 - nadam_product(beta, correction.decay, t + 1.0)) / nadam_momentum(beta, correction.decay, t + 1.0);
+  }
+  return 1.0 - std::pow(beta, t);
 }
 
 /// OptimKernels::compute_scaled_update(), on numbers. What torch.amp.GradScaler does in unscale_() and step(): Σ g² in
@@ -338,7 +431,7 @@ constexpr void compute_scaled_control(float loss, double squares, double clip_no
   const bool finite = is_finite(squares);
   if (!finite) scaler[ScalerState::kNonFinite] = 1.0f;
   for (std::size_t i = 0; i < StepControl::kRates; ++i)
-    control[i] = static_cast<float>(rates[i] / divisor_of(corrections.of[i], t));
+    control[i] = static_cast<float>(rates[i] / divisor_of(corrections.of[i], rates, t));
   const double scale = static_cast<double>(scaler[ScalerState::kScale]);
   const double wanted = clip_norm > 0.0 ? clip_norm / (std::sqrt(squares) / scale + 1e-6) : 1.0;
   control[StepControl::kGradientScale] = static_cast<float>((wanted < 1.0 ? wanted : 1.0) / scale);

@@ -19,7 +19,7 @@ const OptimizerFamily& adagrad_family() {
                 .rule = [eps](double decay) -> UpdateRule {
                   return AdagradRule{.eps = eps, .weight_decay = static_cast<float>(decay)};
                 },
-                .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
+                .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> { return {lr}; },
                 .moments = {"sum"}};
       }};
   return family;

@@ -7,17 +7,26 @@
 namespace lockstep::nn {
 namespace {
 
+/// Of the rates that Adam and AdamW have in common: the first moment's decay is that of the step.
+RateCorrections bias_corrections(double beta2) {
+  RateCorrections corrections;
+  corrections.of[AdamRule::kRate] = {.beta_rate = AdamRule::kBeta1};
+  corrections.of[AdamRule::kSecondScale] = {.beta = beta2, .kind = RateCorrection::kRootOfBias};
+  return corrections;
+}
+
 UpdateMethod method_of(const AdamWOptions& options) {
   check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
               "AdamW's betas must lie in [0, 1)");
   check_usage(options.eps >= 0, "AdamW with a negative eps");
-  const double beta1 = options.beta1, beta2 = options.beta2;
+  const double beta2 = options.beta2;
   return {.weight_decay = options.weight_decay,
-          .rule = [rule = UpdateRule(AdamWRule::of(beta1, beta2, options.eps))](double) { return rule; },
-          .rates = [](double lr, double weight_decay) -> std::array<double, StepControl::kRates> {
-            return {lr, 1.0 - lr * weight_decay, 1.0};
+          .momentum = options.beta1,
+          .rule = [rule = UpdateRule(AdamWRule::of(beta2, options.eps))](double) { return rule; },
+          .rates = [](double lr, double weight_decay, double beta1) -> std::array<double, StepControl::kRates> {
+            return {lr, beta1, 1.0 - beta1, 1.0, 1.0 - lr * weight_decay};
           },
-          .corrections = {{{beta1}, {}, {beta2, /*root=*/true}}},
+          .corrections = bias_corrections(beta2),
           .moments = {"exp_avg", "exp_avg_sq"}};
 }
 
@@ -30,13 +39,14 @@ const OptimizerFamily& adam_family() {
       .method = [](const Settings& settings, double weight_decay) -> UpdateMethod {
         const AdamConstants constants = adam_constants(settings);
         return {.weight_decay = weight_decay,
+                .momentum = constants.beta1,
                 .rule = [constants](double decay) -> UpdateRule {
-                  return AdamRule::of(constants.beta1, constants.beta2, constants.eps, decay);
+                  return AdamRule::of(constants.beta2, constants.eps, decay);
                 },
-                .rates = [](double lr, double) -> std::array<double, StepControl::kRates> {
-                  return {lr, 1.0};
+                .rates = [](double lr, double, double beta1) -> std::array<double, StepControl::kRates> {
+                  return {lr, beta1, 1.0 - beta1, 1.0};
                 },
-                .corrections = {{{constants.beta1}, {constants.beta2, /*root=*/true}}},
+                .corrections = bias_corrections(constants.beta2),
                 .moments = {"exp_avg", "exp_avg_sq"}};
       }};
   return family;

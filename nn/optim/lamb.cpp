@@ -27,10 +27,12 @@ UpdateMethod lamb_method(const Settings& settings, double weight_decay) {
           .rule = [constants, always](double decay) -> UpdateRule {
             return LambRule::of(constants.beta1, constants.beta2, constants.eps, decay, always || decay > 0);
           },
-          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> {
+          .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> {
             return {lr, 1.0, 1.0};
           },
-          .corrections = {{{}, {constants.beta1}, {constants.beta2, /*root=*/true}}},
+          .corrections = {{{},
+                           {.beta = constants.beta1},
+                           {.beta = constants.beta2, .kind = RateCorrection::kRootOfBias}}},
           .moments = {"exp_avg", "exp_avg_sq"}};
 }
 

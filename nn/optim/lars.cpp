@@ -40,7 +40,7 @@ UpdateMethod lars_method(const Settings& settings, double weight_decay) {
             if (momentum > 0) return LarsMomentumRule{.plain = plain, .momentum = momentum};
             return plain;
           },
-          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
+          .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> { return {lr}; },
           .moments = momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}};
 }
 

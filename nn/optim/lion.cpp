@@ -26,7 +26,7 @@ const OptimizerFamily& lion_family() {
                                   .beta2 = static_cast<float>(beta2),
                                   .rest2 = static_cast<float>(1.0 - beta2)};
                 },
-                .rates = [](double lr, double decay) -> std::array<double, StepControl::kRates> {
+                .rates = [](double lr, double decay, double) -> std::array<double, StepControl::kRates> {
                   return {lr, 1.0 - lr * decay};
                 },
                 .moments = {"exp_avg"}};

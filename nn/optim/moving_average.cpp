@@ -13,7 +13,7 @@ namespace lockstep::nn {
 MovingAverage::MovingAverage(std::vector<NamedParameter> parameters, double decay) {
   if (!(decay > 0 && decay < 1))
     throw UsageError(fmt::format("a moving average with a decay of {}", decay), "give one between 0 and 1: 0.999");
-  rule_ = std::make_unique<UpdateRule>(MovingAverageRule::of(decay));
+  rule_ = std::make_unique<UpdateRule>(BlendRule::average(decay));
   check_parameters(parameters, "a moving average");
   if (parameters.empty()) return;
   backend_ = &parameters.front().parameter->backend();

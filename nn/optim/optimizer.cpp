@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "lockstep/nn/optim/grad_scaler.h"
+#include "nn/optim/orthogonal.h"
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn {
@@ -48,15 +49,22 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
   if (!sliced_)
     for (const auto& [name, parameter] : parameters_) share_.slices.push_back({.count = parameter->value().count()});
   check_slices();
-  add_group(1, method_.weight_decay);
-  LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*groups_.front().rule), "{} names for {} moments",
-                  method_.moments.size(), moments_of(*groups_.front().rule));
+  add_groups(1, method_.weight_decay);
   group_of_.assign(parameters_.size(), 0);
   for (const auto& group : groups) {
-    add_group(group.lr_factor, group.weight_decay.value_or(method_.weight_decay));
+    const std::size_t place = add_groups(group.lr_factor, group.weight_decay.value_or(method_.weight_decay));
     for (const auto& pattern : group.patterns)
       for (const std::size_t i : find_parameters(parameters_, pattern, fmt::format("a group of '{}'", pattern)))
-        if (group_of_[i] == 0) group_of_[i] = groups_.size() - 1;
+        if (group_of_[i] == 0) group_of_[i] = place;
+  }
+  for (const Group& group : groups_)
+    LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*group.rule), "{} names for {} moments",
+                    method_.moments.size(), moments_of(*group.rule));
+  if (method_.otherwise != nullptr) {
+    check_usage(!sliced_, "slices of parameters for an optimizer that moves matrices as a whole",
+                "give it all of each parameter");
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (!parameters_[i].parameter->is_matrix()) ++group_of_[i];
   }
   for (const std::string& name : method_.moments) {
     Moment& moment = moments_.emplace_back(Moment{.name = name, .values = {}});
@@ -82,7 +90,8 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method
     first_block_.push_back(blocks);
     blocks += norm_blocks(parameter->value().count());
   }
-  needs_norms_ = has_norms(*groups_.front().rule);
+  needs_norms_ = std::ranges::any_of(groups_, [](const Group& group) { return has_norms(*group.rule); });
+  if (method_.otherwise != nullptr) orthogonalizer_ = std::make_unique<Orthogonalizer>(parameters_);
   square_sums_ = backend_->empty({blocks}, DType::kF64);
   if (!needs_norms_) return;
   norm_sums_ = backend_->empty({2 * blocks}, DType::kF64);
@@ -103,14 +112,23 @@ void Optimizer::check_slices() const {
   }
 }
 
-void Optimizer::add_group(double lr_factor, double weight_decay) {
-  check_usage(weight_decay >= 0, "an optimizer with a negative weight decay");  // or one that is no number
-  check_usage(lr_factor >= 0, "a group of parameters with a negative factor of the learning rate");
-  groups_.push_back({.lr_factor = lr_factor,
+void Optimizer::add_group(const UpdateMethod& method, double lr_factor, double weight_decay) {
+  groups_.push_back({.method = &method,
+                     .lr_factor = lr_factor,
                      .weight_decay = weight_decay,
-                     .rule = std::make_unique<UpdateRule>(method_.rule(weight_decay)),
+                     .rule = std::make_unique<UpdateRule>(method.rule(weight_decay)),
                      .control = {},
                      .rates = {}});
+}
+
+// The place of the first one, which of matrices is theirs.
+std::size_t Optimizer::add_groups(double lr_factor, double weight_decay) {
+  check_usage(weight_decay >= 0, "an optimizer with a negative weight decay");  // or one that is no number
+  check_usage(lr_factor >= 0, "a group of parameters with a negative factor of the learning rate");
+  const std::size_t place = groups_.size();
+  add_group(method_, lr_factor, weight_decay);
+  if (method_.otherwise != nullptr) add_group(*method_.otherwise, lr_factor, weight_decay);
+  return place;
 }
 
 Optimizer::~Optimizer() = default;
@@ -143,7 +161,7 @@ void Optimizer::step(const StepOptions& options) {
   }
   check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
               "before the step run zero_grad(), then Tape::backward() of a loss that depends on them");
-  begin_step(options.lr);
+  begin_step(options.lr, options.momentum);
   const bool clips = options.clip_norm > 0 || scaler_ != nullptr;
   if (clips) {
     if (!squares_.defined()) {
@@ -158,7 +176,7 @@ void Optimizer::step(const StepOptions& options) {
   for (auto from = with_gradient_.begin(); from != with_gradient_.end();) {
     const std::int64_t missed = missed_[*from];
     const auto to = std::find_if(from, with_gradient_.end(), [&](std::size_t i) { return missed_[i] != missed; });
-    if (missed > 0 && scaler_ == nullptr) write_control(options.lr, step_ - missed);
+    if (missed > 0 && scaler_ == nullptr) write_control(step_ - missed);
     if (clips) compute_control(nothing_, squares_, options.clip_norm, missed);
     update({from, to});
     from = to;
@@ -180,13 +198,18 @@ std::vector<NamedMoment> Optimizer::moments() const {
   return all;
 }
 
-void Optimizer::begin_step(double lr) {
+void Optimizer::begin_step(double lr, std::optional<double> momentum) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
+  check_usage(!momentum || takes_momentum(), "a step's momentum for an optimizer without one, or with a constant one",
+              "leave it out, or take SGD with momentum, Adam or AdamW");
+  check_usage(!momentum || (*momentum >= 0 && *momentum < 1), "an optimizer step with a momentum outside [0, 1)");
   check_usage(scaler_ == nullptr || scaler_lifetime_.alive(), "a step of an optimizer whose GradScaler is gone",
               "keep the GradScaler as long as its optimizer, or set_scaler(nullptr)");
   ++step_;
   if (backend_ == nullptr) return;
-  scaler_ != nullptr ? write_rates(lr) : write_control(lr, step_);
+  lr_ = lr;
+  momentum_ = momentum;
+  scaler_ != nullptr ? write_rates() : write_control(step_);
 }
 
 std::int64_t Optimizer::steps() const {
@@ -217,9 +240,14 @@ void Optimizer::set_scaler(GradScaler* scaler) {
   set_steps(done);
 }
 
-void Optimizer::write_rates(double lr) {
+std::array<double, StepControl::kRates> Optimizer::rates_of(const Group& group) const {
+  return group.method->rates(group.lr_factor * lr_, group.weight_decay,
+                             momentum_.value_or(group.method->momentum.value_or(0)));
+}
+
+void Optimizer::write_rates() {
   for (const Group& group : groups_) {
-    const auto rates = method_.rates(group.lr_factor * lr, group.weight_decay);
+    const auto rates = rates_of(group);
     backend_->write(std::as_bytes(std::span(rates)), group.rates);
   }
 }
@@ -236,7 +264,7 @@ void Optimizer::compute_control(const Tensor& loss, const Tensor& squares, doubl
                                                .steps = applied_,
                                                .missed = missed,
                                                .rates = group.rates,
-                                               .corrections = method_.corrections},
+                                               .corrections = group.method->corrections},
                                               scaler_->numbers(), group.control);
 }
 
@@ -255,12 +283,13 @@ void Optimizer::count_missed() {
     if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
 }
 
-void Optimizer::write_control(double lr, std::int64_t step) {
+void Optimizer::write_control(std::int64_t step) {
   for (const Group& group : groups_) {
     std::array<float, StepControl::kSize> control{};
-    const auto rates = method_.rates(group.lr_factor * lr, group.weight_decay);
+    const auto rates = rates_of(group);
     for (std::size_t i = 0; i < rates.size(); ++i)
-      control[i] = static_cast<float>(rates[i] / divisor_of(method_.corrections.of[i], static_cast<double>(step)));
+      control[i] = static_cast<float>(
+          rates[i] / divisor_of(group.method->corrections.of[i], rates.data(), static_cast<double>(step)));
     control[StepControl::kGradientScale] = 1.0f;
     control[StepControl::kApply] = 1.0f;
     backend_->write(std::as_bytes(std::span(control)), group.control);
@@ -367,8 +396,9 @@ void Optimizer::prepare(std::span<const std::size_t> indices) {
   if (!needs_norms_ || indices.empty()) return;
   zero_once(norm_sums_, norms_zeroed_in_);
   for (std::size_t g = 0; g < groups_.size(); ++g)
-    if (const auto all = arrays_of(of_group(g, indices), norm_sums_.data<double>(), 2); !all.empty())
-      backend_->optim().prepare(*groups_[g].rule, groups_[g].control, all);
+    if (has_norms(*groups_[g].rule))
+      if (const auto all = arrays_of(of_group(g, indices), norm_sums_.data<double>(), 2); !all.empty())
+        backend_->optim().prepare(*groups_[g].rule, groups_[g].control, all);
   for (const std::size_t index : indices) prepared_in_[index] = step_;
 }
 
@@ -388,6 +418,19 @@ void Optimizer::prepare_rest(std::span<const std::size_t> indices) {
   share_.exchange->sum(parts_);
 }
 
+// The second moments of these parameters, whose factors are there.
+void Optimizer::orthogonalize(const Group& group, std::span<const std::size_t> indices) {
+  arrays_.clear();
+  for (const std::size_t index : indices) {
+    const Tensor& direction = moments_[1].values[index];
+    if (direction.count() == 0) continue;
+    arrays_.push_back({.count = direction.count(), .gradient = direction.f32(), .parameter = direction.f32()});
+  }
+  if (arrays_.empty()) return;
+  backend_->optim().update(ScaleRule(), group.control, arrays_, factors_);
+  for (const std::size_t index : indices) orthogonalizer_->run(moments_[1].values[index], group.control);
+}
+
 void Optimizer::update(std::span<const std::size_t> indices) {
   check_usage(scaler_ == nullptr || decided_in_ == step_,
               "an update by gradients of scaled losses before it is known whether they are finite",
@@ -398,9 +441,10 @@ void Optimizer::update(std::span<const std::size_t> indices) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto own = of_group(g, indices);
     const UpdateRule& rule = *groups_[g].rule;
-    if (needs_norms_)
+    if (has_norms(rule))
       if (const auto whole = whole_sums_of(own); !whole.empty())
         backend_->optim().compute_factors(rule, whole, factors_);
+    if (orthogonalizer_ != nullptr && groups_[g].method == &method_) orthogonalize(groups_[g], own);
     if (const auto all = arrays_of(own, nullptr, 0); !all.empty())
       backend_->optim().update(rule, groups_[g].control, all, needs_norms_ ? factors_ : Tensor(), replicas);
   }

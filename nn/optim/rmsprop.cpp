@@ -31,7 +31,7 @@ const OptimizerFamily& rmsprop_family() {
                   if (momentum > 0) return RmspropMomentumRule{.plain = plain, .momentum = momentum};
                   return plain;
                 },
-                .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
+                .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> { return {lr}; },
                 .moments = momentum > 0 ? std::vector<std::string>{"square_avg", "momentum_buffer"}
                                         : std::vector<std::string>{"square_avg"}};
       },

@@ -108,14 +108,25 @@ double inverse_sqrt(const ScheduleStep& at, double lr, const Settings& settings)
   return lr * std::sqrt(timescale / (timescale + static_cast<double>(at.step - at.warmup)));
 }
 
-// PyTorch's OneCycleLR (Smith and Topin, "Super-Convergence", 2018), of the rate alone: along half a cosine up from
-// lr / start-divisor in the first `rise` of the steps, and down to a 1/end-divisor of that in the others.
-double one_cycle(const ScheduleStep& at, double lr, const Settings& settings) {
+// PyTorch's OneCycleLR (Smith and Topin, "Super-Convergence", 2018): along half a cosine from `first` to `top` in the
+// first `rise` of the steps, and to `last` in the others.
+double along_a_cycle(const ScheduleStep& at, const Settings& settings, double first, double top, double last) {
   const auto step = static_cast<double>(at.step - at.warmup), steps = static_cast<double>(at.steps - at.warmup);
-  const double top = settings.number("rise") * steps - 1, last = steps - 1;
-  const double first_lr = lr / settings.number("start-divisor"), last_lr = first_lr / settings.number("end-divisor");
-  if (step <= top) return along_half_a_cosine(top > 0 ? step / top : 1, first_lr, lr);
-  return along_half_a_cosine(last > top ? std::min(1.0, (step - top) / (last - top)) : 1, lr, last_lr);
+  const double turn = settings.number("rise") * steps - 1, end = steps - 1;
+  if (step <= turn) return along_half_a_cosine(turn > 0 ? step / turn : 1, first, top);
+  return along_half_a_cosine(end > turn ? std::min(1.0, (step - turn) / (end - turn)) : 1, top, last);
+}
+
+double one_cycle(const ScheduleStep& at, double lr, const Settings& settings) {
+  const double first = lr / settings.number("start-divisor");
+  return along_a_cycle(at, settings, first, lr, first / settings.number("end-divisor"));
+}
+
+// The other way round.
+std::optional<double> momentum_of_one_cycle(const ScheduleStep& at, const Settings& settings) {
+  const auto& ends = settings.numbers(kCycleMomentum);
+  if (ends.empty()) return std::nullopt;
+  return along_a_cycle(at, settings, ends[0], ends[1], ends[0]);
 }
 
 // PyTorch's ReduceLROnPlateau, which multiplies the rate itself, down to a least one.
@@ -186,8 +197,20 @@ const Registry<ScheduleFamily>& schedule_registry() {
       {.name = "one-cycle",
        .about = "up along half a cosine, and down to next to nothing",
        .settings = {rise(), divisor("start-divisor", 25, "the rate at the beginning is so many times smaller"),
-                    divisor("end-divisor", 1e4, "the rate at the end is so many times smaller than that")},
-       .at = one_cycle},
+                    divisor("end-divisor", 1e4, "the rate at the end is so many times smaller than that"),
+                    {.name = kCycleMomentum,
+                     .fallback = std::vector<double>{},
+                     .help = "momentum at both ends, and at the top: it moves as the rate does, the other way round; "
+                             "of Adam the first beta",
+                     .role = SettingSpec::Role::kTraining,
+                     .high = 1,
+                     .open_high = true,
+                     .placeholder = "A,B",
+                     .default_text = "it stays",
+                     .least_many = 2,
+                     .most_many = 2}},
+       .at = one_cycle,
+       .momentum = momentum_of_one_cycle},
       {.name = "plateau",
        .about = "--gamma times itself whenever more than --plateau-patience evaluations in a row had no lower loss",
        .settings = {min_lr(), gamma(), count(kPlateauPatience, 10, "evaluations that may be no better", 0),
@@ -237,6 +260,11 @@ double LearningRate::at(std::int64_t step, std::int64_t reductions) const {
   if (step < warmup_) return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
   return schedule_.at({.step = step, .warmup = warmup_, .steps = total_steps_, .reductions = reductions}, lr_,
                       settings_);
+}
+
+std::optional<double> LearningRate::momentum_at(std::int64_t step) const {
+  if (schedule_.momentum == nullptr) return std::nullopt;
+  return schedule_.momentum({.step = std::max(step, warmup_), .warmup = warmup_, .steps = total_steps_}, settings_);
 }
 
 }  // namespace lockstep::nn

@@ -9,14 +9,16 @@ UpdateMethod method_of(const SgdOptions& options) {
   check_usage(options.momentum >= 0, "SGD with a negative momentum");
   check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum", "set momentum above 0");
   return {.weight_decay = options.weight_decay,
-          .rule = [momentum = static_cast<float>(options.momentum),
-                   nesterov = options.nesterov](double decay) -> UpdateRule {
+          .momentum = options.momentum > 0 ? std::optional(options.momentum) : std::nullopt,
+          .rule = [has_momentum = options.momentum > 0, nesterov = options.nesterov](double decay) -> UpdateRule {
             const auto weight_decay = static_cast<float>(decay);
-            if (nesterov) return SgdNesterovRule{.momentum = momentum, .weight_decay = weight_decay};
-            if (momentum > 0) return SgdMomentumRule{.momentum = momentum, .weight_decay = weight_decay};
+            if (nesterov) return SgdNesterovRule{.weight_decay = weight_decay};
+            if (has_momentum) return SgdMomentumRule{.weight_decay = weight_decay};
             return SgdRule{.weight_decay = weight_decay};
           },
-          .rates = [](double lr, double) -> std::array<double, StepControl::kRates> { return {lr}; },
+          .rates = [](double lr, double, double momentum) -> std::array<double, StepControl::kRates> {
+            return {lr, momentum};
+          },
           .moments = options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}};
 }
 

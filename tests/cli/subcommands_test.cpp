@@ -107,7 +107,7 @@ TEST(InferFlags, ReachTheConfiguration) {
       infer_config(flags_in("gpt --weights=w.safetensors --weights-key=ema.model --non-strict --keep-prefix --layers=2 "
                             "--heads=3 --width=6 --context=7 --input=to --lines --tokens=9 --samples=4 --top-k=11 "
                             "--temperature=0.5 --vocab=v.json --merges=m.txt --seed=12 --threads=3 --device=cuda:1 "
-                            "--precision=bf16 --tf32 --json --warmup=13 --log-level=warn --quiet"));
+                            "--precision=bf16 --tf32 --json --output=o.jsonl --warmup=13 --log-level=warn --quiet"));
   EXPECT_EQ(config.model.name, "gpt");
   EXPECT_EQ(config.model.settings.integer("layers"), 2);
   EXPECT_EQ(config.model.settings.integer("heads"), 3);
@@ -117,6 +117,7 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.weights_key, "ema.model");
   EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
   EXPECT_EQ(config.input, "to");
+  EXPECT_EQ(config.output, "o.jsonl");
   EXPECT_FALSE(config.prompt);
   EXPECT_EQ(config.tokens, 9);
   EXPECT_EQ(config.samples, 4);
@@ -163,7 +164,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                "--no-broadcast-buffers --sync-batchnorm --check-replicas=1 --weights=w.safetensors "
                "--weights-key=ema.model --non-strict --keep-prefix --reset-head --freeze=conv1.*,bn1.* "
                "--zero-init-residual --save=s.safetensors --checkpoint-dir=c --checkpoint-every=17 "
-               "--checkpoint-mirror=b:m --keep=4 --resume=auto --resume-data-changed --metrics=m.jsonl "
+               "--checkpoint-mirror=b:m --keep=4 --keep-best=2 --resume=auto --resume-data-changed --metrics=m.jsonl "
                "--trace=t.json --log-level=warn --log-every=3"));
   EXPECT_EQ(config.model.name, "resnet18");
   EXPECT_EQ(config.data, "images:x");
@@ -219,6 +220,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.checkpoint_mirror, "b:m");
   EXPECT_EQ(config.checkpoint_every, 17);
   EXPECT_EQ(config.keep, 4);
+  EXPECT_EQ(config.keep_best, 2);
   EXPECT_EQ(config.resume, "auto");
   EXPECT_TRUE(config.resume_data_changed);
   EXPECT_EQ(config.metrics, "m.jsonl");
@@ -270,7 +272,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("embedding-dim"), 3);
   EXPECT_EQ(train_config({"mlp", "--loss=huber", "--delta=0.5"}).loss_settings.number("delta"), 0.5);
   EXPECT_EQ(train_config({"mlp", "--loss=bce", "--pos-weight=3"}).loss_settings.number("pos-weight"), 3);
-  EXPECT_EQ(train_config({"mlp", "--schedule=one-cycle", "--rise=0.4", "--start-divisor=5", "--end-divisor=7"})
+  EXPECT_EQ(train_config({"mlp", "--schedule=one-cycle", "--rise=0.4", "--start-divisor=5", "--end-divisor=7",
+                          "--cycle-momentum=0.95,0.85"})
                 .schedule_settings.number("rise"),
             0.4);
   EXPECT_EQ(train_config({"mlp", "--data=npy:x,y", "--channels=first"}).data_settings.word("channels"), "first");

@@ -54,11 +54,15 @@ class Logits final : public InferWorker {
 std::vector<double> printed(const std::vector<nn::Backend*>& devices, int streams) {
   std::vector<std::unique_ptr<nn::Module>> models;
   for (nn::Backend* device : devices) models.push_back(model_on(*device));
-  ::testing::internal::CaptureStdout();
+  std::string out;
   const auto result = run_streams(
-      devices, {.streams = streams, .jobs = kJobs, .warmup = 1, .doing = "computing"},
+      devices,
+      {.streams = streams,
+       .jobs = kJobs,
+       .warmup = 1,
+       .doing = "computing",
+       .print = [&out](std::string_view text) { out += text; }},
       [&](nn::Backend& stream, std::size_t device) { return std::make_unique<Logits>(*models[device], stream); });
-  const std::string out = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(result.tally.results, kJobs);
   std::vector<double> values;
   for (const auto& line : split(out, '\n'))

@@ -61,6 +61,30 @@ struct AdamReference {
   }
 };
 
+// torch.optim.NAdam.
+struct NadamReference {
+  AdamWOptions options = {.weight_decay = 0};
+  double decay = 0.004, product = 1;
+  std::vector<double> m = {}, v = {};
+  int t = 0;
+
+  double momentum_of(int step) const { return options.beta1 * (1 - 0.5 * std::pow(0.96, step * decay)); }
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    m.resize(p.size());
+    v.resize(p.size());
+    ++t;
+    const double now = momentum_of(t), next = momentum_of(t + 1);
+    product *= now;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double g = gradient[i] + options.weight_decay * p[i];
+      m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
+      v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
+      const double s = std::sqrt(v[i] / (1 - std::pow(options.beta2, t))) + options.eps;
+      p[i] -= lr * (1 - now) / (1 - product) * g / s + lr * next / (1 - product * next) * m[i] / s;
+    }
+  }
+};
+
 // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, program 2.
 struct LionReference {
   double beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
@@ -160,6 +184,127 @@ TEST(AdamW, OtherOptions) {
 TEST(AdamW, NoDecayAndNoMoments) {
   const AdamWOptions options = {.beta1 = 0.0, .beta2 = 0.0, .eps = 1e-4, .weight_decay = 0.0};
   expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamReference{options}, 3e-7);
+}
+
+// Two terms, each with a rate of its own, are rounded where Adam has one.
+TEST(Nadam, MatchesPyTorch) {
+  expect_follows([](const auto& named) { return make_optimizer("nadam", named, {}, 0.0); }, NadamReference{}, 6e-7);
+  expect_follows(
+      [](const auto& named) {
+        return make_optimizer("nadam", named, {{"betas", {0.7, 0.95}}, {"momentum-decay", 0.5}, {"eps", 1e-3}}, 0.1);
+      },
+      NadamReference{.options = {.beta1 = 0.7, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}, .decay = 0.5}, 6e-7);
+}
+
+// From the number of steps alone.
+TEST(Nadam, ProductOfMomenta) {
+  for (const double beta : {0.0, 0.9, 0.9999999})
+    for (const double decay : {0.0, 1e-9, 0.004, 3.0}) {
+      double product = 1;
+      for (int t = 1; t <= 20'000; ++t) {
+        product *= nadam_momentum(beta, decay, t);
+        if (t > 4 && t % 997 != 0) continue;
+        ASSERT_NEAR(nadam_product(beta, decay, t), product, 1e-12 * product + 1e-300) << beta << ", " << decay << ", step " << t;
+      }
+    }
+}
+
+// Jordan et al., 2024, with the sizes of Liu et al., 2025.
+struct MuonReference {
+  std::int64_t rows, columns;
+  double momentum = 0.95, weight_decay = 0;
+  std::vector<double> m = {};
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    m.resize(p.size());
+    std::vector<double> x(p.size());
+    double squares = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[i] = momentum * m[i] + (1 - momentum) * gradient[i];
+      x[i] = (1 - momentum) * gradient[i] + momentum * m[i];
+      squares += x[i] * x[i];
+    }
+    for (double& value : x) value /= std::sqrt(squares);
+    const auto r = static_cast<std::size_t>(rows), c = static_cast<std::size_t>(columns);
+    for (int iteration = 0; iteration < 5; ++iteration) {
+      // Always on the left, whichever side is smaller: in exact numbers it is the same.
+      std::vector<double> a(r * r), next(x.size());
+      for (std::size_t i = 0; i < r; ++i)
+        for (std::size_t j = 0; j < r; ++j)
+          for (std::size_t k = 0; k < c; ++k) a[i * r + j] += x[i * c + k] * x[j * c + k];
+      for (std::size_t i = 0; i < r; ++i)
+        for (std::size_t j = 0; j < r; ++j) {
+          double b = -4.775 * a[i * r + j];
+          for (std::size_t k = 0; k < r; ++k) b += 2.0315 * a[i * r + k] * a[k * r + j];
+          for (std::size_t k = 0; k < c; ++k) next[i * c + k] += b * x[j * c + k];
+        }
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + next[i];
+    }
+    const double size = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] -= lr * (weight_decay * p[i] + size * x[i]);
+  }
+};
+
+// A square, a wide and a tall matrix, one row, a convolution's four dimensions; what is none follows AdamW.
+TEST(Muon, FollowsThePaper) {
+  const auto backend = make_cpu_backend(2);
+  const Shape shapes[] = {{7, 7}, {5, 40}, {33, 4}, {1, 9}, {6, 3, 3, 2}, {11}, {8, 3}};
+  std::vector<std::unique_ptr<Parameter>> owned;
+  std::vector<NamedParameter> named;
+  std::vector<MuonReference> matrices;
+  std::vector<AdamReference> others;
+  std::vector<std::vector<double>> expected;
+  for (const Shape& shape : shapes) {
+    auto& parameter = *owned.emplace_back(std::make_unique<Parameter>(*backend, shape));
+    backend->pointwise().copy(random_tensor(*backend, shape, owned.size()), parameter.value());
+    named.push_back({fmt::format("p{}", owned.size()), &parameter});
+    expected.push_back(doubles(parameter.value()));
+    const std::int64_t count = parameter.value().count();
+    matrices.push_back({.rows = shape[0], .columns = count / shape[0], .weight_decay = 0.1});
+    others.push_back({.options = {.weight_decay = 0.1}});
+  }
+  owned.back()->set_elementwise();
+  const auto muon = make_optimizer("muon", named, {}, 0.1);
+  for (int step = 1; step <= 5; ++step) {
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const Tensor gradient = random_tensor(*backend, shapes[i], 100u * step + i);
+      named[i].parameter->bind_gradient(gradient);
+      named[i].parameter->mark_grad_valid();
+      const auto g = doubles(gradient);
+      named[i].parameter->is_matrix() ? matrices[i].step(expected[i], g, 0.02) : others[i].step(expected[i], g, 0.02);
+    }
+    muon->step(0.02);
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const auto actual = doubles(named[i].parameter->value());
+      for (std::size_t j = 0; j < actual.size(); ++j)
+        ASSERT_NEAR(actual[j], expected[i][j], 2e-5) << named[i].name << ", step " << step << ", element " << j;
+    }
+  }
+  EXPECT_FALSE(owned[5]->is_matrix());
+  const OptimizerShare slices = {.slices = std::vector<ParameterSlice>(named.size())};
+  EXPECT_THROW(make_optimizer("muon", named, {}, 0.1, {}, slices), UsageError);
+}
+
+TEST(Momentum, MayDifferFromStepToStep) {
+  const auto backend = make_cpu_backend(1);
+  Parameter parameter(*backend, {1});
+  parameter.value().f32()[0] = 0;
+  const std::vector<NamedParameter> named = {{"p", &parameter}};
+  const auto sgd = make_sgd(named, {.momentum = 0.9});
+  const std::optional<double> momenta[] = {0.5, 0.25, std::nullopt};
+  double p = 0, m = 0;
+  for (const auto& momentum : momenta) {
+    parameter.bind_gradient(tensor_of(*backend, {1}, {1.0f}));
+    parameter.mark_grad_valid();
+    sgd->step({.lr = 0.1, .momentum = momentum});
+    m = momentum.value_or(0.9) * m + 1;
+    p -= 0.1 * m;
+    EXPECT_NEAR(parameter.value().f32()[0], p, 1e-6);
+  }
+  for (const double wrong : {-0.1, 1.0, std::nan("")}) EXPECT_THROW(sgd->begin_step(0.1, wrong), UsageError) << wrong;
+  EXPECT_THROW(make_sgd(named, {})->begin_step(0.1, 0.5), UsageError) << "it has none";
+  for (const char* constant : {"nadam", "lamb", "lion"})
+    EXPECT_FALSE(make_optimizer(constant, named, {}, 0.1)->takes_momentum()) << constant;
 }
 
 TEST(Lion, FollowsThePaper) {

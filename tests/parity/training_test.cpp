@@ -46,6 +46,11 @@ const std::map<std::string, MakeOptimizer> kOptimizers = {
     {"rmsprop-momentum-decay", by_name("rmsprop", {{"alpha", 0.9}, {"momentum", 0.8}}, 0.05)},
     {"adagrad", by_name("adagrad", {}, 0)},
     {"adagrad-decay", by_name("adagrad", {{"eps", 1e-6}}, 0.1)},
+    {"nadam", by_name("nadam", {}, 0)},
+    {"nadam-decay", by_name("nadam", {{"betas", {0.8, 0.95}}, {"momentum-decay", 0.1}}, 0.1)},
+    {"sgd-nesterov-cycled", sgd({.momentum = 0.9, .nesterov = true})},
+    {"adam-cycled", by_name("adam", {}, 0)},
+    {"adamw-cycled", adamw({})},
     {"adam-betas", by_name("adam", {{"betas", {0.8, 0.95}}}, 0.3)},
 };
 constexpr double kClipNorm = 4.0;
@@ -76,6 +81,8 @@ class Optimizers : public ::testing::Test {
       backend_->upload(std::as_bytes(std::span(values)), owned.back()->value());
     }
     const auto rates = uniform("rates", kTrainingSteps, -5, 0.0625);
+    const auto momenta = uniform("momenta", kTrainingSteps, -3, 0.75);
+    const bool is_cycled = name.find("-cycled") != std::string::npos;
     const auto optimizer = make(named);
     const std::array<std::size_t, 3> indices = {2, 0, 1};
     double worst = 0.0;
@@ -87,7 +94,10 @@ class Optimizers : public ::testing::Test {
         backend_->upload(std::as_bytes(std::span(gradient)), on_device);
         parameter->bind_gradient(on_device);
       }
-      optimizer->begin_step(static_cast<double>(rates[static_cast<std::size_t>(step)]));
+      const auto at = static_cast<std::size_t>(step);
+      const bool moves = is_cycled && optimizer->takes_momentum();
+      optimizer->begin_step(static_cast<double>(rates[at]),
+                            moves ? std::optional<double>(momenta[at]) : std::nullopt);
       if (clipped) {
         const nn::Tensor squares = backend_->empty({}, DType::kF64);
         optimizer->add_squares(indices);
@@ -129,17 +139,19 @@ TEST_F(Optimizers, MatchPyTorchWithClippedGradients) {
     EXPECT_LE(error_of(name + "-clipped", make, true), kOptimizerTolerance) << name;
 }
 
-// The golden files distinguish them.
+// The golden files distinguish them; momenta are given to whoever takes them.
 TEST_F(Optimizers, DifferFromEachOther) {
   for (const auto& [name, make] : kOptimizers)
     for (const auto& [other, unused] : kOptimizers)
-      if (name != other) {
+      if (name != other && !name.ends_with("-cycled") && !other.ends_with("-cycled")) {
         EXPECT_GT(error_of(other, make, false), 1e-4) << name << " passes for " << other;
       }
   EXPECT_GT(error_of("sgd-clipped", kOptimizers.at("sgd"), false), 1e-3);
 }
 
-TEST(Schedules, MatchPyTorchOverTwentySteps) {
+constexpr std::int64_t kLength = 200;  // of a schedule: LENGTH in make_training.py
+
+TEST(Schedules, MatchPyTorchOverTwoHundredSteps) {
   struct Case {
     const char* name;
     const char* schedule;
@@ -148,36 +160,36 @@ TEST(Schedules, MatchPyTorchOverTwentySteps) {
     Settings settings = {};
   };
   const Case cases[] = {
-      {"constant", "constant", 0, kTrainingSteps, 0.1},
-      {"constant-warmup-5", "constant", 5, kTrainingSteps, 0.1},
-      {"cosine", "cosine", 0, kTrainingSteps, 0.3},
-      {"cosine-min", "cosine", 0, kTrainingSteps, 0.3, {{"min-lr", 0.02}}},
-      {"cosine-warmup-5-min", "cosine", 5, kTrainingSteps, 0.3, {{"min-lr", 0.01}}},
-      {"cosine-warmup-2", "cosine", 2, kTrainingSteps, 1.5},
-      {"step-of-18", "step", 0, 18, 0.5},
-      {"step-warmup-5", "step", 5, kTrainingSteps, 0.5},
-      {"linear", "linear", 0, kTrainingSteps, 0.3},
-      {"linear-end", "linear", 0, kTrainingSteps, 0.3, {{"end-factor", 0.25}}},
-      {"cosine-restarts-of-4", "restarts", 0, kTrainingSteps, 0.3, {{"min-lr", 0.01}, {"cycles", 4}}},
-      {"cosine-restarts-of-14", "restarts", 0, 14, 0.3, {{"min-lr", 0.01}, {"cycles", 3}, {"cycle-factor", 2}}},
-      {"step-of-4-stages", "step", 0, kTrainingSteps, 0.5, {{"stages", 4}, {"gamma", 0.5}}},
-      {"multi-step", "multi-step", 0, kTrainingSteps, 0.5, {}},
+      {"constant", "constant", 0, kLength, 0.1},
+      {"constant-warmup-5", "constant", 5, kLength, 0.1},
+      {"cosine", "cosine", 0, kLength, 0.3},
+      {"cosine-min", "cosine", 0, kLength, 0.3, {{"min-lr", 0.02}}},
+      {"cosine-warmup-5-min", "cosine", 5, kLength, 0.3, {{"min-lr", 0.01}}},
+      {"cosine-warmup-2", "cosine", 2, kLength, 1.5},
+      {"step-of-198", "step", 0, 198, 0.5},
+      {"step-warmup-5", "step", 5, kLength, 0.5},
+      {"linear", "linear", 0, kLength, 0.3},
+      {"linear-end", "linear", 0, kLength, 0.3, {{"end-factor", 0.25}}},
+      {"cosine-restarts-of-4", "restarts", 0, kLength, 0.3, {{"min-lr", 0.01}, {"cycles", 4}}},
+      {"cosine-restarts-of-140", "restarts", 0, 140, 0.3, {{"min-lr", 0.01}, {"cycles", 3}, {"cycle-factor", 2}}},
+      {"step-of-4-stages", "step", 0, kLength, 0.5, {{"stages", 4}, {"gamma", 0.5}}},
+      {"multi-step", "multi-step", 0, kLength, 0.5, {}},
       {"multi-step-warmup-5",
        "multi-step",
        5,
-       kTrainingSteps,
+       kLength,
        0.5,
        {{"gamma", 0.5}, {"milestones", std::vector<double>{0.2, 0.6, 0.8}}}},
-      {"exponential", "exponential", 0, kTrainingSteps, 0.3, {{"end-factor", 0.05}}},
-      {"polynomial", "polynomial", 0, kTrainingSteps, 0.3, {{"power", 2.5}}},
-      {"one-cycle", "one-cycle", 0, kTrainingSteps, 0.3},
+      {"exponential", "exponential", 0, kLength, 0.3, {{"end-factor", 0.05}}},
+      {"polynomial", "polynomial", 0, kLength, 0.3, {{"power", 2.5}}},
+      {"one-cycle", "one-cycle", 0, kLength, 0.3},
       {"one-cycle-of-three-quarters",
        "one-cycle",
        0,
-       kTrainingSteps,
+       kLength,
        0.5,
        {{"rise", 0.75}, {"start-divisor", 4.0}, {"end-divisor", 10.0}}},
-      {"linear-warmup-5-end", "linear", 5, kTrainingSteps, 0.5, {{"end-factor", 0.1}}},
+      {"linear-warmup-5-end", "linear", 5, kLength, 0.5, {{"end-factor", 0.1}}},
   };
   const Golden golden("schedules");
   for (const Case& c : cases) {
@@ -188,10 +200,16 @@ TEST(Schedules, MatchPyTorchOverTwentySteps) {
     config.schedule_settings = c.settings;
     const nn::LearningRate rate = trainer::schedule_of(config, c.steps);
     const auto expected = elements<double>(golden.extra(c.name));
-    ASSERT_EQ(expected.size(), static_cast<std::size_t>(kTrainingSteps));
+    ASSERT_EQ(expected.size(), static_cast<std::size_t>(kLength));
     for (std::int64_t step = 0; step < c.steps; ++step)
       EXPECT_NEAR(rate.at(step), expected[static_cast<std::size_t>(step)], 1e-12 * c.lr) << c.name << ", step " << step;
   }
+  const nn::LearningRate cycle =
+      nn::make_schedule("one-cycle", 0.3, kLength, 0, {{"rise", 0.4}, {"cycle-momentum", {0.95, 0.8}}});
+  const auto momenta = elements<double>(golden.extra("one-cycle-momentum"));
+  for (std::int64_t step = 0; step < kLength; ++step)
+    EXPECT_NEAR(cycle.momentum_at(step).value(), momenta[static_cast<std::size_t>(step)], 1e-12) << "step " << step;
+  EXPECT_FALSE(nn::make_schedule("one-cycle", 0.3, kLength).momentum_at(3));
   EXPECT_EQ(golden.not_compared(), std::vector<std::string>{});
 }
 

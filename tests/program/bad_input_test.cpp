@@ -184,11 +184,19 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --rise 0.4 | it applies to --schedule one-cycle
   --start-divisor 4 | it applies to --schedule one-cycle
   --end-divisor 4 | it applies to --schedule one-cycle
-  --momentum 0.9 | it applies to --optimizer sgd, lars and rmsprop, and the optimizer is adamw
+  --cycle-momentum 0.9,0.8 | it applies to --schedule one-cycle
+  --schedule one-cycle --cycle-momentum 0.9 | --cycle-momentum
+  --schedule one-cycle --cycle-momentum 1,0.8 | --cycle-momentum 1,0.8
+  --schedule one-cycle --cycle-momentum 0.9,0.8 --optimizer lamb | with --optimizer lamb
+  --schedule one-cycle --cycle-momentum 0.9,0.8 --optimizer sgd --momentum 0 | with --optimizer sgd
+  --momentum-decay 0.1 | it applies to --optimizer nadam
+  --optimizer muon --zero 1 | --zero 1 with --optimizer muon
+  --optimizer muon --momentum 1 | Muon with a momentum of 1
+  --momentum 0.9 | it applies to --optimizer sgd, lars, rmsprop and muon, and the optimizer is adamw
   --nesterov | --nesterov on the command line: it applies
   --opt sgd --momentum 0 --nesterov | the momentum is 0
   --optimizer sgd --betas 0.9,0.99 | --betas 0.9,0.99
-  --optimizer sgd --eps 1e-6 | it applies to --optimizer adamw, adam, lamb, lars, rmsprop and adagrad, and the optimizer is sgd
+  --optimizer sgd --eps 1e-6 | it applies to --optimizer adamw, adam, nadam, lamb, lars, rmsprop, adagrad and muon, and the optimizer is sgd
   --always-adapt | it applies to --optimizer lamb and lars, and the optimizer is adamw
   --optimizer lamb --trust-coefficient 0.1 | it applies to --optimizer lars, and the optimizer is lamb
   --optimizer lamb --momentum 0.5 | --momentum 0.5
@@ -197,6 +205,9 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --loss cross_entropi | did you mean cross_entropy?
   --label-smoothing 1 | --label-smoothing 1
   --save-best accuracy | --save-best accuracy on the command line: it applies to a file of weights
+  --keep-best 2 | it applies to a directory of checkpoints
+  --keep-best 2 --keep 0 --checkpoint-dir c | --keep-best with --keep 0
+  --restore-best | --save FILE --save-best accuracy
   --save-best f1 --save w.safetensors | --save-best f1: evaluations have no such value
   --eval-steps 5 --eval-every 1 | --eval-every
   --eval-steps 5 --local-sgd 2 | give a multiple of --local-sgd

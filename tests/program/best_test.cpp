@@ -1,6 +1,8 @@
-// --save-best, --patience and --eval-steps: what is kept, when a run ends, across a resume and on several ranks.
+// --save-best, --keep-best, --patience and --eval-steps: what is kept, when a run ends, across a resume and on several ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
@@ -89,6 +91,36 @@ TEST(SaveBest, BeginsAnewWithoutItsFile) {
   const auto outcome = run_well(line + "--steps 20 --resume auto", directory.path());
   EXPECT_THAT(outcome.err, ::testing::HasSubstr("w.safetensors does not have the best weights"));
   EXPECT_TRUE(fs::exists(directory.path() / "w.safetensors"));
+}
+
+std::vector<std::int64_t> steps_in(const fs::path& directory) {
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : fs::directory_iterator(directory))
+    if (const std::string name = entry.path().filename(); name.starts_with("step-"))
+      steps.push_back(std::stoll(name.substr(5)));
+  std::ranges::sort(steps);
+  return steps;
+}
+
+// The newest, and those of the best evaluations, also of a run that resumes in between.
+TEST(KeepBest, KeepsTheCheckpointsOfTheBestEvaluations) {
+  for (const int ranks : {1, 2}) {
+    const TemporaryDirectory whole, parts;
+    const std::string line = on_ranks(ranks) + kWorsening + "--save-best accuracy:min --keep-best 2 --keep 1 --zero " +
+                             (ranks > 1 ? "1" : "0") + " --checkpoint-dir c --checkpoint-every 6 ";
+    const Metrics metrics = metrics_of(line + "--steps 32", whole.path());
+    auto evaluations = metrics.evaluations;
+    evaluations.pop_back();  // its checkpoint is the newest
+    std::ranges::stable_sort(evaluations, {},
+                             [](const auto& evaluation) { return evaluation["accuracy"].template get<double>(); });
+    std::vector<std::int64_t> wanted = {evaluations[0]["step"], evaluations[1]["step"], 32};
+    std::ranges::sort(wanted);
+    EXPECT_LT(wanted[1], 28) << "nothing is tried where they are the newest";
+    EXPECT_EQ(steps_in(whole.path() / "c"), wanted);
+    metrics_of(line + "--steps 18", parts.path());
+    metrics_of(line + "--steps 32 --resume auto", parts.path());
+    EXPECT_EQ(steps_in(parts.path() / "c"), wanted);
+  }
 }
 
 TEST(Patience, EndsARunThatGetsNoBetter) {

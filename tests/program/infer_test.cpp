@@ -192,6 +192,22 @@ TEST_F(Infer, PromptsFromFilesAndStandardInput) {
   EXPECT_EQ(piped.out, lines[0] + "\n");
 }
 
+TEST_F(Infer, ResultsGoToAFile) {
+  write(directory_->path() / "prompts.txt", "a lazy\nthe fox\n");
+  const std::string line = "gpt --weights text.safetensors --input prompts.txt --lines --tokens 3 --temperature 0 ";
+  const auto printed = ended_well(infer(line + "--json"));
+  const auto outcome = ended_well(infer(line + "--json --output results.jsonl"));
+  auto results = events_of(printed.out);
+  EXPECT_EQ(events_of(outcome.out).size(), 1u) << "the report alone";
+  results.pop_back();
+  EXPECT_EQ(events_of(directory_->path() / "results.jsonl", "text"), results);
+  for (const char* file : {"prompts.txt", "./text.safetensors"})
+    expect_refusal(line + "--output " + file, 2, "which is read");
+  expect_refusal(line + "--output none/results.jsonl", 3, "none/results.jsonl");
+  expect_refusal(line + "--layers 9 --output other.txt", 2, "--layers 9");
+  EXPECT_FALSE(fs::exists(directory_->path() / "other.txt"));
+}
+
 TEST_F(Infer, TokensByNumberAndByVocabulary) {
   // 64 65 … 70 again and again: "abcdefg" in the vocabulary.
   const std::string numbers = "gpt --weights tokens.safetensors --temperature 0 --tokens 4 --quiet ";

@@ -94,6 +94,28 @@ TEST(BestWatch, LowersTheRateAtAPlateau) {
   EXPECT_FALSE(watches_evaluations({}));
 }
 
+TEST(BestWatch, KnowsTheBestFew) {
+  TrainConfig config;
+  config.save_best = "accuracy";
+  config.keep_best = 2;
+  EXPECT_TRUE(watches_evaluations(config));
+  BestWatch watch(config);
+  const double accuracies[] = {0.5, 0.7, std::nan(""), 0.7, 0.6, 0.8};
+  for (std::size_t i = 0; i < std::size(accuracies); ++i)
+    watch.follow(report(static_cast<std::int64_t>(i) + 1, 1, accuracies[i]));
+  const std::vector<BestEvaluation> best = {{"accuracy", 0.8, 6}, {"accuracy", 0.7, 2}};
+  EXPECT_EQ(watch.history().kept, best) << "of equal ones the older";
+  EXPECT_EQ(watch.history_before().kept.front().step, 2);
+  EXPECT_EQ(describe(best), "step 6 (accuracy 0.8), step 2 (accuracy 0.7)");
+  BestWatch again(config);
+  again.restore(watch.history());
+  EXPECT_EQ(again.history().kept, best);
+  config.save_best = "loss";
+  BestWatch other(config);
+  other.restore(watch.history());
+  EXPECT_TRUE(other.history().kept.empty());
+}
+
 TEST(BestWatch, RefusesWhatNoEvaluationHas) {
   for (const char* metric : {"f1", "loss:", "loss:least", "accuracy:max:min"})
     EXPECT_THROW(watch_of(metric, 0), UsageError) << metric;

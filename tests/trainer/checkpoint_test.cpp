@@ -264,6 +264,8 @@ TEST_F(Folder, OldCheckpointsAreRemovedAndCorruptOnesIgnored) {
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
   prune_checkpoints(path(), 9, 0, {});
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
+  prune_checkpoints(path(), 9, 1, {}, {{"accuracy", 0.9, 3}, {"accuracy", 0.8, 7}});
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 3}));
 }
 
 TEST_F(Folder, FailedWriteCleansUp) {

@@ -181,6 +181,8 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
       {"checkpoint-every", SET(c.checkpoint_every = 0), directory},
       {"checkpoint-mirror", SET(c.checkpoint_mirror = "b:m"), directory},
       {"keep", SET(c.keep = checkpoint::kDefaultKeep), directory},
+      {"keep-best", SET(c.keep_best = 1), directory},
+      {"save-best", SET(c.save_best = "loss"), SET(c.patience = 1)},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(each.setting);

@@ -51,6 +51,15 @@ TEST(LearningRate, ByNameAndInShort) {
   EXPECT_THROW(nn::make_schedule("constant", 1.0, 100, 0, {{"min-lr", 0.2}}), UsageError);
 }
 
+TEST(LearningRate, MomentumWaitsForTheWarmUp) {
+  const nn::LearningRate rate = nn::make_schedule("one-cycle", 1.0, 30, 10, {{"cycle-momentum", {0.95, 0.85}}});
+  EXPECT_DOUBLE_EQ(*rate.momentum_at(0), 0.95);
+  EXPECT_DOUBLE_EQ(*rate.momentum_at(10), 0.95);
+  EXPECT_DOUBLE_EQ(*rate.momentum_at(15), 0.85);
+  EXPECT_DOUBLE_EQ(*rate.momentum_at(29), 0.95);
+  EXPECT_FALSE(nn::cosine(1.0, 30).momentum_at(5));
+}
+
 TEST(LearningRate, CosineStartsAfterWarmup) {
   const nn::LearningRate rate = schedule_of(config_with("cosine", 10, 1.0, 0.0), 110);
   EXPECT_DOUBLE_EQ(rate.at(9), 1.0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -105,6 +106,11 @@ struct TrainConfig : session::SessionOptions,
 
   // Before it takes any, a run finds out what memory it needs: model and loss are run on shapes alone.
   bool estimate_memory = true;
+
+  // What the metrics say of its settings.
+  std::string command;                        // as it was typed; empty: a program has filled this
+  /// Of those that were given: "command line", the environment variable's name, "run.toml:3".
+  std::map<std::string, std::string> places;
 
   // Files and reports.
   bool reset_head = false;      // reinitialize the last layer: the file's is ignored

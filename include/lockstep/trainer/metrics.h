@@ -27,6 +27,26 @@ struct LossScaling {
   std::int64_t skipped_steps = 0;    // of the run so far
 };
 
+/// What a run is, as it begins.
+struct RunReport {
+  static constexpr int kSchema = 1;  // grows when a field changes its meaning, not when there is a new one
+  struct Setting {
+    std::string name, value, from;  // from: as in TrainConfig::places, or "default"
+  };
+  struct Rank {
+    std::string host, device;  // "a", "cpu (avx512_core_bf16, 2 threads)"
+  };
+  std::string command;  // empty: a program has started it
+  std::vector<Setting> settings;  // that apply to it
+  std::string model;
+  std::int64_t parameters = 0, trained_parameters = 0;
+  std::string data, data_sha256;  // of what data_facts_of() reads of the training part
+  std::int64_t steps = 0;         // that are planned
+  std::vector<Rank> ranks;
+  std::string version, instruction_set;
+  std::string git_commit, git_branch;  // of the working directory; empty: there is none
+};
+
 struct StepReport {
   std::int64_t step = 0;   // steps done, this one included
   std::int64_t epoch = 0;  // from 1
@@ -36,6 +56,7 @@ struct StepReport {
   double step_ms = 0;
   double comm_wait_ms = 0;   // of it, stood waiting for collectives
   double samples_per_s = 0;  // of all ranks together
+  std::int64_t samples = 0;  // of all ranks together, since this process began
   std::optional<LossScaling> scaling = {};
 };
 
@@ -47,6 +68,8 @@ struct ErrorReport {
 
 struct EvalReport {
   std::int64_t step = 0;
+  std::int64_t epoch = 0;  // of a training's evaluation: the one that is done, or under way, from 1; 0: nobody trains
+  std::string split = {};  // of which it is: kSplits
   double loss = 0;      // mean over the evaluation set
   double accuracy = 0;  // 0 to 1; NaN: there is none, for targets are numbers, or the loss does not count
   std::int64_t samples = 0;
@@ -84,6 +107,7 @@ struct FinalReport {
   std::optional<LossScaling> scaling = {};
   std::optional<checkpoint::BestEvaluation> best = {};  // of a run that looks for it
   bool gave_up = false;                                 // it ended early, for want of a better one
+  std::vector<checkpoint::BestEvaluation> kept = {};    // whose checkpoints stay, the best first
 };
 
 struct ResumeReport {
@@ -116,6 +140,7 @@ class Metrics {
   /// Writes one line per part of the data: its samples, its classes with names and, if known, numbers of samples, and
   /// how a table was read.
   void write(const data::DataSplits& splits);
+  void write(const RunReport& report);
   void write(const StepReport& report);
   void write(const EvalReport& report);
   void write(const FinalReport& report);
@@ -123,6 +148,9 @@ class Metrics {
   void write_classes(const EvalReport& report, const std::vector<std::string>& names);
   void write(const ResumeReport& report);
   void write(const CheckpointReport& report);
+  /// From here on warnings that this process logs are lines too, until this, or the last of its copies, ends. Where
+  /// they cannot be written they are left out.
+  void take_warnings();
 
   /// Empty, or why the file lacks lines.
   const std::string& failure() const { return failure_; }
@@ -133,6 +161,7 @@ class Metrics {
 
   std::string path_;
   std::shared_ptr<UniqueFd> fd_;  // nullptr: nothing is written
+  std::shared_ptr<void> observing_;  // with which the last one ends what take_warnings() has begun
   std::string failure_;
 };
 

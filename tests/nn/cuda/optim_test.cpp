@@ -67,7 +67,7 @@ class CudaOptim : public DeviceTest {
     return made;
   }
   Tensor control_of(float rate, float decay, float second_scale, float gradient_scale, float go) {
-    return tensor_of(*cpu, {StepControl::kSize}, {rate, decay, second_scale, gradient_scale, go});
+    return tensor_of(*cpu, {StepControl::kSize}, {rate, decay, second_scale, 0.9f, 0.8f, gradient_scale, go});
   }
   Output in_and_out(const Tensor& initial) { return {initial.shape(), initial.dtype(), initial}; }
 
@@ -112,8 +112,8 @@ const std::vector<UpdateRule> kRules = [] {
       for (const double value : {0.0, 0.5}) add(spec.name, value);
     }
   }
-  const UpdateRule average = MovingAverageRule::of(0.99);
-  rules.try_emplace(average.index(), average);
+  for (const UpdateRule& internal : {UpdateRule(BlendRule::average(0.99)), UpdateRule(ScaleRule())})
+    rules.try_emplace(internal.index(), internal);
   std::vector<UpdateRule> all;
   for (const auto& [index, rule] : rules) all.push_back(rule);
   return all;
@@ -257,10 +257,16 @@ TEST_P(CudaOptim, ComputeUpdateScale) {
 
 // compute_scaled_update(), count_step() and update_loss_scale(), in the order of a step.
 TEST_P(CudaOptim, ScaledSteps) {
-  const Tensor before = control_of(-1.0f, -1.0f, -1.0f, -1.0f, -1.0f), three = cpu->empty({3}, DType::kF64);
-  std::ranges::copy(std::array{0.01, 0.999, 1.0}, three.data<double>());
-  const Operand rates = plains(three);
-  const RateCorrections corrections = {{{0.9}, {}, {0.999, true}}};
+  const Tensor before = tensor_of(*cpu, {StepControl::kSize}, std::vector<float>(StepControl::kSize, -1.0f));
+  const Tensor five = cpu->empty({StepControl::kRates}, DType::kF64);
+  std::ranges::copy(std::array{0.01, 0.9, 0.02, 1.0, 0.03}, five.data<double>());
+  const Operand rates = plains(five);
+  using Correction = RateCorrection;
+  const RateCorrections corrections = {{{.beta_rate = 1},
+                                        {},
+                                        {.beta = 0.9, .kind = Correction::kNadamGradient, .decay = 0.004},
+                                        {.beta = 0.999, .kind = Correction::kRootOfBias},
+                                        {.beta = 0.9, .kind = Correction::kNadamMoment, .decay = 0.004}}};
   const LossScaleRule rule = {.interval = 3};
   for (const float value : {1.5f, kNaN})
     for (const double clip : {0.0, 1.0, 1e9})

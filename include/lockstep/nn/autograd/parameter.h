@@ -95,6 +95,12 @@ class Parameter {
   /// without gaps.
   void move_value(const Tensor& storage);
 
+  /// For optimizers that move matrices as a whole (Note [Matrices]): whether this is one, of the first dimension by all
+  /// others. Not with one dimension, and not where somebody has said otherwise: a table, of whose rows a step touches
+  /// some, and the weights of a model's outputs are better moved element by element.
+  bool is_matrix() const { return !elementwise_ && value_.shape().size() > 1; }
+  void set_elementwise() { elementwise_ = true; }
+
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
@@ -163,6 +169,7 @@ class Parameter {
   int pending_uses_ = 0;             // recorded on a tape and not yet walked by backward
   ThreadId owner_thread_ = nullptr;  // whose tapes those are
   bool requires_grad_ = true;
+  bool elementwise_ = false;
   bool has_gradient_ = false;
   bool is_partial_ = false;
   bool is_sliced_ = false;

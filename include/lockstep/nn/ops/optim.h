@@ -45,7 +45,7 @@ struct UpdateArrays {
 /// recorded can be run again with other values.
 struct StepControl {
   enum Place : std::size_t {
-    kRates = 3,               // the first so many are what the host writes before each step, as the rule says
+    kRates = 5,               // the first so many are what the host writes before each step, as the rule says
     kGradientScale = kRates,  // multiplies every gradient first
     kApply,                   // 0: nothing moves
     kSize
@@ -64,10 +64,19 @@ struct ScalerState {
   };
 };
 
-/// What a rate is divided by in step t, from 1: 1 − betaᵗ, or the root of that.
+/// What a rate is divided by in step t, from 1.
 struct RateCorrection {
-  double beta = 0;  // 0: by 1
-  bool root = false;
+  enum Kind : std::uint8_t {
+    kBias,           // 1 − betaᵗ
+    kRootOfBias,     // the root of that
+    kNadamGradient,  // (1 − Πₜ) / (1 − μₜ), where μₜ = beta · (1 − 0.96^(t · decay) / 2) and Πₜ = μ₁ · … · μₜ
+    kNadamMoment,    // (1 − Πₜ₊₁) / μₜ₊₁
+  };
+  static constexpr double kNadamBase = 0.96;
+  double beta = 0;     // 0: by 1
+  int beta_rate = -1;  // the place of the rate that is beta instead; −1: none is
+  Kind kind = kBias;
+  double decay = 0;  // of NAdam's momentum
 };
 struct RateCorrections {
   RateCorrection of[StepControl::kRates];

@@ -75,21 +75,28 @@ struct ParameterGroup {
 /// calls `rule` when it is made and `rates` in each step, on its thread.
 struct UpdateMethod {
   double weight_decay = 0;
+  /// Where a step may give another one (StepOptions). Nothing: no step may.
+  std::optional<double> momentum = {};
   /// Of parameters with this weight decay.
   std::function<UpdateRule(double weight_decay)> rule;
   /// The rates of the rule, and their corrections by the number of the step: a device that counts the steps itself
   /// divides by them (GradScaler).
-  std::function<std::array<double, StepControl::kRates>(double lr, double weight_decay)> rates;
+  std::function<std::array<double, StepControl::kRates>(double lr, double weight_decay, double momentum)> rates;
   RateCorrections corrections = {};
   std::vector<std::string> moments = {};  // PyTorch's names of what it remembers ("exp_avg"), as many as the rule does
+  /// Not nullptr: the rule is for matrices, whose second moment is made orthogonal before the rule is applied (Note
+  /// [Matrices]), and this is for all other parameters. It has as many moments, which have the other names.
+  std::shared_ptr<const UpdateMethod> otherwise = nullptr;
 };
 
 struct StepOptions {
-  double lr = 0;         // at least 0
-  double clip_norm = 0;  // largest L2 norm of all gradients together; 0: no clipping
+  double lr = 0;                        // at least 0
+  double clip_norm = 0;                 // largest L2 norm of all gradients together; 0: no clipping
+  std::optional<double> momentum = {};  // SGD's, or Adam's first beta, in [0, 1); default: the optimizer's own
 };
 
 class GradScaler;
+class Orthogonalizer;  // nn/optim/orthogonal.h
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
@@ -125,8 +132,10 @@ class Optimizer final {
   /// number, nothing moves.
   void step(const StepOptions& options);
 
-  /// `lr`: this step's learning rate, at least 0 (else UsageError).
-  void begin_step(double lr);
+  /// This step's learning rate, at least 0, and momentum (StepOptions); UsageError for others, and for the momentum of
+  /// an optimizer without one, or whose momentum is a constant.
+  void begin_step(double lr, std::optional<double> momentum = {});
+  bool takes_momentum() const { return method_.momentum.has_value(); }
   /// The gradients of these parameters are a part of the norm that sum_squares() finds. After begin_step().
   void add_squares(std::span<const std::size_t> indices);
   /// squares (1) f64 = Σ g² over all gradients that add_squares() was given in this step, in an order that does not
@@ -177,14 +186,18 @@ class Optimizer final {
  private:
   /// Parameters that move alike.
   struct Group {
+    const UpdateMethod* method;
     double lr_factor, weight_decay;
     std::unique_ptr<const UpdateRule> rule;
     Tensor control;
     Tensor rates;  // with a GradScaler: (kRates) f64, before corrections
   };
-  void add_group(double lr_factor, double weight_decay);
-  void write_control(double lr, std::int64_t step);
-  void write_rates(double lr);
+  void add_group(const UpdateMethod& method, double lr_factor, double weight_decay);
+  std::size_t add_groups(double lr_factor, double weight_decay);
+  void orthogonalize(const Group& group, std::span<const std::size_t> indices);
+  std::array<double, StepControl::kRates> rates_of(const Group& group) const;
+  void write_control(std::int64_t step);
+  void write_rates();
   void compute_control(const Tensor& loss, const Tensor& squares, double clip_norm, std::int64_t missed);
   void count_step();
   void count_missed();
@@ -226,6 +239,9 @@ class Optimizer final {
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
   std::int64_t step_ = 0;                   // 0 before the first step
+  double lr_ = 0;                           // of the step
+  std::optional<double> momentum_ = {};     // of the step; default: the method's
+  std::unique_ptr<Orthogonalizer> orthogonalizer_;  // nullptr: there are no matrices
   Lifetime::Ref scaler_lifetime_;
   GradScaler* scaler_ = nullptr;
   Tensor applied_;               // (1) i64, with a GradScaler: steps that were not skipped

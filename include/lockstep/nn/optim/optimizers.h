@@ -21,6 +21,8 @@ struct OptimizerFamily {
   // Where neither the user nor the model says anything.
   double lr = 1e-3;
   double weight_decay = 0;
+  /// Moves matrices as a whole: no rank has slices of them (Note [Matrices]).
+  bool whole_matrices = false;
   /// `settings` are complete. Throws UsageError for those that PyTorch refuses.
   UpdateMethod (*method)(const Settings& settings, double weight_decay) = nullptr;
   /// Flags with which it remembers nothing of a parameter; empty: there are none.
@@ -70,10 +72,13 @@ struct ScheduleFamily {
   std::vector<SettingSpec> settings = {};
   /// The rate in that step. `settings` are complete.
   double (*at)(const ScheduleStep& at, double lr, const Settings& settings) = nullptr;
+  /// The optimizer's momentum in that step (StepOptions). nullptr, or nothing: it stays.
+  std::optional<double> (*momentum)(const ScheduleStep& at, const Settings& settings) = nullptr;
   /// It is lowered when evaluations get no better, as the settings kPlateauPatience and kPlateauThreshold say.
   bool follows_evaluations = false;
 };
-inline constexpr const char *kPlateauPatience = "plateau-patience", *kPlateauThreshold = "plateau-threshold";
+inline constexpr const char *kPlateauPatience = "plateau-patience", *kPlateauThreshold = "plateau-threshold",
+                            *kCycleMomentum = "cycle-momentum";
 
 /// They are there as long as the process.
 const std::vector<const ScheduleFamily*>& schedule_families();
@@ -81,7 +86,7 @@ const std::vector<const ScheduleFamily*>& schedule_families();
 const ScheduleFamily& schedule_family(const std::string& name);
 std::vector<std::string> schedule_names();
 
-/// The learning rates of `total_steps` steps. A pure function; steps count from 0. During the first `warmup` steps
+/// The learning rates of `total_steps` steps, and momenta, if the schedule moves them. A pure function; steps count from 0. During the first `warmup` steps
 /// lr · (step + 1) / warmup; then what the schedule says. `settings`
 /// are complete. Several threads may ask it at once.
 class LearningRate {
@@ -91,6 +96,8 @@ class LearningRate {
                std::int64_t total_steps)
       : schedule_(schedule), settings_(std::move(settings)), lr_(lr), warmup_(warmup), total_steps_(total_steps) {}
   double at(std::int64_t step, std::int64_t reductions = 0) const;
+  /// In warm-up that of the first step after it.
+  std::optional<double> momentum_at(std::int64_t step) const;
 
  private:
   const ScheduleFamily& schedule_;

@@ -1,0 +1,91 @@
+// Every field of a metrics file is in docs/metrics.md, and the other way round.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "tests/program/command.h"
+#include "tests/program/events.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Fields = std::map<std::string, std::set<std::string>>;  // by event
+
+/// The names in backquotes of the first column, under the heading of each event.
+Fields documented() {
+  Fields fields;
+  std::ifstream in(fs::path(LOCKSTEP_SOURCE_DIR) / "docs/metrics.md");
+  std::string event;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("## `")) event = line.substr(4, line.rfind('`') - 4);
+    if (!line.starts_with("| `")) continue;
+    const std::string column = line.substr(0, line.find('|', 1));
+    for (std::size_t at = column.find('`'); at != std::string::npos; at = column.find('`', at + 1)) {
+      const std::size_t end = column.find('`', at + 1);
+      fields[event].insert(column.substr(at + 1, end - at - 1));
+      at = end;
+    }
+  }
+  return fields;
+}
+
+void add_fields(const fs::path& path, Fields& fields) {
+  for (const auto& event : events_of(read_file(path)))
+    for (const auto& [name, value] : event.items())
+      if (name != "event") fields[event["event"]].insert(name);
+}
+
+TEST(MetricsFile, HasTheDocumentedFields) {
+  const TemporaryDirectory directory;
+  const auto in = [&](const char* name) { return directory.path() / name; };
+  fs::create_directories(in(".git/refs/heads"));
+  directory.write(".git/HEAD", "ref: refs/heads/main\n");
+  directory.write(".git/refs/heads/main", "0123456789abcdef0123456789abcdef01234567\n");
+  directory.write("numbers.csv", "a,b,y\n1,x,2.5\n2,y,3.5\n3,x,4.5\n4,y,5\n5,x,7\n6,y,8\n7,x,9\n8,y,9.5\n9,x,11\n10,y,12\n");
+  directory.write("classes.csv", "a,b,y\n1,x,u\n2,y,v\n3,x,u\n4,y,v\n5,x,u\n6,y,v\n7,x,u\n8,y,v\n9,x,u\n10,y,v\n");
+  directory.write("run.toml", "lr = 0.01\n");
+  Fields written;
+  const std::string line = on_ranks(2) +
+                           "lockstep train cnn --data digits --threads 1 --global-batch 256 --ema 0.9 --save-best loss "
+                           "--save w.safetensors --comm-hook bf16 --checkpoint-dir c --quiet --metrics m.jsonl "
+                           "--config run.toml ";
+  run_well(line + "--epochs 1", directory.path());
+  run_well("LOCKSTEP_SEED=7 " + line + "--epochs 2 --seed 1 --resume auto", directory.path());
+  add_fields(in("m.jsonl"), written);
+  const auto runs = events_of(in("m.jsonl"), "run");
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_THAT(runs[0]["command"].get<std::string>(), ::testing::StartsWith("lockstep train cnn --data digits"));
+  EXPECT_EQ(runs[0]["settings"]["lr"], (nlohmann::json{{"value", "0.01"}, {"from", "run.toml:1"}}));
+  EXPECT_EQ(runs[0]["settings"]["seed"]["from"], "default");
+  EXPECT_EQ(runs[1]["settings"]["seed"]["from"], "command line");
+  EXPECT_EQ(runs[0]["ranks"].size(), 2u);
+  EXPECT_EQ(runs[0]["git"]["branch"], "main");
+  EXPECT_EQ(runs[0]["data_sha256"], runs[1]["data_sha256"]);
+  const std::string table = "lockstep train tabular --threads 1 --batch 4 --epochs 1 --quiet --metrics ";
+  run_well(table + "n.jsonl --data table:numbers.csv --target y", directory.path());
+  run_well(table + "k.jsonl --data table:classes.csv --target y --comm-hook bf16", directory.path());
+  const auto warnings = events_of(in("k.jsonl"), "warning");
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_THAT(warnings[0]["text"].get<std::string>(), ::testing::HasSubstr("--comm-hook bf16"));
+  add_fields(in("n.jsonl"), written);
+  add_fields(in("k.jsonl"), written);
+
+  Fields wanted = documented();
+  ASSERT_EQ(wanted.size(), 8u);
+  for (const auto& [event, names] : written)
+    for (const auto& name : names) EXPECT_TRUE(wanted[event].contains(name)) << event << ": " << name;
+  // Of GPUs.
+  for (const char* event : {"step", "final"})
+    for (const char* scaled : {"loss_scale", "good_steps", "skipped_steps"}) EXPECT_EQ(wanted[event].erase(scaled), 1u);
+  for (const auto& [event, names] : wanted)
+    for (const auto& name : names) EXPECT_TRUE(written[event].contains(name)) << event << ": " << name;
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,26 @@
+// What a run is, for the metrics file.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/folder.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/session/session.h"
+#include "lockstep/trainer/config.h"
+#include "lockstep/trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+/// Collective; what rank 0 has is whole, and others have no digest of the data. Without the data where no metrics are
+/// wanted: they would be read for nothing.
+RunReport describe_run(const TrainConfig& config, const session::Session& session, const nn::Module& model,
+                       const data::Dataset& dataset, std::int64_t total_steps);
+
+/// The file, with all that its lines of steps come after.
+Metrics open_metrics(const std::string& path, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
+                     const data::DataSplits& splits);
+
+}  // namespace lockstep::trainer
