@@ -32,6 +32,9 @@ class SplitMix64 {
 
   constexpr std::uint64_t next() { return mix64(state_ += kSplitMixGamma); }
 
+  /// Uniform in [0, 1): multiples of 2^-53.
+  constexpr double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
   /// Uniform in [0, bound), bound ≥ 1, without bias (Lemire, "Fast random integer generation in an interval", 2019).
   constexpr std::uint32_t below(std::uint32_t bound) {
     const std::uint32_t rejected = (0u - bound) % bound;

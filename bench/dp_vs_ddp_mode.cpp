@@ -48,7 +48,7 @@ class Trainee {
                  trainer::ddp_options(config));
     const auto step_options = trainer::step_options(config);
     step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
-                  trainer::format_of(*splits_.train), step_options);
+                  trainer::training_format_of(*splits_.train), step_options);
     if (trainer::wants_graphs(config)) step_->set_graphs(&graphs_.emplace(backend, *ddp_, step_options.activations));
   }
 

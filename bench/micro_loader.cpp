@@ -50,11 +50,11 @@ void LoadRows(benchmark::State& state) {
 BENCHMARK(LoadRows)->ArgNames({"batch", "workers"})->ArgsProduct({{32, 256, 4096}, {0, 1}})->UseRealTime();
 
 // A folder of JPEGs (images:DIR), which are cropped and mirrored at random, resampled to 224 x 224 and normalised:
-// loader.py makes it, and names it to both.
-void LoadImages(benchmark::State& state) {
+// loader.py makes it, and names it to both. With what else `settings` ask for.
+void load_images(benchmark::State& state, const Settings& settings) {
   const auto folder = env("MICRO_IMAGES");
   if (!folder) return state.SkipWithError("MICRO_IMAGES names no folder: see bench/peers/torch/loader.py");
-  const auto dataset = data::open_data("images:" + *folder).train;
+  const auto dataset = data::open_data("images:" + *folder, {.settings = settings}).train;
   data::Loader loader(dataset,
                       sampler::DistributedSampler({.length = dataset->size(), .seed = 1, .global_batch = 32}, 0, 1),
                       {.workers = static_cast<int>(state.range(0))});
@@ -62,7 +62,12 @@ void LoadImages(benchmark::State& state) {
   for (auto _ : state) images += loader.next().count;
   state.SetItemsProcessed(static_cast<std::int64_t>(images));
 }
+void LoadImages(benchmark::State& state) { load_images(state, {}); }
 BENCHMARK(LoadImages)->ArgName("workers")->Arg(0)->Arg(1)->UseRealTime();
+void LoadMixedImages(benchmark::State& state) { load_images(state, {{"mixup", 0.2}, {"cutmix", 1.0}}); }
+BENCHMARK(LoadMixedImages)->ArgName("workers")->Arg(0)->UseRealTime();
+void LoadAugmentedImages(benchmark::State& state) { load_images(state, {{"randaugment", {2, 9}}}); }
+BENCHMARK(LoadAugmentedImages)->ArgName("workers")->Arg(0)->UseRealTime();
 // NOLINTEND(readability-identifier-naming)
 
 }  // namespace

@@ -97,7 +97,7 @@ class StepBenchmark {
     scaler_ = trainer::make_grad_scaler(config, backend);
     step_options.scaler = scaler_.get();
     step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters(), ddp_->share()),
-                  trainer::format_of(*splits_.train), step_options);
+                  trainer::training_format_of(*splits_.train), step_options);
     if (trainer::wants_graphs(config))
       for (auto& graphs : graphs_) graphs.emplace(backend, *ddp_, step_options.activations);
   }

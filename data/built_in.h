@@ -18,8 +18,8 @@ inline constexpr int kDigitsClasses = 10;
 std::span<const std::uint8_t> digits_file();
 
 /// 1,437 training and 360 test samples (every fifth, from the first) of dims {8, 8, 1}, pixels in [0, 1].
-/// `classes` ≥ 10 is what the data sets report.
-DataSplits open_digits(int classes);
+/// `classes` ≥ 10 is what the data sets report; training mixes samples so.
+DataSplits open_digits(int classes, const Mixing& mixing = {});
 
 // Synthetic data: for benchmarks, and for trying a model before its data are available.
 

@@ -62,14 +62,13 @@ class Cifar final : public Dataset {
  public:
   Cifar(Info info, const CifarFiles& format, std::vector<RandomAccessFile> files, const Augmentation& augmentation)
       : Dataset(std::move(info)), format_(format), files_(std::move(files)), augmentation_(augmentation) {
-    for (std::size_t c = 0; c < 3; ++c)
-      for (std::size_t v = 0; v < 256; ++v)
-        numbers_[c][v] = (static_cast<float>(v) / 255 - format.normalisation.mean[c]) / format.normalisation.std[c];
     std::uint64_t end = 0;
     for (const auto& file : files_) ends_.push_back(end += file.size() / record_bytes(format));
   }
 
-  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override { write(index, {}, x, label); }
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    normalise(pixels_of(index, {}, label), format_.normalisation, x);
+  }
 
   void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
     if (!augmentation_.augment) return read(index, x, label);
@@ -79,13 +78,19 @@ class Cifar final : public Dataset {
     change.left = shift();
     change.top = shift();
     change.mirrored = (random.next() >> 63) != 0;
-    write(index, change, x, label);
+    Pixels pixels = pixels_of(index, change, label);
+    thread_local PixelChanger changer;
+    changer.apply(augmentation_.operations, draw, pixels, {kSide, kSide});
+    normalise(pixels, format_.normalisation, x);
     erase_some(x, {kSide, kSide}, augmentation_.erasing, draw);
   }
 
  private:
-  void write(std::uint64_t index, const Change& change, std::span<float> x, std::int32_t& label) const {
-    LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
+  using Pixels = std::array<std::uint8_t, 3 * kPlaneBytes>;
+
+  /// In their places of a sample.
+  Pixels pixels_of(std::uint64_t index, const Change& change, std::int32_t& label) const {
+    LOCKSTEP_ASSERT(index < size(), "sample {}", index);
     std::size_t file = 0;
     while (index >= ends_[file]) ++file;
     const std::uint64_t record = index - (file == 0 ? 0 : ends_[file - 1]);
@@ -94,24 +99,23 @@ class Cifar final : public Dataset {
     check_labels(format_, bytes, files_[file].path(), record);  // they were right when the file was opened
     label = bytes[labels - 1];
     const std::uint8_t* const pixels = bytes + labels;
-    float* out = x.data();
+    Pixels made;
+    std::uint8_t* out = made.data();
     for (int row = 0; row < kSide; ++row)
       for (int column = 0; column < kSide; ++column, out += 3) {
         const int from_row = row + change.top;
         const int from_column = (change.mirrored ? kSide - 1 - column : column) + change.left;
         const bool inside = from_row >= 0 && from_row < kSide && from_column >= 0 && from_column < kSide;
         for (std::size_t c = 0; c < 3; ++c)
-          out[c] =
-              numbers_[c]
-                      [inside ? pixels[c * kPlaneBytes + static_cast<std::size_t>(from_row * kSide + from_column)] : 0];
+          out[c] = inside ? pixels[c * kPlaneBytes + static_cast<std::size_t>(from_row * kSide + from_column)] : 0;
       }
+    return made;
   }
 
   CifarFiles format_;
   std::vector<RandomAccessFile> files_;
   std::vector<std::uint64_t> ends_;  // samples up to the end of each file
   Augmentation augmentation_;
-  std::array<std::array<float, 256>, 3> numbers_{};
 };
 
 // See Note [Read, not mapped].
@@ -144,7 +148,8 @@ std::shared_ptr<const Dataset> open_part(const CifarFiles& files, const fs::path
                      .classes = classes,
                      .class_names = files.class_names,
                      .image = std::make_shared<const ImageForm>(ImageForm{
-                         .height = kSide, .width = kSide, .normalisation = files.normalisation, .cropped = false})};
+                         .height = kSide, .width = kSide, .normalisation = files.normalisation, .cropped = false}),
+                     .mixing = augmentation.mixing};
   return std::make_shared<Cifar>(std::move(info), files, std::move(opened), augmentation);
 }
 

@@ -27,7 +27,7 @@ class Digits : public Dataset {
  public:
   enum class Part { kTrain, kTest };
 
-  Digits(Part part, int classes) : Dataset(info_of(part, classes)), part_(part) {}
+  Digits(Part part, int classes, const Mixing& mixing) : Dataset(info_of(part, classes, mixing)), part_(part) {}
 
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
     LOCKSTEP_ASSERT(index < size() && x.size() == kPixels, "sample {} into {} numbers", index, x.size());
@@ -40,7 +40,7 @@ class Digits : public Dataset {
   }
 
  private:
-  static Info info_of(Part part, int classes) {
+  static Info info_of(Part part, int classes, const Mixing& mixing) {
     const std::uint64_t test = (record_count() + kTestEvery - 1) / kTestEvery;
     const bool is_test = part == Part::kTest;
     return {.name = is_test ? "digits test" : "digits train",
@@ -48,7 +48,8 @@ class Digits : public Dataset {
             .dims = {8, 8, 1},
             .classes = classes,
             .image = std::make_shared<const ImageForm>(
-                ImageForm{.height = 8, .width = 8, .channels = 1, .normalisation = kDigits, .cropped = false})};
+                ImageForm{.height = 8, .width = 8, .channels = 1, .normalisation = kDigits, .cropped = false}),
+            .mixing = mixing};
   }
 
   Part part_;
@@ -58,18 +59,19 @@ class Digits : public Dataset {
 
 std::span<const std::uint8_t> digits_file() { return {lockstep_digits, lockstep_digits_end}; }
 
-DataSplits open_digits(int classes) {
-  return {std::make_shared<Digits>(Digits::Part::kTrain, classes),
-          std::make_shared<Digits>(Digits::Part::kTest, classes)};
+DataSplits open_digits(int classes, const Mixing& mixing) {
+  return {std::make_shared<Digits>(Digits::Part::kTrain, classes, mixing),
+          std::make_shared<Digits>(Digits::Part::kTest, classes, Mixing())};
 }
 
 const DatasetFamily& digits_family() {
   static const DatasetFamily family = {.name = "digits",
                                        .about = "shipped",
+                                       .settings = mixing_settings(),
                                        .classes = kDigitsClasses,
                                        .test_validates = true,
                                        .open = [](const std::string&, const std::string&, const OpenOptions& options) {
-                                         return open_digits(options.classes);
+                                         return open_digits(options.classes, mixing_of(options.settings));
                                        }};
   return family;
 }

@@ -24,6 +24,11 @@ struct ImageView {
   }
 };
 
+/// Of a colour, as Pillow makes it: ITU-R 601 in parts of 2^16.
+constexpr std::uint8_t grey_of(int red, int green, int blue) {
+  return static_cast<std::uint8_t>((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16);
+}
+
 /// What Pillow refuses as a decompression bomb: twice its MAX_IMAGE_PIXELS.
 inline constexpr std::uint64_t kMostImagePixels = 178'956'970;
 /// JPEGs end at 65,535. Resampling keeps rows, and counts output pixels in int.

@@ -22,9 +22,6 @@
 namespace lockstep::data {
 namespace {
 
-// Bytes to [0, 1].
-constexpr Normalisation kPlain = {{0, 0, 0}, {1, 1, 1}};
-
 Resampling view_of(ImageSize image, const ImageForm& form) {
   if (form.cropped) return evaluation_view(image, form.height);
   Resampling what;
@@ -49,7 +46,7 @@ struct ImageReader::Buffers {
   std::vector<std::byte> file;
   ImageDecoder decoder;
   Resampler resampler;
-  std::vector<float> colours;  // of an image that is to be grey
+  std::vector<std::uint8_t> colours;  // of an image that is to be grey
 };
 
 ImageReader::ImageReader() : buffers_(std::make_unique<Buffers>()) {}
@@ -66,13 +63,11 @@ void ImageReader::read(const std::string& path, const ImageForm& form, std::span
     const ImageView image = buffers_->decoder.decode();
     if (form.channels == 3) return buffers_->resampler.run(image, what, form.normalisation, out);
     buffers_->colours.resize(3 * pixels);
-    buffers_->resampler.run(image, what, kPlain, buffers_->colours);
-    const float* colour = buffers_->colours.data();
+    buffers_->resampler.run(image, what, buffers_->colours);
+    const std::uint8_t* colour = buffers_->colours.data();
     for (float& value : out) {
-      // Pillow's, of bytes: ITU-R 601 in parts of 2^16.
-      const auto byte = [&](std::size_t c) { return static_cast<int>(std::lround(colour[c] * 255.0f)); };
-      const int grey = (byte(0) * 19595 + byte(1) * 38470 + byte(2) * 7471 + 0x8000) >> 16;
-      value = (static_cast<float>(grey) / 255.0f - form.normalisation.mean[0]) / form.normalisation.std[0];
+      const float grey = grey_of(colour[0], colour[1], colour[2]);
+      value = (grey / 255.0f - form.normalisation.mean[0]) / form.normalisation.std[0];
       colour += 3;
     }
   } catch (const IoError& error) {
@@ -89,6 +84,8 @@ struct ReadBuffers {
   std::vector<std::byte> file;
   ImageDecoder decoder;
   Resampler resampler;
+  std::vector<std::uint8_t> pixels;  // that are changed before they are numbers
+  PixelChanger changer;
 };
 
 /// Reuses buffers: at most as many as threads read at the same time.
@@ -221,8 +218,18 @@ class Images final : public Dataset {
     const Resampling what = draw ? training_view(whole, options_.size, *draw) : evaluation_view(whole, options_.size);
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
     const ImageView image = buffers->decoder.decode(draw ? eighths_for(what) : 8);
-    buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
-    if (draw) erase_some(x, {options_.size, options_.size}, options_.augmentation.erasing, *draw);
+    const Resampling of_decoded = for_decoded(what, whole, image.size);
+    const ImageSize size = {options_.size, options_.size};
+    const RandAugment& operations = options_.augmentation.operations;
+    if (!draw || operations.count == 0) {
+      buffers->resampler.run(image, of_decoded, kImageNet, x);
+    } else {
+      buffers->pixels.resize(x.size());
+      buffers->resampler.run(image, of_decoded, buffers->pixels);
+      buffers->changer.apply(operations, *draw, buffers->pixels, size);
+      normalise(buffers->pixels, kImageNet, x);
+    }
+    if (draw) erase_some(x, size, options_.augmentation.erasing, *draw);
   }
 
   std::shared_ptr<const ImageSource> source_;
@@ -264,7 +271,8 @@ std::shared_ptr<const Dataset> images_of(const std::string& name, std::shared_pt
       .classes = options.classes,
       .class_names = std::move(class_names),
       .class_counts = std::vector<std::uint64_t>(static_cast<std::size_t>(options.classes)),
-      .image = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size})};
+      .image = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size}),
+      .mixing = options.augmentation.mixing};
   for (const std::uint32_t image : which) ++info.class_counts[static_cast<std::size_t>(source->label(image))];
   return std::make_shared<Images>(std::move(info), std::move(source), std::move(which), options);
 }
@@ -317,7 +325,14 @@ std::vector<SettingSpec> image_settings() {
 }
 
 Augmentation augmentation_of(const Settings& settings) {
-  return {.augment = settings.flag(kAugment), .erasing = settings.number(kErasing)};
+  const auto& operations = settings.integers(kRandAugment);
+  if (operations[0] == 0 && operations[1] != 0)
+    throw UsageError(fmt::format("--randaugment 0,{}, which is no operation", operations[1]),
+                     "give 1 or more, or leave it out");
+  return {.augment = settings.flag(kAugment),
+          .operations = {.count = static_cast<int>(operations[0]), .bin = static_cast<int>(operations[1])},
+          .erasing = settings.number(kErasing),
+          .mixing = mixing_of(settings)};
 }
 
 ImagesOptions images_options(const OpenOptions& options) {

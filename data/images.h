@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/image_decoder.h"
+#include "data/rand_augment.h"
 #include "data/resample.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/open.h"
@@ -51,7 +52,9 @@ inline constexpr std::uint64_t kDefaultMaxCorrupt = 100;
 /// How training samples are read changed at random.
 struct Augmentation {
   bool augment = true;
-  double erasing = 0;  // erase_some()'s, of those
+  RandAugment operations = {};  // on the pixels of those
+  double erasing = 0;           // erase_some()'s, of those
+  Mixing mixing = {};           // of all training samples
 };
 /// Of settings with augment_settings().
 Augmentation augmentation_of(const Settings& settings);

@@ -11,6 +11,7 @@
 #include "base/flight_record.h"
 #include "base/signals.h"
 #include "base/splitmix.h"
+#include "data/mixing.h"
 
 namespace lockstep::data {
 
@@ -141,8 +142,9 @@ class RangeSteps final : public StepSource {
 /// its following next().
 struct Loader::Slot {
   Step step;
-  Buffer x;        // f32, or i32 tokens
-  Buffer targets;  // labels (i32), or numbers (f32)
+  Buffer x;                    // f32, or i32 tokens
+  Buffer targets;              // labels (i32), or numbers (f32)
+  std::vector<float> partner;  // the sample that one is mixed with
   std::vector<Buffer> further;
   std::vector<Array> arrays, sample;  // in `further`: of the batch, and of the sample that is read
   Batch batch;
@@ -166,6 +168,22 @@ const sampler::DistributedSampler& checked(const sampler::DistributedSampler& sa
   return sampler;
 }
 
+/// Whether a training of them mixes samples.
+bool mixes(const Dataset& dataset) {
+  const Dataset::Info& info = dataset.info();
+  if (!info.mixing.any()) return false;
+  if (info.tokens || info.numeric_targets || info.dims.size() != 3 || dataset.targets_per_sample() != 1 ||
+      !info.further_inputs.empty() || info.classes < 1)
+    throw UsageError(fmt::format("samples of {} are to be mixed, and are not images with one label each", info.name),
+                     "leave Dataset::Info::mixing out");
+  return true;
+}
+
+/// Numbers of a batch for each sample: of what training mixes, targets are probabilities of all classes.
+std::uint64_t targets_of(const Dataset& dataset, bool mixed) {
+  return mixed ? static_cast<std::uint64_t>(dataset.classes()) : dataset.targets_per_sample();
+}
+
 sampler::Slice checked(sampler::Slice range, const Dataset& dataset) {
   if (range.count > dataset.size() || range.begin > dataset.size() - range.count)
     throw UsageError(fmt::format("samples from {} up to {} of {}, which has {}", range.begin, range.end(),
@@ -183,27 +201,32 @@ void Loader::Epoch::Iterator::refuse_gone() {
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler,
                LoaderOptions options)
-    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), std::move(options)) {}
+    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), mixes(there(dataset)),
+             std::move(options)) {}
 
 std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
   constexpr std::uint64_t kNumber = 4;
-  std::uint64_t numbers = dataset.sample_elements() + dataset.targets_per_sample();
+  const bool mixed = dataset.info().mixing.any();
+  std::uint64_t numbers = dataset.sample_elements() + targets_of(dataset, mixed);
   for (std::size_t i = 0; i < dataset.further_inputs().size(); ++i) numbers += dataset.further_elements(i);
-  return slot_count(options) * most * numbers * kNumber;
+  return slot_count(options) * (most * numbers + (mixed ? dataset.sample_elements() : 0)) * kNumber;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
-    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), std::move(options)) {}
+    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), false, std::move(options)) {}
 
-Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options)
+Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, bool mixes,
+               LoaderOptions options)
     : dataset_(std::move(dataset)),
       memory_(options.memory != nullptr ? options.memory : make_host_memory()),
+      mixes_(mixes),
       slots_(slot_count(options)),
       steps_(std::move(steps)) {
   const std::uint64_t most = steps_->max_count();
   for (Slot& slot : slots_) {
     slot.x = allocate_numbers(*memory_, most, dataset_->sample_elements());
-    slot.targets = allocate_numbers(*memory_, most, dataset_->targets_per_sample());
+    slot.targets = allocate_numbers(*memory_, most, targets_of(*dataset_, mixes_));
+    if (mixes_) slot.partner.resize(dataset_->sample_elements());
     for (std::size_t i = 0; i < dataset_->further_inputs().size(); ++i)
       slot.further.push_back(allocate_numbers(*memory_, most, dataset_->further_elements(i)));
     slot.arrays.resize(slot.further.size());
@@ -286,11 +309,11 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
 }
 
 void Loader::assemble(Slot& slot, int worker) const {
-  const std::size_t elements = dataset_->sample_elements(), targets = dataset_->targets_per_sample();
+  const std::size_t elements = dataset_->sample_elements(), targets = targets_of(*dataset_, mixes_);
   const std::size_t count = slot.step.indices.size();
   Batch& batch = slot.batch;
   batch.count = count;
-  if (dataset_->has_numeric_targets())
+  if (mixes_ || dataset_->has_numeric_targets())
     batch.targets = {slot.targets.data<float>(), count * targets};
   else
     batch.labels = {slot.targets.data<std::int32_t>(), count * targets};
@@ -309,6 +332,10 @@ void Loader::assemble(Slot& slot, int worker) const {
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
     const std::uint64_t index = slot.step.indices[i];
+    if (mixes_) {
+      read_mixed(slot, index, i, worker);
+      continue;
+    }
     const auto part = [i](const auto& all, std::size_t each) {
       return all.empty() ? all : all.subspan(i * each, each);
     };
@@ -327,6 +354,34 @@ void Loader::assemble(Slot& slot, int worker) const {
   flight::end_reading(worker);
   batch.plan = slot.step.plan;
   batch.state_after = slot.step.state_after;
+}
+
+// Sample `index`, the batch's number `i`. Its partner is read as that sample itself is in this epoch.
+void Loader::read_mixed(Slot& slot, std::uint64_t index, std::size_t i, int worker) const {
+  const auto& dims = dataset_->sample_dims();
+  const ImageSize size = {.width = static_cast<int>(dims[1]), .height = static_cast<int>(dims[0])};
+  const auto draw_of = [&](std::uint64_t sample) { return mix64(*slot.step.key, sample); };
+  const auto classes = static_cast<std::size_t>(dataset_->classes());
+  const auto target = slot.batch.targets.subspan(i * classes, classes);
+  std::ranges::fill(target, 0.0f);
+  const auto read = [&](std::uint64_t sample, std::span<float> x, double share) {
+    std::int32_t label = -1;
+    flight::begin_reading(worker, sample);
+    dataset_->read_sample(sample,
+                          {.x = x, .tokens = {}, .labels = {&label, 1}, .targets = {}, .draw = draw_of(sample)});
+    if (label < 0 || static_cast<std::size_t>(label) >= classes)
+      throw UsageError(
+          fmt::format("label {} of sample {} of {}, which has {} classes", label, sample, dataset_->name(), classes),
+          "give labels from 0 to below Info::classes");
+    target[static_cast<std::size_t>(label)] += static_cast<float>(share);
+  };
+  const std::span<float> x = slot.batch.x.subspan(i * dataset_->sample_elements(), dataset_->sample_elements());
+  const Mix mix = draw_mix(dataset_->info().mixing, draw_of(index), dataset_->size(), size);
+  const bool alone = mix.partner == index || mix.share == 1;
+  read(index, x, alone ? 1 : mix.share);
+  if (alone) return;
+  read(mix.partner, slot.partner, 1 - mix.share);
+  mix_into(x, slot.partner, mix, size);
 }
 
 }  // namespace lockstep::data

@@ -60,7 +60,7 @@ class Mnist : public Dataset {
 };
 
 std::shared_ptr<const Dataset> open_part(const std::string& directory, const std::string& prefix, const char* name,
-                                         int classes) {
+                                         int classes, const Mixing& mixing) {
   const std::string images_path = find_file(directory, prefix + "-images", "idx3-ubyte");
   const std::string labels_path = find_file(directory, prefix + "-labels", "idx1-ubyte");
   IdxArray images = read_idx(images_path, 3);
@@ -87,7 +87,8 @@ std::shared_ptr<const Dataset> open_part(const std::string& directory, const std
                      .size = images.dims[0],
                      .dims = {static_cast<std::int64_t>(images.dims[1]), static_cast<std::int64_t>(images.dims[2]), 1},
                      .classes = classes,
-                     .image = std::make_shared<const ImageForm>(form)};
+                     .image = std::make_shared<const ImageForm>(form),
+                     .mixing = mixing};
   return std::make_shared<Mnist>(std::move(info), std::move(images), std::move(labels));
 }
 
@@ -95,14 +96,15 @@ std::shared_ptr<const Dataset> open_part(const std::string& directory, const std
 // `directory`, each also with a dot for the last hyphen's place ("train-images.idx3-ubyte") and with ".gz" appended.
 // Samples have dims {H, W, 1}; memory holds the files' bytes, pixels become numbers when they are read. Throws IoError
 // for what is missing, cut or malformed, for counts that differ and for labels not below `classes`.
-DataSplits open_mnist(const std::string& directory, int classes) {
+DataSplits open_mnist(const std::string& directory, int classes, const Mixing& mixing) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
     throw IoError(
         fmt::format("{}: {}", directory, error ? error.message() : "not a directory"),
         directory.starts_with('~') ? "shells expand ~ only at the start of a word: write mnist:$HOME/…" : kFourFiles);
   }
-  DataSplits splits{open_part(directory, "train", "train", classes), open_part(directory, "t10k", "test", classes)};
+  DataSplits splits{open_part(directory, "train", "train", classes, mixing),
+                    open_part(directory, "t10k", "test", classes, {})};
   const auto& train = splits.train->sample_dims();
   const auto& test = splits.validation->sample_dims();
   if (train != test) {
@@ -121,9 +123,11 @@ const DatasetFamily& mnist_family() {
       .argument = "DIR",
       .about = "IDX files, plain or .gz",
       .remedy = "the directory with MNIST's IDX files",
+      .settings = mixing_settings(),
       .test_validates = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
-        return open_mnist(directory, options.classes > 0 ? options.classes : kMnistClasses);
+        return open_mnist(directory, options.classes > 0 ? options.classes : kMnistClasses,
+                          mixing_of(options.settings));
       }};
   return family;
 }

@@ -378,8 +378,9 @@ std::vector<std::int64_t> sample_dims(const ArrayFile& x, const std::string& cha
   return dims;
 }
 
-/// Reads all targets. Returns how many classes they are of; 0: they are numbers.
-int read_targets(NpyPair& pair) {
+/// Reads all targets. Returns how many classes they are of; 0: they are numbers. `ignored`, where there is one, is no
+/// class; it becomes nothing if no label is it.
+int read_targets(NpyPair& pair, std::optional<std::int32_t>& ignored) {
   const ArrayFile& y = pair.y;
   const std::size_t each = y.row_elements();
   if (!y.is_integer()) {
@@ -394,18 +395,27 @@ int read_targets(NpyPair& pair) {
     return 0;
   }
   pair.labels.resize(y.rows() * each);
-  std::int32_t most = 0;
+  std::int32_t most = -1;
+  bool ignores = false;
   for (std::uint64_t row = 0; row < y.rows(); ++row) {
     const auto out = std::span(pair.labels).subspan(row * each, each);
     y.read_row(row, out);
     for (const std::int32_t label : out) {
+      if (label == ignored) {
+        ignores = true;
+        continue;
+      }
       if (label < 0 || label >= 1 << 24)
         throw IoError(fmt::format("{}: row {} has {}, which is no class", printable(y.path()), row, label),
                       "number the classes from 0; numbers to predict are floats: array.astype('float32')");
       most = std::max(most, label);
     }
   }
-  return most + 1;
+  if (most < 0 && ignores)
+    throw IoError(fmt::format("{}: all of its labels are {}, which is ignored", printable(y.path()), *ignored),
+                  "give labels of classes too");
+  if (!ignores) ignored.reset();
+  return std::max(most, 0) + 1;
 }
 
 }  // namespace
@@ -423,7 +433,8 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
                               pair->y.rows()),
                   "give a target for each sample");
   const auto dims = sample_dims(pair->x, channels);
-  const int found = read_targets(*pair);
+  std::optional<std::int32_t> ignored = options.ignored_label;
+  const int found = read_targets(*pair, ignored);
   if (options.classes > 0 && options.classes < std::max(found, 1))
     throw UsageError(fmt::format("--classes {} for {}, which has {}", options.classes, printable(files[1]), found),
                      fmt::format("leave --classes out, or give {} or more", found));
@@ -441,7 +452,8 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
                        .dims = dims,
                        .classes = found > 0 ? std::max(found, options.classes) : 0,
                        .target_dims = {pair->y.shape().begin() + 1, pair->y.shape().end()},
-                       .numeric_targets = found == 0};
+                       .numeric_targets = found == 0,
+                       .ignored_label = ignored};
     if (found == 0 && info.target_dims.empty()) info.target_dims = {1};
     if (found == 0) {
       const auto [least, most] = std::ranges::minmax_element(pair->targets);
@@ -451,7 +463,8 @@ DataSplits open_npy(const std::string& argument, const OpenOptions& options) {
     if (found > 0 && found <= kMostCounted && info.target_dims.empty()) {
       info.class_counts.resize(static_cast<std::size_t>(info.classes));
       for (std::uint64_t i = 0; i < info.size; ++i)
-        ++info.class_counts[static_cast<std::size_t>(pair->labels[rows.empty() ? i : rows[i]])];
+        if (const std::int32_t label = pair->labels[rows.empty() ? i : rows[i]]; label != ignored)
+          ++info.class_counts[static_cast<std::size_t>(label)];
     }
     return std::make_shared<const NpyRows>(std::move(info), pair, std::move(rows));
   };

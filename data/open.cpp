@@ -110,20 +110,38 @@ std::string dataset_help() {
 }
 
 std::vector<SettingSpec> augment_settings() {
-  return {{.name = kAugment,
-           .fallback = true,
-           .help = "crop and mirror training samples at random",
-           .placeholder = "yes|no",
-           .default_text = "yes"},
-          {.name = kErasing,
-           .fallback = 0.0,
-           .help = "probability that a rectangle of a training sample becomes zeros",
-           .high = 1,
-           .placeholder = "P",
-           .neutral = 0.0,
-           .need = {.what = "--augment yes",
-                    .otherwise = "training samples are read unchanged",
-                    .holds = [](const Settings& all) { return all.flag(kAugment); }}}};
+  using Role = SettingSpec::Role;
+  const SettingNeed augmented = {.what = "--augment yes",
+                                 .otherwise = "training samples are read unchanged",
+                                 .holds = [](const Settings& all) { return all.flag(kAugment); }};
+  std::vector<SettingSpec> settings = {
+      {.name = kAugment,
+       .fallback = true,
+       .help = "crop and mirror training samples at random",
+       .placeholder = "yes|no",
+       .default_text = "yes"},
+      {.name = kRandAugment,
+       .fallback = {0, 0},
+       .help = "N operations of RandAugment, of magnitude M from 0 to 30, on the pixels of each training sample",
+       .role = Role::kAugmentation,
+       .high = 30,
+       .placeholder = "N,M",
+       .default_text = "none",
+       .least_many = 2,
+       .most_many = 2,
+       .neutral = SettingValue({0, 0}),
+       .need = augmented},
+      {.name = kErasing,
+       .fallback = 0.0,
+       .help = "probability that a rectangle of a training sample becomes zeros",
+       .role = Role::kAugmentation,
+       .high = 1,
+       .placeholder = "P",
+       .neutral = 0.0,
+       .need = augmented}};
+  const auto mixing = mixing_settings();
+  settings.insert(settings.end(), mixing.begin(), mixing.end());
+  return settings;
 }
 
 }  // namespace lockstep::data

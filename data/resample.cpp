@@ -46,11 +46,18 @@ void round_row(std::uint8_t* __restrict out, const std::int32_t* __restrict sums
   for (std::size_t i = 0; i < count; ++i) out[i] = rounded(sums[i]);
 }
 
-// In [0, 1).
-double uniform(SplitMix64& random) { return static_cast<double>(random.next() >> 11) * 0x1p-53; }
-
 // Python's round(), which torchvision calls: halves go to the even neighbour.
 int rounded(double value) { return static_cast<int>(std::nearbyint(value)); }
+
+// What a byte becomes, as torchvision's ToTensor and Normalize have it.
+using Numbers = std::array<std::array<float, 256>, 3>;
+Numbers numbers_of(const Normalisation& normalisation) {
+  Numbers numbers;
+  for (std::size_t c = 0; c < 3; ++c)
+    for (std::size_t v = 0; v < 256; ++v)
+      numbers[c][v] = (static_cast<float>(v) / 255.0f - normalisation.mean[c]) / normalisation.std[c];
+  return numbers;
+}
 
 int below(SplitMix64& random, int bound) { return static_cast<int>(random.below(static_cast<std::uint32_t>(bound))); }
 
@@ -90,11 +97,11 @@ void Resampler::Taps::plan(double begin, double extent, int limit, int pixels, i
 
 // Columns first, as Pillow: the order shows, as each pass rounds. A row of the source is brought to the result's width
 // when the first row that needs it is made, and held as long as others may.
-void Resampler::run(ImageView source, const Resampling& what, const Normalisation& normalisation,
-                    std::span<float> out) {
+template <class Write>
+void Resampler::each_row(ImageView source, const Resampling& what, std::size_t numbers, const Write& write) {
   const auto width = static_cast<std::size_t>(what.window.width), height = static_cast<std::size_t>(what.window.height);
   const Box& box = what.box;
-  LOCKSTEP_ASSERT(out.size() == width * height * 3 && width > 0 && height > 0);
+  LOCKSTEP_ASSERT(numbers == width * height * 3 && width > 0 && height > 0);
   LOCKSTEP_ASSERT(what.left >= 0 && what.top >= 0 && what.left + what.window.width <= what.size.width &&
                   what.top + what.window.height <= what.size.height);
   LOCKSTEP_ASSERT(box.left >= 0 && box.top >= 0 && box.width > 0 && box.height > 0 &&
@@ -102,12 +109,6 @@ void Resampler::run(ImageView source, const Resampling& what, const Normalisatio
                   box.top + box.height <= source.size.height + 1e-6);
   columns_.plan(box.left, box.width, source.size.width, what.size.width, what.left, what.left + what.window.width);
   rows_.plan(box.top, box.height, source.size.height, what.size.height, what.top, what.top + what.window.height);
-
-  // What a byte becomes, as torchvision's ToTensor and Normalize have it.
-  std::array<std::array<float, 256>, 3> numbers;
-  for (std::size_t c = 0; c < 3; ++c)
-    for (std::size_t v = 0; v < 256; ++v)
-      numbers[c][v] = (static_cast<float>(v) / 255.0f - normalisation.mean[c]) / normalisation.std[c];
 
   const std::size_t used = 4 * width, held = static_cast<std::size_t>(rows_.most);
   ring_.resize(held * used);
@@ -124,12 +125,43 @@ void Resampler::run(ImageView source, const Resampling& what, const Normalisatio
     for (std::size_t k = 0; k < weights.size(); ++k)
       add_row(sums_.data(), ring_.data() + (static_cast<std::size_t>(first) + k) % held * used, weights[k], used);
     round_row(line_.data(), sums_.data(), used);
-    float* const line = out.data() + y * width * 3;
-    for (std::size_t x = 0; x < width; ++x) {
-      float* const to = line + 3 * (what.mirrored ? width - 1 - x : x);
-      for (std::size_t c = 0; c < 3; ++c) to[c] = numbers[c][line_[4 * x + c]];
-    }
+    write(y * width * 3, std::span<const std::uint8_t>(line_));
   }
+}
+
+namespace {
+
+/// to[x] = value(channel, byte) of the pixels of `line`, of four bytes each.
+template <class T, class Value>
+void write_row(std::span<const std::uint8_t> line, bool mirrored, T* to, const Value& value) {
+  const std::size_t width = line.size() / 4;
+  for (std::size_t x = 0; x < width; ++x) {
+    T* const pixel = to + 3 * (mirrored ? width - 1 - x : x);
+    for (std::size_t c = 0; c < 3; ++c) pixel[c] = value(c, line[4 * x + c]);
+  }
+}
+
+}  // namespace
+
+void Resampler::run(ImageView source, const Resampling& what, const Normalisation& normalisation,
+                    std::span<float> out) {
+  const Numbers numbers = numbers_of(normalisation);
+  each_row(source, what, out.size(), [&](std::size_t place, std::span<const std::uint8_t> line) {
+    write_row(line, what.mirrored, out.data() + place, [&](std::size_t c, std::uint8_t v) { return numbers[c][v]; });
+  });
+}
+
+void Resampler::run(ImageView source, const Resampling& what, std::span<std::uint8_t> out) {
+  each_row(source, what, out.size(), [&](std::size_t place, std::span<const std::uint8_t> line) {
+    write_row(line, what.mirrored, out.data() + place, [](std::size_t, std::uint8_t v) { return v; });
+  });
+}
+
+void normalise(std::span<const std::uint8_t> bytes, const Normalisation& normalisation, std::span<float> out) {
+  LOCKSTEP_ASSERT(bytes.size() == out.size());
+  const Numbers numbers = numbers_of(normalisation);
+  for (std::size_t i = 0; i < out.size(); i += 3)
+    for (std::size_t c = 0; c < 3; ++c) out[i + c] = numbers[c][bytes[i + c]];
 }
 
 Resampling evaluation_view(ImageSize image, int size) {
@@ -154,8 +186,8 @@ struct Range {
 
 /// Two sides, rounded: their product is a share of `area`, their quotient even on a logarithmic scale.
 std::pair<int, int> draw_sides(SplitMix64& random, double area, Range share, Range ratio) {
-  const double part = area * (share.least + (share.most - share.least) * uniform(random));
-  const double quotient = std::exp(std::log(ratio.least) + std::log(ratio.most / ratio.least) * uniform(random));
+  const double part = area * (share.least + (share.most - share.least) * random.uniform());
+  const double quotient = std::exp(std::log(ratio.least) + std::log(ratio.most / ratio.least) * random.uniform());
   return {rounded(std::sqrt(part * quotient)), rounded(std::sqrt(part / quotient))};
 }
 
@@ -190,7 +222,7 @@ void erase_some(std::span<float> image, ImageSize size, double probability, std:
   constexpr int kTries = 10;
   constexpr std::uint64_t kOther = 0x65726173;
   SplitMix64 random(mix64(draw, kOther));
-  if (!(uniform(random) < probability)) return;
+  if (!(random.uniform() < probability)) return;
   const double area = static_cast<double>(size.width) * size.height;
   for (int i = 0; i < kTries; ++i) {
     const auto [height, width] = draw_sides(random, area, {kLeastArea, kMostArea}, {kLeastRatio, kMostRatio});

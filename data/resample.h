@@ -42,6 +42,8 @@ class Resampler {
   /// then the height, and round after each (Pillow 13 begins with the height if that saves much). The numbers equal
   /// those of torchvision's ToTensor and Normalize, bit for bit.
   void run(ImageView source, const Resampling& what, const Normalisation& normalisation, std::span<float> out);
+  /// The same as bytes.
+  void run(ImageView source, const Resampling& what, std::span<std::uint8_t> out);
 
  private:
   /// For each of some output pixels along one axis: which source pixels count, and how much.
@@ -58,12 +60,20 @@ class Resampler {
     }
   };
 
+  /// write(place, line): `line` has the pixels of a row, four bytes each, from left to right, whose first number is
+  /// the result's number `place`.
+  template <class Write>
+  void each_row(ImageView source, const Resampling& what, std::size_t numbers, const Write& write);
+
   Taps columns_, rows_;
   // Pixels of four bytes: rows of the source in the result's width, as many as one row of the result needs; that row,
   // and its sums.
   std::vector<std::uint8_t> ring_, line_;
   std::vector<std::int32_t> sums_;
 };
+
+/// Numbers of bytes, of the channels in turn.
+void normalise(std::span<const std::uint8_t> bytes, const Normalisation& normalisation, std::span<float> out);
 
 inline constexpr int kMostImageSize = 4096;
 

@@ -81,6 +81,7 @@ void add_settings(OptionTable& table, Settings& target, const std::vector<Declar
     const auto same = those_with(declared, &SettingSpec::name, name);
     const SettingSpec& spec = same.front().spec;
     const OptionKind kind = kind_of(spec);
+    const bool augments = spec.role == Role::kAugmentation;
     std::string to = flag + listed(texts_of(same, &Declared::title));
     if (spec.need.what != nullptr) to += fmt::format(" with {}", spec.need.what);
     table.add({.name = name,
@@ -92,7 +93,9 @@ void add_settings(OptionTable& table, Settings& target, const std::vector<Declar
                .value = variant != nullptr ? setting_of(target, same, *variant) : setting(target, spec),
                .applies = {.to = std::move(to), .unless = [same, unless] { return unless(same); }},
                .agree = spec.role == Role::kTolerance ? Agree::kNo : Agree::kValue,
-               .may_change = spec.role == Role::kTraining});
+               .may_change = spec.role == Role::kTraining,
+               .identity = augments ? name : std::string(),
+               .not_in_identity = augments ? to_string(spec.fallback) : std::string()});
   }
 }
 

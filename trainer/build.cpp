@@ -129,7 +129,8 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<chec
                             .usual_image_size = usual_image_size(config.model.name),
                             .characters = metadata ? metadata->characters : nullptr,
                             .table = metadata ? table_of(*metadata, config.reset_head) : nullptr,
-                            .parts = parts};
+                            .parts = parts,
+                            .ignored_label = ignored_label_of(config)};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   if (model.word_pieces) options.word_pieces = word_piece_options(config, metadata);
   if (!model.word_pieces && !config.vocabulary.empty()) options.vocabulary = open_byte_pairs(config, metadata);
@@ -321,6 +322,20 @@ void freeze(nn::Module& model, const std::string& patterns) {
 
 namespace {
 
+// A label that no sample can have would be ignored for nothing.
+void check_ignored(std::int32_t label, const data::Dataset& dataset) {
+  if (dataset.info().mixing.any())
+    throw UsageError(
+        fmt::format("--ignore-index {} with --mixup or --cutmix, which make probabilities of labels", label),
+        "leave one of them out");
+  if (dataset.has_numeric_targets() || (label >= 0 && label < dataset.classes()) ||
+      dataset.info().ignored_label == label)
+    return;
+  throw UsageError(
+      fmt::format("--ignore-index {} for {}, whose labels are 0 to {}", label, dataset.name(), dataset.classes() - 1),
+      "leave it out, or give a label that is among them");
+}
+
 // Whether the loss can compare the model's outputs with what the data have for them.
 void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
   const nn::LossFamily& loss = nn::loss_family(loss_of(config));
@@ -334,6 +349,11 @@ void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
                     loss.most_target),
         dataset.info().table != nullptr ? "use another loss; columns with 0 and 1 alone are classes by themselves"
                                         : "use another loss, or other targets");
+  if (dataset.info().mixing.any() && loss.takes_labels && !loss.takes_probabilities)
+    throw UsageError(
+        fmt::format("mixed samples have probabilities of classes, and the loss {} takes labels alone", loss.name),
+        "leave --mixup and --cutmix out, or use another loss");
+  if (const auto ignored = ignored_label_of(config)) check_ignored(*ignored, dataset);
   if (numbers ? loss.takes_numbers : loss.takes_labels) return;
   std::vector<std::string> others;
   for (const auto* other : nn::loss_families())
@@ -501,6 +521,13 @@ nn::LossFunction evaluation_loss(const TrainConfig& config) {
   return nn::make_loss(family, settings);
 }
 
+std::optional<std::int32_t> ignored_label_of(const TrainConfig& config) {
+  const auto& families = nn::loss_families();
+  const auto found = std::ranges::find(families, loss_of(config), [](const auto* family) { return family->name; });
+  if (found == families.end() || (*found)->ignored == nullptr) return std::nullopt;  // others complain of unknown ones
+  return (*found)->ignored(own_settings((*found)->settings, config.loss_settings, "loss " + (*found)->name));
+}
+
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.loss = training_loss(config),
           .clip_norm = config.clip_norm,
@@ -508,13 +535,14 @@ TrainingStep::Options step_options(const TrainConfig& config) {
           .activations = dtype_of(config.precision),
           .dropout = is_random(config.model),
           .seed = config.seed,
+          .ignored = ignored_label_of(config),
           .accumulate = config.accumulate,
           .in_step = config.sync_batchnorm};
 }
 
 bool wants_graphs(const TrainConfig& config) {
   return config.graphs.value_or(true) && !config.find_unused_parameters && config.shards == 0 &&
-         config.parallel != Parallel::kDp;
+         config.parallel != Parallel::kDp && !ignored_label_of(config);
 }
 
 void register_hook(const TrainConfig& config, parallel::DistributedDataParallel& ddp) {

@@ -112,6 +112,8 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 std::int64_t total_steps(const TrainConfig& config, std::int64_t steps_per_epoch);
 
 nn::LossFunction training_loss(const TrainConfig& config);
+/// The label of which that takes no account; none where all count.
+std::optional<std::int32_t> ignored_label_of(const TrainConfig& config);
 nn::LossFunction evaluation_loss(const TrainConfig& config);
 
 /// A step as the flags want it.

@@ -24,9 +24,10 @@
 namespace lockstep::trainer {
 namespace {
 
-constexpr std::size_t kSums = 9;
+constexpr std::size_t kSums = 10;
 
-/// Of some samples: loss, correct, samples, in the top five, whether the rank was asked to stop, and ErrorSums.
+/// Of some samples: loss, correct, samples, in the top five, whether the rank was asked to stop, targets that count,
+/// and ErrorSums.
 using Sums = std::array<double, kSums>;
 
 void add(Sums& sums, const Sums& more) {
@@ -72,6 +73,21 @@ SampleOutputs on_rank_0(comm::ProcessGroup& group, const SampleOutputs& mine) {
   SampleOutputs all{.outputs = gathered(mine.outputs), .targets = {}};
   all.targets = gathered(mine.targets);
   return all;
+}
+
+/// Without rows of this label.
+void leave_out(std::int32_t label, std::vector<float>& values, std::vector<std::int32_t>& labels) {
+  if (labels.empty()) return;
+  const std::size_t each = values.size() / labels.size();
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (labels[i] == label) continue;
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * each), each,
+                values.begin() + static_cast<std::ptrdiff_t>(kept * each));
+    labels[kept++] = labels[i];
+  }
+  values.resize(kept * each);
+  labels.resize(kept);
 }
 
 /// A program's own sums: of each pass one row after the other, so that with a tree they do not depend on the ranks.
@@ -165,18 +181,25 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
                       batch_size, {.workers = workers_, .memory = backend_.staging_memory()});
   std::vector<Sums> passes(1);                     // without a tree, all in one; with one, what is no pass's
   const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
-  InFlight<std::uint64_t> batches(backend_, numbers.bytes());
+  struct Counts {
+    std::uint64_t samples, targets;
+  };
+  InFlight<Counts> batches(backend_, numbers.bytes());
   const bool reads_outputs = confusion_ || errors_ || ranking_ || keeps_outputs_ || !metrics_.empty();
   OwnSums own(metrics_);
   std::deque<ErrorSums> errors;  // of the batches under way
   RankedSamples ranked;
   const auto take = [&] {
-    const auto [samples, bytes] = batches.take([] { throw_if_stopped("evaluating"); });
+    const auto [counts, bytes] = batches.take([] { throw_if_stopped("evaluating"); });
     std::array<float, 3> totals{};
     std::memcpy(totals.data(), bytes.data(), sizeof totals);
     if (along_tree_) passes.emplace_back();
-    Sums sums = {static_cast<double>(totals[0]), static_cast<double>(totals[1]), static_cast<double>(samples),
-                 top5_ ? static_cast<double>(totals[2]) : 0.0};
+    Sums sums = {static_cast<double>(totals[0]),
+                 static_cast<double>(totals[1]),
+                 static_cast<double>(counts.samples),
+                 top5_ ? static_cast<double>(totals[2]) : 0.0,
+                 0.0,
+                 static_cast<double>(counts.targets)};
     if (errors_) {
       std::ranges::copy(errors.front(), sums.end() - std::tuple_size_v<ErrorSums>);
       errors.pop_front();
@@ -198,23 +221,26 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
       loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
       if (top5_)
         backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
-                                     nn::Tensor::view_of(numbers.data<float>() + 2, {}));
+                                     nn::Tensor::view_of(numbers.data<float>() + 2, {}), ignored_);
       std::vector<float> values;
       if (reads_outputs) values = nn::values_of(backend_, logits.value());
-      if (confusion_) confusion.count(values, batch->labels);
       if (errors_) errors.push_back(error_sums(values, batch->targets));
-      if (ranking_) ranked.add(values, batch->labels);
       if (keeps_outputs_) keep(outputs_, values, *batch);
-      own.add({.samples = static_cast<std::size_t>(batch->count),
+      std::vector<std::int32_t> labels(batch->labels.begin(), batch->labels.end());
+      const bool leaves_out = ignored_ && format.targets == 1;
+      if (leaves_out) leave_out(*ignored_, values, labels);
+      if (confusion_) confusion.count(values, labels);
+      if (ranking_) ranked.add(values, labels);
+      own.add({.samples = leaves_out ? labels.size() : static_cast<std::size_t>(batch->count),
                .outputs = values,
                .targets = batch->targets,
-               .labels = batch->labels},
+               .labels = labels},
               /*new_row=*/along_tree_);
     } else {
       loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
     }
     backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
-    batches.add(batch->count, numbers);
+    batches.add({.samples = batch->count, .targets = counted_targets(*batch, ignored_)}, numbers);
     tape_.reset();
     if (batches.full()) take();
     backend_.finish_inputs();
@@ -232,11 +258,11 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   if (keeps_outputs_) outputs_ = on_rank_0(group_, std::exchange(outputs_, {}));
   const std::optional<double> auc = ranking_ ? std::optional(ranked.auc(group_)) : std::nullopt;
   flight::set_phase(flight::Phase::kRunning);  // not after an error, of which the flight record says where it was
-  const double targets = sums[2] * static_cast<double>(format.targets);
+  const double targets = sums[5];
   ErrorSums all_errors{};
   std::copy(sums.end() - all_errors.size(), sums.end(), all_errors.begin());
   return {.step = step,
-          .loss = sums[0] / targets,
+          .loss = targets > 0 || !ignored_ ? sums[0] / targets : 0,
           .accuracy = format.numeric_targets ? std::nan("") : sums[1] / targets,
           .samples = static_cast<std::int64_t>(sums[2]),
           .top5 = top5_ ? std::optional(sums[3] / targets) : std::nullopt,

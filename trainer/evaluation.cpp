@@ -58,19 +58,19 @@ Evaluated choose_samples(const TrainConfig& config, const std::optional<checkpoi
   return {part, count};
 }
 
-/// Of a text whose tokens are predicted one after the other: what a byte of it takes, on the average.
-std::optional<double> bits_per_byte(const EvalReport& report, const data::Dataset& dataset) {
+/// Of a text whose tokens are predicted one after the other, all of them: what a byte of it takes, on the average.
+std::optional<double> bits_per_byte(const TrainConfig& config, const EvalReport& report, const data::Dataset& dataset) {
   const double bytes = dataset.info().bytes_per_token;
-  if (bytes == 0 || dataset.vocabulary() != 0) return std::nullopt;
+  if (bytes == 0 || ignored_label_of(config) || dataset.vocabulary() != 0) return std::nullopt;
   return report.loss / std::numbers::ln2 / bytes;
 }
 
-std::string text_of(const EvalReport& report, const Evaluated& evaluated) {
+std::string text_of(const TrainConfig& config, const EvalReport& report, const Evaluated& evaluated) {
   const data::Dataset& dataset = *evaluated.dataset;
   std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
   if (dataset.has_tokens() && dataset.vocabulary() == 0)
     text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
-  if (const auto bits = bits_per_byte(report, dataset)) text += fmt::format("  bits per byte {:.4f}", *bits);
+  if (const auto bits = bits_per_byte(config, report, dataset)) text += fmt::format("  bits per byte {:.4f}", *bits);
   return text + figures_of(report) + fmt::format("  {} of {} samples", report.samples, evaluated.of);
 }
 
@@ -111,6 +111,7 @@ void run(TrainConfig config, session::Session& session) {
   if (dataset.classes() > 5) evaluator.count_top5();
   if (measures_outputs(config)) evaluator.measure();
   evaluator.add_metrics(own_metrics());
+  evaluator.ignore(ignored_label_of(config));
   const bool of_errors = config.report && dataset.has_numeric_targets() && dataset.targets_per_sample() == 1;
   if (config.report && !of_errors) comm::run_collectively(group, [&] { evaluator.count_confusion(); });
   if (of_errors || !config.predictions.empty()) evaluator.keep_outputs();
@@ -120,8 +121,8 @@ void run(TrainConfig config, session::Session& session) {
       metrics.write(data::DataSplits{.whole = evaluated.dataset});
       metrics.write(report);
       JsonObject json = json_of(report).add("data", dataset.name()).add("of", evaluated.of);
-      if (const auto bits = bits_per_byte(report, dataset)) json.add("bits_per_byte", *bits);
-      print(config.json ? json.text() : text_of(report, evaluated));
+      if (const auto bits = bits_per_byte(config, report, dataset)) json.add("bits_per_byte", *bits);
+      print(config.json ? json.text() : text_of(config, report, evaluated));
       if (of_errors) {
         const ErrorQuantiles errors(evaluator.outputs(), dataset);
         print(config.json ? errors.json().text() : errors.text());

@@ -61,12 +61,21 @@ void add_loss_scale_option(OptionTable& table, TrainConfig& config) {
 /// Of an unknown model nobody can say what it takes: others complain of it.
 bool is_known(const ModelConfig& model) { return nn::find_model_family(model.name) != nullptr; }
 
+/// How training changes samples at random, which evaluations do not.
+bool changes_samples(const SettingSpec& spec) {
+  return spec.name == data::kAugment || spec.role == Role::kAugmentation;
+}
+
 void add_data_settings(OptionTable& table, TrainConfig& config, bool (*wanted)(const SettingSpec& spec)) {
   add_settings(table, config.data_settings, declared_by(data::dataset_families(), wanted), "",
                [&config](const std::vector<Declared>& same) -> std::optional<std::string> {
                  const auto* family = data::find_dataset_family(config.data);
-                 if (family == nullptr || declares(same, family->name)) return std::nullopt;
-                 return "the data is " + family->name;
+                 if (family == nullptr) return std::nullopt;
+                 if (!declares(same, family->name)) return "the data is " + family->name;
+                 const SettingNeed& need = same.front().spec.need;
+                 if (need.holds == nullptr) return std::nullopt;
+                 return when(!need.holds(own_settings(family->settings, config.data_settings, "data " + family->name)),
+                             need.otherwise);
                });
 }
 
@@ -134,6 +143,13 @@ void add_vocabulary_options(OptionTable& table, TrainConfig& config) {
 
 }  // namespace
 
+Settings own_settings(std::span<const SettingSpec> specs, const Settings& given, const std::string& whose) {
+  Settings own;
+  for (const auto& [name, value] : given)
+    if (find_setting(specs, name) != nullptr) own.set(name, value);
+  return resolve(specs, own, whose);
+}
+
 void add_model_options(OptionTable& table, TrainConfig& config) {
   checkpoint::add_model_name(table, config.model);
   table.group("Model and data");
@@ -149,7 +165,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .default_text = "the data's",
              .value = integer(config.classes, 1, 1 << 24),
              .agree = Agree::kValue});
-  add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name != data::kAugment; });
+  add_data_settings(table, config, [](const SettingSpec& spec) { return !changes_samples(spec); });
   add_vocabulary_options(table, config);
   const auto declared = declared_by_models(
       [](const SettingSpec& spec) { return spec.role != Role::kTraining && spec.role != Role::kInitialValues; });
@@ -167,7 +183,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
 }
 
 void add_training_options(OptionTable& table, TrainConfig& config) {
-  add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name == data::kAugment; });
+  add_data_settings(table, config, changes_samples);
   const auto declared = declared_by_models(
       [](const SettingSpec& spec) { return spec.role == Role::kTraining || spec.role == Role::kInitialValues; });
   add_settings(
@@ -236,6 +252,11 @@ std::string losses_help() {
 void add_loss_options(OptionTable& table, TrainConfig& config, bool training) {
   options::Binding loss = choice_of_names(config.loss, nn::loss_names());
   loss.text = [&config] { return loss_of(config); };
+  loss.set = [set = loss.set](const std::string& name) {
+    for (const auto* family : nn::loss_families())
+      if (std::ranges::find(family->synonyms, name) != family->synonyms.end()) return set(family->name);
+    return set(name);
+  };
   table.add({.name = "loss",
              .placeholder = join(nn::loss_names(), "|"),
              .help = "loss function: " + losses_help(),

@@ -58,6 +58,14 @@ SampleFormat format_of(const data::Dataset& dataset) {
           .further = dataset.further_inputs()};
 }
 
+SampleFormat training_format_of(const data::Dataset& dataset) {
+  SampleFormat format = format_of(dataset);
+  if (!dataset.info().mixing.any()) return format;
+  format.target_dims = {dataset.classes()};
+  format.numeric_targets = true;
+  return format;
+}
+
 std::string SampleFormat::describe() const {
   return fmt::format("{}{}, targets {}", describe_array(dims, tokens), further.empty() ? "" : ", " + describe_further(),
                      describe_array(target_dims, !numeric_targets));
@@ -93,6 +101,12 @@ Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFor
                      [&](int input, const nn::Shape& shape, DType dtype) {
                        return backend.stage(data_of(input, dtype), shape, dtype, input);
                      });
+}
+
+std::uint64_t counted_targets(const data::Batch& batch, std::optional<std::int32_t> ignored) {
+  if (batch.labels.empty()) return batch.targets.size();
+  const auto left_out = ignored ? std::ranges::count(batch.labels, *ignored) : 0;
+  return batch.labels.size() - static_cast<std::uint64_t>(left_out);
 }
 
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations) {

@@ -86,7 +86,7 @@ void walk_smallest(const TrainConfig& config, nn::Backend& backend, const data::
   const auto meta = nn::make_meta_backend(backend);
   const auto model = build_shapes(config, *meta, dataset);
   try {
-    bytes_of_pass(config, *meta, *model, format_of(dataset), smallest.samples, true);
+    bytes_of_pass(config, *meta, *model, training_format_of(dataset), smallest.samples, true);
   } catch (const UsageError& error) {
     const std::string count = fmt::format("{} sample{}", smallest.samples, smallest.samples == 1 ? "" : "s");
     if (smallest.last_of_epoch)
@@ -145,7 +145,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
   on_device.moments += average;
   const auto devices = static_cast<std::int64_t>(plan.devices);
   const std::int64_t samples = (plan.samples + devices - 1) / devices;
-  const SampleFormat format = format_of(dataset);
+  const SampleFormat format = plan.train ? training_format_of(dataset) : format_of(dataset);
   on_device.parameters = state + bytes_of_copies(config, *meta, *model, format, samples, plan.train);
   on_device.activations = plan.passes * bytes_of_pass(config, *meta, *model, format, samples, plan.train);
   // After the largest one, whose errors have nothing to do with how many samples it has.

@@ -11,6 +11,7 @@
 #include "options/values.h"
 #include "session/opening.h"
 #include "trainer/best.h"
+#include "trainer/build.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -307,10 +308,11 @@ void add_graphs_option(OptionTable& table, TrainConfig& config) {
              .help = "on GPUs, run repeated steps as one CUDA graph",
              .default_text = "yes",
              .value = std::move(graphs),
-             .applies = {.to = "GPUs, without --find-unused and --parallel dp",
+             .applies = {.to = "GPUs, without --find-unused, --ignore-index and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
                            if (session::is_on_cpu(config.device)) return session::device_text(config.device);
                            if (config.find_unused_parameters) return "this run has --find-unused";
+                           if (ignored_label_of(config)) return "this run has --ignore-index";
                            return when(config.parallel == Parallel::kDp, "this run has --parallel dp");
                          }},
              .agree = Agree::kValue,

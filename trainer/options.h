@@ -5,6 +5,10 @@
 // their defaults in the help text are those that it holds now.
 #pragma once
 
+#include <span>
+#include <string>
+
+#include "lockstep/base/settings.h"
 #include "lockstep/trainer/config.h"
 #include "options/table.h"
 
@@ -33,6 +37,9 @@ void add_batch_options(OptionTable& table, TrainConfig& config);
 void add_update_options(OptionTable& table, TrainConfig& config);
 /// --loss, and of the losses' settings those that evaluations have, or also those of training alone.
 void add_loss_options(OptionTable& table, TrainConfig& config, bool training);
+/// Those of `given` that `specs` have, and the fallbacks of the others: what a family is opened or made with. Settings
+/// that it does not have are refused by themselves.
+Settings own_settings(std::span<const SettingSpec> specs, const Settings& given, const std::string& whose);
 /// The learning rate's schedule.
 void add_schedule_options(OptionTable& table, TrainConfig& config);
 /// Whether GPUs' kernels give the same bits each time.

@@ -322,6 +322,8 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   if (dataset.word_pieces() != nullptr) manifest.identity.emplace_back("word pieces", dataset.word_pieces()->sha256());
   if (!dataset.info().vocabulary_sha256.empty())
     manifest.identity.emplace_back("vocabulary", dataset.info().vocabulary_sha256);
+  if (const auto ignored = ignored_label_of(config))
+    manifest.identity.emplace_back("ignored label", fmt::to_string(*ignored));
   if (config.shards > 0)
     manifest.identity.emplace_back("threads of a shard", fmt::to_string(threads_of_a_shard(config)));
   manifest.settings = {

@@ -53,6 +53,7 @@ TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, s
 }
 
 Inputs TrainingStep::upload(const data::Batch& batch) {
+  if (options_.ignored) counted_ = counted_targets(batch, options_.ignored);
   return batch.empty() ? Inputs() : inputs_of(backend_, batch, format_);
 }
 
@@ -68,7 +69,18 @@ void TrainingStep::run(std::int64_t step, const Inputs& inputs, const sampler::S
   run({.step = step, .plan = plan, .lr = lr, .begin = Clock::now()}, inputs);
 }
 
+// Which labels are ignored each rank knows of its own, and means are over those of all.
+double TrainingStep::targets_of(const sampler::StepPlan& plan) {
+  if (!options_.ignored) return static_cast<double>(plan.global_count) * static_cast<double>(format_.targets);
+  double all = 0;
+  for (const std::int64_t counted : ddp_.group().all_gather_numbers(static_cast<std::int64_t>(counted_)))
+    all += static_cast<double>(counted);
+  return all;
+}
+
 void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
+  step.targets = targets_of(step.plan);
+  scale_ = step.targets > 0 ? options_.loss_scale / static_cast<float>(step.targets) : 0.0f;
   optimizer_->begin_step(step.lr, step.momentum);
   ddp_.set_step(step.step);
   if (options_.carried != nullptr && step.plan.global_begin == 0) options_.carried->reset();
@@ -88,6 +100,7 @@ void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
 bool TrainingStep::run_captured(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
   if (graphs_ == nullptr || options_.trace != nullptr) return false;
   if (options_.accumulate > 1 && dropout_state_.defined()) return false;  // what is dropped changes from part to part
+  if (options_.ignored) return false;                                     // the losses' scale changes from step to step
   return graphs_->run(step, plan.global_count, inputs, [&](const Inputs& copied) { compute(step, copied, plan); });
 }
 
@@ -114,7 +127,6 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
 
 /// Each shard is a pass of its own; backward of the last one ends when all ranks' sums are there.
 void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
-  const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
   const std::uint64_t first = plan.local_begin - plan.global_begin;
   const auto part_of = [&](std::uint32_t shard) {
     const sampler::Slice all = sampler::slice_of(plan.global_count, shard, options_.tree->leaves());
@@ -133,8 +145,7 @@ void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const
           write_dropout_state(pass.backend, state, step, plan, part);
           pass.tape.set_dropout_state(state);
         }
-        const nn::Loss loss =
-            forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, options_.loss_scale / targets);
+        const nn::Loss loss = forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, scale_);
         pass.backend.pointwise().add_to(loss.totals(), 1.0f, pass.scalars.slice(kLoss, kCount));
         pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops), static_cast<float>(part.count));
         return loss.value;
@@ -149,9 +160,8 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   std::optional<DistributedDataParallel::NoSync> no_sync;
   if (!last) no_sync.emplace(ddp_);
   if (part.count < plan.local_count) write_dropout_state(backend_, dropout_state_, step, plan, part);
-  const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
   flight::set_phase(flight::Phase::kForward);
-  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, options_.loss_scale / targets);
+  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, scale_);
   backend_.pointwise().add_to(loss.totals(), 1.0f, ddp_.scalars().slice(kLoss, kCount));
   flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();

@@ -39,6 +39,7 @@ struct StepInFlight {
   sampler::StepPlan plan;
   double lr = 0;
   std::optional<double> momentum = {};
+  double targets = 0;  // of all ranks: what the loss is the mean of
   Clock::time_point begin;
   Clock::duration waited{};  // stood waiting for collectives
 };
@@ -56,8 +57,9 @@ class TrainingStep {
     DType activations = DType::kF32;  // or kBF16 or kF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
-    float loss_scale = 1;  // of a loss that is the mean over the global batch
-    int accumulate = 1;    // parts in which a rank's share of a step is computed
+    float loss_scale = 1;                      // of a loss that is the mean over the global batch
+    std::optional<std::int32_t> ignored = {};  // the label of which the loss takes no account
+    int accumulate = 1;                        // parts in which a rank's share of a step is computed
     bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
     const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none
     nn::MovingAverage* average = nullptr;       // of `ddp`'s parameters, which follows each step; nullptr: none
@@ -108,6 +110,7 @@ class TrainingStep {
   void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
                     bool last);
   void compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
+  double targets_of(const sampler::StepPlan& plan);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step, const sampler::StepPlan& plan,
                            const sampler::Slice& part) const;
@@ -128,6 +131,8 @@ class TrainingStep {
   std::unique_ptr<LayerTrace> layers_;
   StepGraphs* graphs_ = nullptr;
   nn::Tensor dropout_state_;         // (3) i64; undefined without dropout
+  std::uint64_t counted_ = 0;        // targets of the batch that was uploaded last, without those that are ignored
+  float scale_ = 1;                  // of the losses of the step under way
   std::vector<std::size_t> summed_;  // parameters whose sums have come, of the update under way
   bool first_bucket_ = true;         // of that
   bool choice_reported_ = false;     // DistributedDataParallel::bucket_choice()

@@ -152,7 +152,7 @@ class Run {
     if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
     options.trace = trace();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
-    step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
+    step_.emplace(backend_, *ddp_, std::move(optimizer), training_format_of(*splits_.train), options);
     if (resumed_ && mirror_) write_missing_copies();
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
     stragglers_.emplace(group_, backend_.steps_ahead() > 0);
@@ -191,6 +191,7 @@ class Run {
                         dtype_of(config_.precision), evaluation_loss(config_));
     if (evaluator && measures_outputs(config_)) evaluator->measure();
     if (evaluator) evaluator->add_metrics(own_metrics());
+    if (evaluator) evaluator->ignore(ignored_label_of(config_));
     if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
@@ -407,17 +408,16 @@ class Run {
 
     LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == outcome.plan.global_count, "{} of {} samples",
                     outcome.totals.count, outcome.plan.global_count);
-    const StepReport report{
-        .step = outcome.step,
-        .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
-        .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->targets_per_sample())),
-        .lr = outcome.lr,
-        .grad_norm = outcome.grad_norm,
-        .step_ms = 1e3 * seconds,
-        .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-        .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
-        .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
-        .scaling = outcome.scaling};
+    const StepReport report{.step = outcome.step,
+                            .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
+                            .loss = outcome.targets > 0 ? outcome.totals.loss / outcome.targets : 0,
+                            .lr = outcome.lr,
+                            .grad_norm = outcome.grad_norm,
+                            .step_ms = 1e3 * seconds,
+                            .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
+                            .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
+                            .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
+                            .scaling = outcome.scaling};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
     tell_launcher(seconds, now);

@@ -41,33 +41,45 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 
 }  // namespace
 
-Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing) {
-  return cross_entropy(tape, outputs, labels, scale, smoothing, Outputs::kKept);
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& targets, float scale, const TargetRule& rule) {
+  return cross_entropy(tape, outputs, targets, scale, rule, Outputs::kKept);
 }
 
-Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing, Outputs use) {
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& targets, float scale, const TargetRule& rule, Outputs use) {
   check_operand(tape, outputs, "cross entropy");
-  check_tensor(tape, labels, DType::kI32, "cross entropy was given labels");
-  check_scale(scale);
-  if (!(smoothing >= 0 && smoothing < 1))
-    throw UsageError(fmt::format("cross entropy with labels smoothed by {}", smoothing),
-                     "give a number from 0 to below 1");
-  const Tape::OpScope scope(tape, "cross_entropy");
   const Shape& shape = outputs.shape();
+  const bool soft = targets.dtype() == DType::kF32 && targets.shape() == shape;  // one of labels has fewer axes
+  check_tensor(tape, targets, soft ? DType::kF32 : DType::kI32, "cross entropy was given labels");
+  check_scale(scale);
+  if (!(rule.smoothing >= 0 && rule.smoothing < 1))
+    throw UsageError(fmt::format("cross entropy with labels smoothed by {}", rule.smoothing),
+                     "give a number from 0 to below 1");
+  check_usage(!soft || !rule.ignored, "cross entropy of probabilities with a label that is ignored",
+              "give labels, or leave TargetRule::ignored out");
+  if (rule.weights.defined()) check_tensor(tape, rule.weights, DType::kF32, "cross entropy was given weights");
+  const Tape::OpScope scope(tape, "cross_entropy");
   const int axes = shape.size() - 1;
-  if (axes < 1 || labels.shape() != Shape(shape.dims().first(static_cast<std::size_t>(axes))))
+  if (axes < 1 || (!soft && targets.shape() != Shape(shape.dims().first(static_cast<std::size_t>(axes)))))
     throw UsageError(
-        fmt::format("cross entropy of logits {} with labels {}", to_string(shape), to_string(labels.shape())),
+        fmt::format("cross entropy of logits {} with labels {}", to_string(shape), to_string(targets.shape())),
         "logits have the labels' axes, and one of the classes after them");
   check_usage(shape[axes] > 0, "cross entropy over no classes", "give the model's last layer an output for each class");
+  if (rule.weights.defined() && rule.weights.shape() != Shape{shape[axes]})
+    throw UsageError(
+        fmt::format("cross entropy of logits {} with weights {}", to_string(shape), to_string(rule.weights.shape())),
+        "give one for each class");
   Tensor totals = tape.backend().empty({2});
-  const Shape rows = {labels.count(), shape[axes]};
+  const Shape rows = {shape.count() / shape[axes], shape[axes]};
   Tensor dlogits = use == Outputs::kTaken && tape.recording() ? tape.take_value(outputs) : Tensor();
   const Tensor logits = dlogits.defined() ? dlogits : outputs.rows();
   if (!dlogits.defined()) dlogits = gradient_for(tape, outputs);
-  tape.backend().loss().cross_entropy(logits.reshaped(rows), labels.reshaped({rows[0]}),
-                                      LossScale(scale, tape.loss_scale()), smoothing, totals,
-                                      dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
+  const LossScale by(scale, tape.loss_scale());
+  const Tensor gradient = dlogits.defined() ? dlogits.reshaped(rows) : dlogits;
+  LossKernels& kernels = tape.backend().loss();
+  if (soft)
+    kernels.soft_cross_entropy(logits.reshaped(rows), targets.reshaped(rows), by, rule, totals, gradient);
+  else
+    kernels.cross_entropy(logits.reshaped(rows), targets.reshaped({rows[0]}), by, rule, totals, gradient);
   return finish(tape, outputs, std::move(totals), dlogits.with_zeros_between_rows());
 }
 

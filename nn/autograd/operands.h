@@ -51,7 +51,7 @@ inline void check_tensor(const Tape& tape, const Tensor& tensor, DType wanted, c
 
 /// What a loss may do with the model's outputs: take their memory for their gradient where Tape::take_value() gives it.
 enum class Outputs : std::uint8_t { kKept, kTaken };
-Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing, Outputs use);
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& targets, float scale, const TargetRule& rule, Outputs use);
 
 /// Note [Operators of one value]
 /// An operator of one value is a struct: settings, kName, shape(x) of the result, and

@@ -1,5 +1,6 @@
 #include "lockstep/nn/losses/losses.h"
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -24,70 +25,60 @@ SettingSpec class_weights() {
           .neutral = std::vector<double>{}};
 }
 
-/// The logarithms of the classes' probabilities, and what is known of the labels: (…, K), and (…, 1) each.
-struct Classified {
-  Var log_p;
-  Var of_label;                // log_p of the label
-  std::optional<Var> weight;   // of the label; none: 1
-  std::optional<Var> weights;  // (K)
-};
+std::int64_t classes_of(Var outputs) { return outputs.shape()[outputs.shape().size() - 1]; }
 
-Classified classified(Tape& tape, Var outputs, const Tensor& labels, const std::vector<double>& weights) {
-  const Var log_p = log_softmax(tape, to_f32(tape, outputs));
-  Shape column = log_p.shape();
-  std::int64_t& last = column[column.size() - 1];
-  const std::int64_t classes = std::exchange(last, 1);
-  Classified made = {
-      .log_p = log_p, .of_label = gather(tape, log_p, -1, labels.reshaped(column)), .weight = {}, .weights = {}};
-  if (weights.empty()) return made;
+/// (K), a weight for each of the classes; undefined where there are none.
+Tensor weights_of_classes(Tape& tape, const std::vector<double>& weights, std::int64_t classes) {
+  if (weights.empty()) return {};
   if (static_cast<std::int64_t>(weights.size()) != classes)
     throw UsageError(fmt::format("--class-weights with {} numbers for outputs of {} classes", weights.size(), classes),
                      "give one for each class, in the order of their numbers");
   const std::vector<float> values(weights.begin(), weights.end());
-  const Tensor all = tape.backend().empty({classes, 1});
+  Tensor all = tape.backend().empty({classes});
   tape.backend().write(std::as_bytes(std::span(values)), all);
-  const Var rows = tape.input(all);
-  made.weight = reshape(tape, index_select(tape, rows, labels.reshaped({labels.count()})), column);
-  made.weights = reshape(tape, rows, {classes});
-  return made;
+  return all;
 }
 
-// PyTorch's CrossEntropyLoss with weights, of which its reduction="sum" is the sum: with smoothing, of a class's weight
-// times its share of the label.
-LossFunction weighted_cross_entropy(std::vector<double> weights, float smoothing) {
-  return [weights = std::move(weights), smoothing](Tape& tape, Var outputs, const Tensor& labels, float scale) {
-    const Classified of = classified(tape, outputs, labels, weights);
-    const Var own = mul(tape, *of.weight, affine(tape, of.of_label, smoothing - 1));
-    if (smoothing == 0) return sum(tape, own, scale);
-    const float share = smoothing / static_cast<float>(of.log_p.shape()[of.log_p.shape().size() - 1]);
-    return sum(tape, add(tape, own, sum_over(tape, mul(tape, affine(tape, of.log_p, -share), *of.weights), {-1}, true)),
-               scale);
-  };
+std::optional<std::int32_t> ignored_of(const Settings& settings) {
+  const auto& given = settings.integers("ignore-index");
+  return given.empty() ? std::nullopt : std::optional(static_cast<std::int32_t>(given[0]));
 }
 
 // Softmax cross entropy, with labels smoothed as in Szegedy et al., "Rethinking the Inception Architecture for Computer
 // Vision" (2016).
 const LossFamily& cross_entropy_family() {
-  static const LossFamily family = {.name = "cross_entropy",
-                                    .about = "a class for each output",
-                                    .settings = {{.name = "label-smoothing",
-                                                  .fallback = 0.0,
-                                                  .help = "share of each label to spread evenly over all classes",
-                                                  .role = SettingSpec::Role::kTraining,
-                                                  .high = 1,
-                                                  .open_high = true,
-                                                  .placeholder = "E",
-                                                  .neutral = 0.0},
-                                                 class_weights()},
-                                    .make = [](const Settings& settings) -> LossFunction {
-                                      if (const auto& weights = settings.numbers("class-weights"); !weights.empty())
-                                        return weighted_cross_entropy(
-                                            weights, static_cast<float>(settings.number("label-smoothing")));
-                                      return [smoothing = static_cast<float>(settings.number("label-smoothing"))](
-                                                 Tape& tape, Var outputs, const Tensor& targets, float scale) {
-                                        return cross_entropy(tape, outputs, targets, scale, smoothing, Outputs::kTaken);
-                                      };
-                                    }};
+  static const LossFamily family = {
+      .name = "cross_entropy",
+      .about = "a class for each output",
+      .settings = {{.name = "label-smoothing",
+                    .fallback = 0.0,
+                    .help = "share of each label to spread evenly over all classes",
+                    .role = SettingSpec::Role::kTraining,
+                    .high = 1,
+                    .open_high = true,
+                    .placeholder = "E",
+                    .neutral = 0.0},
+                   class_weights(),
+                   {.name = "ignore-index",
+                    .fallback = std::vector<std::int64_t>{},
+                    .help = "label that counts for nothing, in evaluations neither",
+                    .low = std::numeric_limits<std::int32_t>::min(),
+                    .high = std::numeric_limits<std::int32_t>::max(),
+                    .placeholder = "I",
+                    .default_text = "none",
+                    .most_many = 1,
+                    .neutral = std::vector<std::int64_t>{}}},
+      .takes_probabilities = true,
+      .ignored = ignored_of,
+      .make = [](const Settings& settings) -> LossFunction {
+        return [smoothing = static_cast<float>(settings.number("label-smoothing")),
+                weights = settings.numbers("class-weights"),
+                ignored = ignored_of(settings)](Tape& tape, Var outputs, const Tensor& targets, float scale) {
+          return cross_entropy(tape, outputs, targets, scale,
+                               {smoothing, ignored, weights_of_classes(tape, weights, classes_of(outputs))},
+                               Outputs::kTaken);
+        };
+      }};
   return family;
 }
 
@@ -104,15 +95,29 @@ const LossFamily& focal_family() {
                     .low = 0,
                     .placeholder = "G"},
                    class_weights()},
+      .takes_probabilities = true,
       .make = [](const Settings& settings) -> LossFunction {
         return [gamma = static_cast<float>(settings.number("focusing")), weights = settings.numbers("class-weights")](
-                   Tape& tape, Var outputs, const Tensor& labels, float scale) {
-          const Classified of = classified(tape, outputs, labels, weights);
-          // Above 0: where gamma is below 1 the power's slope at 0 is not finite.
-          constexpr float kLeast = 1e-12f;
-          const Var missing = clamp(tape, affine(tape, exp(tape, of.of_label), -1, 1), kLeast, 1);
-          const Var each = mul(tape, pow(tape, missing, gamma), affine(tape, of.of_label, -1));
-          return sum(tape, of.weight ? mul(tape, *of.weight, each) : each, scale);
+                   Tape& tape, Var outputs, const Tensor& targets, float scale) {
+          const auto loss_of = [&](Var log_p) {
+            // Above 0: where gamma is below 1 the power's slope at 0 is not finite.
+            constexpr float kLeast = 1e-12f;
+            const Var missing = clamp(tape, affine(tape, exp(tape, log_p), -1, 1), kLeast, 1);
+            return mul(tape, pow(tape, missing, gamma), affine(tape, log_p, -1));
+          };
+          const Var log_p = log_softmax(tape, to_f32(tape, outputs));
+          const Tensor of_classes = weights_of_classes(tape, weights, classes_of(outputs));
+          if (targets.dtype() == DType::kF32) {
+            const Var each = mul(tape, tape.input(targets), loss_of(log_p));
+            return sum(tape, of_classes.defined() ? mul(tape, each, tape.input(of_classes)) : each, scale);
+          }
+          Shape column = log_p.shape();
+          const std::int64_t classes = std::exchange(column[column.size() - 1], 1);
+          const Var each = loss_of(gather(tape, log_p, -1, targets.reshaped(column)));
+          if (!of_classes.defined()) return sum(tape, each, scale);
+          const Var of_labels =
+              index_select(tape, tape.input(of_classes.reshaped({classes, 1})), targets.reshaped({targets.count()}));
+          return sum(tape, mul(tape, reshape(tape, of_labels, column), each), scale);
         };
       }};
   return family;
@@ -122,6 +127,7 @@ const LossFamily& focal_family() {
 const LossFamily& squared_error_family() {
   static const LossFamily family = {.name = "squared_error",
                                     .about = "a number for each output: PyTorch's MSELoss",
+      .synonyms = {"mse"},
                                     .takes_numbers = true,
                                     .takes_labels = false,
                                     .make = [](const Settings&) -> LossFunction {

@@ -271,6 +271,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.data_settings.word("categorical"), "e");
   EXPECT_EQ(config.model.settings.integer("embedding-dim"), 3);
   EXPECT_EQ(train_config({"mlp", "--loss=huber", "--delta=0.5"}).loss_settings.number("delta"), 0.5);
+  EXPECT_EQ(train_config({"mlp", "--loss=mse"}).loss, "squared_error");
   EXPECT_EQ(train_config({"mlp", "--loss=bce", "--pos-weight=3"}).loss_settings.number("pos-weight"), 3);
   EXPECT_EQ(train_config({"mlp", "--schedule=one-cycle", "--rise=0.4", "--start-divisor=5", "--end-divisor=7",
                           "--cycle-momentum=0.95,0.85"})

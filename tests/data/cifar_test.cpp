@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "data/rand_augment.h"
 #include "data/resample.h"
 #include "lockstep/data/open.h"
 #include "tests/data/idx_files.h"
@@ -119,6 +120,26 @@ TEST_F(Cifar10Test, ErasedSamplesAreTheOthersWithARectangleOfZeros) {
     for (std::size_t i = 0; i < plain.size(); ++i) ASSERT_TRUE(erased[i] == plain[i] || erased[i] == 0);
   }
   EXPECT_GE(changed, 19);
+}
+
+TEST_F(Cifar10Test, RandAugmentChangesTheBytesOfTheOthers) {
+  const auto plain = open().train;
+  const auto changed = open({.settings = {{"randaugment", {2, 9}}}}).train;
+  std::vector<float> x(3072), y(3072), wanted(3072);
+  std::int32_t label = -1;
+  PixelChanger changer;
+  for (std::uint64_t draw = 0; draw < 20; ++draw) {
+    plain->read_augmented(3, draw, x, label);
+    changed->read_augmented(3, draw, y, label);
+    std::vector<std::uint8_t> bytes;
+    for (std::size_t i = 0; i < x.size(); ++i) bytes.push_back(static_cast<std::uint8_t>(byte_of(x[i], i % 3)));
+    changer.apply({.count = 2, .bin = 9}, draw, bytes, {32, 32});
+    normalise(bytes, kCifar10, wanted);
+    ASSERT_EQ(y, wanted) << draw;
+  }
+  plain->read(3, x, label);
+  changed->read(3, y, label);
+  EXPECT_EQ(x, y);
 }
 
 TEST_F(Cifar10Test, CutAndWrongFilesAreNamedWithTheByte) {

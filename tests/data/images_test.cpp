@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "base/error.h"
@@ -64,6 +65,41 @@ class ImagesTest : public ::testing::Test {
 
   TemporaryDirectory directory_;
 };
+
+TEST_F(ImagesTest, RandAugmentChangesTheBytesOfAugmentedSamples) {
+  put_classes({"a", "b"});
+  const auto plain = open().train, changed = open({.settings = {{"randaugment", {3, 20}}}}).train;
+  std::vector<float> x(plain->sample_elements()), y(x.size()), wanted(x.size());
+  std::int32_t label = -1;
+  PixelChanger changer;
+  for (std::uint64_t draw = 0; draw < 20; ++draw) {
+    plain->read_augmented(draw % 18, draw, x, label);
+    changed->read_augmented(draw % 18, draw, y, label);
+    std::vector<std::uint8_t> bytes;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      bytes.push_back(
+          static_cast<std::uint8_t>(std::lround((x[i] * kImageNet.std[i % 3] + kImageNet.mean[i % 3]) * 255)));
+    changer.apply({.count = 3, .bin = 20}, draw, bytes, {8, 8});
+    normalise(bytes, kImageNet, wanted);
+    ASSERT_EQ(y, wanted) << draw;
+  }
+  EXPECT_EQ(read(*plain, 3), read(*changed, 3));
+}
+
+// The next whole image takes a corrupt partner's place, with its label.
+TEST_F(ImagesTest, SamplesAreMixedWithWholeImages) {
+  put_classes({"a", "b"});
+  for (int i = 0; i < 9; ++i) put_text(fmt::format("a/{}.{}", i, i % 2 == 0 ? "png" : "jpg"), "no image");
+  const auto train = open({.settings = {{"mixup", 1.0}}}).train;
+  Loader loader(train, sampler::DistributedSampler({.length = 18, .seed = 1, .global_batch = 18}, 0, 1),
+                {.workers = 2});
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    const Batch& batch = loader.next();
+    ASSERT_EQ(batch.targets.size(), 36u);
+    for (std::size_t i = 0; i < 18; ++i) EXPECT_NEAR(batch.targets[2 * i] + batch.targets[2 * i + 1], 1, 1e-6);
+  }
+  EXPECT_GE(train->corrupt(), 8u);
+}
 
 TEST_F(ImagesTest, EveryTenthIsForValidation) {
   put_classes({"b", "a", "c"});

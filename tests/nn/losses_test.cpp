@@ -115,19 +115,47 @@ class LossesOfClasses : public Losses {
   }
   void expect(const LossFunction& loss, const std::function<double(const std::vector<double>&, int)>& expected,
               DType dtype = DType::kF32) {
-    const Tensor y = random_tensor(*backend, {kRows, kClasses}, 3);
     const Tensor labels = backend->empty({kRows}, DType::kI32);
     for (std::int32_t i = 0; i < kRows; ++i) labels.data<std::int32_t>()[i] = (i * 2) % 3;
+    expect_of(
+        loss, labels,
+        [&](const std::vector<double>& log_p, std::int64_t i) {
+          return expected(log_p, labels.data<std::int32_t>()[i]);
+        },
+        dtype);
+  }
+  /// Of targets that are probabilities, of class `k` of a row: the sum of what each class has.
+  void expect_soft(const LossFunction& loss,
+                   const std::function<double(const std::vector<double>& log_p, double p, std::size_t k)>& expected,
+                   DType dtype = DType::kF32) {
+    const Tensor p = backend->zeros({kRows, kClasses});
+    const float shares[] = {1, 0.75f, 0.5f, 0, 0.3f, 1e-6f};
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      p.f32()[i * kClasses + i * 2 % 3] += shares[i];
+      p.f32()[i * kClasses + i % 2] += 1 - shares[i];
+    }
+    expect_of(
+        loss, p,
+        [&](const std::vector<double>& log_p, std::int64_t i) {
+          double sum = 0;
+          for (std::size_t k = 0; k < log_p.size(); ++k)
+            sum += expected(log_p, p.f32()[i * kClasses + static_cast<std::int64_t>(k)], k);
+          return sum;
+        },
+        dtype);
+  }
+  void expect_of(const LossFunction& loss, const Tensor& targets,
+                 const std::function<double(const std::vector<double>& log_p, std::int64_t row)>& expected,
+                 DType dtype) {
+    const Tensor y = random_tensor(*backend, {kRows, kClasses}, 3);
     y.data<float>()[0] = 30;  // a label that is certain
     const Tensor given = backend->empty(y.shape(), dtype);
     backend->pointwise().cast(y, given);
     backend->pointwise().cast(given, y);
     tape.reset();
     const Var x = tape.differentiable_input(given);
-    const Loss made = loss(tape, x, labels, 0.5f);
-    const auto value = [&](const std::vector<double>& row, std::int64_t i) {
-      return expected(log_softmax_of(row), labels.data<std::int32_t>()[i]);
-    };
+    const Loss made = loss(tape, x, targets, 0.5f);
+    const auto value = [&](const std::vector<double>& row, std::int64_t i) { return expected(log_softmax_of(row), i); };
     double sum = 0;
     std::vector<double> slopes;
     for (std::int64_t i = 0; i < kRows; ++i) {
@@ -177,6 +205,57 @@ TEST_F(LossesOfClasses, AreTheirFormulas) {
             },
             dtype);
       }
+  }
+}
+
+TEST_F(LossesOfClasses, AreTheirFormulasOfProbabilitiesToo) {
+  const std::vector<double> weights = {0.25, 3, 0};
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const bool weighted : {false, true}) {
+      const auto weight = [&](std::size_t k) { return weighted ? weights[k] : 1; };
+      for (const double smoothing : {0.0, 0.3}) {
+        Settings settings = {{"label-smoothing", smoothing}};
+        if (weighted) settings.set("class-weights", weights);
+        expect_soft(
+            make_loss(usual_loss(), settings),
+            [&](const std::vector<double>& log_p, double p, std::size_t k) {
+              return -weight(k) * ((1 - smoothing) * p + smoothing / kClasses) * log_p[k];
+            },
+            dtype);
+      }
+      for (const double gamma : {0.0, 0.5, 2.0}) {
+        Settings settings = {{"focusing", gamma}};
+        if (weighted) settings.set("class-weights", weights);
+        expect_soft(
+            make_loss(loss_family("focal"), settings),
+            [&](const std::vector<double>& log_p, double p, std::size_t k) {
+              return weight(k) * p * std::pow(std::max(1 - std::exp(log_p[k]), 1e-12), gamma) * -log_p[k];
+            },
+            dtype);
+      }
+    }
+}
+
+// Probabilities of one class are its label, also in what is counted.
+TEST_F(LossesOfClasses, CertainProbabilitiesAreLabels) {
+  const Tensor y = random_tensor(*backend, {kRows, kClasses}, 5);
+  const Tensor labels = backend->empty({kRows}, DType::kI32), p = backend->zeros({kRows, kClasses});
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    labels.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % 3);
+    p.f32()[i * kClasses + i % 3] = 1;
+  }
+  for (const float smoothing : {0.0f, 0.1f}) {
+    std::vector<std::vector<float>> both;
+    for (const Tensor& targets : {labels, p}) {
+      tape.reset();
+      const Var x = tape.differentiable_input(y);
+      const Loss made = cross_entropy(tape, x, targets, 0.5f, smoothing);
+      both.push_back({made.totals().f32()[0], made.totals().f32()[1]});
+      tape.backward(made.value);
+      for (const float d : tape.grad(x).span<float>()) both.back().push_back(d);
+    }
+    EXPECT_EQ(both[0][1], both[1][1]);
+    for (std::size_t i = 0; i < both[0].size(); ++i) EXPECT_NEAR(both[0][i], both[1][i], 1e-6f) << i;
   }
 }
 

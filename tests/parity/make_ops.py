@@ -152,6 +152,15 @@ CROSS_ENTROPY = {  # (…, classes), label_smoothing
     "cross-entropy-tokens": ((2, 5, 33), 0.0),
     "cross-entropy-smoothed": ((7, 10), 0.1),
 }
+SOFT_CROSS_ENTROPY = {  # shape, label_smoothing, whether with weights of the classes
+    "soft-cross-entropy": ((7, 10), 0.0, False),
+    "soft-cross-entropy-smoothed": ((5, 33), 0.1, False),
+    "soft-cross-entropy-weighted": ((7, 10), 0.2, True),
+}
+IGNORED = {  # shape, label_smoothing, ignore_index, which every third label is
+    "cross-entropy-ignored": ((7, 10), 0.0, -100),
+    "cross-entropy-ignored-class": ((8, 5), 0.1, 2),
+}
 
 
 def tensor(values):
@@ -196,6 +205,23 @@ def main():
         x = (4 * tensor(counter.uniform(f"{name}/x", shape))).requires_grad_()
         labels = torch.from_numpy(counter.below(f"{name}/labels", shape[:-1], shape[-1]))
         loss = F.cross_entropy(x.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
+        loss.backward()
+        made.add(f"{name}/loss", loss)
+        made.add(f"{name}/gradient/x", x.grad)
+    for name, (shape, smoothing, weighted) in SOFT_CROSS_ENTROPY.items():
+        x = (4 * tensor(counter.uniform(f"{name}/x", shape))).requires_grad_()
+        targets = tensor(counter.uniform(f"{name}/targets", shape)).abs()
+        targets /= targets.sum(-1, keepdim=True)
+        weights = tensor(counter.uniform(f"{name}/weights", shape[-1:])).abs() if weighted else None
+        loss = F.cross_entropy(x, targets, weights, label_smoothing=smoothing)
+        loss.backward()
+        made.add(f"{name}/loss", loss)
+        made.add(f"{name}/gradient/x", x.grad)
+    for name, (shape, smoothing, ignored) in IGNORED.items():
+        x = (4 * tensor(counter.uniform(f"{name}/x", shape))).requires_grad_()
+        labels = torch.from_numpy(counter.below(f"{name}/labels", shape[:-1], shape[-1]))
+        labels[::3] = ignored
+        loss = F.cross_entropy(x, labels, label_smoothing=smoothing, ignore_index=ignored)
         loss.backward()
         made.add(f"{name}/loss", loss)
         made.add(f"{name}/gradient/x", x.grad)

@@ -1,12 +1,14 @@
 // Single operators and their gradients, against PyTorch's (make_ops.py).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
 #include <iostream>
 
 #include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/losses/losses.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
@@ -299,6 +301,65 @@ TEST_F(Ops, CrossEntropy) {
     golden().expect(name + "/gradient/x", download(*backend_, tape_.grad(x)), kGradients);
     EXPECT_EQ(golden().not_compared(name + "/"), std::vector<std::string>{});
     tape_.reset();
+  }
+}
+
+// Probabilities in place of labels, and labels that are ignored, of whose divisor those are no part.
+TEST_F(Ops, OtherCrossEntropies) {
+  const auto compare = [&](const std::string& name, const nn::Var x, const nn::Loss& loss, float rows) {
+    golden().expect(name + "/loss", std::array{download(*backend_, loss.totals())[0] / rows}, kOutputs);
+    tape_.backward(loss.value);
+    golden().expect(name + "/gradient/x", download(*backend_, tape_.grad(x)), kGradients);
+    EXPECT_EQ(golden().not_compared(name + "/"), std::vector<std::string>{});
+    tape_.reset();
+  };
+  struct Soft {
+    std::string name;
+    Extents shape;
+    double smoothing;
+    bool weighted;
+  };
+  for (const auto& [name, shape, smoothing, weighted] :
+       {Soft{"soft-cross-entropy", {7, 10}, 0, false}, Soft{"soft-cross-entropy-smoothed", {5, 33}, 0.1, false},
+        Soft{"soft-cross-entropy-weighted", {7, 10}, 0.2, true}}) {
+    const std::int64_t rows = shape[0], classes = shape[1];
+    const nn::Var x = input(name, shape, 4.0f);
+    auto targets = uniform(name + "/targets", rows * classes);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const auto row =
+          std::span(targets).subspan(static_cast<std::size_t>(i * classes), static_cast<std::size_t>(classes));
+      float sum = 0;
+      for (float& p : row) sum += p = std::abs(p);
+      for (float& p : row) p /= sum;
+    }
+    Settings settings = {{"label-smoothing", smoothing}};
+    if (weighted) {
+      std::vector<double> weights;
+      for (const float w : uniform(name + "/weights", classes)) weights.push_back(std::abs(w));
+      settings.set("class-weights", weights);
+    }
+    compare(name, x,
+            nn::make_loss(nn::usual_loss(), settings)(tape_, x, upload(*backend_, targets, shape),
+                                                      1.0f / static_cast<float>(rows)),
+            static_cast<float>(rows));
+  }
+  struct Ignored {
+    std::string name;
+    Extents shape;
+    float smoothing;
+    std::int32_t ignored;
+  };
+  for (const auto& [name, shape, smoothing, ignored] :
+       {Ignored{"cross-entropy-ignored", {7, 10}, 0, -100}, Ignored{"cross-entropy-ignored-class", {8, 5}, 0.1f, 2}}) {
+    const nn::Var x = input(name, shape, 4.0f);
+    auto labels = below<std::int32_t>(name + "/labels", shape[0], shape[1]);
+    for (std::size_t i = 0; i < labels.size(); i += 3) labels[i] = ignored;
+    const auto counted =
+        static_cast<float>(std::ranges::count_if(labels, [&](auto label) { return label != ignored; }));
+    compare(name, x,
+            nn::cross_entropy(tape_, x, upload(*backend_, labels, nn::Shape{shape[0]}), 1.0f / counted,
+                              {smoothing, ignored}),
+            counted);
   }
 }
 

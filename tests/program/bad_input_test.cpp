@@ -168,6 +168,20 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --augment yes | it applies to cifar10, cifar100, images and tar, and the data is digits
   --erasing 0.5 | it applies to cifar10, cifar100, images and tar with --augment yes, and the data is digits
   --max-corrupt 8 | --max-corrupt
+  --randaugment 2,9 | it applies to cifar10, cifar100, images and tar with --augment yes, and the data is digits
+  --randaugment 2,31 | --randaugment
+  --randaugment 2 | --randaugment
+  --ignore-index -100 | --ignore-index -100 for digits train, whose labels are 0 to 9
+  --ignore-index 10 | --ignore-index 10 for digits train, whose labels are 0 to 9
+  --ignore-index 1,2 | --ignore-index
+  --ignore-index 1.5 | --ignore-index
+  --ignore-index 1 --mixup 0.2 | --ignore-index 1 with --mixup or --cutmix
+  --ignore-index 1 --loss focal | it applies to --loss cross_entropy, and the loss is focal
+  --device cuda --ignore-index 1 --graphs yes | --ignore-index
+  --mixup 0.2 --loss l1 | the targets of digits train are labels, and the loss l1 takes numbers
+  --mixup -1 | --mixup -1
+  --mixup 1,2 | --mixup 1,2
+  --cutmix 1001 | --cutmix 1001
   --label a | it applies to csv, and the data is digits
   --target a | it applies to table, and the data is digits
   --ignore a | it applies to table, and the data is digits
@@ -245,6 +259,10 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   train rnn --data digits --nonlinearity sigmoid | give one of tanh, relu
   train gru --data text:text.txt --bidirectional | it applies to the rows of images
   train gru --data digits --stateful | and the data is digits
+  train cnn --data cifar10:d --augment no --randaugment 1,5 | training samples are read unchanged
+  train cnn --data cifar10:d --randaugment 0,5 | --randaugment 0,5, which is no operation
+  train cnn --data cifar10:d --augment no --erasing 0.5 | with --augment yes, and training samples are read unchanged
+  eval cnn --data digits --weights w --mixup 0.2 | mixup
   train gru --data random:tokens,64 --stateful | and the data is random
   train gru --data text:text.txt --stateful --accumulate 2 | and --accumulate 2 computes a batch in parts
   train gru --data text:text.txt --stateful --parallel dp | and --parallel dp shares
@@ -280,6 +298,8 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --stateful | it applies to rnn, lstm and gru over text and tokens, and the model is gpt
   --sync-batchnorm | ResNets and mobilenet-v2, and the model is gpt
   --image-size 8 | it applies to images and tar, and the data is text
+  --mixup 0.2 | it applies to digits, mnist, cifar10, cifar100, images and tar, and the data is text
+  --cutmix 1 | it applies to digits, mnist, cifar10, cifar100, images and tar, and the data is text
   --text a | it applies to csv, and the data is text
   --token-type u32 | it applies to tokens, and the data is text
   --classes 80 | --classes 80

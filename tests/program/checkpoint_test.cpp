@@ -114,6 +114,10 @@ INSTANTIATE_TEST_SUITE_P(
              "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --batch 4 --steps 15 "
              "--comm-hook topk:3",
              15, 2},
+        Case{"MixedSamples",
+             "lockstep train cnn --data digits --mixup 0.4 --cutmix 1 --label-smoothing 0.1 --global-batch 60 --steps "
+             "33",
+             33, 2},
         Case{"PaddedTail", "lockstep train mlp --hidden 16 --data digits --batch 100 --tail pad --steps 33", 33, 3},
         Case{"DataParallel",
              "lockstep train cnn --data digits --parallel dp --device cpu:0,1,2 --batch 50 --steps 20 --clip-norm 1",

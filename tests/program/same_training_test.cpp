@@ -69,6 +69,30 @@ TEST(SameTraining, LossesAgreeOnOneToFourDevicesOfOneProcess) {
   }
 }
 
+// What samples are mixed with does not depend on who reads them, nor what they are to be on how it is computed.
+TEST(SameTraining, MixedSamplesAgreeOnRanksDevicesAndInParts) {
+  const TemporaryDirectory directory;
+  for (const std::string loss :
+       {"--mixup 0.4 --cutmix 1", "--mixup 0.4 --label-smoothing 0.1 --class-weights 1,2,1,1,0,1,1,3,1,1",
+        "--cutmix 1 --loss focal"}) {
+    const std::string line =
+        "lockstep train cnn --optimizer sgd --lr 0.02 --global-batch 61 --data digits --steps 30 "
+        "--quiet --check-replicas 7 --metrics m.jsonl " +
+        loss;
+    std::vector<Metrics> runs;
+    for (const std::string& run : {line, on_ranks(3) + line, line + " --parallel dp --device cpu:0,1",
+                                   on_ranks(2) + line + " --accumulate 3 --workers 2"}) {
+      run_well(run, directory.path());
+      runs.push_back(read_metrics(directory.path() / "m.jsonl"));
+      std::filesystem::remove(directory.path() / "m.jsonl");
+      ASSERT_EQ(runs.back().losses.size(), 30u);
+      for (std::size_t i = 0; i < 30; ++i)
+        EXPECT_NEAR(runs.back().losses[i], runs[0].losses[i], 2e-5 * runs[0].losses[i]) << run << ", step " << i + 1;
+    }
+    EXPECT_LT(runs[0].losses.back(), runs[0].losses.front());
+  }
+}
+
 // README's command.
 TEST(SameTraining, TwoRanksLearnDigits) {
   const TemporaryDirectory directory;

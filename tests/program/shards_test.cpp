@@ -49,6 +49,8 @@ TEST(Shards, TheSameBitsAtAnyNumberOfRanks) {
   for (const Case& c :
        {Case{"cnn --data digits --epochs 1 --global-batch 64 --shards 8", {2, 3, 4, 5, 8}},
         Case{"cnn --data digits --steps 10 --global-batch 60 --shards 5 --tail pad", {3, 5}},
+        Case{"cnn --data digits --mixup 0.4 --cutmix 1 --label-smoothing 0.1 --epochs 1 --global-batch 60 --shards 7",
+             {2, 3, 7}},
         Case{"lstm --steps 5 --global-batch 16 --shards 8" + reads, {3, 5}},
         Case{"gpt --layers 2 --width 32 --heads 2 --context 32 --dropout 0.1 --clip-norm 0.5 --steps 5 --global-batch "
              "16 "
@@ -107,7 +109,8 @@ TEST(Shards, ResumeOnAnyNumberOfRanks) {
 
   for (const auto& [change, says] : {std::pair{"--shards 4", "shards 5 there and 4 here"},
                                      {"", "threads of a shard 1 there and none here; shards 5 there and 0 here"},
-                                     {"--shards 5 --threads 2", "threads of a shard 1 there and 2 here"}})
+                                     {"--shards 5 --threads 2", "threads of a shard 1 there and 2 here"},
+                                     {"--shards 5 --mixup 0.5", "mixup 0 there and 0.5 here"}})
     EXPECT_THAT(run("lockstep train cnn --data digits --global-batch 16 --steps 6 --checkpoint-dir ck --resume auto " +
                         std::string(change),
                     directory.path()),

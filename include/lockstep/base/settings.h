@@ -97,6 +97,7 @@ struct SettingSpec {
     kClasses,         // classes, which the data say
     kTokens,          // tokens of a sample
     kTolerance,       // a tolerance: a rank's own
+    kAugmentation,    // how samples are changed at random: of training alone; a run that resumes cannot change it
   };
   static constexpr double kMost = std::numeric_limits<double>::max();
 

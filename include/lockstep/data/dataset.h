@@ -37,6 +37,16 @@ struct Sample {
   std::span<const Array> further = {};  // Info::further_inputs
 };
 
+/// How training mixes each sample with another one of the data set, its partner: alpha of Beta(alpha, alpha), of which
+/// the sample's share is drawn; 0: it does not. With both, every other sample is mixed in the second way. Partner,
+/// share and rectangle are a pure function of seed, epoch and sample (data/mixing.h).
+struct Mixing {
+  double mixup = 0;   // weighted means of numbers: Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018)
+  double cutmix = 0;  // a rectangle of the partner's: Yun et al., "CutMix" (2019)
+
+  bool any() const { return mixup > 0 || cutmix > 0; }
+};
+
 /// A fixed, numbered set of samples with targets. Immutable: all members may be called from several threads at once, as
 /// a Loader's workers do. What a read throws comes out of Loader::next().
 /// A sample is an array of numbers (f32) or of tokens (i32), and possibly further arrays, which the module gets as
@@ -61,8 +71,9 @@ class Dataset {
     double bytes_per_token = 0;  // of the text that they are; 0: nobody knows
     int vocabulary = 0;          // tokens lie in [0, vocabulary) instead; 0: they do not
     bool own_targets = false;    // samples of tokens have targets as others have; else a label for each token
-    std::vector<std::int64_t> target_dims = {};                // of a sample's targets; {}: one
-    bool numeric_targets = false;                              // they are numbers, and not labels
+    std::vector<std::int64_t> target_dims = {};      // of a sample's targets; {}: one
+    bool numeric_targets = false;                    // they are numbers, and not labels
+    std::optional<std::int32_t> ignored_label = {};  // there may be this one too, which is none of the classes
     std::optional<std::pair<float, float>> target_range = {};  // the least and the largest, where that is known
     std::vector<Input> further_inputs = {};  // in the order in which the module takes them, after the sample
     // How samples were made from raw data, so that a model trained on them can be given more raw data.
@@ -74,6 +85,9 @@ class Dataset {
     std::string vocabulary_sha256 = {};                       // of another vocabulary that texts were cut by
     std::shared_ptr<const ImageForm> image = nullptr;         // what was made of images
     std::shared_ptr<const TableSchema> table = nullptr;       // what the columns are that were read
+    // A Loader for training has probabilities of all classes in place of labels (Batch::targets). Of images {H, W, C}
+    // with one label.
+    Mixing mixing = {};
     // Of a table's categorical columns, the further input, how many codes each has: those of the second follow the
     // first's.
     std::vector<std::int64_t> categories = {};

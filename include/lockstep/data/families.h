@@ -47,9 +47,13 @@ bool may_have_tokens(const std::string& spec);
 /// "digits (shipped), mnist:DIR (IDX files, plain or .gz), …"
 std::string dataset_help();
 
-inline constexpr const char *kAugment = "augment", *kErasing = "erasing", *kImageSize = "image-size";
-/// Whether training samples are cropped and mirrored at random, and how many lose a rectangle: of data sets of
-/// photographs.
+inline constexpr const char *kAugment = "augment", *kErasing = "erasing", *kRandAugment = "randaugment",
+                            *kMixup = "mixup", *kCutmix = "cutmix", *kImageSize = "image-size";
+/// How training samples are mixed: of data sets of images with classes. And what they make of them.
+std::vector<SettingSpec> mixing_settings();
+Mixing mixing_of(const Settings& settings);
+/// These, and whether training samples are cropped and mirrored at random, what else is done to their pixels, and how
+/// many lose a rectangle: of data sets of photographs.
 std::vector<SettingSpec> augment_settings();
 
 }  // namespace lockstep::data

@@ -20,8 +20,10 @@ namespace lockstep::data {
 
 class StepSource;
 
-/// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
-/// next(). A GPU may read LoaderOptions::memory after Backend::stage() has returned: next() waits for that.
+/// A rank's part of one step. Of mixed samples (Dataset::Info::mixing) a training has targets (count, classes), the
+/// probabilities of all classes, and no labels. The memory is the loader's: valid, and the caller's to overwrite, until
+/// the following next(). A GPU may read LoaderOptions::memory after Backend::stage() has returned: next() waits for
+/// that.
 struct Batch {
   std::uint64_t count = 0;         // samples: plan.local_count
   std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
@@ -70,7 +72,7 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// What its buffers take, in bytes, for batches of at most `most` samples.
+  /// What a training's buffers take, in bytes, for batches of at most `most` samples.
   static std::uint64_t bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options);
 
   /// Waits for the following batch; the buffers of the one before are filled again.
@@ -87,16 +89,18 @@ class Loader {
  private:
   struct Slot;
 
-  Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options);
+  Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, bool mixes, LoaderOptions options);
   void start_workers(int count);
   void stop_workers();
   void work(int worker);
   void produce(std::unique_lock<std::mutex>& lock, int worker);
   void assemble(Slot& slot, int worker) const;
+  void read_mixed(Slot& slot, std::uint64_t index, std::size_t i, int worker) const;
   Slot& slot_of(std::uint64_t step);
 
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<MemorySource> memory_;
+  const bool mixes_;  // Dataset::Info::mixing
   std::vector<Slot> slots_;
 
   std::mutex mutex_;  // guards the members below and the ownership of slots

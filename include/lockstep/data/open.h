@@ -41,6 +41,8 @@ struct OpenOptions {
   std::shared_ptr<const TableSchema> table = {};      // table: a model's columns; default: the table's own
   std::optional<WordPieceOptions> word_pieces = {};   // texts are cut into them, and rows of tokens are masked
   Parts parts = {};
+  /// A label that counts for nothing (nn::TargetRule): arrays of labels may have it, though it be no class.
+  std::optional<std::int32_t> ignored_label = {};
 };
 
 /// Opens what `spec` names (`lockstep train --help` lists them). Throws UsageError for a name, shape, setting or number

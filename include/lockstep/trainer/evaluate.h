@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -72,6 +73,10 @@ class Evaluator {
   void keep_outputs() { keeps_outputs_ = dataset_->targets_per_sample() == 1; }
   const SampleOutputs& outputs() const { return outputs_; }
 
+  /// Samples and tokens of this label count for nothing, as the loss has it: neither in means nor in what else is
+  /// reported.
+  void ignore(std::optional<std::int32_t> label) { ignored_ = label; }
+
   /// The same result at any number of ranks, to the bit: passes are over the same samples then, whoever computes them,
   /// and their sums are added along a tree (comm: Note [Reduction tree]).
   void add_along_tree() { along_tree_ = true; }
@@ -99,6 +104,7 @@ class Evaluator {
   std::vector<OwnMetric> metrics_;
   SampleOutputs outputs_;
   bool along_tree_ = false;
+  std::optional<std::int32_t> ignored_;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;
 };

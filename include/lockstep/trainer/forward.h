@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -22,7 +23,7 @@ struct SampleFormat {
   bool tokens = false;                    // i32; else f32
   std::vector<std::int64_t> target_dims;  // of one sample's targets; {}: one
   bool numeric_targets = false;           // f32; else labels, i32
-  std::int64_t targets = 1;               // of a sample
+  std::int64_t targets = 1;               // of a sample: what its loss is the sum of
   std::vector<data::Dataset::Input> further = {};
 
   bool operator==(const SampleFormat&) const = default;
@@ -32,6 +33,12 @@ struct SampleFormat {
   std::string describe_further() const;
 };
 SampleFormat format_of(const data::Dataset& dataset);
+/// Of what a Loader for training makes of them: where it mixes samples, the targets of each are the probabilities of
+/// all classes, which count as one.
+SampleFormat training_format_of(const data::Dataset& dataset);
+
+/// How many targets of the batch count: all, or of labels those that are not ignored. Not of mixed samples.
+std::uint64_t counted_targets(const data::Batch& batch, std::optional<std::int32_t> ignored);
 
 /// A batch on the device. Of most data sets that is x and targets: const auto [x, labels] = inputs_of(…).
 struct Inputs {

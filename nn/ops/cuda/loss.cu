@@ -92,15 +92,43 @@ __device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit
   }
 }
 
+constexpr std::int64_t kNoLabel = std::numeric_limits<std::int64_t>::max();  // none is ignored
+
+// What rows are to be: labels, of which `ignored` is none, or else probabilities (rows, classes).
+struct Targets {
+  const std::int32_t* labels = nullptr;
+  const float* probabilities = nullptr;
+  const float* weights = nullptr;  // (classes), or nullptr: 1 each
+  std::int64_t ignored = kNoLabel;
+  float smoothing = 0.0f;
+};
+
+// The place of the largest of a row's probabilities, which is the first of equal ones.
+template <int kTeam>
+__device__ int likeliest_of(const float* p, int classes, int thread) {
+  Softmax most = softmax_of_none();
+  for (int c = thread; c < classes; c += kTeam)
+    if (comes_first(p[c], c, most.largest, most.at)) most.largest = p[c], most.at = c;
+  join_lanes(most);
+  if constexpr (kTeam > kWarp) {
+    __shared__ Softmax of_warps[kTeam / kWarp];
+    if (thread % kWarp == 0) of_warps[thread / kWarp] = most;
+    __syncthreads();
+    most = thread % kWarp < kTeam / kWarp ? of_warps[thread % kWarp] : softmax_of_none();
+    join_lanes(most);
+  }
+  return most.at;
+}
+
 // kTeam threads a row; rows of the logits and of their gradient are `pitch` elements apart. `parts` (blocks, 2)
-// receives loss and correct predictions of each block's rows. Where a label is no class, the row's loss and gradient
-// are NaN. Gradients are scaled by `times` too, where that is no nullptr. dlogits may be nullptr, and may be the
-// logits; its rows are filled up with zeros until they are `filled` elements long.
-template <int kTeam, int kWidth, class T>
+// receives loss and correct predictions of each block's rows. Where a label is no class, and not the one that is
+// ignored, the row's loss and gradient are NaN. Gradients are scaled by `times` too, where that is no nullptr. dlogits
+// may be nullptr, and may be the logits; its rows are filled up with zeros until they are `filled` elements long.
+// kShares: classes are to have shares, of probabilities or with weights; else of a label alone.
+template <int kTeam, int kWidth, bool kShares, class T>
 __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam, 1024 / (kTeam < kBlock ? kBlock : kTeam))
-    softmax_rows(std::int64_t rows, int classes, int filled, std::int64_t pitch, const T* logits,
-                 const std::int32_t* labels, float scale, const float* times, float smoothing, double* parts,
-                 T* dlogits) {
+    softmax_rows(std::int64_t rows, int classes, int filled, std::int64_t pitch, const T* logits, Targets targets,
+                 float scale, const float* times, double* parts, T* dlogits) {
   constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
   constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
   __shared__ float losses[kRows], correct[kRows];
@@ -108,11 +136,22 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam, 1024 / (kTeam
   const std::int64_t i = std::int64_t{blockIdx.x} * kRows + team;
   const bool inside = i < rows;
   const T* const from = logits + i * pitch;
-  const int label = inside ? labels[i] : 0;
-  const bool known = label >= 0 && label < classes;
+  const bool soft = kShares && targets.labels == nullptr;
+  const float* const p = soft && inside ? targets.probabilities + i * classes : nullptr;
+  int label = inside && !soft ? targets.labels[i] : 0;
+  if constexpr (kShares)
+    if (soft) label = likeliest_of<kTeam>(p, inside ? classes : 0, thread);
+  const bool counted = soft || label != targets.ignored;
+  const bool known = soft || (label >= 0 && label < classes);
+  const float smoothing = targets.smoothing, kept = 1.0f - smoothing;
+  const auto share_wanted = [&](int c) {
+    const float of_class = soft ? p[c] : c == label ? 1.0f : 0.0f;
+    const float q = kept * of_class + smoothing / static_cast<float>(classes);
+    return targets.weights != nullptr ? targets.weights[c] * q : q;
+  };
   const auto ahead = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kWidth);
   const Stretch row = stretch_of(ahead, inside ? classes : 0, kWidth);
-  const float wanted = inside && known ? to_float(from[label]) : std::numeric_limits<float>::quiet_NaN();
+  const float wanted = !kShares && inside && known ? to_float(from[label]) : std::numeric_limits<float>::quiet_NaN();
 
   Softmax softmax = softmax_of_none();
   for_own<kTeam, kWidth>(row, thread, from, [&](const auto& pack, int at) { take(softmax, pack, at); });
@@ -127,40 +166,61 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam, 1024 / (kTeam
 
   if constexpr (kWarps == 1) __syncwarp();  // all lanes have read the label's logit, where dlogits may lie
 
-  const float kept = 1.0f - smoothing;
-  float apart = wanted - softmax.largest;
-  if (smoothing > 0.0f) {
-    float sum = 0.0f;
-    for_own<kTeam, kWidth>(row, thread, from, [&](const auto& pack, int) {
-      for (const auto& value : pack.of) sum += to_float(value) - softmax.largest;
-    });
+  const auto team_sum = [](float sum) {
     if constexpr (kWarps > 1)
-      sum = block_sum<kTeam>(sum);
+      return block_sum<kTeam>(sum);
     else
-      sum = warp_sum(sum);
-    apart = kept * apart + smoothing * (sum / static_cast<float>(classes));
+      return warp_sum(sum);
+  };
+  float apart = 0.0f, all = 1.0f;  // all: the sum of what the classes are to be
+  if constexpr (kShares) {
+    float weighted = 0.0f, shares = 0.0f;
+    for_own<kTeam, kWidth>(row, thread, from, [&]<int kCount>(const Pack<T, kCount>& pack, int at) {
+      for (int k = 0; k < kCount; ++k) {
+        const float q = share_wanted(at + k);
+        // A class that nobody asks for adds nothing, also where its logit is −∞.
+        if (q != 0.0f) weighted += q * (to_float(pack.of[k]) - softmax.largest);
+        shares += q;
+      }
+    });
+    apart = team_sum(weighted);
+    all = team_sum(shares);
+    if (!known) apart = std::numeric_limits<float>::quiet_NaN();
+  } else {
+    apart = wanted - softmax.largest;
+    if (smoothing > 0.0f) {
+      float sum = 0.0f;
+      for_own<kTeam, kWidth>(row, thread, from, [&](const auto& pack, int) {
+        for (const auto& value : pack.of) sum += to_float(value) - softmax.largest;
+      });
+      apart = kept * apart + smoothing * (team_sum(sum) / static_cast<float>(classes));
+    }
   }
 
   if (inside && dlogits != nullptr) {
     if (times != nullptr) scale *= *times;
     T* const to = dlogits + i * pitch;
     const float even = scale * smoothing / static_cast<float>(classes), of_label = scale * kept + even;
-    const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
+    const float factor = known ? scale * all / softmax.sum : std::numeric_limits<float>::quiet_NaN();
     for_own<kTeam, kWidth>(row, thread, from, [&]<int kCount>(const Pack<T, kCount>& pack, int at) {
       const auto share_of = [&](int k) { return exp_of<T>(to_float(pack.of[k]) - softmax.largest) * factor; };
       Numbers<kCount> made;
-      for (int k = 0; k < kCount; ++k) made.of[k] = share_of(k) - even;
-      if (label >= at && label < at + kCount)
-        for (int k = 0; k < kCount; ++k)
-          if (at + k == label) made.of[k] = share_of(k) - of_label;
+      if constexpr (kShares) {
+        for (int k = 0; k < kCount; ++k) made.of[k] = counted ? share_of(k) - scale * share_wanted(at + k) : 0.0f;
+      } else {
+        for (int k = 0; k < kCount; ++k) made.of[k] = counted ? share_of(k) - even : 0.0f;
+        if (counted && label >= at && label < at + kCount)
+          for (int k = 0; k < kCount; ++k)
+            if (at + k == label) made.of[k] = share_of(k) - of_label;
+      }
       store_rounded(to + at, made);
     });
     for (int c = classes + thread; c < filled; c += kTeam) to[c] = from_float<T>(0.0f);
   }
 
   if (thread == 0) {
-    losses[team] = inside ? logf(softmax.sum) - apart : 0.0f;
-    correct[team] = inside && softmax.at == label ? 1.0f : 0.0f;
+    losses[team] = inside && counted ? all * logf(softmax.sum) - apart : 0.0f;
+    correct[team] = inside && counted && softmax.at == label ? 1.0f : 0.0f;
   }
   __syncthreads();
   if (threadIdx.x > 0) return;
@@ -232,14 +292,14 @@ __global__ void __launch_bounds__(kBlock)
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     count_rows_in_top(std::int64_t rows, std::int64_t classes, std::int64_t pitch, const T* logits,
-                      const std::int32_t* labels, std::int64_t k, float* total) {
+                      const std::int32_t* labels, std::int64_t ignored, std::int64_t k, float* total) {
   constexpr int kWarps = kBlock / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   int inside = 0;
   for (std::int64_t row = warp; row < rows; row += kWarps) {
     const T* const from = logits + row * pitch;
     const std::int64_t label = labels[row];
-    const bool known = label >= 0 && label < classes;
+    const bool known = label >= 0 && label < classes && label != ignored;
     const float own = known ? to_float(from[label]) : 0.0f;
     int before = 0;
     for (std::int64_t j = lane; j < classes; j += kWarp) {
@@ -257,27 +317,30 @@ class CudaLoss final : public LossKernels {
  public:
   explicit CudaLoss(Context& context) : context_(context) {}
 
-  void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing,
+  void cross_entropy(const Tensor& logits, const Tensor& labels, const LossScale& scale, const TargetRule& rule,
                      const Tensor& totals, const Tensor& dlogits) override {
     const OpProfileScope scope(context_, "cross entropy", {&logits, &labels, &totals, &dlogits});
-    const std::int64_t classes = logits.size(1);
-    LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
-    with_float_type(logits.dtype(), [&]<class T>(T) {
-      if (classes <= kSmallRow)
-        start<kWarp, T>(logits, labels, scale, smoothing, totals, dlogits);
-      else if (classes <= kLargeRow)
-        start<kBlock, T>(logits, labels, scale, smoothing, totals, dlogits);
-      else
-        start<kLargeTeam, T>(logits, labels, scale, smoothing, totals, dlogits);
-    });
+    LOCKSTEP_ASSERT(labels.count() == logits.size(0));
+    Targets targets = {.labels = labels.data<std::int32_t>()};
+    if (rule.ignored) targets.ignored = *rule.ignored;
+    rule.weights.defined() ? with_team<true>(logits, targets, scale, rule, totals, dlogits)
+                           : with_team<false>(logits, targets, scale, rule, totals, dlogits);
   }
 
-  void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
+  void soft_cross_entropy(const Tensor& logits, const Tensor& probabilities, const LossScale& scale,
+                          const TargetRule& rule, const Tensor& totals, const Tensor& dlogits) override {
+    const OpProfileScope scope(context_, "soft cross entropy", {&logits, &probabilities, &totals, &dlogits});
+    LOCKSTEP_ASSERT(probabilities.count() == logits.count());
+    with_team<true>(logits, {.probabilities = probabilities.f32()}, scale, rule, totals, dlogits);
+  }
+
+  void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total,
+                    std::optional<std::int32_t> ignored) override {
     const OpProfileScope scope(context_, "counting correct ones", {&logits, &labels, &total});
     with_float_type(logits.dtype(), [&]<class T>(T) {
       launch("counting what is among the largest", count_rows_in_top<T>, dim3(1), dim3(kBlock), context_.stream,
-             logits.size(0), logits.size(1), logits.pitch(), logits.rows<T>(), labels.data<std::int32_t>(), k,
-             total.f32());
+             logits.size(0), logits.size(1), logits.pitch(), logits.rows<T>(), labels.data<std::int32_t>(),
+             ignored ? std::int64_t{*ignored} : kNoLabel, k, total.f32());
     });
   }
 
@@ -314,11 +377,28 @@ class CudaLoss final : public LossKernels {
  private:
   static constexpr std::int64_t kMostClasses = std::int64_t{1} << 30;
 
-  template <int kTeam, class T>
-  void start(const Tensor& logits, const Tensor& labels, const LossScale& scale, float smoothing, const Tensor& totals,
+  template <bool kShares>
+  void with_team(const Tensor& logits, Targets targets, const LossScale& scale, const TargetRule& rule,
+                 const Tensor& totals, const Tensor& dlogits) {
+    const std::int64_t classes = logits.size(1);
+    LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
+    targets.smoothing = rule.smoothing;
+    if (rule.weights.defined()) targets.weights = rule.weights.f32();
+    with_float_type(logits.dtype(), [&]<class T>(T) {
+      if (classes <= kSmallRow)
+        start<kWarp, kShares, T>(logits, targets, scale, totals, dlogits);
+      else if (classes <= kLargeRow)
+        start<kBlock, kShares, T>(logits, targets, scale, totals, dlogits);
+      else
+        start<kLargeTeam, kShares, T>(logits, targets, scale, totals, dlogits);
+    });
+  }
+
+  template <int kTeam, bool kShares, class T>
+  void start(const Tensor& logits, const Targets& targets, const LossScale& scale, const Tensor& totals,
              const Tensor& dlogits) {
     const std::int64_t rows = logits.size(0), classes = logits.size(1);
-    LOCKSTEP_ASSERT(labels.count() == rows && (!dlogits.defined() || dlogits.count() == logits.count()));
+    LOCKSTEP_ASSERT(!dlogits.defined() || dlogits.count() == logits.count());
     constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
     const std::int64_t blocks = ceil_div(rows, kThreads / kTeam);
     LOCKSTEP_ASSERT(blocks <= kMostBlocks, "cross entropy of {} rows", rows);
@@ -333,9 +413,9 @@ class CudaLoss final : public LossKernels {
         to == nullptr ||
         (reinterpret_cast<std::uintptr_t>(logits.rows<T>()) - reinterpret_cast<std::uintptr_t>(to)) % kVectorBytes == 0;
     with_width<kVector<T>>(in_phase, [&](auto width) {
-      launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
-             dim3(kThreads), context_.stream, rows, classes, filled, pitch, logits.rows<T>(),
-             labels.data<std::int32_t>(), scale.constant, scale.times(), smoothing, parts.data<double>(), to);
+      launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, kShares, T>,
+             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), context_.stream, rows, classes, filled, pitch,
+             logits.rows<T>(), targets, scale.constant, scale.times(), parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            0.0f, totals.f32());

@@ -16,6 +16,7 @@ import PIL
 import torchvision
 from PIL import Image
 from torchvision import transforms
+from torchvision.transforms import autoaugment
 
 HERE = pathlib.Path(__file__).parent
 
@@ -129,6 +130,25 @@ def evaluated():
         yield {"image": [width, height], "size": size, "pixels": numbers(change(picture(width, height, noise)))}
 
 
+def dim(x, y, c):
+    """Noise of a part of all values, another one in each channel."""
+    return noise(x, y, c) // 2 + 20 + 10 * c
+
+
+def augmented():
+    """Of each of RandAugment's operations, the sums of what it makes of an image at each magnitude, then at each negative one."""
+    policy = transforms.RandAugment()
+    for width, height in ((37, 29), (96, 64), (32, 32), (5, 2), (2, 7), (1, 1)):
+        image = picture(width, height, dim)
+        for name, (magnitudes, signed) in policy._augmentation_space(31, (height, width)).items():
+            steps = [float(m) for m in magnitudes] if magnitudes.ndim else [0.0]
+            if signed:
+                steps += [-m for m in steps]
+            sums = [zlib.crc32(autoaugment._apply_op(image, name, m, transforms.InterpolationMode.NEAREST, None).tobytes())
+                    for m in steps]
+            yield {"image": [width, height], "operation": name, "magnitudes": steps, "sums": sums}
+
+
 def main():
     decoded = {}
     for name, content in files():
@@ -137,7 +157,7 @@ def main():
         image.load()
         decoded[name] = {"size": image.size, "mode": image.mode, "pixels": numbers(image)}
     golden = {"made by": f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}", "decoded": decoded,
-              "resized": list(resized()), "evaluated": list(evaluated())}
+              "resized": list(resized()), "evaluated": list(evaluated()), "augmented": list(augmented())}
     (HERE / "golden.json").write_text(json.dumps(golden, separators=(",", ":")).replace('},"', '},\n"').replace("},{", "},\n{") + "\n")
 
 

@@ -90,6 +90,106 @@ TEST_P(CudaLoss, RowsThatLieApart) {
   }
 }
 
+// Of two classes, of all, of none; where several are as likely the first counts.
+TEST_P(CudaLoss, CrossEntropyOfProbabilities) {
+  for (const Shape& shape : {Shape{1, 1},
+                             {5, 1},
+                             {1, 3},
+                             {7, 10},
+                             {33, 65},
+                             {300, 17},
+                             {5, 1000},
+                             {2, 1024},
+                             {3, 1025},
+                             {2, 5003},
+                             {2, 16391}}) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t rows = shape[0], classes = shape[1];
+    const Tensor host = logits(shape, 1), p = random_tensor(*cpu, shape, 4);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      float* const row = p.f32() + i * classes;
+      float sum = 0;
+      for (std::int64_t k = 0; k < classes; ++k) sum += row[k] = std::abs(row[k]);
+      for (std::int64_t k = 0; k < classes; ++k) row[k] /= sum;
+      if (i % 3 == 2) continue;
+      std::fill_n(row, classes, 0.0f);
+      const float share = i % 2 == 0 ? 0.5f : 0.7f;
+      row[i * 7919 % classes] += share;
+      row[i * 104729 % classes] += 1 - share;
+      host.f32()[i * classes + i * 7919 % classes] = 9.0f;
+    }
+    const Operand x = activations(host), to = plains(p);
+    const double ulps = 16.0 + std::sqrt(static_cast<double>(classes));
+    const std::vector<Tolerance> tolerances = {{DType::kF32, ulps, static_cast<double>(8 * rows)}, {type(), ulps, 0.3}};
+    for (const float smoothing : {0.0f, 0.1f}) {
+      const auto [expected, got] = compare(cpu->loss(), *loss, {{{2}}, activation_like(shape)}, tolerances,
+                                           [&](auto& on, Side at, const auto& out) {
+                                             on.soft_cross_entropy(at(x), at(to), 0.3f, smoothing, out[0], out[1]);
+                                           });
+      EXPECT_EQ(expected[0].f32()[1], got[0].f32()[1]);
+      const auto alone = results({{{2}}}, [&](const auto& out) {
+        loss->soft_cross_entropy(x.device, to.device, 0.3f, smoothing, out[0], Tensor());
+      });
+      expect_same(got[0], alone[0]);
+      // Over the logits themselves, and with a pitch.
+      const auto over = results({{{2}}, activation_like(shape, host)}, [&](const auto& out) {
+        loss->soft_cross_entropy(out[1], to.device, 0.3f, smoothing, out[0], out[1]);
+      });
+      expect_same(got[1], over[1]);
+      const Tensor apart_x = apart(host), dx = apart_like(shape);
+      const auto pitched = results(
+          {{{2}}}, [&](const auto& out) { loss->soft_cross_entropy(apart_x, to.device, 0.3f, smoothing, out[0], dx); });
+      expect_close(expected[0], pitched[0], tolerances[0]);
+      expect_close(expected[1], joined(dx, std::byte{0}), tolerances[1]);
+    }
+  }
+  // A logit of −∞ for a class that nobody asks for, and a logit that is no number.
+  const Tensor host = logits({3, 600}, 1), p = cpu->zeros({3, 600});
+  for (std::int64_t i = 0; i < 3; ++i) p.f32()[i * 600 + 5] = 1;
+  host.f32()[7] = -kInfinity;
+  const Operand x = activations(host), to = plains(p);
+  const auto both = compare(
+      cpu->loss(), *loss, {{{2}}, activation_like({3, 600})}, {{DType::kF32, 64.0}, {type(), 64.0}},
+      [&](auto& on, Side at, const auto& out) { on.soft_cross_entropy(at(x), at(to), 1.0f, 0.0f, out[0], out[1]); });
+  EXPECT_TRUE(std::isfinite(both.expected[0].f32()[0]));
+  host.f32()[600 + 3] = kNaN;
+  upload(host, x.device);
+  const auto spoilt = results({{{2}}, activation_like({3, 600})}, [&](const auto& out) {
+    loss->soft_cross_entropy(x.device, to.device, 1.0f, 0.0f, out[0], out[1]);
+  });
+  EXPECT_TRUE(std::isnan(spoilt[0].f32()[0]));
+  for (std::int64_t i = 0; i < 3 * 600; ++i) ASSERT_EQ(std::isnan(spoilt[1].f32()[i]), i / 600 == 1) << i;
+}
+
+// Rows of the label that is ignored, which is a class or none: nothing of them is in loss, gradient or count.
+TEST_P(CudaLoss, IgnoredRows) {
+  for (const std::int64_t classes : {1, 10, 1000, 3000, 20000})
+    for (const std::int32_t ignored : {-100, 0}) {
+      SCOPED_TRACE(fmt::format("{} classes without {}", classes, ignored));
+      const Tensor host = logits({5, classes}, 1);
+      host.f32()[2 * classes] = kNaN;
+      const Operand x = activations(host);
+      const auto last = static_cast<std::int32_t>(classes - 1);
+      const Operand to = plains(labels_of({last, ignored, ignored, last, 0}));
+      const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
+      for (const float smoothing : {0.0f, 0.1f}) {
+        const auto [expected, got] =
+            compare(cpu->loss(), *loss, {{{2}}, activation_like({5, classes})},
+                    {{DType::kF32, ulps}, {type(), ulps, 0.5}}, [&](auto& on, Side at, const auto& out) {
+                      on.cross_entropy(at(x), at(to), 0.5f, {smoothing, ignored}, out[0], out[1]);
+                    });
+        EXPECT_EQ(expected[0].f32()[1], got[0].f32()[1]);
+        EXPECT_TRUE(std::isfinite(expected[0].f32()[0]));
+        for (std::int64_t i = classes; i < 3 * classes; ++i) ASSERT_EQ(got[1].f32()[i], 0.0f) << i;
+      }
+    }
+  const Operand x = activations(logits({2, 7}, 1)), none = plains(labels_of({-1, -1}));
+  compare(cpu->loss(), *loss, {{{2}}, activation_like({2, 7})}, {kSame, kSame},
+          [&](auto& on, Side at, const auto& out) {
+            on.cross_entropy(at(x), at(none), 0.5f, {0.0f, -1}, out[0], out[1]);
+          });
+}
+
 TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
   const std::int64_t classes = 2000;
   const Tensor host = cpu->empty({1, classes});
@@ -160,8 +260,9 @@ TEST_P(CudaLoss, CountsInTop) {
       const Operand x = activations(host), to = plains(labels_of(labels));
       for (const std::int64_t k : {1, 2, 5, 1000}) {
         SCOPED_TRACE(fmt::format("{} x {}, top {}", rows, classes, k));
-        compare(cpu->loss(), *loss, {{{1}}}, {kSame},
-                [&](auto& on, Side at, const auto& out) { on.count_in_top(at(x), at(to), k, out[0]); });
+        for (const std::optional<std::int32_t> ignored : {std::optional<std::int32_t>(), std::optional(0)})
+          compare(cpu->loss(), *loss, {{{1}}}, {kSame},
+                  [&](auto& on, Side at, const auto& out) { on.count_in_top(at(x), at(to), k, out[0], ignored); });
       }
     }
 }

@@ -15,6 +15,7 @@
 
 #include "lockstep/nn/autograd/tape.h"
 #include "lockstep/nn/autograd/vars.h"
+#include "lockstep/nn/ops/loss.h"
 
 namespace lockstep::nn {
 
@@ -235,9 +236,10 @@ struct Loss {
   /// The second is NaN where nothing is counted: sum(). Of a sum of two losses of which one counts it is that one's.
   const Tensor& totals() const { return value.value(); }
 };
-/// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's
-/// CrossEntropyLoss is scale = 1 / count(labels). A scale that is not finite is a UsageError, here and below.
-Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing = 0.0f);
+/// outputs (…, K), logits; targets (…) i32, labels in [0, K), or (…, K) f32, probabilities (LossKernels).
+/// PyTorch's CrossEntropyLoss is scale = 1 / rows, without those that rule.ignored leaves out, of labels alone. A scale
+/// that is not finite is a UsageError, here and below.
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& targets, float scale, const TargetRule& rule = 0.0f);
 /// The sum of all elements of x as a loss.
 ///
 /// Note [Own losses]

@@ -2,7 +2,9 @@
 // else knows one by its name.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,13 +16,17 @@ namespace lockstep::nn {
 /// What there is to know of a loss.
 struct LossFamily {
   std::string name;
-  std::string about;  // for help: what its targets are
+  std::string about;                       // for help: what its targets are
+  std::vector<std::string> synonyms = {};  // other names that people type: "mse"
   /// Those of Role::kTraining are for training alone: evaluations measure with their defaults, so that one of a weights
   /// file needs no settings of the training that it comes from.
   std::vector<SettingSpec> settings = {};
   bool takes_numbers = false;  // its targets are numbers, and not labels
   bool takes_labels = true;
+  bool takes_probabilities = false;  // f32 of the outputs' shape in place of labels: of mixed samples (data::Mixing)
   double least_target = -SettingSpec::kMost, most_target = SettingSpec::kMost;  // of numbers
+  /// The label of which rows count for nothing (TargetRule::ignored): means are over the others. Of complete settings.
+  std::function<std::optional<std::int32_t>(const Settings& settings)> ignored = {};
   /// `settings` are complete, and there during the call. The result is copied, may outlive the family, and is called on
   /// several threads (LossFunction).
   std::function<LossFunction(const Settings& settings)> make = {};
