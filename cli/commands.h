@@ -29,10 +29,12 @@ using options::ForeignFlags;
 using options::OptionTable;
 using options::Sources;
 
-/// lockstep train, eval and infer: what they take is the trainer's to say (trainer/options.h, inference/options.h).
+/// lockstep train, eval, infer and `export onnx`: what they take is the trainer's and inference's to say
+/// (trainer/options.h, inference/infer.h, inference/export.h).
 int train_command(const Sources& sources, const ForeignFlags& foreign);
 int eval_command(const Sources& sources, const ForeignFlags& foreign);
 int infer_command(const Sources& sources, const ForeignFlags& foreign);
+int export_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep bench: what the ranks can do, measured. `lockstep bench allreduce …` and other collectives, `lockstep bench
 /// step MODEL …`, `lockstep bench dp-vs-ddp MODEL …` or `lockstep bench scaling …`.
@@ -109,8 +111,8 @@ std::string version_json();
 int version_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// parse_options for a subcommand of ranks: prints the help if asked and returns true. Keeps an error in `refusal`, to
-/// be thrown once the ranks are connected, so that a flag that is wrong on all of them is reported in one line. `places`:
-/// ParsedOptions::places, if they are wanted.
+/// be thrown once the ranks are connected, so that a flag that is wrong on all of them is reported in one line.
+/// `places`: ParsedOptions::places, if they are wanted.
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal, std::map<std::string, std::string>* places = nullptr);
 

@@ -1,6 +1,9 @@
 #include "cli/manual.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <map>
 
 #include "base/text.h"
 #include "base/version.h"
@@ -25,6 +28,14 @@ std::vector<std::string> words_in_place(const SubcommandText& subcommand) {
     if (auto choices = choices_of(placeholder); !choices.empty()) return choices;
   }
   return {};
+}
+
+/// Of subcommands of two words ("bench step"), by the first: all second ones.
+std::map<std::string, std::vector<std::string>> second_words() {
+  std::map<std::string, std::vector<std::string>> all;
+  for (const auto& each : texts_of_subcommands())
+    if (const auto words = split(each.name, ' '); words.size() > 1) all[words[0]].push_back(words[1]);
+  return all;
 }
 
 /// In single quotes, for all three shells: '\'' stands for a quote.
@@ -74,9 +85,12 @@ std::string bash_completion() {
     }
     cases += fmt::format("    '{}') flags={} places={} ;;\n", each.name, quoted(flags), quoted(words_in_place(each)));
   }
+  std::string seconds;
+  for (const auto& [first, words] : second_words())
+    seconds += fmt::format("    {}) seconds={} ;;\n", first, quoted(words));
   return fmt::format(R"(# lockstep {version}: completion for bash
 _lockstep() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} name=${{COMP_WORDS[1]}} flags= places= words= i
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} name=${{COMP_WORDS[1]}} seconds= flags= places= words= i
   COMPREPLY=()
   for ((i = 2; i < COMP_CWORD; ++i)); do  # what follows -- is another program's
     [[ ${{COMP_WORDS[i]}} != -- ]] || {{ compopt -o default; return; }}
@@ -85,12 +99,14 @@ _lockstep() {{
     COMPREPLY=($(compgen -W {subcommands} -- "$word"))
     return
   fi
-  if [[ $name == bench ]]; then
+  case $name in
+{seconds}  esac
+  if [[ -n $seconds ]]; then
     if ((COMP_CWORD == 2)); then
-      COMPREPLY=($(compgen -W 'allreduce step dp-vs-ddp' -- "$word"))
+      COMPREPLY=($(compgen -W "$seconds" -- "$word"))
       return
     fi
-    name="bench ${{COMP_WORDS[2]}}"
+    name="$name ${{COMP_WORDS[2]}}"
   fi
   case $name in
 {cases}  esac
@@ -108,18 +124,17 @@ _lockstep() {{
 complete -F _lockstep lockstep
 )",
                      fmt::arg("version", version()), fmt::arg("subcommands", quoted(first_words)),
-                     fmt::arg("cases", cases), fmt::arg("values", values));
+                     fmt::arg("seconds", seconds), fmt::arg("cases", cases), fmt::arg("values", values));
 }
 
 std::string zsh_completion() {
-  std::vector<std::string> subcommands, benchmarks;
-  std::string cases;
+  std::vector<std::string> subcommands;
+  std::string cases, seconds;
   std::string before;  // the first word of the one before
   for (const auto& each : texts_of_subcommands()) {
     const auto words = split(each.name, ' ');
     if (words[0] != std::exchange(before, words[0]))
       subcommands.push_back(quoted_text(escaped(words[0], ":") + ":" + each.summary));
-    if (words.size() > 1) benchmarks.push_back(words[1]);
     cases += fmt::format("    {})\n      _arguments -S", quoted_text(each.name));
     if (const auto places = words_in_place(each); !places.empty())
       cases += " " + quoted_text(fmt::format("1:{}:({})", escaped(each.positionals[0].first, ":"), join(places, " ")));
@@ -127,10 +142,13 @@ std::string zsh_completion() {
       for (const auto& spelling : flag.spellings) cases += " \\\n        " + zsh_flag(flag, spelling);
     cases += " \\\n        '*:file:_files' ;;\n";
   }
+  for (const auto& [first, words] : second_words())
+    seconds += fmt::format("    {}) seconds=({}) ;;\n", first, join(words, " "));
   return fmt::format(R"(#compdef lockstep
 # lockstep {version}: completion for zsh
 _lockstep() {{
   local name=$words[2] i
+  local -a seconds
   local -a subcommands=({subcommands})
   for ((i = 2; i < CURRENT; ++i)); do  # what follows -- is another program's
     [[ $words[i] != -- ]] || {{ shift $i words; ((CURRENT -= i)); _normal; return; }}
@@ -139,12 +157,14 @@ _lockstep() {{
     _describe subcommand subcommands
     return
   fi
-  if [[ $name == bench ]]; then
+  case $name in
+{seconds}  esac
+  if (($#seconds)); then
     if ((CURRENT == 3)); then
-      compadd -- {benchmarks}
+      compadd -- $seconds
       return
     fi
-    name="bench $words[3]"
+    name="$name $words[3]"
     shift words
     ((--CURRENT))
   fi
@@ -156,7 +176,7 @@ _lockstep() {{
 [[ $funcstack[1] != _lockstep ]] || _lockstep "$@"
 )",
                      fmt::arg("version", version()), fmt::arg("subcommands", join(subcommands, " ")),
-                     fmt::arg("benchmarks", join(benchmarks, " ")), fmt::arg("cases", cases));
+                     fmt::arg("seconds", seconds), fmt::arg("cases", cases));
 }
 
 std::string fish_completion() {

@@ -1,7 +1,8 @@
-// lockstep train, eval and infer.
+// lockstep train, eval, infer and export.
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "inference/export.h"
 #include "inference/infer.h"
 #include "lockstep/trainer/train.h"
 #include "trainer/options.h"
@@ -58,6 +59,24 @@ int infer_command(const Sources& sources, const ForeignFlags& foreign) {
     return 0;
   }
   return inference::infer(config);
+}
+
+int export_command(const Sources& sources, const ForeignFlags& foreign) {
+  inference::ExportConfig config;
+  const OptionTable table = inference::export_onnx_options(config);
+  Sources own = sources;
+  const std::string format = own.args.empty() ? "" : own.args.front();
+  const bool asks = format == "--help" || format == "-h";
+  if (format != "onnx" && !asks)
+    throw UsageError(
+        format.empty() ? "lockstep export needs a format" : fmt::format("lockstep export writes no '{}'", format),
+        "it is onnx: lockstep export onnx MODEL --weights FILE --output FILE.onnx");
+  if (!asks) own.args.erase(own.args.begin());
+  if (parse_options(table, own, foreign).help) {
+    std::fputs(table.help().c_str(), stdout);
+    return 0;
+  }
+  return inference::export_onnx(config);
 }
 
 }  // namespace lockstep::cli

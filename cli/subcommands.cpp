@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/manual.h"
+#include "inference/export.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"
 #include "simulate/simulate.h"
@@ -41,6 +42,10 @@ void show_eval(TableVisitor visit) {
 void show_infer(TableVisitor visit) {
   inference::InferConfig config;
   visit(inference::infer_options(config));
+}
+void show_export(TableVisitor visit) {
+  inference::ExportConfig config;
+  visit(inference::export_onnx_options(config));
 }
 void show_checkpoint(TableVisitor visit) {
   std::string action, path;
@@ -76,6 +81,7 @@ constexpr std::array kSubcommands = {
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, show_train, true},
     Subcommand{"eval", "evaluate the weights of a file", eval_command, show_eval, true},
     Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, show_infer, true},
+    Subcommand{"export", "write a model with the weights of a file as ONNX", export_command, show_export},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, show_devices},
     Subcommand{"doctor", "look for what would make jobs fail or slow, here or on several hosts", doctor_command,
                show_doctor},

@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/run_main.h"
+#include "lockstep/nn/io/onnx.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "lockstep/nn/layers/layers.h"
@@ -84,6 +85,9 @@ void run(const std::string& directory) {
   } catch (const UsageError& error) {
     std::printf("by its word: %s\n", error.what());
   }
+
+  from_inner->train(false);
+  nn::export_onnx(devices[0], *from_inner, {{.shape = {1, 10}}}, directory + "/linear.onnx");
 }
 
 }  // namespace

@@ -131,7 +131,9 @@ class ImageWorker final : public InferWorker {
   std::vector<Image> images_;  // of the job
 };
 
-data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
+}  // namespace
+
+data::ImageForm image_form_of(const InferConfig& config, const InferModel& model) {
   data::ImageForm form;
   if (model.metadata && model.metadata->image != nullptr) {
     form = *model.metadata->image;
@@ -151,8 +153,6 @@ data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
   if (config.image_size) form.height = form.width = *config.image_size;
   return form;
 }
-
-}  // namespace
 
 ImageFiles::ImageFiles(const std::string& input) {
   std::error_code error;
@@ -179,7 +179,7 @@ ImageFiles::ImageFiles(const std::string& input) {
 
 InferTask image_task(const InferConfig& config, const InferModel& model, std::shared_ptr<const ImageFiles> files) {
   const auto shared = std::make_shared<SharedImages>();
-  shared->form = form_of(config, model);
+  shared->form = image_form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
   shared->class_names = class_names_of(config, model);
   shared->files = files != nullptr ? std::move(files) : std::make_shared<const ImageFiles>(config.input);

@@ -13,8 +13,6 @@
 #include "base/text.h"
 #include "inference/model.h"
 #include "inference/workers.h"
-#include "lockstep/base/env.h"
-#include "lockstep/comm/world.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/session/session.h"
 #include "session/device_choice.h"
@@ -49,18 +47,6 @@ void refuse_image_flags(const InferConfig& config, const char* what) {
   refuse("top", config.top.has_value(), what);
   refuse("class-names", !config.class_names.empty(), what);
   refuse("image-size", config.image_size.has_value(), what);
-}
-
-/// A world of one, on the devices that `config` asks for.
-session::Session open_alone(const InferConfig& config) {
-  session::SessionChecks checks;
-  checks.before = [] {
-    const auto world = comm::discover_world(env);
-    if (world.size > 1)
-      throw UsageError(fmt::format("lockstep infer as one of {} ranks: each would do all of it", world.size),
-                       "start it by itself: --threads T makes T streams, --device cuda:0,1 takes several devices");
-  };
-  return session::open_session(session_options(config), checks);
 }
 
 /// Inputs that were opened before the model was.
@@ -178,8 +164,8 @@ void run(const InferConfig& config, session::Session& session) {
       inputs.images = std::make_shared<const ImageFiles>(config.input);
     check_memory(config, devices, session, spec, inputs);
   };
-  const InferModel model =
-      open_model(config, devices, inputs.random ? std::optional(inputs.random->sample) : std::nullopt, check);
+  const InferModel model = open_model(config, devices.backends(),
+                                      inputs.random ? std::optional(inputs.random->sample) : std::nullopt, check);
   const InferTask task = open_task(config, devices, model, std::move(inputs));
   const StreamsOptions options = {.streams = streams_of(config, session, task.jobs),
                                   .jobs = task.jobs,
@@ -192,9 +178,7 @@ void run(const InferConfig& config, session::Session& session) {
                                       print(text);
                                   }};
   warn_of_unused(config, task, options.streams, devices.size());
-  std::vector<nn::Backend*> backends;
-  for (std::size_t i = 0; i < devices.size(); ++i) backends.push_back(&devices[i]);
-  StreamsResult result = run_streams(backends, options, task.make_worker);
+  StreamsResult result = run_streams(devices.backends(), options, task.make_worker);
   if (output) output->commit();
   const std::uint64_t corrupt = result.tally.corrupt, images = corrupt + result.tally.results;
   const InferReport report{.kind = task.kind,
@@ -238,7 +222,8 @@ void validate(const InferConfig& config) {
 int infer(const InferConfig& config) {
   watch_for_stops();
   validate(config);
-  session::Session session = open_alone(config);
+  session::Session session = open_alone(
+      config, "infer", "start it by itself: --threads T makes T streams, --device cuda:0,1 takes several devices");
   run(config, session);
   session.shutdown();
   return 0;

@@ -72,9 +72,9 @@ inline constexpr std::string_view kRandomInput = "random:";
 options::OptionTable infer_options(InferConfig& config);
 
 /// Opens the model and its inputs and runs them on streams of their own (run_streams); results go to stdout, or to a
-/// file that is written whole or not at all, a report of times to stderr, or to stdout as JSON. Not for ranks: a process under a launcher of several is refused. Returns
-/// the exit code 0; throws lockstep::Error otherwise, IoError also, once all others are done, where images were
-/// corrupt.
+/// file that is written whole or not at all, a report of times to stderr, or to stdout as JSON. Not for ranks: a
+/// process under a launcher of several is refused. Returns the exit code 0; throws lockstep::Error otherwise, IoError
+/// also, once all others are done, where images were corrupt.
 int infer(const InferConfig& config);
 
 }  // namespace lockstep::inference

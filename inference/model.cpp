@@ -6,6 +6,8 @@
 #include "base/text.h"
 #include "checkpoint/model_metadata.h"
 #include "checkpoint/model_options.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/world.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"
 #include "nn/ops/meta_backend.h"
@@ -20,7 +22,7 @@ nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::ve
 }
 
 std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& backend, const InferModel& model,
-                                        const std::vector<nn::HostTensor>& tensors, bool log) {
+                                        const std::vector<nn::HostTensor>& tensors, bool fused, bool log) {
   // Values that are loaded next need not be drawn.
   const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
   nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
@@ -34,7 +36,10 @@ std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& 
     const nn::LoadReport report = load(config, *module, tensors);
     if (log) checkpoint::log_report(report, config.weights, "have new values");
   }
-  module->fuse();
+  if (fused)
+    module->fuse();
+  else
+    module->train(false);
   if (config.precision == InferPrecision::kBF16)
     for (const auto& named : module->named_parameters()) named.parameter->as(DType::kBF16);
   if (config.precision == InferPrecision::kInt8W)
@@ -44,25 +49,25 @@ std::unique_ptr<nn::Module> open_module(const InferConfig& config, nn::Backend& 
 }
 
 // Models of text that have attention are fully connected layers throughout: those have Int8Rows.
-void check_int8(const InferConfig& config, const nn::ModelSpec& spec, const InferDevices& devices) {
+void check_int8(const InferConfig& config, const nn::ModelSpec& spec, std::span<nn::Backend* const> devices) {
   if (config.precision != InferPrecision::kInt8W) return;
   const auto fits = [](const nn::ModelFamily& family) { return family.takes_tokens && family.attention; };
   if (!fits(nn::model_family(spec.name)))
     throw UsageError(
         fmt::format("--precision int8w for {}: weights of int8 are for {}", spec.name, nn::models_that(fits)),
         "use --precision f32 or bf16");
-  for (std::size_t i = 0; i < devices.size(); ++i)
-    if (!devices[i].linear().multiplies_int8_rows())
+  for (nn::Backend* const device : devices)
+    if (!device->linear().multiplies_int8_rows())
       throw UsageError(
-          fmt::format("--precision int8w on {}: weights of int8 are for the CPU", to_string(devices[i].device())),
+          fmt::format("--precision int8w on {}: weights of int8 are for the CPU", to_string(device->device())),
           "use --precision bf16, or --device cpu");
 }
 
 }  // namespace
 
-InferModel open_model(const InferConfig& config, const InferDevices& devices,
+InferModel open_model(const InferConfig& config, std::span<nn::Backend* const> devices,
                       const std::optional<std::vector<std::int64_t>>& sample_shape,
-                      const std::function<void(const nn::ModelSpec&)>& check) {
+                      const std::function<void(const nn::ModelSpec&)>& check, bool fused) {
   InferModel model;
   nn::ModelConfig given = config.model;
   std::vector<nn::HostTensor> tensors;
@@ -84,8 +89,8 @@ InferModel open_model(const InferConfig& config, const InferDevices& devices,
   if (sample_shape) spec.sample_shape = *sample_shape;
   check(spec);
   check_int8(config, spec, devices);
-  for (std::size_t i = 0; i < devices.size(); ++i)
-    model.modules.push_back(open_module(config, devices[i], model, tensors, /*log=*/i == 0));
+  for (nn::Backend* const device : devices)
+    model.modules.push_back(open_module(config, *device, model, tensors, fused, /*log=*/device == devices.front()));
   return model;
 }
 
@@ -152,6 +157,17 @@ session::SessionOptions session_options(const InferConfig& config) {
   options.precision = activations_of(config.precision);
   options.threads = 1;  // streams have their own
   return options;
+}
+
+session::Session open_alone(const InferConfig& config, const char* subcommand, const char* remedy) {
+  session::SessionChecks checks;
+  checks.before = [=] {
+    const auto world = comm::discover_world(env);
+    if (world.size > 1)
+      throw UsageError(fmt::format("lockstep {} as one of {} ranks: each would do all of it", subcommand, world.size),
+                       remedy);
+  };
+  return session::open_session(session_options(config), checks);
 }
 
 }  // namespace lockstep::inference

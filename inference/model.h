@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ class InferDevices {
   InferDevices(const InferConfig& config, session::Session& session);
 
   std::size_t size() const { return backends_.size(); }
+  std::span<nn::Backend* const> backends() const { return backends_; }
   nn::Backend& operator[](std::size_t device) const { return *backends_[device]; }
   /// As results have it: "cuda:1", "cpu:3"; "cpu" where no number was given.
   const std::string& name(std::size_t device) const { return names_[device]; }
@@ -42,9 +44,11 @@ class InferDevices {
 
 /// How a session for `config` is opened: a world of one, on all devices that are named.
 session::SessionOptions session_options(const InferConfig& config);
+/// Opens it. Throws UsageError for one of several ranks, which would each do all of `subcommand`, with this remedy.
+session::Session open_alone(const InferConfig& config, const char* subcommand, const char* remedy);
 
 struct InferModel {
-  /// On each device, by its place among them: fused for evaluation; parameters do not change any more.
+  /// On each device, by its place among them: in evaluation mode; parameters do not change any more.
   std::vector<std::unique_ptr<nn::Module>> modules;
   nn::ModelSpec spec;
   std::optional<checkpoint::ModelMetadata> metadata;  // what the weights file says, if it does
@@ -59,11 +63,12 @@ struct InferModel {
 
 /// The model with the weights of config.weights, or, without any, new ones from the seed: the same on all devices.
 /// `sample_shape`: of the inputs to come, where it is known. `check` sees what is about to be built, before memory is
-/// taken for it. Throws UsageError where model, weights and flags do not go together, naming each parameter that is
-/// missing or too many, and IoError for the file.
-InferModel open_model(const InferConfig& config, const InferDevices& devices,
+/// taken for it. `fused`: for computing (Module::fuse()); otherwise parameters are those of the file. Throws UsageError
+/// where model, weights and flags do not go together, naming each parameter that is missing or too many, and IoError
+/// for the file.
+InferModel open_model(const InferConfig& config, std::span<nn::Backend* const> devices,
                       const std::optional<std::vector<std::int64_t>>& sample_shape,
-                      const std::function<void(const nn::ModelSpec&)>& check);
+                      const std::function<void(const nn::ModelSpec&)>& check, bool fused = true);
 
 /// What a model of `spec` takes that runs forward alone, on `batch` samples at a time on each of `streams` streams of
 /// `devices` devices like `backend`: built and run once on a backend of shapes in its place (nn::make_meta_backend). Of

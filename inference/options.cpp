@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "inference/export.h"
 #include "inference/infer.h"
 
 #include "checkpoint/model_options.h"
@@ -125,6 +126,29 @@ void add_table_settings(OptionTable& table, InferConfig& config) {
   }
 }
 
+void add_class_names(OptionTable& table, InferConfig& config) {
+  table.add({.name = "class-names",
+             .placeholder = "FILE",
+             .help = "names of the classes, one per line",
+             .default_text = "the weights', or numbers",
+             .value = text(config.class_names),
+             .applies = to_classes(config)});
+}
+
+void add_image_size(OptionTable& table, InferConfig& config) {
+  const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
+                                          return family.takes_images && !family.takes_tokens && !family.takes_vectors;
+                                        }));
+  Applies sizes = applies_to(sized, config, takes_image_sizes, instead);
+  sizes.forget = [&config] { config.image_size.reset(); };  // lockstep train has one for its data
+  table.add({.name = "image-size",
+             .placeholder = "N",
+             .help = "height and width of the model's input, in pixels",
+             .default_text = "the weights', or the model's usual size",
+             .value = integer(config.image_size, 1, data::kMostImageSize),
+             .applies = sizes});
+}
+
 void add_input(OptionTable& table, InferConfig& config) {
   table.group("Input");
   table.add({.name = "input",
@@ -158,23 +182,8 @@ void add_input(OptionTable& table, InferConfig& config) {
              .default_text = fmt::to_string(kDefaultTop),
              .value = integer(config.top, 1, 1 << 24),
              .applies = to_classes(config)});
-  table.add({.name = "class-names",
-             .placeholder = "FILE",
-             .help = "names of the classes, one per line",
-             .default_text = "the weights', or numbers",
-             .value = text(config.class_names),
-             .applies = to_classes(config)});
-  const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
-                                          return family.takes_images && !family.takes_tokens && !family.takes_vectors;
-                                        }));
-  Applies sizes = applies_to(sized, config, takes_image_sizes, instead);
-  sizes.forget = [&config] { config.image_size.reset(); };  // lockstep train has one for its data
-  table.add({.name = "image-size",
-             .placeholder = "N",
-             .help = "height and width of the model's input, in pixels",
-             .default_text = "the weights', or the model's usual size",
-             .value = integer(config.image_size, 1, data::kMostImageSize),
-             .applies = sizes});
+  add_class_names(table, config);
+  add_image_size(table, config);
 }
 
 void add_text(OptionTable& table, InferConfig& config) {
@@ -315,6 +324,24 @@ OptionTable infer_options(InferConfig& config) {
   add_text(table, config);
   add_streams(table, config);
   add_report(table, config);
+  return table;
+}
+
+OptionTable export_onnx_options(ExportConfig& config) {
+  OptionTable table("export onnx",
+                    "Writes MODEL with its weights as an ONNX file (opset 17, f32) for onnxruntime and other programs. "
+                    "The number of samples is free, and so is the length of texts, up to what the model takes.");
+  add_model(table, config);
+  table.group("File");
+  table.add({.name = "output",
+             .placeholder = "FILE.onnx",
+             .help = "where to; weights of more than 2 GB are in FILE.onnx.data, which belongs beside it",
+             .value = text(config.output)});
+  add_class_names(table, config);
+  add_image_size(table, config);
+  table.group("Reports");
+  table.add(session::log_level_option(config.log_level, "least level of messages on stderr"));
+  options::add_config_option(table);
   return table;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/file_list.h"
+#include "data/images.h"
 #include "inference/infer.h"
 #include "inference/model.h"
 #include "inference/streams.h"
@@ -91,6 +92,10 @@ std::uint64_t inputs_together(const InferConfig& config, const RandomInput& inpu
 /// `devices` must outlive the workers too.
 InferTask random_task(const InferConfig& config, const InferModel& model, const InferDevices& devices,
                       const RandomInput& input);
+
+/// How the model takes images: as the weights say, or for files of other programs as their models do. Throws
+/// UsageError where its samples are none.
+data::ImageForm image_form_of(const InferConfig& config, const InferModel& model);
 
 struct Ranked {
   std::int32_t number;  // of a class or a token

@@ -204,7 +204,9 @@ Values read_config_file(const OptionTable& table, const ForeignFlags& foreign, c
     if (node.is_array() && option->kind != OptionKind::kList && option->kind != OptionKind::kRepeatable)
       throw UsageError(fmt::format("{}: {} is a list, and --{} takes one value", place, key.str(), option->name),
                        fmt::format("give {}, without brackets", wanted_by(*option)));
-    if (!values.try_emplace(option->name, Given{*text, fmt::format("{}: {} = {}", place, key.str(), shortened(*text)), place})
+    if (!values
+             .try_emplace(option->name,
+                          Given{*text, fmt::format("{}: {} = {}", place, key.str(), shortened(*text)), place})
              .second)
       throw UsageError(fmt::format("{}: {} sets --{} a second time", place, key.str(), option->name),
                        "keep one of the spellings");

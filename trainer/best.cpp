@@ -111,7 +111,8 @@ std::vector<std::string> metric_names() {
 
 std::string describe(const std::vector<BestEvaluation>& evaluations) {
   std::vector<std::string> all;
-  for (const auto& one : evaluations) all.push_back(fmt::format("step {} ({} {:.6g})", one.step, one.metric, one.value));
+  for (const auto& one : evaluations)
+    all.push_back(fmt::format("step {} ({} {:.6g})", one.step, one.metric, one.value));
   return all.empty() ? "none" : join(all, ", ");
 }
 
@@ -161,8 +162,8 @@ bool BestWatch::follow(const EvalReport& report) {
 // Of equal ones the older.
 void BestWatch::keep(BestEvaluation evaluation) {
   auto& kept = history_.kept;
-  const auto worse = std::ranges::find_if(
-      kept, [&](const BestEvaluation& other) { return is_better(evaluation.value, other.value); });
+  const auto worse =
+      std::ranges::find_if(kept, [&](const BestEvaluation& other) { return is_better(evaluation.value, other.value); });
   kept.insert(worse, std::move(evaluation));
   if (std::ssize(kept) > keep_best_) kept.resize(static_cast<std::size_t>(keep_best_));
 }

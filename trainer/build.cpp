@@ -325,9 +325,8 @@ namespace {
 // A label that no sample can have would be ignored for nothing.
 void check_ignored(std::int32_t label, const data::Dataset& dataset) {
   if (dataset.info().mixing.any())
-    throw UsageError(
-        fmt::format("--ignore-index {} with --mixup or --cutmix, which make probabilities of labels", label),
-        "leave one of them out");
+    throw UsageError(fmt::format("--ignore-index {} with mixed samples, whose targets are probabilities", label),
+                     "leave it out, or do not mix samples");
   if (dataset.has_numeric_targets() || (label >= 0 && label < dataset.classes()) ||
       dataset.info().ignored_label == label)
     return;
@@ -470,7 +469,8 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   if (!dataset.info().vocabulary_sha256.empty()) manifest.emplace_back("vocabulary", dataset.info().vocabulary_sha256);
   if (dataset.info().table != nullptr) manifest.emplace_back("columns", dataset.info().table->sha256());
   // Products of matrices have the bits of their number of threads: every rank's update is to have the same.
-  if (nn::optimizer_family(optimizer_of(config)).whole_matrices) manifest.emplace_back("threads", fmt::to_string(threads));
+  if (nn::optimizer_family(optimizer_of(config)).whole_matrices)
+    manifest.emplace_back("threads", fmt::to_string(threads));
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;

@@ -181,10 +181,11 @@ void validate(const TrainConfig& config) {
           config.zero, config.zero > 2 ? ", and its kernels read whole parameters" : ""),
       "use --zero 1, which shards updates and the optimizer's state");
   const auto& optimizer = nn::optimizer_family(optimizer_of(config));
-  require(config.zero == 0 || !optimizer.whole_matrices,
-          fmt::format("--zero {} with --optimizer {}, which moves matrices as a whole: a rank would have a part of each",
-                      config.zero, optimizer.name),
-          "leave --zero out, or use another optimizer");
+  require(
+      config.zero == 0 || !optimizer.whole_matrices,
+      fmt::format("--zero {} with --optimizer {}, which moves matrices as a whole: a rank would have a part of each",
+                  config.zero, optimizer.name),
+      "leave --zero out, or use another optimizer");
   require(
       !config.tune_bucket_mb || config.zero == 0,
       fmt::format("--bucket-mb auto with --zero {}, whose parameters lie in the buckets and cannot move", config.zero),

@@ -162,8 +162,7 @@ void Metrics::write(const StepReport& r) {
   write_line(fmt::format(
       R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f},"samples":{}{},"unix_s":{:.6f}}})",
       r.step, r.epoch, number(r.loss), number(r.lr), number(r.grad_norm), r.step_ms, r.comm_wait_ms, r.samples_per_s,
-      r.samples,
-      r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
+      r.samples, r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
 }
 
 void Metrics::write(const EvalReport& r) { write_line(json_of(r).add("unix_s", unix_seconds()).text()); }
@@ -186,14 +185,14 @@ void Metrics::take_warnings() {
   if (!fd_) return;
   // A warning that this fails to write may not be one.
   set_warning_observer([fd = fd_](std::string_view text) {
-    const std::string line =
-        JsonObject{{"event", "warning"}, {"text", text}, {"unix_s", unix_seconds()}}.text() + '\n';
+    const std::string line = JsonObject{{"event", "warning"}, {"text", text}, {"unix_s", unix_seconds()}}.text() + '\n';
     static_cast<void>(::write(fd->get(), line.data(), line.size()) > 0);
   });
   observing_ = std::shared_ptr<void>(nullptr, [](void*) { set_warning_observer({}); });
 }
 
 void Metrics::write(const FinalReport& r) {
+  observing_.reset();  // it is the last line
   std::string figures;
   for (const auto& [name, value] : named_figures(r.auc, r.errors))
     figures += fmt::format(R"(,"{}":{})", name, number(value));

@@ -49,10 +49,11 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .help = "--save has the weights of the best evaluation: the file is replaced when one is better",
              .value = text(config.save_best),
              .applies = {.to = "a file of weights, --patience and --keep-best",
-                         .unless = [&config] {
-                           return when(config.save.empty() && config.patience == 0 && config.keep_best == 0,
-                                       "there are none");
-                         },
+                         .unless =
+                             [&config] {
+                               return when(config.save.empty() && config.patience == 0 && config.keep_best == 0,
+                                           "there are none");
+                             },
                          .remedy = "add --save FILE, or leave it out"},
              .agree = Agree::kValue});
   table.add({.name = "reset-head",
@@ -344,8 +345,9 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
              .applies = to_checkpoints(config.checkpoint_dir)});
   table.add({.name = "keep-best",
              .placeholder = "K",
-             .help = "besides, keep those of the K best evaluations, by --save-best or else by the loss; each evaluation "
-                     "then has a checkpoint",
+             .help =
+                 "besides, keep those of the K best evaluations, by --save-best or else by the loss; each evaluation "
+                 "then has a checkpoint",
              .default_text = fmt::to_string(config.keep_best),
              .value = integer(config.keep_best, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir),

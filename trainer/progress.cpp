@@ -202,8 +202,7 @@ void Progress::summary(const Summary& s) {
     std::printf("%s", fmt::format("best {} {:.6g}, at step {}{}\n", best->metric, best->value, best->step,
                                   s.final.gave_up ? ": none of the evaluations since was better, so the run ended" : "")
                           .c_str());
-  if (!s.final.kept.empty())
-    std::printf("checkpoints of the best evaluations: %s\n", describe(s.final.kept).c_str());
+  if (!s.final.kept.empty()) std::printf("checkpoints of the best evaluations: %s\n", describe(s.final.kept).c_str());
   if (const auto& scaling = s.final.scaling)
     std::printf("%s", fmt::format("losses scaled by {:g} in the end  skipped_steps {}\n", scaling->scale,
                                   scaling->skipped_steps)

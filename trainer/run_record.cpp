@@ -104,8 +104,7 @@ Metrics open_metrics(const std::string& path, const RunReport& run, const std::o
   metrics.write(run);
   metrics.take_warnings();
   if (resumed)
-    metrics.write(
-        ResumeReport{.step = resumed->manifest.step, .world_size = static_cast<int>(std::ssize(run.ranks))});
+    metrics.write(ResumeReport{.step = resumed->manifest.step, .world_size = static_cast<int>(std::ssize(run.ranks))});
   metrics.write(splits);
   return metrics;
 }

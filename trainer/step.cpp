@@ -59,8 +59,7 @@ Inputs TrainingStep::upload(const data::Batch& batch) {
 
 void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr, std::optional<double> momentum) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
-  const StepInFlight begun = {
-      .step = step, .plan = batch.plan, .lr = lr, .momentum = momentum, .begin = Clock::now()};
+  const StepInFlight begun = {.step = step, .plan = batch.plan, .lr = lr, .momentum = momentum, .begin = Clock::now()};
   if (graphs_ != nullptr) graphs_->expect_step(batch.plan.global_count);
   run(begun, upload(batch));
 }

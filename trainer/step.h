@@ -79,9 +79,9 @@ class TrainingStep {
 
   /// Gives the batch to the device. Valid as long as Backend::stage() says; undefined where the batch is empty.
   Inputs upload(const data::Batch& batch);
-  /// Collective: step `step` (from 1) with learning rate `lr` and `momentum` (nn::StepOptions). Parameters stay as they were where the
-  /// loss is not finite, or, with a scaler, the gradients; no rank returns before it has taken part in all collectives.
-  /// On a device the step may still be under way then. Not while outcome_due().
+  /// Collective: step `step` (from 1) with learning rate `lr` and `momentum` (nn::StepOptions). Parameters stay as they
+  /// were where the loss is not finite, or, with a scaler, the gradients; no rank returns before it has taken part in
+  /// all collectives. On a device the step may still be under way then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr, std::optional<double> momentum = {});
   /// The same on inputs that have been uploaded.
   void run(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, double lr);

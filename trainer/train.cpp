@@ -214,8 +214,7 @@ class Run {
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
       const bool evaluates = evaluation_due(step, plan.last_of_epoch ? plan.epoch + 1 : 0);
-      const bool checkpoint =
-          checkpoints_.due(step, plan.last_of_epoch, last) || (evaluates && config_.keep_best > 0);
+      const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last) || (evaluates && config_.keep_best > 0);
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/run_main.h"
 #include "lockstep/nn/autograd/functions.h"
+#include "lockstep/nn/io/onnx.h"
 #include "lockstep/nn/io/safetensors.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/io/weights.h"

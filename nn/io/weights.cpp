@@ -134,12 +134,14 @@ std::map<std::string, std::string> read_weights_metadata(const std::string& path
 
 void check_weights_path(const std::string& path) {
   const std::string extension = extension_of(path);
-  constexpr std::array kOthers = {".json", ".onnx", ".h5",   ".hdf5",   ".keras", ".npz",
+  constexpr const char* kOnnx = ".onnx";
+  constexpr std::array kOthers = {".json", kOnnx,   ".h5",   ".hdf5",   ".keras", ".npz",
                                   ".npy",  ".ckpt", ".gguf", ".tflite", ".pkl",   ".msgpack"};
   if (std::ranges::find(kOthers, extension) != kOthers.end())
     throw UsageError(
         fmt::format("weights for {}: '{}' is the extension of a format that is not written", path, extension),
-        "name a .safetensors file, or .pt, .pth or .bin for what torch.load() reads");
+        extension == kOnnx ? "save a .safetensors file; lockstep export onnx writes the model of it"
+                           : "name a .safetensors file, or .pt, .pth or .bin for what torch.load() reads");
 }
 
 void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,

@@ -127,7 +127,7 @@ const LossFamily& focal_family() {
 const LossFamily& squared_error_family() {
   static const LossFamily family = {.name = "squared_error",
                                     .about = "a number for each output: PyTorch's MSELoss",
-      .synonyms = {"mse"},
+                                    .synonyms = {"mse"},
                                     .takes_numbers = true,
                                     .takes_labels = false,
                                     .make = [](const Settings&) -> LossFunction {

@@ -1,6 +1,5 @@
 #include "nn/models/bert.h"
 
-#include <algorithm>
 #include <span>
 #include <string>
 
@@ -110,7 +109,10 @@ Vars Bert::forward_all(Tape& tape, const Vars& inputs) {
                        "give each token one type, i32");
   }
   const Var positioned = add_positions(tape, words_(tape, inputs[0]), positions_.weight());
-  const Var types = types_(tape, whole ? inputs[1] : tape.input(no_types(tape, tokens.shape())));
+  // Without types all are the first one.
+  const Var types = whole
+                        ? types_(tape, inputs[1])
+                        : broadcast_to(tape, slice(tape, variable(tape, types_.weight()), 0, 0, 1), positioned.shape());
   const Tensor lengths = whole ? inputs[2].value() : Tensor();
   Var x = drop_(tape, norm_.forward_added(tape, positioned, types).norm);
   for (Block* const block : blocks_) {
@@ -124,15 +126,6 @@ Vars Bert::forward_all(Tape& tape, const Vars& inputs) {
 }
 
 std::vector<Module*> Bert::blocks() { return {blocks_.begin(), blocks_.end()}; }
-
-Tensor Bert::no_types(Tape& tape, const Shape& shape) {
-  const auto known = std::ranges::find(no_types_, shape, &Tensor::shape);
-  if (known != no_types_.end()) return *known;
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(shape.count()));
-  Tensor made = tape.backend().empty(shape, DType::kI32);
-  tape.backend().upload(std::as_bytes(std::span(zeros)), made);
-  return no_types_.emplace_back(std::move(made));
-}
 
 Var Bert::pool(Tape& tape, Var states) {
   check_usage(pooler_ != nullptr, "a bert without a pooler is to pool", "build it with one");

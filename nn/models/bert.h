@@ -42,15 +42,12 @@ class Bert final : public Module {
  private:
   class Block;
 
-  Tensor no_types(Tape& tape, const Shape& shape);
-
   BertSpec spec_;
   Embedding &words_, &positions_, &types_;
   LayerNorm& norm_;
   Dropout& drop_;
   std::vector<Block*> blocks_;
-  Linear* pooler_ = nullptr;      // nullptr: there is none
-  std::vector<Tensor> no_types_;  // zeros, by shape
+  Linear* pooler_ = nullptr;  // nullptr: there is none
 };
 
 /// Predicts masked tokens, with the names of Hugging Face's BertForMaskedLM: bert, cls.predictions.{transform.dense,

@@ -22,6 +22,11 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
   if (from.bytes() == 0) return;
   check_usage(from.defined() && to.defined(), "a copy from or to a tensor that holds nothing",
               "ask Tensor::defined() before");
+  const auto has_values = [](const Tensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.raw_rows()) < kShapesAlone;
+  };
+  check_usage(has_values(from) || !has_values(to), "a tensor of shapes alone is to be copied to where there are values",
+              "compute on the backend of the tape: a model is run so to estimate its memory, or to export it");
   const auto host_bytes = [](const Tensor& on_cpu) {
     return std::span(static_cast<std::byte*>(on_cpu.raw()), on_cpu.bytes());
   };

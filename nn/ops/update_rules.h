@@ -133,8 +133,8 @@ struct NadamRule {
     const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
     first = beta1 * first + rest1 * d;
     second = beta2 * second + rest2 * d * d;
-    p -= (control[kGradientRate] * d + control[kMomentRate] * first) /
-         (std::sqrt(second) * control[kSecondScale] + eps);
+    p -=
+        (control[kGradientRate] * d + control[kMomentRate] * first) / (std::sqrt(second) * control[kSecondScale] + eps);
   }
 };
 

@@ -23,17 +23,16 @@ UpdateMethod lamb_method(const Settings& settings, double weight_decay) {
   const AdamConstants constants = adam_constants(settings);
   const bool always = settings.flag("always-adapt");
   check_adapts("lamb", "adam", weight_decay, always);
-  return {.weight_decay = weight_decay,
-          .rule = [constants, always](double decay) -> UpdateRule {
-            return LambRule::of(constants.beta1, constants.beta2, constants.eps, decay, always || decay > 0);
-          },
-          .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> {
-            return {lr, 1.0, 1.0};
-          },
-          .corrections = {{{},
-                           {.beta = constants.beta1},
-                           {.beta = constants.beta2, .kind = RateCorrection::kRootOfBias}}},
-          .moments = {"exp_avg", "exp_avg_sq"}};
+  return {
+      .weight_decay = weight_decay,
+      .rule = [constants, always](double decay) -> UpdateRule {
+        return LambRule::of(constants.beta1, constants.beta2, constants.eps, decay, always || decay > 0);
+      },
+      .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> {
+        return {lr, 1.0, 1.0};
+      },
+      .corrections = {{{}, {.beta = constants.beta1}, {.beta = constants.beta2, .kind = RateCorrection::kRootOfBias}}},
+      .moments = {"exp_avg", "exp_avg_sq"}};
 }
 
 }  // namespace

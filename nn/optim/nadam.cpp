@@ -1,4 +1,5 @@
-// NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). Weight decay is a part of the gradient, as in PyTorch.
+// NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). Weight decay is a part of the gradient, as in
+// PyTorch.
 #include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
 
@@ -31,7 +32,8 @@ const OptimizerFamily& nadam_family() {
                 .rates = [](double lr, double, double) -> std::array<double, StepControl::kRates> {
                   return {lr, lr, 1.0};
                 },
-                .corrections = {{nadam(RateCorrection::kNadamGradient), nadam(RateCorrection::kNadamMoment),
+                .corrections = {{nadam(RateCorrection::kNadamGradient),
+                                 nadam(RateCorrection::kNadamMoment),
                                  {.beta = constants.beta2, .kind = RateCorrection::kRootOfBias}}},
                 .moments = {"exp_avg", "exp_avg_sq"}};
       }};

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "lockstep/nn/optim/grad_scaler.h"
-#include "nn/optim/orthogonal.h"
 #include "nn/ops/update_rules.h"
+#include "nn/optim/orthogonal.h"
 
 namespace lockstep::nn {
 

@@ -40,7 +40,8 @@ void Tensor::refuse_type(DType wanted) const {
 
 void Tensor::refuse_nothing() const {
   check_usage(
-      data_ == nullptr, "a model or a loss looks at numbers, and is run on shapes alone to estimate its memory",
+      data_ == nullptr,
+      "a model or a loss looks at numbers, and is run on shapes alone to estimate its memory, or to export it",
       "compute with operators (nn/autograd/functions.h); set TrainConfig::estimate_memory to false where it has "
       "to look");
   throw UsageError("a tensor that holds nothing is read",

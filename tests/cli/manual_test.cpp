@@ -99,6 +99,10 @@ TEST_P(Completion, ProposesSubcommandsFlagsAndChoices) {
   EXPECT_THAT(proposals("lockstep train resnet1"),
               UnorderedElementsAre("resnet18", "resnet101", "resnet152", "resnet18-cifar"));
   EXPECT_THAT(proposals("lockstep bench st"), ElementsAre("step"));
+  EXPECT_THAT(proposals("lockstep bench sc"), ElementsAre("scaling"));
+  EXPECT_THAT(proposals("lockstep export o"), ElementsAre("onnx"));
+  EXPECT_THAT(proposals("lockstep export onnx llam"), ElementsAre("llama"));
+  EXPECT_THAT(proposals("lockstep export onnx llama --outp"), ElementsAre("--output"));
   EXPECT_THAT(proposals("lockstep bench step --graphs n"), ElementsAre("no"));
   EXPECT_THAT(proposals("lockstep checkpoint v"), ElementsAre("verify"));
   EXPECT_THAT(proposals("lockstep launch -n 2 -- program --s"), ElementsAre()) << "another program's";

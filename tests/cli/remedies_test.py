@@ -21,11 +21,12 @@ places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
 BENCH = ("bench step", "bench dp-vs-ddp", "bench allreduce", "bench reduce", "bench send-recv", "bench scaling")
-COMMANDS = ("train", "eval", "infer", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "simulate", "plan",
+COMMANDS = ("train", "eval", "infer", "export onnx", "launch", *BENCH, "checkpoint", "inspect", "devices", "doctor", "simulate", "plan",
             "version")
 # The commands that print the texts of a file: the first pattern that its path has at its beginning. A flag in a text is one
 # of each of them, of one of those with | between. Other files' texts may name any command's.
 COMMANDS_OF = [
+    (r"inference/export\.", ("export onnx",)),
     (r"inference/|data/vocabulary\.", ("infer",)),
     (r"launcher/(?!mpirun_command)|cli/launch_command", ("launch|train",)),  # and of the program that is launched
     (r"cli/checkpoint_command", ("checkpoint",)),

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "inference/export.h"
 #include "inference/infer.h"
 #include "lockstep/base/device.h"
 #include "tests/support/json.h"
@@ -32,7 +33,7 @@ Sources words(std::vector<std::string> args) {
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({"fly-away"}),
-              HasSubstr("one of launch, train, eval, infer, devices, doctor, bench, simulate, plan, "
+              HasSubstr("one of launch, train, eval, infer, export, devices, doctor, bench, simulate, plan, "
                         "checkpoint, inspect, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
@@ -53,8 +54,24 @@ TEST(Subcommands, MissingParts) {
 }
 
 TEST(Subcommands, TheOverviewNamesThem) {
-  for (const char* name : {"launch", "train", "eval", "infer", "checkpoint", "inspect", "version"})
+  for (const char* name : {"launch", "train", "eval", "infer", "export", "checkpoint", "inspect", "version"})
     EXPECT_THAT(overview(), HasSubstr(name));
+}
+
+TEST(ExportFlags, ReachTheConfiguration) {
+  inference::ExportConfig config;
+  parse_options(inference::export_onnx_options(config),
+                words({"resnet18", "--weights=w.pt", "--weights-key=ema", "--non-strict", "--keep-prefix",
+                       "--output=m.onnx", "--class-names=c.txt", "--image-size=64", "--log-level=warn"}));
+  EXPECT_EQ(config.model.name, "resnet18");
+  EXPECT_EQ(config.weights, "w.pt");
+  EXPECT_EQ(config.weights_key, "ema");
+  EXPECT_TRUE(config.non_strict);
+  EXPECT_TRUE(config.keep_prefix);
+  EXPECT_EQ(config.output, "m.onnx");
+  EXPECT_EQ(config.class_names, "c.txt");
+  EXPECT_EQ(config.image_size, 64);
+  EXPECT_EQ(config.log_level, "warn");
 }
 
 TEST(InspectFlags, ReachTheOptions) {

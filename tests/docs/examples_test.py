@@ -129,6 +129,7 @@ class Examples(unittest.TestCase):
         self.assertEqual(files[0], files[2])
         self.assertIn(b'"weight"', files[0])
         self.assertNotIn(b"module", files[0])
+        self.assertIn(b"logits", (self.directory / "linear.onnx").read_bytes())
         self.run_in("save_and_load nowhere", code=3)
 
     def test_infers_on_a_chosen_device(self):

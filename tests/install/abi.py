@@ -144,7 +144,7 @@ class Interface:
         if file is None:
             return True
         lines = pathlib.Path(file).read_text().splitlines()[line - 1:]
-        text = re.sub(r"//.*", "", "\n".join(lines))
+        text = re.sub(r"//.*|= \{[^{}]*\}(?=[,)])", "", "\n".join(lines))  # comments, default arguments
         return re.match(r"[^;{]*?=\s*(default|delete|0)\s*;|[^;{]*\{", text) is None
 
     def public(self, symbols):

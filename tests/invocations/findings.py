@@ -93,7 +93,7 @@ def problems(case, outcome, base, new_files):
     """A list of sentences; `base` is the outcome of the invocation as it was before it was altered."""
     words = [word for word in case.words if isinstance(word, str)]
     subcommand = words[0] if words and words[0] == case.words[0] else ""
-    if subcommand == "bench":
+    if subcommand in ("bench", "export"):
         subcommand = " ".join(words[:2])
     others_program = subcommand == "launch" and ("lockstep" not in words or "--" not in words)
     found = [f"left over: {what}" for what in outcome.left]

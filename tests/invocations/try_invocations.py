@@ -47,7 +47,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 15  # after which an invocation that still runs is asked to stop: it may have been asked to train for hours
 MORE_SECONDS = 20
 MOST_MEMORY = 6 << 30  # of an invocation that asks for endless sizes
-SUBCOMMANDS = ("train", "eval", "infer", "launch", "checkpoint", "inspect", "devices", "doctor", "version", "bench step",
+SUBCOMMANDS = ("train", "eval", "infer", "launch", "checkpoint", "inspect", "devices", "doctor", "version", "export onnx", "bench step",
                "bench allreduce",
                "bench dp-vs-ddp")
 MOST_OUTPUT = 1 << 22

@@ -224,7 +224,7 @@ def other_file(case, drawn):
 
 
 def other_subcommand(case, drawn):
-    other = drawn.choice(["train", "eval", "infer", "bench", "checkpoint", "devices", "version", "inspect", "launch",
+    other = drawn.choice(["train", "eval", "infer", "export", "bench", "checkpoint", "devices", "version", "inspect", "launch",
                           "Train", "tain",
                           "help", "--help", "-h", "--version"])
     case.did(f"subcommand {other}")

@@ -204,7 +204,8 @@ TEST(Nadam, ProductOfMomenta) {
       for (int t = 1; t <= 20'000; ++t) {
         product *= nadam_momentum(beta, decay, t);
         if (t > 4 && t % 997 != 0) continue;
-        ASSERT_NEAR(nadam_product(beta, decay, t), product, 1e-12 * product + 1e-300) << beta << ", " << decay << ", step " << t;
+        ASSERT_NEAR(nadam_product(beta, decay, t), product, 1e-12 * product + 1e-300)
+            << beta << ", " << decay << ", step " << t;
       }
     }
 }

@@ -96,8 +96,7 @@ class Optimizers : public ::testing::Test {
       }
       const auto at = static_cast<std::size_t>(step);
       const bool moves = is_cycled && optimizer->takes_momentum();
-      optimizer->begin_step(static_cast<double>(rates[at]),
-                            moves ? std::optional<double>(momenta[at]) : std::nullopt);
+      optimizer->begin_step(static_cast<double>(rates[at]), moves ? std::optional<double>(momenta[at]) : std::nullopt);
       if (clipped) {
         const nn::Tensor squares = backend_->empty({}, DType::kF64);
         optimizer->add_squares(indices);

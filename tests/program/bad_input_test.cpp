@@ -51,6 +51,14 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   bench step cnn --ema 0.9 | --ema
   eval cnn --data digits --device cpu --precision fp16 --weights w | --precision fp16 is for GPUs
   bench step cnn --device cpu --precision fp16 | --precision fp16 is for GPUs
+  export | lockstep export needs a format
+  export tflite cnn --weights w --output m.tflite | lockstep export writes no 'tflite'
+  export onnx | needs a MODEL
+  export onnx cn --weights w --output m.onnx | did you mean
+  export onnx cnn --output m.onnx | export without weights
+  export onnx cnn --weights w | export without a file to write
+  export onnx cnn --weights w --output m.pb | does not end in .onnx
+  export onnx cnn --weights w --outptu m.onnx | did you mean --output
   bench allreduce --backend nccl --device cpu | --backend nccl
   bench allreduce --memory own --in-flight 2 | --in-flight with --memory own
   bench broadcast --root 1 | --root 1, among 1 rank
@@ -175,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --ignore-index 10 | --ignore-index 10 for digits train, whose labels are 0 to 9
   --ignore-index 1,2 | --ignore-index
   --ignore-index 1.5 | --ignore-index
-  --ignore-index 1 --mixup 0.2 | --ignore-index 1 with --mixup or --cutmix
+  --ignore-index 1 --mixup 0.2 | --ignore-index 1 with mixed samples
   --ignore-index 1 --loss focal | it applies to --loss cross_entropy, and the loss is focal
   --device cuda --ignore-index 1 --graphs yes | --ignore-index
   --mixup 0.2 --loss l1 | the targets of digits train are labels, and the loss l1 takes numbers
@@ -320,6 +328,11 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   cnn --weights w --input a.png --tokens 3 | it applies to texts
   mlp --weights w --input a.png --image-size 8 | --image-size 8
   nosuch --input random:1x3 | unknown model 'nosuch'
+2 lockstep export onnx
+  gpt --weights w --output m.onnx --class-names n | it applies to images and rows that are classified
+  mlp --weights w --output m.onnx --image-size 8 | --image-size 8
+  cnn --weights w --output m.onnx --layers 2 | the model is cnn
+  cnn --output m.onnx --non-strict | it applies to a file of weights
 2
   LOCKSTEP_MOMENTUM=0.5 lockstep train cnn --data digits
     | LOCKSTEP_MOMENTUM=0.5 in the environment: it applies to --optimizer sgd
@@ -355,6 +368,7 @@ INSTANTIATE_TEST_SUITE_P(Files, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   RANK=0 WORLD_SIZE=2147483647 lockstep train cnn --data digits | WORLD_SIZE="2147483647"
 3 lockstep
   eval cnn --data digits --weights pipe | cannot open weights pipe: not a regular file
+  export onnx cnn --weights cut.safetensors --output m.onnx | cut.safetensors
   train gpt --data text:pipe | pipe: not a regular file
   train gpt --data tokens:pipe | pipe: not a regular file
   launch -n 1 --log-dir /proc/none/x -- true | --log-dir

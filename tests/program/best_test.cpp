@@ -1,4 +1,5 @@
-// --save-best, --keep-best, --patience and --eval-steps: what is kept, when a run ends, across a resume and on several ranks.
+// --save-best, --keep-best, --patience and --eval-steps: what is kept, when a run ends, across a resume and on several
+// ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

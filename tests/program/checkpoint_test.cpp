@@ -343,13 +343,14 @@ TEST(Checkpoints, ADirectoryIsOneRunsAtATime) {
   const TemporaryDirectory directory;
   const std::string endless =
       "lockstep train mlp --data digits --steps 100000000 --quiet --threads 1 --checkpoint-every 0 --checkpoint-dir c ";
-  const auto outcome = run(endless +
-                               "--metrics first.jsonl & until grep -q step first.jsonl 2>/dev/null; do sleep 0.05; "
-                               "done; " +
-                               endless +
-                               "--resume auto --metrics second.jsonl; echo second $?; "
-                               "kill -TERM $!; wait $!; echo first $?",
-                           directory.path());
+  const auto outcome =
+      run(endless +
+              "--metrics first.jsonl & until grep -q event.:.step first.jsonl 2>/dev/null; do sleep 0.05; "
+              "done; " +
+              endless +
+              "--resume auto --metrics second.jsonl; echo second $?; "
+              "kill -TERM $!; wait $!; echo first $?",
+          directory.path());
   EXPECT_THAT(outcome.out, HasSubstr("second 2\nfirst 75\n")) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("another training writes its checkpoints to c: host "));
   EXPECT_EQ(names_in(directory.path() / "c").size(), 1u) << "no lock is left";
@@ -357,11 +358,11 @@ TEST(Checkpoints, ADirectoryIsOneRunsAtATime) {
 
 TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
   const TemporaryDirectory directory;
-  // From some step on no file may be larger than 100,000 bytes.
+  // From some step on no file may be larger than 150,000 bytes.
   std::string line = kCnn;
   line.replace(line.find("--steps 40"), 10, "--steps 400");
   const auto outcome =
-      run(line + "--checkpoint-every 5 --keep 0" + once_there_are(30, "prlimit --pid $pid --fsize=100000"),
+      run(line + "--checkpoint-every 5 --keep 0" + once_there_are(30, "prlimit --pid $pid --fsize=150000"),
           directory.path());
   ASSERT_EQ(outcome.code, 3) << outcome.err;  // it is done, and whoever runs it until it is saved is not content
   EXPECT_THAT(outcome.err, HasSubstr("training is complete, but its last checkpoint, of step 400, is not in c"));

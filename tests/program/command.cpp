@@ -3,9 +3,12 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 
@@ -97,6 +100,16 @@ std::string bf16_of_cpu() {
   const auto begin = all.find(before);
   if (begin == std::string::npos) return "";
   return all.substr(begin + before.size(), all.find(')', begin) - begin - before.size());
+}
+
+void write_plain(const std::filesystem::path& to, const std::string& file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  auto header = json_in(file.substr(sizeof length, length));
+  header.erase("__metadata__");
+  const std::string text = header.dump(), rest = file.substr(sizeof length + length);
+  length = text.size();
+  write_file(to, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + rest);
 }
 
 }  // namespace lockstep::testing

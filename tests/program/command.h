@@ -71,6 +71,9 @@ Outcome expect_refused(const BadInput& input, const std::filesystem::path& direc
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
 
+/// Writes the content of a safetensors file without what lockstep says of its model, as other programs' files are.
+void write_plain(const std::filesystem::path& to, const std::string& file);
+
 /// How the CPU computes bf16, as `lockstep version` has it: "AVX512-BF16", "not on this CPU".
 std::string bf16_of_cpu();
 

@@ -240,17 +240,6 @@ TEST_F(Eval, ALstmsContextIsTheFiles) {
   EXPECT_GT(std::abs(eval(1, given + " --context 40").loss - loss), 1e-4 * loss);
 }
 
-// Without what lockstep says of its models.
-void write_plain(const fs::path& to, const std::string& file) {
-  std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), sizeof length);
-  auto header = json_in(file.substr(sizeof length, length));
-  header.erase("__metadata__");
-  const std::string text = header.dump(), rest = file.substr(sizeof length + length);
-  length = text.size();
-  write_file(to, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + rest);
-}
-
 TEST_F(Eval, SizesOfOtherProgramsFilesAreReadFromTheirShapes) {
   write_file(directory_.path() / "sums.txt", sums());
   for (const std::string model :

@@ -58,12 +58,13 @@ TEST(Launched, DataHasNoPrefix) {
 TEST(Launched, AStoppedRankIsNamedAndNotTheOneThatGivesUp) {
   for (const char* const backend : {"shm", "mpi"}) {
     const TemporaryDirectory directory;
-    const auto outcome = run(
-        "lockstep launch -n 3 -- bash -c \"[ \\$OMPI_COMM_WORLD_RANK != 1 ] || { until grep -q step m.jsonl; do sleep "
-        "0.05; done; kill -STOP \\$\\$; } 2>/dev/null & exec lockstep train cnn --data digits --global-batch 60 "
-        "--steps 100000000 --quiet --threads 1 --metrics m.jsonl --timeout-seconds 4 --backend " +
-            std::string(backend) + "\"",
-        directory.path());
+    const auto outcome =
+        run("lockstep launch -n 3 -- bash -c \"[ \\$OMPI_COMM_WORLD_RANK != 1 ] || { until grep -q event.:.step "
+            "m.jsonl; do sleep "
+            "0.05; done; kill -STOP \\$\\$; } 2>/dev/null & exec lockstep train cnn --data digits --global-batch 60 "
+            "--steps 100000000 --quiet --threads 1 --metrics m.jsonl --timeout-seconds 4 --backend " +
+                std::string(backend) + "\"",
+            directory.path());
     EXPECT_EQ(outcome.code, 5) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 3"));
     EXPECT_THAT(outcome.err, HasSubstr("was stopped by SIGSTOP"));
@@ -79,7 +80,7 @@ TEST(Launched, AStopWaitsForTheEndOfLongSteps) {
   const auto outcome = run(
       "lockstep launch -n 2 -- lockstep train resnet18-cifar --data random:3x32x32,4000 --batch 64 --threads 1 --steps "
       "100 --quiet --metrics m.jsonl --checkpoint-dir c --checkpoint-every 0 & pid=$!; "
-      "until grep -q '\"step\"' m.jsonl 2>/dev/null; do sleep 0.05; done; kill -TERM $pid; wait $pid",
+      "until grep -q event.:.step m.jsonl 2>/dev/null; do sleep 0.05; done; kill -TERM $pid; wait $pid",
       directory.path(), 150);
   EXPECT_EQ(outcome.code, 75) << outcome.err;
 }
@@ -99,7 +100,7 @@ TEST(Launched, AJobThatIsStoppedAsAWholeContinues) {
         $train >/dev/null 2>said &
       fi
       job=$!
-      for i in $(seq 400); do grep -q '"step"' m.jsonl 2>/dev/null && break; sleep 0.05; done
+      for i in $(seq 400); do grep -q event.:.step m.jsonl 2>/dev/null && break; sleep 0.05; done
       all=$(pgrep -f "$PWD/c ")
       kill -STOP $all; sleep 4
       for process in $all; do kill -CONT $process; sleep 0.02; done

@@ -1,4 +1,5 @@
 // Every field of a metrics file is in docs/metrics.md, and the other way round.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,8 +48,13 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   fs::create_directories(in(".git/refs/heads"));
   directory.write(".git/HEAD", "ref: refs/heads/main\n");
   directory.write(".git/refs/heads/main", "0123456789abcdef0123456789abcdef01234567\n");
-  directory.write("numbers.csv", "a,b,y\n1,x,2.5\n2,y,3.5\n3,x,4.5\n4,y,5\n5,x,7\n6,y,8\n7,x,9\n8,y,9.5\n9,x,11\n10,y,12\n");
-  directory.write("classes.csv", "a,b,y\n1,x,u\n2,y,v\n3,x,u\n4,y,v\n5,x,u\n6,y,v\n7,x,u\n8,y,v\n9,x,u\n10,y,v\n");
+  std::string numbers = "a,b,y\n", classes = numbers;
+  for (int row = 0; row < 40; ++row) {
+    numbers += fmt::format("{},{},{}.5\n", row, row % 2 == 0 ? "x" : "y", 3 * row);
+    classes += fmt::format("{},{},{}\n", row, row % 3 == 0 ? "x" : "y", row % 2 == 0 ? "u" : "v");
+  }
+  directory.write("numbers.csv", numbers);
+  directory.write("classes.csv", classes);
   directory.write("run.toml", "lr = 0.01\n");
   Fields written;
   const std::string line = on_ranks(2) +
@@ -67,14 +73,17 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   EXPECT_EQ(runs[0]["ranks"].size(), 2u);
   EXPECT_EQ(runs[0]["git"]["branch"], "main");
   EXPECT_EQ(runs[0]["data_sha256"], runs[1]["data_sha256"]);
-  const std::string table = "lockstep train tabular --threads 1 --batch 4 --epochs 1 --quiet --metrics ";
+  const std::string table = "lockstep train tabular --threads 1 --batch 4 --tail drop --epochs 1 --quiet --metrics ";
   run_well(table + "n.jsonl --data table:numbers.csv --target y", directory.path());
-  run_well(table + "k.jsonl --data table:classes.csv --target y --comm-hook bf16", directory.path());
-  const auto warnings = events_of(in("k.jsonl"), "warning");
+  run_well(table + "k.jsonl --data table:classes.csv --target y", directory.path());
+  directory.write("rare.csv", classes + "40,x,rare\n");  // of which one of the parts has none
+  run_well(table + "r.jsonl --data table:rare.csv --target y", directory.path());
+  const auto warnings = events_of(in("r.jsonl"), "warning");
   ASSERT_FALSE(warnings.empty());
-  EXPECT_THAT(warnings[0]["text"].get<std::string>(), ::testing::HasSubstr("--comm-hook bf16"));
+  EXPECT_THAT(warnings.back()["text"].get<std::string>(), ::testing::HasSubstr("has no sample of 'rare'"));
   add_fields(in("n.jsonl"), written);
   add_fields(in("k.jsonl"), written);
+  add_fields(in("r.jsonl"), written);
 
   Fields wanted = documented();
   ASSERT_EQ(wanted.size(), 8u);

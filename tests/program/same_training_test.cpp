@@ -233,7 +233,7 @@ TEST(SameTraining, IsStillCalledLockstep) {
   const TemporaryDirectory directory;
   auto outcome =
       run("lockstep train cnn --data digits --epochs 100000 --quiet --metrics m.jsonl & "
-          "until grep -q step m.jsonl 2>/dev/null; do sleep 0.05; done; "
+          "until grep -q event.:.step m.jsonl 2>/dev/null; do sleep 0.05; done; "
           "cat /proc/$!/comm /proc/$!/cmdline; kill $!; wait $!",
           directory.path());
   std::ranges::replace(outcome.out, '\0', ' ');

@@ -74,6 +74,7 @@ class Estimate : public ::testing::TestWithParam<EstimateCase> {
                         {.workers = 0});
     nn::Tape tape(*backend);
     tape.set_recording(train);
+    if (train && is_random(config.model)) tape.set_dropout_state(backend->empty({3}, DType::kI64));
     tape.set_activations(dtype_of(config.precision));
     const Inputs inputs =
         with_activations(*backend, inputs_of(*backend, loader.next(), format_of(*dataset)), dtype_of(config.precision));

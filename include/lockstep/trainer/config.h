@@ -108,7 +108,7 @@ struct TrainConfig : session::SessionOptions,
   bool estimate_memory = true;
 
   // What the metrics say of its settings.
-  std::string command;                        // as it was typed; empty: a program has filled this
+  std::string command;  // as it was typed; empty: a program has filled this
   /// Of those that were given: "command line", the environment variable's name, "run.toml:3".
   std::map<std::string, std::string> places;
 

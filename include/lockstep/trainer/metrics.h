@@ -36,7 +36,7 @@ struct RunReport {
   struct Rank {
     std::string host, device;  // "a", "cpu (avx512_core_bf16, 2 threads)"
   };
-  std::string command;  // empty: a program has started it
+  std::string command;            // empty: a program has started it
   std::vector<Setting> settings;  // that apply to it
   std::string model;
   std::int64_t parameters = 0, trained_parameters = 0;
@@ -70,8 +70,8 @@ struct EvalReport {
   std::int64_t step = 0;
   std::int64_t epoch = 0;  // of a training's evaluation: the one that is done, or under way, from 1; 0: nobody trains
   std::string split = {};  // of which it is: kSplits
-  double loss = 0;      // mean over the evaluation set
-  double accuracy = 0;  // 0 to 1; NaN: there is none, for targets are numbers, or the loss does not count
+  double loss = 0;         // mean over the evaluation set
+  double accuracy = 0;     // 0 to 1; NaN: there is none, for targets are numbers, or the loss does not count
   std::int64_t samples = 0;
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
   std::optional<double> auc = {};   // 0 to 1, of two classes; NaN: there are samples of one alone
@@ -148,7 +148,7 @@ class Metrics {
   void write_classes(const EvalReport& report, const std::vector<std::string>& names);
   void write(const ResumeReport& report);
   void write(const CheckpointReport& report);
-  /// From here on warnings that this process logs are lines too, until this, or the last of its copies, ends. Where
+  /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where
   /// they cannot be written they are left out.
   void take_warnings();
 
@@ -160,7 +160,7 @@ class Metrics {
   void write_line(std::string line);
 
   std::string path_;
-  std::shared_ptr<UniqueFd> fd_;  // nullptr: nothing is written
+  std::shared_ptr<UniqueFd> fd_;     // nullptr: nothing is written
   std::shared_ptr<void> observing_;  // with which the last one ends what take_warnings() has begun
   std::string failure_;
 };

@@ -1,5 +1,5 @@
-// Every kernel of the interfaces in nn/ops has a definition for the CPU, one for CUDA, and a test of that: by reading
-// the sources.
+// Every kernel of the interfaces in nn/ops has a definition for the CPU, one for CUDA, and a test of that; what forward
+// passes call also has nodes of ONNX, or a refusal: by reading the sources.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -90,12 +90,30 @@ std::vector<std::string> without_twin(const fs::path& root) {
   return missing;
 }
 
+// Of backward are those that no forward pass calls.
+std::vector<std::string> without_nodes(const fs::path& root) {
+  const std::string code = code_of_all(root / "nn/onnx", "", {".cpp"});
+  std::vector<std::string> missing;
+  for (const Kernel& kernel : kernels_of(root)) {
+    if (kernel.name.find("backward") != std::string::npos || kernel.interface == "OptimKernels") continue;
+    const std::size_t begin = code.find("public " + kernel.interface);
+    const std::string body = begin == std::string::npos ? "" : code.substr(begin, code.find("\n};", begin) - begin);
+    if (!std::regex_search(body, std::regex(fmt::format(R"(\b{}\s*\([^;{{}}]*\)\s*override\s*\{{)", kernel.name))))
+      missing.push_back(kernel.text() + " has no nodes in nn/onnx, and is not refused there");
+  }
+  return missing;
+}
+
 TEST(CudaTwins, EveryKernelHasOneAndATest) {
   EXPECT_THAT(kernels_of(LOCKSTEP_SOURCE_DIR), SizeIs(::testing::Ge(30U)));
   for (const std::string& missing : without_twin(LOCKSTEP_SOURCE_DIR)) ADD_FAILURE() << missing;
 }
 
-// The rule itself, tried on a tree that breaks it.
+TEST(CudaTwins, EveryKernelOfForwardPassesHasNodes) {
+  for (const std::string& missing : without_nodes(LOCKSTEP_SOURCE_DIR)) ADD_FAILURE() << missing;
+}
+
+// The rules themselves, tried on a tree that breaks them.
 TEST(CudaTwins, MissingOnesAreNamed) {
   const lockstep::testing::TemporaryDirectory directory;
   const fs::path tree = directory.path();
@@ -114,6 +132,12 @@ TEST(CudaTwins, MissingOnesAreNamed) {
   EXPECT_THAT(without_twin(tree), ElementsAre("ScanKernels::up has no definition in nn/ops/cpu/scan.cpp",
                                               "ScanKernels::down has no definition in nn/ops/cuda/scan.cu or .cpp",
                                               "ScanKernels::down is not called in tests/nn/cuda/scan_test.cpp"));
+  write("nn/onnx/scan.cpp",
+        "class Nodes : public ScanKernels {\n  void up(const Tensor&, float) override { add(); }\n  // void down() "
+        "override {}\n};\nint sideways() override { return 1; }\n");
+  EXPECT_THAT(without_nodes(tree),
+              ElementsAre("ScanKernels::down has no nodes in nn/onnx, and is not refused there",
+                          "ScanKernels::sideways has no nodes in nn/onnx, and is not refused there"));
 }
 
 }  // namespace

@@ -67,10 +67,10 @@ struct ScalerState {
 /// What a rate is divided by in step t, from 1.
 struct RateCorrection {
   enum Kind : std::uint8_t {
-    kBias,           // 1 − betaᵗ
-    kRootOfBias,     // the root of that
+    kBias,        // 1 − betaᵗ
+    kRootOfBias,  // the root of that
     kNadamGradient,  // (1 − Πₜ) / (1 − μₜ), where μₜ = beta · (1 − 0.96^(t · decay) / 2) and Πₜ = μ₁ · … · μₜ
-    kNadamMoment,    // (1 − Πₜ₊₁) / μₜ₊₁
+    kNadamMoment,  // (1 − Πₜ₊₁) / μₜ₊₁
   };
   static constexpr double kNadamBase = 0.96;
   double beta = 0;     // 0: by 1

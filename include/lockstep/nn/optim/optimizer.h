@@ -230,17 +230,17 @@ class Optimizer final {
   Tensor square_sums_, norm_sums_, factors_;
   std::int64_t squares_zeroed_in_ = 0, norms_zeroed_in_ = 0;  // steps
   bool summing_squares_ = false;
-  std::vector<std::int64_t> prepared_in_;   // by parameter: the last step
-  std::vector<std::size_t> unprepared_;     // of one call
-  std::vector<Tensor> parts_;               // of one exchange
-  std::vector<Lifetime::Ref> lifetimes_;    // by parameter
-  std::vector<UpdateArrays> arrays_;        // of one call
-  std::vector<std::size_t> together_;       // of one group, in one call
-  std::vector<std::size_t> with_gradient_;  // of one step()
-  std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
-  std::int64_t step_ = 0;                   // 0 before the first step
-  double lr_ = 0;                           // of the step
-  std::optional<double> momentum_ = {};     // of the step; default: the method's
+  std::vector<std::int64_t> prepared_in_;           // by parameter: the last step
+  std::vector<std::size_t> unprepared_;             // of one call
+  std::vector<Tensor> parts_;                       // of one exchange
+  std::vector<Lifetime::Ref> lifetimes_;            // by parameter
+  std::vector<UpdateArrays> arrays_;                // of one call
+  std::vector<std::size_t> together_;               // of one group, in one call
+  std::vector<std::size_t> with_gradient_;          // of one step()
+  std::vector<std::int64_t> missed_;                // by parameter: calls of step() in which it had no gradient
+  std::int64_t step_ = 0;                           // 0 before the first step
+  double lr_ = 0;                                   // of the step
+  std::optional<double> momentum_ = {};             // of the step; default: the method's
   std::unique_ptr<Orthogonalizer> orthogonalizer_;  // nullptr: there are no matrices
   Lifetime::Ref scaler_lifetime_;
   GradScaler* scaler_ = nullptr;

@@ -86,9 +86,9 @@ const std::vector<const ScheduleFamily*>& schedule_families();
 const ScheduleFamily& schedule_family(const std::string& name);
 std::vector<std::string> schedule_names();
 
-/// The learning rates of `total_steps` steps, and momenta, if the schedule moves them. A pure function; steps count from 0. During the first `warmup` steps
-/// lr · (step + 1) / warmup; then what the schedule says. `settings`
-/// are complete. Several threads may ask it at once.
+/// The learning rates of `total_steps` steps, and momenta, if the schedule moves them. A pure function; steps count
+/// from 0. During the first `warmup` steps lr · (step + 1) / warmup; then what the schedule says. `settings` are
+/// complete. Several threads may ask it at once.
 class LearningRate {
  public:
   /// `schedule` must outlive it and its copies.
