@@ -21,9 +21,9 @@ const OptimizerFamily& nadam_family() {
       .lr = 2e-3,
       .method = [](const Settings& settings, double weight_decay) -> UpdateMethod {
         const AdamConstants constants = adam_constants(settings);
-        const double decay = settings.number("momentum-decay");
+        const double momentum_decay = settings.number("momentum-decay");
         const auto nadam = [&](RateCorrection::Kind kind) {
-          return RateCorrection{.beta = constants.beta1, .kind = kind, .decay = decay};
+          return RateCorrection{.beta = constants.beta1, .kind = kind, .decay = momentum_decay};
         };
         return {.weight_decay = weight_decay,
                 .rule = [constants](double decay) -> UpdateRule {
