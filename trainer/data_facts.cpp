@@ -159,27 +159,17 @@ std::string difference(const Fact& fact, const std::string& there, const std::st
 
 }  // namespace
 
-namespace {
-
-Facts facts_of(const Dataset& dataset) {
+Facts data_facts_of(const Dataset& dataset) {
   Facts facts;
   for (const Fact& fact : kFacts)
     if (const Json all = fact.of(dataset); !all.empty()) facts.emplace_back(fact.name, text_of(all));
   return facts;
 }
 
-}  // namespace
-
-std::string data_sha256(const Dataset& dataset) {
-  Sha256 hash;
-  for (const auto& [name, text] : facts_of(dataset)) hash.update(fmt::format("{} {}\n", name, text));
-  return hash.finish();
-}
-
 Facts data_facts_of(const Dataset& dataset, comm::ProcessGroup& group) {
   CheckpointManifest mine;
   comm::run_collectively(group, [&] {
-    if (group.rank() == 0) mine.data = facts_of(dataset);
+    if (group.rank() == 0) mine.data = data_facts_of(dataset);
   });
   // Encoded as in a checkpoint, so that bytes that are not UTF-8 compare as they will be read from one.
   const auto all = group.all_gather_text(group.rank() == 0 ? encode(mine) : std::string());

@@ -24,8 +24,8 @@ namespace lockstep::trainer {
 /// digests of some samples, spread evenly, which are read for it. Collective: what rank 0 has. Throws what reading them
 /// throws.
 checkpoint::Facts data_facts_of(const data::Dataset& dataset, comm::ProcessGroup& group);
-/// Of all of that, by this rank alone.
-std::string data_sha256(const data::Dataset& dataset);
+/// The same, not collective: what this rank has.
+checkpoint::Facts data_facts_of(const data::Dataset& dataset);
 
 /// Throws CheckpointError naming `path` and what differs between the data of a checkpoint, `there`, and those of the
 /// run that resumes. `accepted`: a warning says it instead, unless the run's tokens mean something else. What one of

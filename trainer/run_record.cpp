@@ -35,7 +35,9 @@ std::pair<std::string, std::string> commit_and_branch() {
   std::error_code none;
   for (fs::path at = fs::current_path(none); !at.empty(); at = at.parent_path()) {
     fs::path git = at / ".git";
-    if (fs::is_regular_file(git, none)) git = at / first_line_of(git).substr(std::string_view("gitdir: ").size());
+    constexpr std::string_view kElsewhere = "gitdir: ";
+    if (const std::string line = first_line_of(git); line.starts_with(kElsewhere))
+      git = at / line.substr(kElsewhere.size());
     if (!fs::is_directory(git, none)) {
       if (at == at.root_path()) break;
       continue;
@@ -56,6 +58,12 @@ std::pair<std::string, std::string> commit_and_branch() {
   return {};
 }
 
+std::string sha256_of(const checkpoint::Facts& facts) {
+  Sha256 hash;
+  for (const auto& [name, text] : facts) hash.update(fmt::format("{} {}\n", name, text));
+  return hash.finish();
+}
+
 std::vector<RunReport::Setting> settings_of(const TrainConfig& config) {
   TrainConfig same = config;  // options are bound to what they can change
   const OptionTable table = train_options(same);
@@ -73,7 +81,7 @@ std::vector<RunReport::Setting> settings_of(const TrainConfig& config) {
 }  // namespace
 
 RunReport describe_run(const TrainConfig& config, const session::Session& session, const nn::Module& model,
-                       const data::Dataset& dataset, std::int64_t total_steps) {
+                       const data::Dataset& dataset, const checkpoint::Facts& facts, std::int64_t total_steps) {
   RunReport report{.command = config.command,
                    .model = config.model.name,
                    .data = dataset.name(),
@@ -92,7 +100,7 @@ RunReport describe_run(const TrainConfig& config, const session::Session& sessio
       report.parameters += parameter->value().count();
       if (parameter->requires_grad()) report.trained_parameters += parameter->value().count();
     }
-    report.data_sha256 = data_sha256(dataset);
+    report.data_sha256 = sha256_of(facts.empty() ? data_facts_of(dataset) : facts);
     std::tie(report.git_commit, report.git_branch) = commit_and_branch();
   });
   return report;

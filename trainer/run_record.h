@@ -14,10 +14,10 @@
 
 namespace lockstep::trainer {
 
-/// Collective; what rank 0 has is whole, and others have no digest of the data. Without the data where no metrics are
-/// wanted: they would be read for nothing.
+/// Collective; what rank 0 has is whole, and others have no digest of the data. `facts`: data_facts_of() them, or
+/// empty; then they are read where metrics are wanted.
 RunReport describe_run(const TrainConfig& config, const session::Session& session, const nn::Module& model,
-                       const data::Dataset& dataset, std::int64_t total_steps);
+                       const data::Dataset& dataset, const checkpoint::Facts& facts, std::int64_t total_steps);
 
 /// The file, with all that its lines of steps come after.
 Metrics open_metrics(const std::string& path, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,

@@ -95,7 +95,7 @@ class Run {
     if (!config_.checkpoint_dir.empty() || !config_.resume.empty()) plan.data = data_facts_of(*splits_.train, group_);
     resumed_ = resume_module(config_, mirror_ ? &*mirror_ : nullptr, group_, session.gradients(), plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
-    const RunReport run = describe_run(config_, session, *model_, *splits_.train, total_steps_);
+    const RunReport run = describe_run(config_, session, *model_, *splits_.train, plan.data, total_steps_);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.

@@ -76,6 +76,8 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   const std::string table = "lockstep train tabular --threads 1 --batch 4 --tail drop --epochs 1 --quiet --metrics ";
   run_well(table + "n.jsonl --data table:numbers.csv --target y", directory.path());
   run_well(table + "k.jsonl --data table:classes.csv --target y", directory.path());
+  fs::remove_all(in(".git"));
+  directory.write(".git", "x\n");                        // no repository, and no reason to stop
   directory.write("rare.csv", classes + "40,x,rare\n");  // of which one of the parts has none
   run_well(table + "r.jsonl --data table:rare.csv --target y", directory.path());
   const auto warnings = events_of(in("r.jsonl"), "warning");

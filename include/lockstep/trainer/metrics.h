@@ -40,7 +40,7 @@ struct RunReport {
   std::vector<Setting> settings = {};  // that apply to it
   std::string model;
   std::int64_t parameters = 0, trained_parameters = 0;
-  std::string data, data_sha256 = {};  // of what data_facts_of() reads of the training part
+  std::string data, data_sha256 = {};  // of what data_facts_of() says of the training part
   std::int64_t steps = 0;              // that are planned
   std::vector<Rank> ranks = {};
   std::string version, instruction_set;
