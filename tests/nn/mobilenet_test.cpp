@@ -83,7 +83,8 @@ TEST_F(MobileNetV2, IsKnownByItsWeights) {
     const auto made = model({96, 96, 1}, {{"width-multiplier", multiplier}});
     std::vector<HostTensor> tensors;
     for (const auto& [name, parameter] : made->named_parameters()) {
-      HostTensor tensor{.name = name};
+      HostTensor tensor;
+      tensor.name = name;
       const Shape& s = parameter->value().shape();
       tensor.shape = s.size() == 4 ? std::vector<std::int64_t>{s[0], s[3], s[1], s[2]}
                                    : std::vector<std::int64_t>(s.dims().begin(), s.dims().end());
