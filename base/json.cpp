@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include <fmt/format.h>
+#include <algorithm>
 
 #include <cstddef>
 #include <iterator>
@@ -87,7 +88,15 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, int deepest) {
 }
 
 JsonText::JsonText(double value) : text_(text_of(value)) {}
-JsonText::JsonText(std::string_view value) : text_(text_of(value)) {}
+JsonText::JsonText(std::string_view value) {
+  // What needs no escapes, as names do, needs no library either.
+  if (std::ranges::all_of(value, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; })) {
+    text_.reserve(value.size() + 2);
+    text_.append(1, '"').append(value).append(1, '"');
+  } else {
+    text_ = text_of(value);
+  }
+}
 
 void JsonText::append(const JsonText& value) {
   if (text_.size() > 1) text_ += ',';
@@ -95,13 +104,22 @@ void JsonText::append(const JsonText& value) {
 }
 
 JsonObject::JsonObject(std::initializer_list<std::pair<const char*, JsonText>> members) {
+  members_.reserve(members.size());
   for (const auto& [name, value] : members) add(name, value);
 }
 
 JsonObject& JsonObject::add(std::string_view name, const JsonText& value) {
-  if (members_.size() > 1) members_ += ',';
-  members_ += JsonText(name).text() + ':' + value.text();
+  members_.emplace_back(name, value);
   return *this;
+}
+
+std::string JsonObject::text() const {
+  std::string text = "{";
+  for (const auto& [name, value] : members_) {
+    if (text.size() > 1) text += ',';
+    text.append(JsonText(name).text()).append(1, ':').append(value.text());
+  }
+  return text + '}';
 }
 
 JsonObject::operator JsonText() const {

@@ -65,10 +65,11 @@ class JsonObject {
   JsonObject(std::initializer_list<std::pair<const char*, JsonText>> members = {});
   JsonObject& add(std::string_view name, const JsonText& value);
   operator JsonText() const;
-  std::string text() const { return members_ + '}'; }
+  std::string text() const;
+  const std::vector<std::pair<std::string, JsonText>>& members() const { return members_; }
 
  private:
-  std::string members_ = "{";
+  std::vector<std::pair<std::string, JsonText>> members_;
 };
 
 }  // namespace lockstep

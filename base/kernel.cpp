@@ -84,4 +84,10 @@ std::int64_t peak_resident_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
 }
 
+std::int64_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  std::int64_t size = 0, resident = 0;
+  return in >> size >> resident ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
 }  // namespace lockstep

@@ -25,7 +25,9 @@ struct ControlGroup {
 /// systems are found, for tests.
 std::vector<ControlGroup> control_groups(const std::string& controller, bool unified, const std::string& root = "");
 
-/// The most bytes that this process has had resident so far.
+/// What this process has resident, in bytes: the most so far, and now (which costs a few microseconds; 0 where /proc
+/// does not say).
 std::int64_t peak_resident_bytes();
+std::int64_t resident_bytes();
 
 }  // namespace lockstep

@@ -71,6 +71,7 @@ std::vector<std::string> host_flags(const HostFacts& facts) {
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
   std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR",    "MASTER_PORT",
                                     kBindVariable,  kAttemptVariable, kCheckpointStepVariable};
+  if (!facts.restart_cause.empty()) names.emplace_back(kRestartCauseVariable);
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
@@ -130,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
       {kBindVariable, name_of(options.bind_to)},
       {kAttemptVariable, std::to_string(facts.attempt)},
       {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
+  if (!facts.restart_cause.empty()) variables.emplace_back(kRestartCauseVariable, facts.restart_cause);
   if (!facts.flight_dir.empty()) variables.emplace_back(flight::kDirectoryVariable, facts.flight_dir);
   if (facts.tty_columns > 0) {
     const bool resized = on_this_host && !facts.tty_path.empty();
@@ -168,9 +170,10 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,    kTtyVariable,
-                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
-                                  kJobSecretVariable, kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable};
+  constexpr const char* kOwn[] = {kJobVariable,         kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable,      kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
+                                  kJobSecretVariable,   kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable,
+                                  kRestartCauseVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

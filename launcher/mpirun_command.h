@@ -22,6 +22,7 @@ inline constexpr const char* kAttemptVariable =
     "LOCKSTEP_ATTEMPT";  // how often the job has been started again: 0, 1, …
 inline constexpr const char* kCheckpointStepVariable =
     "LOCKSTEP_CHECKPOINT_STEP";  // of the newest checkpoint that earlier attempts have reported; 0: none
+inline constexpr const char* kRestartCauseVariable = "LOCKSTEP_RESTART_CAUSE";  // why the attempt before has ended
 inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
@@ -67,6 +68,7 @@ struct HostFacts {
   int tty_prefix = 0;                // of that terminal's, what the launcher's prefix takes
   std::string tty_path;              // by which a rank on this host asks for its size
   int attempt = 0;                   // how often the job has been started again
+  std::string restart_cause;         // why the attempt before has ended; empty: there is none
   std::int64_t checkpoint_step = 0;  // of the newest checkpoint that earlier attempts have reported; 0: none
   std::string name;                  // what the user calls this host, if the job names hosts
   SeveralHosts several;

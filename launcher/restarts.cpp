@@ -253,6 +253,7 @@ class Attempts {
   }
 
   void announce(const AttemptResult& result) {
+    facts_.restart_cause = result.growing ? "hosts have returned" : cause_of(result);
     exit_code_ = result.root_cause.exit_code;  // should the hosts not return
     const auto saved_at = std::max(result.started_at, result.progress.checkpointed_at);
     const double lost_seconds = seconds_between(saved_at, Clock::now());
@@ -266,21 +267,20 @@ class Attempts {
       console_.say(fmt::format("the job grows: hosts have returned; {}", from));
     } else {
       console_.say(fmt::format("restart {} of {}{}: {}; {}", policy_.restarts(), policy_.max_restarts(),
-                               pause_seconds > 0 ? fmt::format(" in {} s", pause_seconds) : "", cause_of(result),
+                               pause_seconds > 0 ? fmt::format(" in {} s", pause_seconds) : "", facts_.restart_cause,
                                from));
       for (const auto& lines : {result.flight_lines, result.starter_lines})
         for (const auto& line : lines) console_.say(line);
     }
-    note(result.growing ? "grow" : "restart",
-         {{"attempt", policy_.attempt()},
-          {"cause", result.growing ? std::string("hosts have returned") : cause_of(result)},
-          {"exit_code", result.root_cause.exit_code},
-          {"rank", result.growing ? std::nullopt : result.root_cause.rank},
-          {"ranks", announced_ranks_},
-          {"from_step", decision_.from_step},
-          {"lost_steps", decision_.lost_steps},
-          {"lost_seconds", lost_seconds},
-          {"pause_seconds", pause_seconds}});
+    note(result.growing ? "grow" : "restart", {{"attempt", policy_.attempt()},
+                                               {"cause", facts_.restart_cause},
+                                               {"exit_code", result.root_cause.exit_code},
+                                               {"rank", result.growing ? std::nullopt : result.root_cause.rank},
+                                               {"ranks", announced_ranks_},
+                                               {"from_step", decision_.from_step},
+                                               {"lost_steps", decision_.lost_steps},
+                                               {"lost_seconds", lost_seconds},
+                                               {"pause_seconds", pause_seconds}});
   }
 
   LaunchOptions& options_;

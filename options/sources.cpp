@@ -22,7 +22,7 @@ constexpr std::array kReservedVariables = {
     "LOCKSTEP_SHM_SOCKETS",     "LOCKSTEP_FLIGHT_DIR", "LOCKSTEP_HOST_NAME",     "LOCKSTEP_JOB",
     "LOCKSTEP_JOB_SECRET",      "LOCKSTEP_LAUNCHER",   "LOCKSTEP_LISTEN",        "LOCKSTEP_MEETING",
     "LOCKSTEP_PRELOAD",         "LOCKSTEP_SHM",        "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_STATUS",
-    "LOCKSTEP_TMPDIR",          "LOCKSTEP_TTY",
+    "LOCKSTEP_TMPDIR",          "LOCKSTEP_TTY",        "LOCKSTEP_RESTART_CAUSE",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 

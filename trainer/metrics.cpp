@@ -1,13 +1,13 @@
 #include "lockstep/trainer/metrics.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <mutex>
 #include <string_view>
 
 #include "base/error.h"
@@ -16,28 +16,41 @@
 #include "base/scope.h"
 #include "base/text.h"
 #include "data/class_report.h"
+#include "lockstep/base/deadline.h"
 
+#include "trainer/best.h"
 #include "trainer/confusion.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
 namespace {
 
-// JSON has no NaN and no infinity.
-std::string number(double value) { return std::isfinite(value) ? fmt::format("{}", value) : "null"; }
+constexpr auto kTogether = std::chrono::milliseconds(50);  // lines that one system call writes
+constexpr std::size_t kMostTogether = std::size_t{1} << 16;
+
+constexpr const char* kOtherFile = "choose another --metrics file";
+
+/// A table's; those of a program's own metrics follow.
+constexpr const char* kColumns[] = {
+    "event",        "step",       "epoch",      "unix_s",        "split",        "loss",          "accuracy",
+    "top5",         "lr",         "grad_norm",  "step_ms",       "comm_wait_ms", "samples_per_s", "samples",
+    "memory_bytes", "loss_scale", "good_steps", "skipped_steps", "auc",          "mae",           "rmse",
+    "r2",           "ema",        "best",       "wall_s",        "params_sha256"};
 
 double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string text_of(const HookReport& hook) {
-  return fmt::format(R"(,"comm_hook":"{}","comm_bytes":{:.0f},"comm_bytes_without_hook":{:.0f},"comm_fallbacks":{})",
-                     hook.name, hook.bytes_sent, hook.bytes_without_hook, hook.fallbacks);
-}
+/// With so many digits after the point: a file of millions of lines has no others that mean nothing.
+double rounded(double value, double digits) { return std::round(value * digits) / digits; }
 
-std::string text_of(const LossScaling& scaling) {
-  return fmt::format(R"(,"loss_scale":{},"good_steps":{},"skipped_steps":{})", scaling.scale, scaling.good_steps,
-                     scaling.skipped_steps);
+bool is_table(const std::string& path) { return path.ends_with(".csv"); }
+
+std::string header_of_table() {
+  std::string header;
+  for (const char* column : kColumns) header += (header.empty() ? "" : ",") + std::string(column);
+  for (const OwnMetric& metric : own_metrics()) header += "," + metric.name;
+  return header + '\n';
 }
 
 // The number after `name` in a line of ours.
@@ -46,6 +59,23 @@ std::optional<std::int64_t> number_in(const std::string& line, std::string_view 
   if (at == std::string::npos) return std::nullopt;
   const auto begin = at + name.size();
   return parse_int(line.substr(begin, line.find_first_of(",}", begin) - begin));
+}
+
+/// What a line is of, and the step that it names.
+struct LineOf {
+  std::string event;
+  std::optional<std::int64_t> step;
+};
+
+LineOf line_of(const std::string& line, bool table) {
+  if (table) {
+    const auto cells = split(line, ',');
+    return {.event = cells[0], .step = cells.size() > 1 ? parse_int(cells[1]) : std::nullopt};
+  }
+  constexpr std::string_view kEvent = R"({"event":")";
+  if (!line.starts_with(kEvent)) return {};
+  const std::string event = line.substr(kEvent.size(), line.find('"', kEvent.size()) - kEvent.size());
+  return {.event = event, .step = number_in(line, event == "final" ? R"("steps":)" : R"("step":)")};
 }
 
 // /dev/stdout and /dev/stderr may be pipes: who has started this process reads them anyhow.
@@ -57,43 +87,28 @@ bool is_standard_stream(const struct stat& file) {
   return false;
 }
 
-// How many bytes of a metrics file describe the run up to `step`, without what follows once it is done: the evaluation,
-// the end, another resume.
-std::uint64_t length_until(const std::string& path, std::int64_t step) {
+/// What stays of a metrics file if the run goes on after a step.
+struct Kept {
+  std::uint64_t bytes = 0;  // from its beginning: the run up to that step
+  std::string lines = {};   // of what follows, those that are true all the same
+};
+
+// The run up to `step`, without what follows once it is done: the evaluation, the end, another resume.
+Kept kept_of(const std::string& path, std::int64_t step) {
   std::ifstream in(path, std::ios::binary);
-  std::uint64_t length = 0;
-  for (std::string line; std::getline(in, line) && !in.eof(); length += line.size() + 1) {
-    const bool of_step = line.starts_with(R"({"event":"step")") || line.starts_with(R"({"event":"checkpoint")");
-    const auto told = number_in(line, line.starts_with(R"({"event":"final")") ? R"("steps":)" : R"("step":)");
-    if (told && (of_step ? *told > step : *told >= step)) break;
+  Kept kept;
+  bool later = false;
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    const LineOf of = line_of(line, is_table(path));
+    const bool of_step = of.event == "step" || of.event == "checkpoint";
+    later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
+    if (!later) kept.bytes += line.size() + 1;
+    if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
   }
-  return length;
+  return kept;
 }
 
-/// Of the best evaluation, which is there.
-std::string text_of(const FinalReport& r) {
-  return fmt::format(R"(,"best":{{"metric":"{}","value":{},"step":{}}},"gave_up":{})", r.best->metric,
-                     number(r.best->value), r.best->step, r.gave_up);
-}
-
-}  // namespace
-
-Metrics::Metrics(const std::string& path) : Metrics(path, O_TRUNC) {}
-
-Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
-  Metrics metrics(path, 0);
-  struct stat there = {};
-  if (metrics.fd_ && ::fstat(metrics.fd_->get(), &there) == 0 && S_ISREG(there.st_mode)) {
-    const auto length = static_cast<off_t>(length_until(path, step));
-    if (length < there.st_size && ::ftruncate(metrics.fd_->get(), length) != 0)
-      throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)),
-                    "choose another --metrics file");
-  }
-  return metrics;
-}
-
-Metrics::Metrics(const std::string& path, int flags) : path_(path) {
-  if (path.empty()) return;
+UniqueFd open_file(const std::string& path, int flags) {
   // Without O_NONBLOCK a named pipe that nobody reads would block here for ever, and one whose reader is slow later on.
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags, 0644));
   const int opening = errno;
@@ -105,23 +120,133 @@ Metrics::Metrics(const std::string& path, int flags) : path_(path) {
     throw IoError(fmt::format("cannot write metrics file {}: {}", path, errno_text(opening)),
                   "choose a path in an existing, writable directory");
   ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
-  fd_ = std::make_shared<UniqueFd>(std::move(fd));
+  return fd;
 }
 
-void Metrics::write_line(std::string line) {
-  if (!fd_ || !failure_.empty()) return;
-  line += '\n';
-  const ssize_t written = ::write(fd_->get(), line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) return;
-  failure_ =
-      fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
-  log_warn("{}; training continues without it", failure_);
+/// An event's cells; empty: a table has no row for it. Their texts are words of ours and hexadecimal digits, so none
+/// needs quotes.
+std::string row_of(const JsonObject& event) {
+  const std::string& kind = event.members().front().second.text();
+  const bool final = kind == R"("final")";
+  if (!final && kind != R"("step")" && kind != R"("eval")") return {};
+  std::string row;
+  const auto add_cell = [&](std::string_view column) {
+    const auto& members = event.members();
+    const std::string_view name = final && column == "step" ? std::string_view("steps") : column;
+    const auto member = std::ranges::find(members, name, [](const auto& each) { return std::string_view(each.first); });
+    std::string_view cell = member != members.end() ? std::string_view(member->second.text()) : "null";
+    if (cell == "null") cell = {};
+    if (cell.starts_with('"')) cell = cell.substr(1, cell.size() - 2);
+    row.append(cell).push_back(',');
+  };
+  for (const char* column : kColumns) add_cell(column);
+  for (const OwnMetric& metric : own_metrics()) add_cell(metric.name);
+  row.back() = '\n';
+  return row;
 }
+
+void add(JsonObject& event, const LossScaling& scaling) {
+  event.add("loss_scale", scaling.scale)
+      .add("good_steps", scaling.good_steps)
+      .add("skipped_steps", scaling.skipped_steps);
+}
+
+JsonObject with_time(JsonObject event) { return event.add("unix_s", rounded(unix_seconds(), 1e6)); }
+
+}  // namespace
+
+/// The file, and lines on their way to it. Thread-safe.
+class Metrics::File {
+ public:
+  File(const std::string& path, int flags) : path_(path), table_(is_table(path)), fd_(open_file(path, flags)) {}
+  ~File() { write(); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const std::string& path() const { return path_; }
+  bool table() const { return table_; }
+  int fd() const { return fd_.get(); }
+  std::string failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  void add(std::string_view lines, bool soon) {
+    const std::lock_guard lock(mutex_);
+    lines_ += lines;
+    if (const auto now = Clock::now(); soon || now >= next_write_ || lines_.size() > kMostTogether) {
+      write();
+      next_write_ = now + kTogether;
+    }
+  }
+
+  /// What is to be said of it once: a failure() that is new.
+  std::string take_failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_.empty() || std::exchange(warned_, true) ? std::string() : failure_;
+  }
+
+ private:
+  void write() {
+    if (lines_.empty() || !failure_.empty()) return;
+    const ssize_t written = ::write(fd_.get(), lines_.data(), lines_.size());
+    if (written != static_cast<ssize_t>(lines_.size()))
+      failure_ =
+          fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
+    lines_.clear();
+  }
+
+  const std::string path_;
+  const bool table_;
+  const UniqueFd fd_;
+  std::mutex mutex_;
+  std::string lines_;
+  Clock::time_point next_write_{};
+  std::string failure_;
+  bool warned_ = false;
+};
+
+Metrics::Metrics(std::shared_ptr<File> file) : file_(std::move(file)) {}
+
+Metrics::Metrics(const std::string& path) {
+  if (path.empty()) return;
+  file_ = std::make_shared<File>(path, O_TRUNC);
+  if (file_->table()) file_->add(header_of_table(), /*soon=*/true);
+}
+
+Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
+  if (path.empty()) return {};
+  Metrics metrics(std::make_shared<File>(path, 0));
+  File& file = *metrics.file_;
+  struct stat there = {};
+  const bool regular = ::fstat(file.fd(), &there) == 0 && S_ISREG(there.st_mode);
+  if (file.table() && (!regular || there.st_size == 0)) {
+    file.add(header_of_table(), /*soon=*/true);
+  } else if (regular) {
+    std::string header;
+    if (std::ifstream in(path); file.table() && (!std::getline(in, header) || header + '\n' != header_of_table()))
+      throw UsageError(fmt::format("metrics file {} has other columns than this run", path), kOtherFile);
+    const Kept kept = kept_of(path, step);
+    if (const auto length = static_cast<off_t>(kept.bytes);
+        length < there.st_size && ::ftruncate(file.fd(), length) != 0)
+      throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)), kOtherFile);
+    file.add(kept.lines, /*soon=*/true);
+  }
+  return metrics;
+}
+
+void Metrics::write(const JsonObject& event, bool soon) {
+  if (!file_) return;
+  if (const auto row = file_->table() ? row_of(event) : event.text() + '\n'; !row.empty()) file_->add(row, soon);
+  if (const auto failure = file_->take_failure(); !failure.empty())
+    log_warn("{}; training continues without it", failure);
+}
+
+std::string Metrics::failure() const { return file_ ? file_->failure() : std::string(); }
 
 void Metrics::write(const data::DataSplits& splits) {
-  if (!fd_) return;
   for (const auto& dataset : {splits.train, splits.validation, splits.test, splits.whole}) {
-    if (dataset == nullptr) continue;
+    if (!file_ || dataset == nullptr) continue;
     const data::Dataset::Info& info = dataset->info();
     JsonObject json = {{"event", "data"}, {"name", info.name}, {"samples", info.size}};
     if (data::has_classes(*dataset)) {
@@ -130,12 +255,12 @@ void Metrics::write(const data::DataSplits& splits) {
       json.add("class_counts", info.class_counts);
     }
     if (!info.reading.empty()) json.add("reading", info.reading);
-    write_line(json.text());
+    write(json);
   }
 }
 
 void Metrics::write(const RunReport& r) {
-  if (!fd_) return;
+  if (!file_) return;
   JsonObject settings;
   for (const auto& [name, value, from] : r.settings) settings.add(name, JsonObject{{"value", value}, {"from", from}});
   std::vector<JsonObject> ranks;
@@ -154,54 +279,82 @@ void Metrics::write(const RunReport& r) {
                      {"ranks", ranks},
                      {"settings", settings}};
   if (!r.git_commit.empty()) json.add("git", JsonObject{{"commit", r.git_commit}, {"branch", r.git_branch}});
-  write_line(json.add("unix_s", unix_seconds()).text());
+  write(with_time(std::move(json)));
 }
 
 void Metrics::write(const StepReport& r) {
-  if (!fd_) return;
-  write_line(fmt::format(
-      R"({{"event":"step","step":{},"epoch":{},"loss":{},"lr":{},"grad_norm":{},"step_ms":{:.4f},"comm_wait_ms":{:.4f},"samples_per_s":{:.1f},"samples":{}{},"unix_s":{:.6f}}})",
-      r.step, r.epoch, number(r.loss), number(r.lr), number(r.grad_norm), r.step_ms, r.comm_wait_ms, r.samples_per_s,
-      r.samples, r.scaling ? text_of(*r.scaling) : std::string(), unix_seconds()));
+  if (!file_) return;
+  JsonObject json = {{"event", "step"},
+                     {"step", r.step},
+                     {"epoch", r.epoch},
+                     {"loss", r.loss},
+                     {"lr", r.lr},
+                     {"grad_norm", r.grad_norm},
+                     {"step_ms", rounded(r.step_ms, 1e4)},
+                     {"comm_wait_ms", rounded(r.comm_wait_ms, 1e4)},
+                     {"samples_per_s", rounded(r.samples_per_s, 10)},
+                     {"samples", r.samples},
+                     {"memory_bytes", r.memory_bytes}};
+  if (r.scaling) add(json, *r.scaling);
+  write(with_time(std::move(json)), /*soon=*/false);
 }
 
-void Metrics::write(const EvalReport& r) { write_line(json_of(r).add("unix_s", unix_seconds()).text()); }
+void Metrics::write(const EvalReport& r) { write(with_time(json_of(r))); }
 
 void Metrics::write_classes(const EvalReport& r, const std::vector<std::string>& names) {
-  if (!fd_) return;
-  write_line(json_of(Confusion(r.confusion), names).add("step", r.step).text());
+  if (file_) write(json_of(Confusion(r.confusion), names).add("step", r.step));
 }
 
 void Metrics::write(const ResumeReport& r) {
-  write_line(fmt::format(R"({{"event":"resume","step":{},"world_size":{}}})", r.step, r.world_size));
+  write({{"event", "resume"}, {"step", r.step}, {"world_size", r.world_size}});
+}
+
+void Metrics::write(const RestartReport& r) {
+  write(with_time({{"event", "restart"}, {"attempt", r.attempt}, {"cause", r.cause}}));
 }
 
 void Metrics::write(const CheckpointReport& r) {
-  write_line(fmt::format(R"({{"event":"checkpoint","step":{},"bytes":{},"write_ms":{:.3f},"held_up_ms":{:.3f}}})",
-                         r.step, r.bytes, r.write_ms, r.held_up_ms));
+  write({{"event", "checkpoint"},
+         {"step", r.step},
+         {"bytes", r.bytes},
+         {"write_ms", rounded(r.write_ms, 1e3)},
+         {"held_up_ms", rounded(r.held_up_ms, 1e3)}});
 }
 
 void Metrics::take_warnings() {
-  if (!fd_) return;
-  // A warning that this fails to write may not be one.
-  set_warning_observer([fd = fd_](std::string_view text) {
-    const std::string line = JsonObject{{"event", "warning"}, {"text", text}, {"unix_s", unix_seconds()}}.text() + '\n';
-    static_cast<void>(::write(fd->get(), line.data(), line.size()) > 0);
+  if (!file_ || file_->table()) return;
+  set_warning_observer([file = file_](std::string_view text) {
+    file->add(with_time({{"event", "warning"}, {"text", text}}).text() + '\n', /*soon=*/true);
   });
   observing_ = std::shared_ptr<void>(nullptr, [](void*) { set_warning_observer({}); });
 }
 
 void Metrics::write(const FinalReport& r) {
   observing_.reset();  // it is the last line
-  std::string figures;
-  for (const auto& [name, value] : named_figures(r.auc, r.errors))
-    figures += fmt::format(R"(,"{}":{})", name, number(value));
-  write_line(fmt::format(
-      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{}{},"params_sha256":"{}"{},"peak_memory_bytes":[{}]{}}})",
-      r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), figures, r.params_sha256,
-      r.ema_params_sha256.empty() ? std::string() : fmt::format(R"(,"ema_params_sha256":"{}")", r.ema_params_sha256),
-      fmt::join(r.peak_memory_bytes, ","),
-      (r.hook ? text_of(*r.hook) : "") + (r.scaling ? text_of(*r.scaling) : "") + (r.best ? text_of(r) : "")));
+  if (!file_) return;
+  JsonObject json = {{"event", "final"},
+                     {"steps", r.steps},
+                     {"epochs", r.epochs},
+                     {"world_size", r.world_size},
+                     {"wall_s", rounded(r.wall_s, 1e4)},
+                     {"loss", r.loss},
+                     {"accuracy", r.accuracy}};
+  for (const auto& [name, value] : named_figures(r.auc, r.errors)) json.add(name, value);
+  json.add("params_sha256", r.params_sha256);
+  if (!r.ema_params_sha256.empty()) json.add("ema_params_sha256", r.ema_params_sha256);
+  json.add("peak_memory_bytes", r.peak_memory_bytes);
+  if (const auto& hook = r.hook) {
+    json.add("comm_hook", hook->name)
+        .add("comm_bytes", std::round(hook->bytes_sent))
+        .add("comm_bytes_without_hook", std::round(hook->bytes_without_hook))
+        .add("comm_fallbacks", hook->fallbacks);
+  }
+  if (r.scaling) add(json, *r.scaling);
+  if (const auto& best = r.best) {
+    json.add("best", JsonObject{{"metric", best->metric}, {"value", best->value}, {"step", best->step}})
+        .add("gave_up", r.gave_up);
+  }
+  write(json);
 }
 
 }  // namespace lockstep::trainer

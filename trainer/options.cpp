@@ -378,8 +378,8 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
 void add_report_options(OptionTable& table, TrainConfig& config, bool training) {
   table.group("Reports");
   table.add({.name = "metrics",
-             .placeholder = "FILE.jsonl",
-             .help = "file for measurements, one JSON object per line",
+             .placeholder = "FILE.jsonl|csv",
+             .help = "file for measurements: one JSON object per line, or the table of steps and evaluations",
              .value = text(config.metrics)});
   if (training) {
     table.add({.name = "trace",

@@ -78,13 +78,19 @@ void check_alone(const NamedFile& output) {
                      "give another place: further files in a checkpoint make it corrupt");
 }
 
+/// What it holds is what its name says. A device has no such name.
+void check_metrics_name(const std::string& path) {
+  std::error_code none;
+  if (path.empty() || path.ends_with(".jsonl") || path.ends_with(".csv") || fs::is_character_file(path, none) ||
+      fs::is_fifo(path, none))
+    return;
+  throw UsageError(fmt::format("--metrics {}: metrics are lines of JSON (.jsonl) or a table (.csv)", path),
+                   fmt::format("call it {}", fs::path(path).replace_extension(".jsonl").string()));
+}
+
 }  // namespace
 
 void check_output_files(const TrainConfig& config) {
-  for (const char* table : {".csv", ".tsv"})
-    if (config.metrics.ends_with(table))
-      throw UsageError(fmt::format("--metrics {}: metrics are lines of JSON, and no table", config.metrics),
-                       fmt::format("call it {}.jsonl", config.metrics.substr(0, config.metrics.size() - 4)));
   check_predictions_path(config.predictions);
   const auto outputs = outputs_of(config), inputs = inputs_of(config);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -98,6 +104,7 @@ void check_output_files(const TrainConfig& config) {
         throw UsageError(fmt::format("{} would overwrite the file of {}: {}", outputs[i].flag, input.flag, input.path),
                          kOutputRemedy);
   }
+  check_metrics_name(config.metrics);
 }
 
 }  // namespace lockstep::trainer

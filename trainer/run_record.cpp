@@ -94,7 +94,7 @@ RunReport describe_run(const TrainConfig& config, const session::Session& sessio
     report.ranks.push_back({.host = rank.substr(0, at), .device = rank.substr(at + 1)});
   }
   comm::run_collectively(*session.group, [&] {
-    if (session.group->rank() != 0 || config.metrics.empty()) return;
+    if (session.group->rank() != 0 || !follows_run(config)) return;
     report.settings = settings_of(config);
     for (const auto& [name, parameter] : model.named_parameters()) {
       report.parameters += parameter->value().count();
@@ -104,17 +104,6 @@ RunReport describe_run(const TrainConfig& config, const session::Session& sessio
     std::tie(report.git_commit, report.git_branch) = commit_and_branch();
   });
   return report;
-}
-
-Metrics open_metrics(const std::string& path, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
-                     const data::DataSplits& splits) {
-  Metrics metrics = resumed ? Metrics::resumed(path, resumed->manifest.step) : Metrics(path);
-  metrics.write(run);
-  metrics.take_warnings();
-  if (resumed)
-    metrics.write(ResumeReport{.step = resumed->manifest.step, .world_size = static_cast<int>(std::ssize(run.ranks))});
-  metrics.write(splits);
-  return metrics;
 }
 
 }  // namespace lockstep::trainer

@@ -1,4 +1,4 @@
-// What a run is, for the metrics file.
+// What a run is, for those who follow it.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,5 @@ namespace lockstep::trainer {
 /// empty; then they are read where metrics are wanted.
 RunReport describe_run(const TrainConfig& config, const session::Session& session, const nn::Module& model,
                        const data::Dataset& dataset, const checkpoint::Facts& facts, std::int64_t total_steps);
-
-/// The file, with all that its lines of steps come after.
-Metrics open_metrics(const std::string& path, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
-                     const data::DataSplits& splits);
 
 }  // namespace lockstep::trainer

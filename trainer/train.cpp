@@ -30,6 +30,7 @@
 #include "trainer/divergence.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
+#include "trainer/reports.h"
 #include "trainer/resume.h"
 #include "trainer/run_record.h"
 #include "trainer/saved_weights.h"
@@ -101,7 +102,7 @@ class Run {
       // A run of hours must not find out at its end that its result has no place to go.
       if (!config_.save.empty()) check_saved_place(config_);
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
-      metrics_ = open_metrics(config_.metrics, run, resumed_, splits_);
+      reports_ = Reports(config_, run, resumed_, splits_);
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
@@ -148,7 +149,7 @@ class Run {
     options.tree = tree_;
     options.scaler = scaler_.get();
     // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
-    options.want_norm = static_cast<bool>(metrics_);
+    options.want_norm = static_cast<bool>(reports_);
     if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
     options.trace = trace();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
@@ -319,7 +320,7 @@ class Run {
                                     .bytes = written->bytes,
                                     .write_ms = 1e3 * written->write_seconds,
                                     .held_up_ms = 1e3 * written->held_seconds};
-      metrics_.write(report);
+      reports_.write(report);
       progress.checkpoint(report);
     }
   }
@@ -416,6 +417,7 @@ class Run {
                             .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
                             .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
                             .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
+                            .memory_bytes = memory_.bytes(backend_, now),
                             .scaling = outcome.scaling};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
@@ -427,7 +429,7 @@ class Run {
     if (log_enabled(LogLevel::kDebug))
       for (const auto& line : split(describe(ddp_->reducer().timeline()), '\n'))
         log_debug("step {}: {}", report.step, line);
-    metrics_.write(report);
+    reports_.write(report);
     progress.step(report);
     if (hooks_.on_step) hooks_.on_step(report);
     if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
@@ -452,7 +454,7 @@ class Run {
       if (report.stopped) return false;
       // As timm does: the average's result is the run's.
       report.best = best_ && average == average_.has_value() && best_->follow(report);
-      metrics_.write(report);
+      reports_.write(report);
       progress.evaluation(report, epoch);
       if (hooks_.on_evaluation) hooks_.on_evaluation(report);
       divergence_->follow(report, epoch);
@@ -492,7 +494,7 @@ class Run {
                              .best = best_ ? best_->history().best : std::nullopt,
                              .gave_up = gave_up_,
                              .kept = best_ ? best_->history().kept : std::vector<BestEvaluation>()};
-    metrics_.write(report);
+    reports_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report,
                         .steps_here = steps - first_steps(),
@@ -515,8 +517,8 @@ class Run {
         throw IoError(fmt::format("training is complete, but its last checkpoint, of step {}, is not in {}", steps,
                                   config_.checkpoint_dir),
                       "the warnings above say why; free some space or choose another --checkpoint-dir");
-      if (!metrics_.failure().empty())
-        throw IoError(metrics_.failure(),
+      if (!reports_.failure().empty())
+        throw IoError(reports_.failure(),
                       "free some space and train again if the metrics matter; all else is complete");
     });
     report_status({.kind = StatusReport::Kind::kDone});
@@ -540,7 +542,8 @@ class Run {
   const comm::ReductionTree* tree_ = nullptr;         // along which shards are summed; nullptr: there are none
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
-  Metrics metrics_;  // rank 0's
+  Reports reports_;  // rank 0's
+  MemoryWatch memory_;
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;

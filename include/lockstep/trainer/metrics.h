@@ -1,4 +1,4 @@
-// The metrics file: one JSON object per line.
+// The metrics file: one JSON object per line, or a table.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "lockstep/checkpoint/options.h"
 
 namespace lockstep {
-class UniqueFd;
+class JsonObject;
 }
 namespace lockstep::data {
 struct DataSplits;
@@ -54,9 +54,10 @@ struct StepReport {
   double lr = 0;
   double grad_norm = 0;  // L2, before clipping; 0 where neither clipping nor the metrics file wants it
   double step_ms = 0;
-  double comm_wait_ms = 0;   // of it, stood waiting for collectives
-  double samples_per_s = 0;  // of all ranks together
-  std::int64_t samples = 0;  // of all ranks together, since this process began
+  double comm_wait_ms = 0;        // of it, stood waiting for collectives
+  double samples_per_s = 0;       // of all ranks together
+  std::int64_t samples = 0;       // of all ranks together, since this process began
+  std::int64_t memory_bytes = 0;  // of this rank, not always as of this step: resident; on a GPU, what it holds there
   std::optional<LossScaling> scaling = {};
 };
 
@@ -115,6 +116,12 @@ struct ResumeReport {
   int world_size = 1;
 };
 
+/// The launcher has started the job again.
+struct RestartReport {
+  int attempt = 0;    // from 1
+  std::string cause;  // "rank 1 was killed by SIGKILL"
+};
+
 /// A checkpoint that is on the disk.
 struct CheckpointReport {
   std::int64_t step = 0;    // after which it was taken
@@ -123,9 +130,12 @@ struct CheckpointReport {
   double held_up_ms = 0;    // for which training stood still: comparing the ranks, the one before, the copy in memory
 };
 
-/// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
-/// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe. A copy writes to
-/// the same file; what was moved from writes nothing.
+/// A file of lines of JSON, or, where its name ends with ".csv", a table: a row for each step, each evaluation and the
+/// end, in columns that are always the same, those of a program's own metrics last. What a table has no column for is
+/// left out. Lines are written whole, so that readers never see a part of one, and those of steps that follow each
+/// other at once together, every 50 ms. Where they cannot be written (a full disk) it warns once and training
+/// continues; `failure()` then says what happened. Not thread-safe, but for warnings. A copy writes to the same file;
+/// what was moved from writes nothing.
 class Metrics {
  public:
   Metrics() = default;
@@ -133,10 +143,11 @@ class Metrics {
   /// pipe.
   explicit Metrics(const std::string& path);
   /// Appends to the file of a run that resumes after `step`. Lines of later steps, of an evaluation after that step,
-  /// and a line that is cut are removed first. A file that is not regular is only appended to.
+  /// and a line that is cut are removed first; warnings and restarts stay. A file that is not regular is only appended
+  /// to. Throws UsageError for a table with other columns.
   static Metrics resumed(const std::string& path, std::int64_t step);
 
-  explicit operator bool() const { return fd_ != nullptr; }
+  explicit operator bool() const { return file_ != nullptr; }
   /// Writes one line per part of the data: its samples, its classes with names and, if known, numbers of samples, and
   /// how a table was read.
   void write(const data::DataSplits& splits);
@@ -147,22 +158,22 @@ class Metrics {
   /// Of an evaluation: the figures of each class, by their names.
   void write_classes(const EvalReport& report, const std::vector<std::string>& names);
   void write(const ResumeReport& report);
+  void write(const RestartReport& report);
   void write(const CheckpointReport& report);
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where
   /// they cannot be written they are left out.
   void take_warnings();
 
   /// Empty, or why the file lacks lines.
-  const std::string& failure() const { return failure_; }
+  std::string failure() const;
 
  private:
-  Metrics(const std::string& path, int flags);
-  void write_line(std::string line);
+  class File;
+  explicit Metrics(std::shared_ptr<File> file);
+  void write(const JsonObject& event, bool soon = true);
 
-  std::string path_;
-  std::shared_ptr<UniqueFd> fd_;     // nullptr: nothing is written
+  std::shared_ptr<File> file_;       // nullptr: nothing is written
   std::shared_ptr<void> observing_;  // with which the last one ends what take_warnings() has begun
-  std::string failure_;
 };
 
 }  // namespace lockstep::trainer

@@ -1,0 +1,68 @@
+#include "trainer/reports.h"
+
+#include "base/kernel.h"
+#include "base/text.h"
+#include "lockstep/base/env.h"
+
+namespace lockstep::trainer {
+namespace {
+
+class MetricsFile final : public Follower {
+ public:
+  explicit MetricsFile(Metrics metrics) : metrics_(std::move(metrics)) {}
+  void write(const RunReport& report) override {
+    metrics_.write(report);
+    metrics_.take_warnings();
+  }
+  void write(const ResumeReport& report) override { metrics_.write(report); }
+  void write(const RestartReport& report) override { metrics_.write(report); }
+  void write(const data::DataSplits& splits) override { metrics_.write(splits); }
+  void write(const StepReport& report) override { metrics_.write(report); }
+  void write(const EvalReport& report) override { metrics_.write(report); }
+  void write(const CheckpointReport& report) override { metrics_.write(report); }
+  void write(const FinalReport& report) override { metrics_.write(report); }
+  std::string failure() const override { return metrics_.failure(); }
+
+ private:
+  Metrics metrics_;
+};
+
+/// If the launcher has started this job again, as it says.
+std::optional<RestartReport> restart() {
+  const auto attempt = parse_int(env("LOCKSTEP_ATTEMPT").value_or("0")).value_or(0);
+  if (attempt < 1) return std::nullopt;
+  return RestartReport{.attempt = static_cast<int>(attempt), .cause = env("LOCKSTEP_RESTART_CAUSE").value_or("")};
+}
+
+}  // namespace
+
+bool follows_run(const TrainConfig& config) { return !config.metrics.empty(); }
+
+Reports::Reports(const TrainConfig& config, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
+                 const data::DataSplits& splits) {
+  if (!config.metrics.empty())
+    followers_.push_back(std::make_unique<MetricsFile>(
+        resumed ? Metrics::resumed(config.metrics, resumed->manifest.step) : Metrics(config.metrics)));
+  write(run);
+  if (const auto again = restart()) write(*again);
+  if (resumed)
+    write(ResumeReport{.step = resumed->manifest.step, .world_size = static_cast<int>(std::ssize(run.ranks))});
+  write(splits);
+}
+
+std::string Reports::failure() const {
+  for (const auto& follower : followers_)
+    if (auto failure = follower->failure(); !failure.empty()) return failure;
+  return {};
+}
+
+std::int64_t MemoryWatch::bytes(nn::Backend& backend, Clock::time_point now) {
+  if (now < next_) return bytes_;
+  next_ = now + std::chrono::milliseconds(100);
+  bytes_ = backend.device().kind == DeviceKind::kCpu
+               ? resident_bytes()
+               : static_cast<std::int64_t>(backend.allocator().stats().bytes_held);
+  return bytes_;
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,67 @@
+// Where the reports of a run go while it trains, on rank 0. What they are is in lockstep/trainer/metrics.h.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/ops/backend.h"
+#include "lockstep/trainer/config.h"
+#include "lockstep/trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+/// One of those who follow a run. It never holds up training and never ends it: what it cannot do is one warning, and
+/// failure() says it. Called by the training thread.
+class Follower {
+ public:
+  virtual ~Follower() = default;
+  virtual void write(const RunReport& /*report*/) {}
+  virtual void write(const ResumeReport& /*report*/) {}
+  virtual void write(const RestartReport& /*report*/) {}
+  virtual void write(const data::DataSplits& /*splits*/) {}
+  virtual void write(const StepReport& /*report*/) {}
+  virtual void write(const EvalReport& /*report*/) {}
+  virtual void write(const CheckpointReport& /*report*/) {}
+  virtual void write(const FinalReport& /*report*/) {}
+  /// Empty, or what it lacks.
+  virtual std::string failure() const { return {}; }
+};
+
+/// Whether anyone is to follow the run that is configured.
+bool follows_run(const TrainConfig& config);
+
+class Reports {
+ public:
+  Reports() = default;
+  /// Those that the configuration names, with all that comes before the first step. Throws UsageError and IoError for
+  /// what cannot be written.
+  Reports(const TrainConfig& config, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
+          const data::DataSplits& splits);
+
+  explicit operator bool() const { return !followers_.empty(); }
+  void write(const auto& report) {
+    for (const auto& follower : followers_) follower->write(report);
+  }
+  /// Of the first that has one.
+  std::string failure() const;
+
+ private:
+  std::vector<std::unique_ptr<Follower>> followers_;
+};
+
+/// What a rank holds in memory, as StepReport has it. Looks every 0.1 s: steps may be shorter than a look.
+class MemoryWatch {
+ public:
+  std::int64_t bytes(nn::Backend& backend, Clock::time_point now);
+
+ private:
+  Clock::time_point next_{};
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace lockstep::trainer
