@@ -12,6 +12,7 @@ namespace {
 
 using plot::Axis;
 using plot::BarPlot;
+using plot::facts_of;
 using plot::figure;
 using plot::LinePlot;
 using plot::Rows;
@@ -231,14 +232,6 @@ std::string changes_of(const ScalingReport& report) {
       xml_escaped(report.baseline), xml_escaped(value_of(report.baseline_machine, "date")),
       xml_escaped(value_of(report.baseline_machine, "lockstep")), xml_escaped(test_in_words(report.slower_by)),
       table_of(rows));
-}
-
-std::string facts_of(const Facts& facts) {
-  std::string html = "<div class=\"wide\"><table class=\"facts\">\n<tbody>\n";
-  for (const auto& [name, value] : facts)
-    if (!value.empty())
-      html += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>\n", xml_escaped(name), xml_escaped(value));
-  return html + "</tbody>\n</table></div>\n";
 }
 
 }  // namespace

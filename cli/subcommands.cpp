@@ -12,6 +12,7 @@
 #include "inference/export.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"
+#include "report/report.h"
 #include "simulate/simulate.h"
 #include "trainer/options.h"
 
@@ -71,6 +72,18 @@ void show_plan(TableVisitor visit) {
   simulate::SimulateOptions options;
   visit(simulate::plan_options(options));
 }
+void show_report(TableVisitor visit) {
+  report::ReportOptions options;
+  visit(report::report_options(options));
+}
+void show_compare(TableVisitor visit) {
+  report::CompareOptions options;
+  visit(report::compare_options(options));
+}
+void show_watch(TableVisitor visit) {
+  report::WatchOptions options;
+  visit(report::watch_options(options));
+}
 void show_version(TableVisitor visit) {
   bool json = false;
   visit(version_options(json));
@@ -89,6 +102,9 @@ constexpr std::array kSubcommands = {
     Subcommand{"simulate", "predict training steps on a cluster that is described", simulate_command, show_simulate,
                true},
     Subcommand{"plan", "say how a model should communicate on a cluster", plan_command, show_plan, true},
+    Subcommand{"report", "write a page about training runs, from their metrics files", report_command, show_report},
+    Subcommand{"compare", "show how two runs differ", compare_command, show_compare},
+    Subcommand{"watch", "draw a run's curves in the terminal while it trains", watch_command, show_watch},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
     Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},
     Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},

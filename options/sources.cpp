@@ -98,7 +98,10 @@ Values read_command_line(const OptionTable& table, const ForeignFlags& foreign, 
         check_elsewhere(*elsewhere, word);
         continue;
       }
-    if (word.starts_with("--") || arguments.size() == table.positionals().size()) fail_unmatched(table, foreign, word);
+    const auto& positionals = table.positionals();
+    const bool repeats = !positionals.empty() && positionals.back().repeats;
+    if (word.starts_with("--") || (arguments.size() == positionals.size() && !repeats))
+      fail_unmatched(table, foreign, word);
     arguments.push_back(word);
   }
   Values values;
@@ -315,8 +318,8 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
     if (const auto at = values.find(option.name); at != values.end())
       apply(option.value.set, at->second, wanted_by(option));
   }
-  for (std::size_t i = 0; i < table.positionals().size(); ++i) {
-    const auto& positional = table.positionals()[i];
+  for (std::size_t i = 0; i < std::max(table.positionals().size(), arguments.size()); ++i) {
+    const auto& positional = table.positionals()[std::min(i, table.positionals().size() - 1)];
     if (i >= arguments.size())
       throw UsageError(fmt::format("{} needs a {}", table.command(), positional.placeholder),
                        fmt::format("{}", positional.help));

@@ -94,6 +94,7 @@ struct Positional {
   std::string placeholder;  // "MODEL"
   std::string help;
   Binding value;
+  bool repeats = false;  // of the last one: there may be more of it, and each is set
 };
 
 /// Why an option that was asked for has no effect, and what to do; nothing where it has one.

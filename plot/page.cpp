@@ -42,6 +42,14 @@ std::string table_of(const Rows& rows) {
   return html + "</tbody>\n</table></div>\n";
 }
 
+std::string facts_of(const std::vector<std::pair<std::string, std::string>>& facts) {
+  std::string html = "<div class=\"wide\"><table class=\"facts\">\n<tbody>\n";
+  for (const auto& [name, value] : facts)
+    if (!value.empty())
+      html += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>\n", xml_escaped(name), xml_escaped(value));
+  return html + "</tbody>\n</table></div>\n";
+}
+
 std::string figure(const std::string& svg, const Rows& rows) {
   return "<figure>\n" + svg + table_of(rows) + "</figure>\n";
 }

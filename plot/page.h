@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::plot {
@@ -10,6 +11,8 @@ namespace lockstep::plot {
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string table_of(const Rows& rows);
+/// Names and their values; those without one are left out.
+std::string facts_of(const std::vector<std::pair<std::string, std::string>>& facts);
 /// A plot with its numbers below.
 std::string figure(const std::string& svg, const Rows& rows);
 /// A whole page, light or dark by the reader's choice, for phones and paper too. `title` and `subtitle` are plain text,

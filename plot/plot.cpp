@@ -114,11 +114,12 @@ class Legend {
   struct Entry {
     std::string name, sign;  // which is 22 wide, at the origin
   };
-  Legend(const std::string& title, const std::vector<Entry>& entries) : svg_(text_at(12, 22, title, "start", "title")) {
+  Legend(const std::string& title, const std::vector<Entry>& entries, double most = kWidth)
+      : svg_(text_at(12, 22, title, "start", "title")) {
     double x = 12;
     for (const auto& entry : entries) {
       const double width = 28 + columns(entry.name) + 18;
-      if (x > 12 && x + width > kWidth) {
+      if (x > 12 && x + width > most) {
         x = 12;
         y_ += kTick;
       }
@@ -149,7 +150,13 @@ std::string marker(std::size_t colour, double x, double y, bool hollow) {
 }
 
 const char* kind_of(Series::Style style) {
-  return style == Series::Style::kMeasured ? "line" : style == Series::Style::kPredicted ? "line predicted" : "ideal";
+  switch (style) {
+    case Series::Style::kMeasured:
+    case Series::Style::kCurve: return "line";
+    case Series::Style::kPredicted: return "line predicted";
+    case Series::Style::kReference: break;
+  }
+  return "ideal";
 }
 
 std::string sign_of(const Series& series, std::size_t colour) {
@@ -178,12 +185,19 @@ std::string frame(const Scale& y, const std::string& x_label, const std::string&
 }
 
 std::string drawn(const Series& series, std::size_t colour, const Scale& x, const Scale& y) {
-  std::string path, marks;
+  std::string path, marks, band_above, band_below;
   for (const auto& point : series.points) {
     if (!x.can_show(point.x) || !y.can_show(point.y)) continue;
     const double at_x = x.at(point.x), at_y = y.at(point.y);
     path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", at_x, at_y);
     if (series.style == Series::Style::kReference) continue;
+    if (series.style == Series::Style::kCurve) {
+      marks = marker(colour, at_x, at_y, point.hollow) + "\n";
+      if (!point.low || !point.high || !y.can_show(*point.high)) continue;
+      band_above += fmt::format("{}{:.1f} {:.1f}", band_above.empty() ? "M" : "L", at_x, y.at(*point.high));
+      band_below.insert(0, fmt::format("L{:.1f} {:.1f}", at_x, y.can_show(*point.low) ? y.at(*point.low) : kBottom));
+      continue;
+    }
     if (point.low && point.high && std::isfinite(*point.low) && y.can_show(*point.high)) {
       const std::string kind = fmt::format("spread c{}", colour);
       // A logarithmic axis has no end for what is not above 0.
@@ -197,7 +211,10 @@ std::string drawn(const Series& series, std::size_t colour, const Scale& x, cons
   const std::string kind = series.style == Series::Style::kReference
                                ? kind_of(series.style)
                                : fmt::format("{} c{}", kind_of(series.style), colour);
-  return fmt::format("<path class=\"{}\" d=\"{}\"/>\n{}", kind, path, marks);
+  std::string band;
+  if (!band_above.empty())
+    band = fmt::format("<path class=\"band f{}\" d=\"{}{}Z\"/>\n", colour, band_above, band_below);
+  return fmt::format("{}<path class=\"{}\" d=\"{}\"/>\n{}", band, kind, path, marks);
 }
 
 /// All but the <svg> element.
@@ -273,7 +290,8 @@ std::string plot_style() {
              ".plot .ideal { stroke-width: 1.5; stroke-dasharray: 5 4; fill: none; }\n"
              ".plot .line { stroke-width: 2; fill: none; stroke-linejoin: round; }\n"
              ".plot .predicted { stroke-dasharray: 8 4; } .plot .spread { stroke-width: 1.5; }\n"
-             ".plot .dot { stroke-width: 2; } .plot .bar { stroke-width: 1; }\n") +
+             ".plot .dot { stroke-width: 2; } .plot .bar { stroke-width: 1; } .plot .band { fill-opacity: 0.22; }\n"
+             ".plot text.small { font-size: 11px; }\n") +
          theme("#ffffff", "#1f2328", "#59636e", "#d8dee4", "#f0f1f3", kLight) +
          "@media screen and (prefers-color-scheme: dark) {\n" +
          theme("#0d1117", "#e6edf3", "#9198a1", "#2a313a", "#1a2028", kDark) + "}\n";
@@ -314,6 +332,42 @@ std::string svg_of(const BarPlot& plot) {
     before = middle + columns(bar.label) / 2;
   }
   return element(plot.alt, kWidth, kHeight, svg);
+}
+
+std::string svg_of(const Timeline& timeline) {
+  constexpr double kWide = 2 * kWidth, kRow = 20, kRowLeft = 128, kRowRight = kWide - 16;
+  std::vector<Legend::Entry> entries;
+  for (std::size_t part = 0; part < timeline.parts.size(); ++part)
+    entries.push_back({timeline.parts[part], fmt::format("<rect class=\"bar f{}\" x=\"4\" y=\"-6\" width=\"14\" "
+                                                         "height=\"12\"/>",
+                                                         part % kColours)});
+  const Legend legend(timeline.title, entries, kWide);
+  std::vector<double> ends;
+  for (const auto& row : timeline.rows)
+    for (const auto& span : row.spans) ends.push_back(span.end);
+  const Scale x({}, ends, kRowLeft, kRowRight);
+  std::string rows;
+  double y = legend.bottom();
+  for (const auto& row : timeline.rows) {
+    if (row.begins_group) y += 8;
+    rows += text_at(kRowLeft - 8, y + 14, row.label, "end", "faint");
+    for (const auto& span : row.spans) {
+      const double from = x.at(span.begin), width = std::max(0.5, x.at(span.end) - from);
+      rows += fmt::format(
+          "<rect class=\"bar f{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:g}\">"
+          "<title>{}</title></rect>\n",
+          span.part % kColours, from, y + 2, width, kRow - 4, xml_escaped(span.label));
+    }
+    y += kRow;
+  }
+  std::string axis;
+  for (const double tick : x.ticks()) {
+    axis += line_at("grid", x.at(tick), legend.bottom(), x.at(tick), y);
+    axis += text_at(x.at(tick), y + 18, label_of(tick), "middle", "faint");
+  }
+  axis += text_at((kRowLeft + kRowRight) / 2, y + 38, timeline.x_label, "middle");
+  const double height = y + 50;
+  return element(timeline.alt, kWide, height, paper(kWide, height) + legend.svg() + axis + rows);
 }
 
 std::string svg_file(std::span<const LinePlot> plots, const std::string& alt, const std::string& note) {

@@ -28,6 +28,7 @@ struct Series {
     kMeasured,   // a line with filled markers
     kPredicted,  // a broken line with hollow ones
     kReference,  // a broken grey line: what is ideal
+    kCurve,      // a line of many points with a marker at its end; between their low and high, a band
   };
   struct Point {
     double x = 0, y = 0;
@@ -64,9 +65,29 @@ struct BarPlot {
   std::vector<Bar> bars = {};
 };
 
+/// What was done when, row by row; rows of one group belong together.
+struct Timeline {
+  struct Span {
+    double begin = 0, end = 0;
+    std::size_t part = 0;
+    std::string label = {};  // in full where it fits, and for those who point at it
+  };
+  struct Row {
+    std::string label;
+    std::vector<Span> spans;
+    bool begins_group = false;
+  };
+  std::string title;
+  std::string alt;
+  std::string x_label;  // from 0
+  std::vector<std::string> parts = {};
+  std::vector<Row> rows = {};
+};
+
 /// An <svg> element for a page that has plot_style().
 std::string svg_of(const LinePlot& plot);
 std::string svg_of(const BarPlot& plot);
+std::string svg_of(const Timeline& timeline);
 /// Rules of CSS.
 std::string plot_style();
 

@@ -305,6 +305,35 @@ def main():
     seed("flight", "header", head)
     seed("flight", "other", head.replace(b"lkflight\1", b"lkflight\2"))
 
+    run = {"event": "run", "schema": 1, "command": "c", "lockstep": "0", "model": "m", "parameters": 7, "data": "d",
+           "planned_steps": 2, "ranks": [{"host": "h", "device": "cpu"}], "git": {"commit": "a", "branch": "b"},
+           "settings": {"lr": {"value": "0.1", "from": "default"}}, "unix_s": 1.5}
+    events = [run, {"event": "data", "name": "d train", "samples": 9, "classes": 2},
+              {"event": "step", "step": 1, "epoch": 1, "loss": 0.5, "lr": 0.1, "grad_norm": None, "step_ms": 2.5,
+               "comm_wait_ms": 0.0, "samples_per_s": 12.8, "samples": 32, "memory_bytes": 4096, "unix_s": 1.75},
+              {"event": "eval", "step": 1, "epoch": 1, "split": "val", "loss": 0.25, "accuracy": None, "ema": True},
+              {"event": "checkpoint", "step": 1, "bytes": 4096, "write_ms": 1.5, "held_up_ms": 0.5},
+              {"event": "warning", "text": "w", "unix_s": 2}, {"event": "restart", "attempt": 1, "cause": "c"},
+              {"event": "resume", "step": 1, "world_size": 2},
+              {"event": "final", "steps": 1, "wall_s": 3.5, "loss": 0.25, "accuracy": 0.5, "params_sha256": "ab",
+               "peak_memory_bytes": [4096], "best": {"metric": "loss", "value": 0.25, "step": 1}}]
+    lines = [json.dumps(event, separators=(",", ":")) for event in events]
+    seed("metrics", "whole", "".join(line + "\n" for line in lines))
+    seed("metrics", "steps", (lines[2] + "\n") * 5 + lines[2][:40])
+    seed("metrics", "table", "event,step,epoch,split,loss,accuracy,lr,wall_s,own\nstep,1,1,,0.5,,0.1,,\n"
+         "eval,1,1,val,0.5,0.25,,,7\nfinal,1,,,0.5,0.25,,2,\n")
+
+    spans = [("data", 1, 0, 9), ("step", 0, 10, 90), ("fc linear", 1, 10, 20), ("fc linear backward", 1, 30, 30),
+             ("allreduce", 1000, 50, 20), ("wait for bucket", 1, 60, 10), ("optimizer", 1, 80, 10)]
+    trace = '{"displayTimeUnit":"ms","traceEvents":[{"name":"lockstep","ph":"M","pid":0,"tid":0,"args":{}},\n'
+    trace += '{"name":"process_name","ph":"M","pid":0,"tid":0,"args":{"name":"rank 0 (host h)"}},\n'
+    for step in (1, 2):
+        for name, row, begin, took in spans:
+            trace += (f'{{"name":"{name}","pid":0,"tid":{row},"ts":{100 * step + begin}.5,"ph":"X","dur":{took}.25,'
+                      f'"args":{{"step":{step}}}}},\n')
+    seed("trace", "whole", trace + "]}\n")
+    seed("trace", "cut", trace[:-30])
+
     gradient = {"name": "w", "count": 12, "dtype": "f32", "rows": 3, "ready_ms": 1.5}
     profile = {"kind": "step profile", "format": 1, "model": "m", "batch": 8, "precision": "f32", "device": "cpu",
                "threads": 1, "ranks": 1, "version": "0", "backward_ms": 2.5, "update_ms": 0.5, "copy_bytes_per_s": 1e10,

@@ -369,8 +369,11 @@ TEST_F(Eval, InvalidWeightsAndFiles) {
   const std::string line = "lockstep eval mlp --data digits --device cpu --weights digits.safetensors";
   EXPECT_THAT(run(line + " --metrics /dev/full", directory_.path()), fails_with(3, "/dev/full"));
   EXPECT_EQ(run(line + " >/dev/full", directory_.path()).code, 3);
-  EXPECT_THAT(run(line + " --metrics m.csv", directory_.path()),
-              fails_with(2, "--metrics m.csv: metrics are lines of JSON, and no table → call it m.jsonl"));
+  EXPECT_THAT(
+      run(line + " --metrics m.json", directory_.path()),
+      fails_with(2, "--metrics m.json: metrics are lines of JSON (.jsonl) or a table (.csv) → call it m.jsonl"));
+  run_well(line + " --metrics m.csv", directory_.path());
+  EXPECT_THAT(read_file(directory_.path() / "m.csv"), HasSubstr("\neval,0,,"));
 
   // A checkpoint's directory, and that of all of them.
   fs::create_directories(directory_.path() / "c/step-0000000002");

@@ -62,7 +62,9 @@ TEST(MetricsFile, HasTheDocumentedFields) {
                            "--save w.safetensors --comm-hook bf16 --checkpoint-dir c --quiet --metrics m.jsonl "
                            "--config run.toml ";
   run_well(line + "--epochs 1", directory.path());
-  run_well("LOCKSTEP_SEED=7 " + line + "--epochs 2 --seed 1 --resume auto", directory.path());
+  run_well(
+      "LOCKSTEP_ATTEMPT=1 LOCKSTEP_RESTART_CAUSE=why LOCKSTEP_SEED=7 " + line + "--epochs 2 --seed 1 --resume auto",
+      directory.path());
   add_fields(in("m.jsonl"), written);
   const auto runs = events_of(in("m.jsonl"), "run");
   ASSERT_EQ(runs.size(), 2u);
@@ -88,7 +90,7 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   add_fields(in("r.jsonl"), written);
 
   Fields wanted = documented();
-  ASSERT_EQ(wanted.size(), 8u);
+  ASSERT_EQ(wanted.size(), 9u);
   for (const auto& [event, names] : written)
     for (const auto& name : names) EXPECT_TRUE(wanted[event].contains(name)) << event << ": " << name;
   // Of GPUs.

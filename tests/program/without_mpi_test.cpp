@@ -131,23 +131,24 @@ class WithoutMpi : public ::testing::Test {
   /// Until ranks that run for_ever_ have made a step together.
   void wait_for_training() {
     const auto end = Deadline::after(20s);
-    while (!end.expired() && read_first_line("m").empty()) std::this_thread::sleep_for(10ms);
+    while (!end.expired() && read_first_line("m.jsonl").empty()) std::this_thread::sleep_for(10ms);
     ASSERT_FALSE(end.expired());
   }
   std::string read_first_line(const std::string& file) const {
-    std::ifstream in(directory_.path() / file);
+    std::ifstream in(directory_.path() / (file + ".jsonl"));
     std::string line;
     std::getline(in, line);
     return line;
   }
   std::string hash_in(const std::string& file) const {
-    std::ifstream in(directory_.path() / file);
+    std::ifstream in(directory_.path() / (file + ".jsonl"));
     std::string last;
     for (std::string line; std::getline(in, line);) last = line;
     return last.empty() ? "no metrics" : json_in(last).value("params_sha256", "none");
   }
 
-  const Arguments for_ever_ = {"train", "cnn", "--data", "digits", "--epochs", "1000000", "--quiet", "--metrics", "m"};
+  const Arguments for_ever_ = {"train",   "cnn",     "--data",    "digits", "--epochs",
+                               "1000000", "--quiet", "--metrics", "m.jsonl"};
   const std::string port_ = std::to_string(free_port());
   TemporaryDirectory directory_;
   Processes processes_{directory_.path()};
@@ -157,8 +158,17 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
   std::size_t started = 0;
   for (const int n : {2, 3}) {
     const std::string count = std::to_string(n);
-    const Arguments train = {"train", "cnn",       "--data",   "digits", "--steps", "40", "--quiet", "--check-replicas",
-                             "1",     "--metrics", "a" + count};
+    const Arguments train = {"train",
+                             "cnn",
+                             "--data",
+                             "digits",
+                             "--steps",
+                             "40",
+                             "--quiet",
+                             "--check-replicas",
+                             "1",
+                             "--metrics",
+                             "a" + count + ".jsonl"};
     // Rank 0 comes last.
     for (int rank = n - 1; rank >= 0; --rank) {
       start(rank, n, train);
@@ -169,7 +179,7 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
       EXPECT_THAT(processes_.output(started), HasSubstr(rank == 0 ? "on " + count + " ranks" : std::string()));
     }
     run_well("mpirun --oversubscribe -np " + count +
-                 " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count,
+                 " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count + ".jsonl",
              directory_.path());
     EXPECT_EQ(hash_in("a" + count).size(), 64u) << hash_in("a" + count);
     EXPECT_EQ(hash_in("a" + count), hash_in("b" + count));

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -68,6 +69,55 @@ TEST_F(MetricsTest, ResumedRunContinuesAtItsCheckpoint) {
   EXPECT_GT(std::filesystem::file_size(directory_.path("new.jsonl")), 0u);
   EXPECT_FALSE(Metrics::resumed("", 5));
   EXPECT_NO_THROW(Metrics::resumed("/dev/null", 5));
+}
+
+// What is true whatever step a run goes on from.
+TEST_F(MetricsTest, WarningsAndRestartsStayWhenStepsAreDoneAgain) {
+  {
+    Metrics metrics(path_);
+    metrics.take_warnings();
+    for (int step = 1; step <= 4; ++step) metrics.write(StepReport{.step = step});
+    log_warn("slow");
+    metrics.write(StepReport{.step = 5});
+    metrics.write(RestartReport{.attempt = 1, .cause = "why"});
+  }
+  Metrics::resumed(path_, 2).write(ResumeReport{.step = 2});
+  std::string events;
+  for (const auto& event : lines()) events += event["event"].get<std::string>() + " ";
+  EXPECT_EQ(events, "step step warning restart resume ");
+}
+
+TEST_F(MetricsTest, ATableHasStepsEvaluationsAndTheEnd) {
+  const auto table = directory_.path("m.csv");
+  const auto text = [&] { return testing::read_file(table); };
+  const auto rows = [&] {
+    std::string begins;
+    std::istringstream in(text());
+    for (std::string line; std::getline(in, line);) begins += line.substr(0, line.find(',', line.find(',') + 1)) + " ";
+    return begins;
+  };
+  {
+    Metrics metrics(table);
+    metrics.write(RunReport{.command = "c"});
+    for (int step = 1; step <= 3; ++step)
+      metrics.write(StepReport{.step = step, .loss = 0.1, .grad_norm = std::nan(""), .memory_bytes = 4096});
+    metrics.write(EvalReport{.step = 3, .split = "val", .loss = 0.5, .accuracy = 0.25});
+    metrics.write(CheckpointReport{.step = 3});
+    metrics.write(FinalReport{.steps = 3, .peak_memory_bytes = {}, .params_sha256 = "ab"});
+  }
+  EXPECT_EQ(rows(), "event,step step,1 step,2 step,3 eval,3 final,3 ");
+  EXPECT_THAT(text(), HasSubstr(",4096,"));
+  EXPECT_THAT(text(), HasSubstr(",val,0.5,0.25,"));
+  EXPECT_EQ(text().find("null"), std::string::npos);
+  const auto cells = [](const std::string& line) { return std::ranges::count(line, ','); };
+  std::istringstream in(text());
+  std::string header;
+  std::getline(in, header);
+  for (std::string line; std::getline(in, line);) EXPECT_EQ(cells(line), cells(header)) << line;
+  Metrics::resumed(table, 2).write(StepReport{.step = 3});
+  EXPECT_EQ(rows(), "event,step step,1 step,2 step,3 ");
+  testing::write_file(table, "event,step\n");
+  EXPECT_THROW(Metrics::resumed(table, 2), UsageError) << "of another version";
 }
 
 // Of steps whose losses are scaled, and of no others. A skipped one has no norm that JSON knows.

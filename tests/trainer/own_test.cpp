@@ -278,7 +278,7 @@ TEST(OwnTraining, SeveralInputsAndOutputs) {
     TrainConfig config = quiet();
     config.steps = 6;
     config.global_batch = 20;
-    config.metrics = (directory.path() / std::to_string(way)).string();
+    config.metrics = (directory.path() / (std::to_string(way) + ".jsonl")).string();
     if (way == 1) config.accumulate = 3;
     if (way == 2) {
       config.parallel = Parallel::kDp;

@@ -36,14 +36,14 @@ struct RunReport {
   struct Rank {
     std::string host, device;  // "a", "cpu (avx512_core_bf16, 2 threads)"
   };
-  std::string command;                 // empty: a program has started it
+  std::string command = {};            // empty: a program has started it
   std::vector<Setting> settings = {};  // that apply to it
-  std::string model;
+  std::string model = {};
   std::int64_t parameters = 0, trained_parameters = 0;
-  std::string data, data_sha256 = {};  // of what data_facts_of() says of the training part
-  std::int64_t steps = 0;              // that are planned
+  std::string data = {}, data_sha256 = {};  // of what data_facts_of() says of the training part
+  std::int64_t steps = 0;                   // that are planned
   std::vector<Rank> ranks = {};
-  std::string version, instruction_set;
+  std::string version = {}, instruction_set = {};
   std::string git_commit = {}, git_branch = {};  // of the working directory; empty: there is none
 };
 
