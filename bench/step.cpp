@@ -105,6 +105,19 @@ class StepBenchmark {
   /// Whether all losses so far were.
   bool finite() const { return finite_; }
 
+  /// The median of a few steps' computation alone, of the slowest rank.
+  double compute_ms() {
+    constexpr std::int64_t kWarm = 2, kMeasured = 3;
+    batch_ = &loader_->next();
+    inputs_ = step_->upload(*batch_);
+    std::vector<double> times;
+    for (std::int64_t i = 0; i < kWarm + kMeasured; ++i) {
+      const double ms = time_ms(kWithout, 1);
+      if (i >= kWarm) times.push_back(ms);
+    }
+    return median(comm::largest_of_ranks(group_, times));
+  }
+
   StepResult run() {
     batch_ = &loader_->next();
     if (!options_.copy_batch) inputs_ = step_->upload(*batch_);
@@ -119,7 +132,8 @@ class StepBenchmark {
     if (options_.profile) result.profile = take_profile();
     if (options_.step_profile) result.step_profile = take_step_profile();
     describe(result);
-    if (options_.profile || options_.measure_peaks || result.step_profile) {
+    if (options_.verdict == true) find_facts(result);
+    if (options_.profile || options_.measure_peaks || result.step_profile || options_.verdict == true) {
       // Last: the memory that this takes is not the step's.
       group_.barrier().wait_host();
       comm::run_collectively(group_, [&] {
@@ -144,6 +158,10 @@ class StepBenchmark {
       with.push_back(time_ms(kWith, block));
       without.push_back(time_ms(kWithout, block));
     }
+    // What a neighbour takes now and then is in the upper quartiles.
+    for (const auto& rank : group_.all_gather_text(fmt::format("{} {}", quantile(without, 0.25), host_name())))
+      result.facts.ranks.push_back({.host = rank.substr(rank.find(' ') + 1),
+                                    .compute_ms = parse_double(rank.substr(0, rank.find(' '))).value_or(0)});
     with = comm::largest_of_ranks(group_, with);
     without = comm::largest_of_ranks(group_, without);
     std::vector<double> exposed;
@@ -153,6 +171,7 @@ class StepBenchmark {
     result.step_ms_p90 = quantile(with, 0.9);
     result.compute_ms = median(without);
     result.exposed_comm_ms = median(exposed);
+    result.facts.exposed_ms = quantile(exposed, 0.25) > 0 ? result.exposed_comm_ms : 0;
     result.steps = blocks * block;
     result.steps_a_block = block;
     result.replays_per_step = static_cast<double>(replayed_steps() - replayed) / static_cast<double>(2 * result.steps);
@@ -309,6 +328,62 @@ class StepBenchmark {
     return timer->read();
   }
 
+  /// For a verdict: beside the times of steps, what loading and collectives take alone.
+  void find_facts(StepResult& result) {
+    report::StepFacts& facts = result.facts;
+    facts.step_ms = result.step_ms;
+    facts.workers = config().workers;
+    facts.compresses = config().comm_hook != "none";
+    if (!options_.synthetic) {
+      const double ahead = std::max(0.0, loading_ms() - result.step_ms);
+      for (auto& rank : facts.ranks) rank.data_ms = ahead;
+      facts.step_ms += ahead;
+    }
+    const bool plain = config().zero == 0 && config().shards == 0 && !facts.compresses;
+    if (group_.size() == 1 || !plain || *facts.exposed_ms < report::kLeastShare * facts.step_ms) return;
+    const Timeline timeline = take_timeline();
+    std::size_t bytes = 0, largest = 0;
+    for (const auto& bucket : timeline.buckets) {
+      bytes += bucket.bytes;
+      largest = std::max(largest, bucket.bytes);
+    }
+    if (bytes == 0 || timeline.communication_ms() <= 0) return;
+    facts.link = {.bytes = static_cast<double>(bytes),
+                  .step_gbs = 1e-6 * static_cast<double>(bytes) / timeline.communication_ms(),
+                  .alone_gbs = 1e-6 * static_cast<double>(largest) / all_reduce_ms(largest),
+                  .buckets = timeline.buckets.size(),
+                  .bucket_mb = static_cast<double>(largest) / (1 << 20)};
+  }
+
+  /// Of a batch, by threads that load ahead with nothing beside; the slowest rank's.
+  double loading_ms() {
+    constexpr std::int64_t kBatches = 20;
+    const auto sampler = trainer::make_sampler(config(), splits_.train->size(), group_.rank(), group_.size());
+    data::Loader loader(splits_.train, sampler,
+                        data::LoaderOptions{.workers = config().workers, .memory = session_.backend->staging_memory()});
+    for (int i = 0; i <= config().workers; ++i) static_cast<void>(loader.next());  // those that were loaded ahead
+    const auto begin = Clock::now();
+    for (std::int64_t i = 0; i < kBatches; ++i) static_cast<void>(loader.next());
+    const std::vector<double> mine = {1e3 * seconds_between(begin, Clock::now()) / kBatches};
+    return comm::largest_of_ranks(group_, mine)[0];
+  }
+
+  /// Of so many bytes, with nothing beside; the slowest rank's.
+  double all_reduce_ms(std::size_t bytes) {
+    constexpr int kTimes = 9;
+    const auto arena = session_.gradients().allocate(bytes);
+    std::vector<double> times;
+    for (int i = 0; i < kTimes; ++i) {
+      group_.barrier().wait_host();
+      const auto begin = Clock::now();
+      session_.gradients()
+          .all_reduce({arena.get(), 0, bytes / sizeof(float), DType::kF32}, comm::ReduceOp::kSum)
+          .wait_host();
+      times.push_back(1e3 * seconds_between(begin, Clock::now()));
+    }
+    return median(comm::largest_of_ranks(group_, times));
+  }
+
   Timeline take_timeline() {
     prepare_without_graphs();
     return on_gpu_ ? timeline_of_gpu() : timeline_of_cpu();
@@ -336,20 +411,53 @@ class StepBenchmark {
 
 namespace {
 
+/// Whether a larger batch would use the device better is tried, where the step is far from what products reach.
+void try_larger_batch(const StepOptions& options, session::Session& session, StepResult& result) {
+  constexpr double kFar = 0.5, kMostSeconds = 20;
+  constexpr std::int64_t kTimes = 4;
+  const auto& config = options.train;
+  const auto rate = result.measured ? result.measured->product_tflops(result.precision) : std::nullopt;
+  const double share = rate ? 1e-9 * result.flops_per_step / result.compute_ms / *rate : 1;
+  const bool tries = options.synthetic && !config.global_batch && config.accumulate == 1 && config.shards == 0 &&
+                     share < kFar && 5e-3 * kTimes * result.compute_ms < kMostSeconds;
+  // Rank 0 has measured the rate that counts.
+  if (session.group->all_gather_numbers(tries ? 1 : 0).front() == 0) return;
+  StepOptions larger = options;
+  larger.train.batch = kTimes * result.batch;
+  larger.train.data = synthetic_data(config.model.name, *larger.train.batch * session.group->size());
+  try {
+    const double ms = StepBenchmark(larger, session).compute_ms();
+    result.facts.larger_batch = {.batch = result.batch,
+                                 .larger = *larger.train.batch,
+                                 .gain = kTimes * result.compute_ms / ms - 1,
+                                 .share = share};
+  } catch (const DeviceError&) {  // all ranks': there is no memory for it, which is no reason to end
+  }
+}
+
 StepResult measure(const StepOptions& options, session::Session& session) {
-  StepBenchmark benchmark(options, session);
-  StepResult result = benchmark.run();
-  comm::run_collectively(*session.group, [&] {
-    if (!benchmark.finite())
-      throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
-  });
+  StepResult result;
+  {
+    StepBenchmark benchmark(options, session);
+    result = benchmark.run();
+    comm::run_collectively(*session.group, [&] {
+      if (!benchmark.finite())
+        throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
+    });
+  }
+  if (options.verdict == true) {
+    try_larger_batch(options, session, result);
+    result.verdicts = report::lines_of(report::verdicts_of(result.facts), result.facts);
+  }
   return result;
 }
 
 session::Session prepare(StepOptions& options, const std::optional<UsageError>& refusal) {
   watch_for_stops();
   const int world_size = comm::discover_world(env).size;
-  if (options.train.data.empty())
+  options.verdict = options.verdict.value_or(options.format == Format::kTable && !options.step_profile);
+  options.synthetic = options.train.data.empty();
+  if (options.synthetic)
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
   if (options.step_profile) {
     // Each gradient is a bucket of its own, so that the timeline has when it was ready.

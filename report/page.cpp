@@ -257,6 +257,36 @@ std::string trace_sections(const Runs& runs) {
   return html;
 }
 
+/// What the end of each run says of its ranks, in words and numbers.
+std::string verdicts(const Runs& runs) {
+  std::string html;
+  for (const auto& recorded : runs) {
+    const auto facts = facts_of(recorded.run);
+    if (!facts) continue;
+    if (runs.size() > 1) html += fmt::format("<h3>{}</h3>\n", xml_escaped(recorded.name));
+    html += "<ul class=\"summary\">\n";
+    for (const auto& line : lines_of(verdicts_of(*facts), *facts))
+      html += fmt::format("<li>{}</li>\n", xml_escaped(line));
+    html += "</ul>\n";
+    plot::BarPlot plot = {.title = "Time of a step, by rank",
+                          .alt = {},
+                          .x_label = "rank",
+                          .y = {.label = "ms"},
+                          .parts = {"waiting for data", "computing", "waiting for ranks"},
+                          .bars = {}};
+    Rows rows = {{"rank", "host", "waiting for data, ms", "computing, ms", "waiting for ranks, ms"}};
+    for (std::size_t rank = 0; rank < facts->ranks.size(); ++rank) {
+      const auto& [host, data, compute, wait] = facts->ranks[rank];
+      if (rank < kMostTracedRanks) plot.bars.push_back({fmt::to_string(rank), {data, compute, wait}});
+      rows.push_back({fmt::to_string(rank), host, shown(data), shown(compute), shown(wait)});
+    }
+    plot.alt =
+        fmt::format("Mean milliseconds that {} ranks wait and compute; the table has the numbers.", rows.size() - 1);
+    html += plots(plot::figure(svg_of(plot), rows));
+  }
+  return section("Why it takes as long as it does", html, "Means of all steps but the first few.");
+}
+
 std::string time_text(double unix_s) {
   constexpr double kYear3000 = 32503680000;
   if (!(unix_s >= 0 && unix_s < kYear3000)) return "–";
@@ -441,8 +471,8 @@ std::string page_of(const Runs& runs) {
                                      /*left_out=*/1)),
                   "The first step, which prepares what all others use, is "
                   "not in the figure of times.");
-  html += trace_sections(runs) + memory_of(runs) + checkpoints_of(runs) + incidents_of(runs) + settings_section(runs) +
-          environment_of(runs);
+  html += verdicts(runs) + trace_sections(runs) + memory_of(runs) + checkpoints_of(runs) + incidents_of(runs) +
+          settings_section(runs) + environment_of(runs);
   std::vector<std::string> names;
   for (const auto& recorded : runs) names.push_back(recorded.name);
   return plot::page_of(title, fmt::format("{}, by lockstep {}", join(names, ", "), version()), html);

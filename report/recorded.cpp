@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/flight_snapshot.h"
 #include "base/json_value.h"
+#include "base/statistics.h"
 #include "base/text.h"
 #include "launcher/inspect.h"
 #include "report/report.h"
@@ -135,6 +136,29 @@ std::vector<std::string> differing_settings(const std::vector<const Run*>& runs)
     }
   }
   return names;
+}
+
+std::optional<StepFacts> facts_of(const Run& run) {
+  if (!run.final || run.final->times.empty()) return std::nullopt;
+  StepFacts facts;
+  facts.ranks = run.final->times;
+  for (std::size_t rank = 0; rank < facts.ranks.size(); ++rank) {
+    RankTimes& times = facts.ranks[rank];
+    if (!run.starts.empty() && rank < run.starts.back().ranks.size()) times.host = run.starts.back().ranks[rank].host;
+    const double compute = std::isnan(times.compute_ms) ? 0 : times.compute_ms;
+    facts.step_ms = std::max(facts.step_ms, times.data_ms + compute + times.wait_ms);
+  }
+  // Of a device's steps the host knows their length.
+  if (std::isnan(facts.ranks.front().compute_ms)) {
+    const auto steps = run.of(Field::kStepMs);
+    std::vector<double> finite;
+    std::ranges::copy_if(steps, std::back_inserter(finite), [](double ms) { return std::isfinite(ms); });
+    if (!finite.empty()) facts.step_ms = std::max(facts.step_ms, median(std::move(finite)));
+  }
+  if (const auto workers = setting_of(run, "workers"))
+    facts.workers = static_cast<int>(parse_int(workers->value).value_or(1));
+  if (const auto hook = setting_of(run, "comm-hook")) facts.compresses = hook->value != "none";
+  return facts;
 }
 
 std::string shown(double value) { return std::isnan(value) ? "–" : fmt::format("{:.6g}", value); }

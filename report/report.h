@@ -66,6 +66,8 @@ std::vector<std::string> differing_settings(const std::vector<const Run*>& runs)
 std::string shown(double value);
 /// "12 s", "3 min 20 s", "2 h 05 min".
 std::string duration_text(double seconds);
+/// What a run's end says of its steps; nothing where it does not.
+std::optional<StepFacts> facts_of(const Run& run);
 /// Results by name, in the order in which they are shown: steps, time, rate, losses, figures, memory.
 std::vector<std::pair<std::string, double>> results_of(const Run& run);
 

@@ -150,6 +150,11 @@ Final final_of(const Json& json) {
   if (const auto memory = json.find("peak_memory_bytes"); memory != json.end() && memory->is_array())
     for (const auto& bytes : *memory)
       final.peak_memory_bytes.push_back(bytes.is_number() ? bytes.get<double>() : kNone);
+  each_object(json, "times", [&](const std::string&, const Json& times) {
+    final.times.push_back({.data_ms = number_of(times, "data_ms"),
+                           .compute_ms = number_of(times, "compute_ms"),
+                           .wait_ms = number_of(times, "wait_ms")});
+  });
   if (const auto best = json.find("best"); best != json.end() && best->is_object())
     final.best = fmt::format("{} {:.6g}, at step {:.0f}", text_of(*best, "metric"), number_of(*best, "value"),
                              number_of(*best, "step"));

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "report/verdict.h"
+
 namespace lockstep::report {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -74,6 +76,7 @@ struct Final {
   double steps = kNone, wall_s = kNone, world_size = kNone;
   std::string params_sha256 = {};
   std::vector<double> peak_memory_bytes = {};  // by rank
+  std::vector<RankTimes> times = {};           // by rank, without hosts; empty: of an older version, or few steps
   std::optional<std::string> best = {};        // in words
 };
 

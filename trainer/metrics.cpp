@@ -343,6 +343,11 @@ void Metrics::write(const FinalReport& r) {
   json.add("params_sha256", r.params_sha256);
   if (!r.ema_params_sha256.empty()) json.add("ema_params_sha256", r.ema_params_sha256);
   json.add("peak_memory_bytes", r.peak_memory_bytes);
+  std::vector<JsonObject> times;
+  for (const auto& [data, compute, wait] : r.times)
+    times.push_back(
+        {{"data_ms", rounded(data, 1e4)}, {"compute_ms", rounded(compute, 1e4)}, {"wait_ms", rounded(wait, 1e4)}});
+  if (!times.empty()) json.add("times", times);
   if (const auto& hook = r.hook) {
     json.add("comm_hook", hook->name)
         .add("comm_bytes", std::round(hook->bytes_sent))

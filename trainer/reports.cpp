@@ -56,13 +56,13 @@ std::string Reports::failure() const {
   return {};
 }
 
-std::int64_t MemoryWatch::bytes(nn::Backend& backend, Clock::time_point now) {
-  if (now < next_) return bytes_;
-  next_ = now + std::chrono::milliseconds(100);
-  bytes_ = backend.device().kind == DeviceKind::kCpu
-               ? resident_bytes()
-               : static_cast<std::int64_t>(backend.allocator().stats().bytes_held);
-  return bytes_;
+std::int64_t Reports::memory_bytes(nn::Backend& backend, Clock::time_point now) {
+  if (now < next_look_) return memory_bytes_;
+  next_look_ = now + std::chrono::milliseconds(100);
+  memory_bytes_ = backend.device().kind == DeviceKind::kCpu
+                      ? resident_bytes()
+                      : static_cast<std::int64_t>(backend.allocator().stats().bytes_held);
+  return memory_bytes_;
 }
 
 }  // namespace lockstep::trainer

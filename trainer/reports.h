@@ -50,18 +50,13 @@ class Reports {
   /// Of the first that has one.
   std::string failure() const;
 
+  /// What this rank holds in memory, as StepReport has it. Looks every 0.1 s: steps may be shorter than a look.
+  std::int64_t memory_bytes(nn::Backend& backend, Clock::time_point now);
+
  private:
   std::vector<std::unique_ptr<Follower>> followers_;
-};
-
-/// What a rank holds in memory, as StepReport has it. Looks every 0.1 s: steps may be shorter than a look.
-class MemoryWatch {
- public:
-  std::int64_t bytes(nn::Backend& backend, Clock::time_point now);
-
- private:
-  Clock::time_point next_{};
-  std::int64_t bytes_ = 0;
+  Clock::time_point next_look_{};
+  std::int64_t memory_bytes_ = 0;
 };
 
 }  // namespace lockstep::trainer

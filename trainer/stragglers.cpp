@@ -6,6 +6,7 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <type_traits>
@@ -186,16 +187,15 @@ bool Straggler::is_same(const Straggler& other) const {
 void StragglerWatch::data_took(Clock::duration time) { times_.data_ns += double_of(time); }
 
 StragglerWatch::StragglerWatch(comm::ProcessGroup& group, bool on_device) : group_(group), on_device_(on_device) {
-  if (group_.size() < 2) return;
   hosts_ = group_.all_gather_text(host_name());
   all_.resize(static_cast<std::size_t>(group_.size()));
+  totals_.resize(all_.size());
   peers_before_.resize(all_.size());
 }
 
 void StragglerWatch::begin_step() { waited_before_ = flight::waited_ns(); }
 
 std::optional<Straggler> StragglerWatch::end_step(Clock::duration step_time, std::uint64_t samples) {
-  if (group_.size() < 2) return std::nullopt;
   const double wait = static_cast<double>(flight::waited_ns() - waited_before_);
   times_.steps += 1;
   times_.samples += static_cast<double>(samples);
@@ -208,9 +208,29 @@ std::optional<Straggler> StragglerWatch::end_step(Clock::duration step_time, std
   ++steps_;
   if (steps_ == kWarmUpSteps) begin_window();
   if (steps_ != kWindow / 2 && steps_ % kWindow != 0) return std::nullopt;
-  auto found = exchange();
+  if (group_.size() == 1) all_.front() = times_;
+  auto found = group_.size() > 1 ? exchange() : std::nullopt;
+  for (std::size_t rank = 0; rank < all_.size(); ++rank) {
+    totals_[rank].steps += all_[rank].steps;
+    totals_[rank].data_ns += all_[rank].data_ns;
+    totals_[rank].compute_ns += all_[rank].compute_ns;
+    totals_[rank].wait_ns += all_[rank].wait_ns;
+  }
   begin_window();
   return found;
+}
+
+std::vector<RankTimes> StragglerWatch::means() const {
+  std::vector<RankTimes> means;
+  for (const auto& total : totals_) {
+    if (total.steps == 0) return {};
+    const auto mean = [&](double ns) { return 1e-6 * ns / total.steps; };
+    // Of a device's step the host only sees its length.
+    means.push_back({.data = mean(total.data_ns),
+                     .compute = on_device_ ? std::numeric_limits<double>::quiet_NaN() : mean(total.compute_ns),
+                     .wait = on_device_ ? 0 : mean(total.wait_ns)});
+  }
+  return means;
 }
 
 void StragglerWatch::begin_window() {

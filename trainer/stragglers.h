@@ -10,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
 
@@ -62,8 +63,8 @@ struct Straggler {
 /// What one window shows, of all ranks by number, and the hosts that they are on. Nothing where it shows nothing. Pure.
 std::optional<Straggler> find_straggler(std::span<const StepTimes> ranks, std::span<const std::string> hosts);
 
-/// Adds up this rank's times and exchanges them. In a world of one it does nothing. The group must outlive it; one
-/// thread.
+/// Adds up this rank's times and exchanges them. In a world of one there is nothing to find. The group must outlive it;
+/// one thread.
 class StragglerWatch {
  public:
   /// Collective. `on_device`: a device computes, and the host's times are not those of the steps.
@@ -76,6 +77,9 @@ class StragglerWatch {
   /// 0.
   std::optional<Straggler> end_step(Clock::duration step_time, std::uint64_t samples);
 
+  /// Of all whole windows, by rank, on rank 0; empty where there was none.
+  std::vector<RankTimes> means() const;
+
   /// All that has been said, on rank 0.
   const std::vector<Straggler>& found() const { return found_; }
 
@@ -87,7 +91,7 @@ class StragglerWatch {
   const bool on_device_;
   std::vector<std::string> hosts_;
   StepTimes times_;
-  std::vector<StepTimes> all_;
+  std::vector<StepTimes> all_, totals_;
   std::int64_t steps_ = 0;  // of this process
   std::int64_t waited_before_ = 0;
   double delayed_before_ = 0;

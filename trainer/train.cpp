@@ -417,7 +417,7 @@ class Run {
                             .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
                             .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
                             .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
-                            .memory_bytes = memory_.bytes(backend_, now),
+                            .memory_bytes = reports_.memory_bytes(backend_, now),
                             .scaling = outcome.scaling};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
@@ -487,6 +487,7 @@ class Run {
                              .auc = evaluation.auc,
                              .errors = evaluation.errors,
                              .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
+                             .times = stragglers_->means(),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string(),
                              .hook = hook_report_of(ddp_->reducer()),
                              .ema_params_sha256 = average_sha256(),
@@ -543,7 +544,6 @@ class Run {
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
   Reports reports_;  // rank 0's
-  MemoryWatch memory_;
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
   std::optional<checkpoint::Resumed> resumed_;

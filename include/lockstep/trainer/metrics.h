@@ -94,6 +94,13 @@ struct HookReport {
   std::int64_t fallbacks = 0;  // buckets, so far, that were sent a second time, in f32
 };
 
+/// Means of a rank's steps, without the first few, in ms.
+struct RankTimes {
+  double data = 0;     // it waited for its batches
+  double compute = 0;  // NaN: a device computes, and its host does not know
+  double wait = 0;     // it waited for other ranks
+};
+
 struct FinalReport {
   std::int64_t steps = 0, epochs = 0;
   int world_size = 1;
@@ -102,6 +109,7 @@ struct FinalReport {
   std::optional<double> auc = {};  // likewise
   std::optional<ErrorReport> errors = {};
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
+  std::vector<RankTimes> times = {};            // by rank; empty: of too few steps
   std::string params_sha256;
   std::optional<HookReport> hook = {};
   std::string ema_params_sha256 = {};  // of their moving average; empty: there is none
