@@ -157,7 +157,7 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
   std::size_t started = 0;
   for (const int n : {2, 3}) {
     const std::string count = std::to_string(n);
-    const Arguments train = {"train", "cnn",       "--data",   "digits", "--steps", "40", "--quiet", "--check-replicas",
+    const Arguments train = {"train", "cnn",       "--data",   "digits", "--steps", "40", "--check-replicas",
                              "1",     "--metrics", "a" + count};
     // Rank 0 comes last.
     for (int rank = n - 1; rank >= 0; --rank) {
@@ -297,7 +297,7 @@ TEST_F(WithoutMpi, UnderMpirunTheFallbackIsMessages) {
   // Neither does MPI get files of its own then: it is configured to use none.
   const std::string line =
       "mpirun --oversubscribe --mca btl self,tcp -np 2 bash -c \"ulimit -f 16; exec lockstep train cnn --data digits "
-      "--steps 5 --quiet";
+      "--steps 5";
   auto outcome = run_well(line + "\"", directory_.path());
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("warning: no "), HasSubstr("of shared memory: File too large"),
                                  HasSubstr("data goes through MPI")));
