@@ -49,7 +49,7 @@ class SignalsBlocked {
 };
 
 /// While it lives, what the calling thread writes to a pipe without a reader fails with EPIPE, and no SIGPIPE ends the
-/// process: for what is told beside the work.
+/// process: for messages beside the work.
 class BrokenPipesTolerated {
  public:
   BrokenPipesTolerated() noexcept;

@@ -1,4 +1,4 @@
-// A file that a run has written, as it tells of it.
+// A file that a run has written: its size, and the time that took.
 #pragma once
 
 #include <cstdint>

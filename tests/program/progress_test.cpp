@@ -27,8 +27,8 @@ TEST(ProgressOfARun, EachFileHasALine) {
       EXPECT_THAT(outcome.out, ContainsRegex("\nsaved " + std::string(name) + ": [0-9.]+ [kM]?B in [0-9.]+ s\n"));
     EXPECT_THAT(outcome.out, ContainsRegex("\nstep 15  checkpoint of [0-9.]+ [kM]B written in [0-9.]+ s, "));
     EXPECT_THAT(outcome.out,
-                ContainsRegex("\nepoch 2/3  step 20/45  loss [0-9.]+  lr 0.001  [0-9]+ samples/s  [0-9.e-]+ s/epoch  "
-                              "elapsed 0:[0-9][0-9]  ETA 0:[0-9][0-9]\n"));
+                ContainsRegex("\nepoch 2/3  step 20/45  loss [0-9.]+  lr 0.001  [0-9.]+ samples/s  [0-9.e-]+ s/epoch  "
+                              "elapsed [0-9:]+  ETA [0-9:]+\n"));
     EXPECT_THAT(outcome.out, ContainsRegex("\nepoch 1/3  step 15  validation loss [0-9.]+  accuracy [0-9.]+ % of 360, "
                                            "the best so far  "));
   }
@@ -46,10 +46,9 @@ TEST(ProgressOfARun, QuietIsSilent) {
     EXPECT_EQ(outcome.out, "");
     EXPECT_EQ(outcome.err, "");
   }
-  // Warnings and errors stay.
-  const auto warned = run_well(kShort + "--sync-batchnorm --quiet", directory.path());
-  EXPECT_EQ(warned.out, "");
-  EXPECT_THAT(warned.err, HasSubstr("--sync-batchnorm changes nothing"));
+  const auto diverged = run(kShort + "--lr 1e30 --quiet", directory.path());
+  EXPECT_THAT(diverged, fails_with(7, "at step"));
+  EXPECT_EQ(diverged.out, "");
 }
 
 TEST(ProgressOfARun, NobodyHasToReadIt) {

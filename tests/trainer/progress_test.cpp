@@ -23,6 +23,9 @@ namespace lockstep::trainer {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ContainsRegex;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -76,6 +79,13 @@ class OnTerminal {
     const auto end = text.size() - std::string(kDrawnEnd).size();
     const auto begin = text.rfind('\r', end - 1) + 1;
     return text.substr(begin, end - begin);
+  }
+  /// The first one that has at most so many columns. Some may have been drawn before the terminal was resized.
+  std::string bar_within(int columns) {
+    std::string text = bar();
+    for (int i = 0; i < 100 && columns_of(text) > columns; ++i) text = bar();
+    EXPECT_LE(columns_of(text), columns) << text;
+    return text;
   }
 
  private:
@@ -166,10 +176,7 @@ TEST(Progress, TheBarFollowsTheTerminalsWidth) {
   EXPECT_THAT(on.bar(), HasSubstr("[####"));
   for (const unsigned short columns : {40, 120, 30}) {
     on.resize(columns);
-    // One may have been drawn already.
-    std::string bar = on.bar();
-    for (int i = 0; i < 2 && columns_of(bar) >= columns; ++i) bar = on.bar();
-    EXPECT_LT(columns_of(bar), columns) << bar;
+    const std::string bar = on.bar_within(columns - 1);
     EXPECT_THAT(bar, HasSubstr("loss 0.2500 ETA 0:00"));
   }
 }
@@ -184,9 +191,7 @@ TEST(Progress, TheBarFollowsALaunchersTerminal) {
   });
   EXPECT_THAT(on.bar(), HasSubstr("[####"));
   on.resize(49);  // of which the prefix takes four
-  std::string bar = on.bar();
-  for (int i = 0; i < 2 && columns_of(bar) > 44; ++i) bar = on.bar();
-  EXPECT_LE(columns_of(bar), 44) << bar;
+  EXPECT_THAT(on.bar_within(44), HasSubstr("loss 0.2500 ETA 0:00"));
 }
 
 TEST(Progress, LinesTakeTheBarAwayAndItComesBack) {
@@ -198,8 +203,10 @@ TEST(Progress, LinesTakeTheBarAwayAndItComesBack) {
     sleep_for_ever();
   });
   on.bar();
-  EXPECT_EQ(on.read_to("a line\r\n"), "\r\033[Ja line\r\n");
-  EXPECT_EQ(on.read_to("another one\r\n"), "warning: another one\r\n") << "the bar is not drawn at once";
+  EXPECT_THAT(on.read_to("a line\r\n"), EndsWith("\r\033[Ja line\r\n"));
+  // It may have been drawn again in between.
+  EXPECT_THAT(on.read_to("another one\r\n"),
+              AnyOf("warning: another one\r\n", EndsWith("\r\033[Jwarning: another one\r\n")));
   EXPECT_THAT(on.bar(), StartsWith("epoch 10/10")) << "though no step ends";
 }
 
@@ -212,7 +219,7 @@ TEST(Progress, NoBarIsLeftAtTheEnd) {
     std::puts("$");
     std::fflush(stdout);
   });
-  EXPECT_THAT(on.read_all(), ::testing::EndsWith(std::string(kDrawnEnd) + "\r\033[J$\r\n"));
+  EXPECT_THAT(on.read_all(), EndsWith(std::string(kDrawnEnd) + "\r\033[J$\r\n"));
 }
 
 TEST(Progress, LinesWhereABarMakesNoSense) {
@@ -288,11 +295,11 @@ TEST(Progress, LinesOfALog) {
   });
   const auto lines = split(out, '\n');
   ASSERT_EQ(lines.size(), 8U) << out;
-  EXPECT_THAT(lines[0], AllOf(StartsWith("epoch 1/3  step 1/6  loss 0.5000  lr 0.1  "), HasSubstr("  elapsed 0:00"),
-                              ::testing::EndsWith("  ETA 0:00"), Not(HasSubstr("epoch  "))));
+  EXPECT_THAT(lines[0], AllOf(StartsWith("epoch 1/3  step 1/6  loss 0.5000  lr 0.1  "),
+                              ContainsRegex("  elapsed [0-9:]+  ETA [0-9:]+$"), Not(HasSubstr("s/epoch"))));
   EXPECT_THAT(lines[1], AllOf(StartsWith("epoch 1/3  step 2  validation loss 0.0200  accuracy 50.00 % of 360, the best "
                                          "so far  "),
-                              HasSubstr(" s/epoch  elapsed 0:00  ETA 0:00")));
+                              ContainsRegex(" s/epoch  elapsed [0-9:]+  ETA [0-9:]+$")));
   EXPECT_THAT(lines[2], StartsWith("epoch 2/3  step 3/6  loss"));
   EXPECT_THAT(lines[3], HasSubstr("accuracy 75.00 % of 360, the best so far"));
   EXPECT_THAT(lines[4], StartsWith("epoch 3/3  step 6/6  loss"));
