@@ -9,7 +9,7 @@ namespace lockstep::trainer {
 namespace {
 
 constexpr double kRememberedSeconds = 30, kRememberedSteps = 10;  // the longer of the two
-constexpr double kPauseKept = 0.7;
+constexpr double kPauseKept = 0.9;
 
 /// Multiples of `every` above `from`, up to `to`.
 std::int64_t multiples(std::int64_t every, std::int64_t from, std::int64_t to) {

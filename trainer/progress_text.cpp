@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/text.h"
+#include "data/class_report.h"
 #include "lockstep/nn/ops/backend.h"
 #include "trainer/best.h"
 
