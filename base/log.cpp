@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/signals.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -94,6 +95,7 @@ void log_text(LogLevel level, std::string_view text) {
   const bool is_one_line = level == LogLevel::kWarn || level == LogLevel::kError;
   if (level == LogLevel::kWarn && log.warning_observer) log.warning_observer(one_line(text));
   if (log.receiver) return log.receiver(level, one_line(text));
+  const BrokenPipesTolerated tolerated;
   log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), is_one_line ? one_line(text) : text);
 }
 

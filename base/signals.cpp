@@ -173,6 +173,25 @@ void take_signals_on_this_thread() noexcept {
   takes_none = false;
 }
 
+BrokenPipesTolerated::BrokenPipesTolerated() noexcept {
+  sigset_t pending;
+  ::sigpending(&pending);
+  pending_before_ = ::sigismember(&pending, SIGPIPE) == 1;
+  sigset_t pipes;
+  ::sigemptyset(&pipes);
+  ::sigaddset(&pipes, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipes, &before_);
+}
+
+BrokenPipesTolerated::~BrokenPipesTolerated() {
+  sigset_t pipes;
+  ::sigemptyset(&pipes);
+  ::sigaddset(&pipes, SIGPIPE);
+  const timespec now = {};
+  if (!pending_before_) ::sigtimedwait(&pipes, nullptr, &now);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 SignalsBlocked::SignalsBlocked() noexcept {
   if (takes_none) return;
   const sigset_t wanted = from_outside();

@@ -48,6 +48,20 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+/// While it lives, what the calling thread writes to a pipe without a reader fails with EPIPE, and no SIGPIPE ends the
+/// process: for messages beside the work.
+class BrokenPipesTolerated {
+ public:
+  BrokenPipesTolerated() noexcept;
+  ~BrokenPipesTolerated();
+  BrokenPipesTolerated(const BrokenPipesTolerated&) = delete;
+  BrokenPipesTolerated& operator=(const BrokenPipesTolerated&) = delete;
+
+ private:
+  bool pending_before_;
+  sigset_t before_;
+};
+
 namespace detail {
 void begin_thread() noexcept;
 [[noreturn]] void refuse_thread(const std::system_error& error);

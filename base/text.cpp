@@ -109,19 +109,18 @@ constexpr const char* kEllipsis = "…";
 /// The C library's tables of characters, whatever locale the process is in. Changes the calling thread alone.
 class Utf8Locale {
  public:
-  Utf8Locale() : locale_(::newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr)) {
-    if (locale_ != nullptr) before_ = ::uselocale(locale_);
+  Utf8Locale() {
+    // Making it reads a file.
+    static const locale_t utf8 = ::newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
+    if (utf8 != nullptr) before_ = ::uselocale(utf8);
   }
   ~Utf8Locale() {
-    if (locale_ == nullptr) return;
-    ::uselocale(before_);
-    ::freelocale(locale_);
+    if (before_ != nullptr) ::uselocale(before_);
   }
   Utf8Locale(const Utf8Locale&) = delete;
   Utf8Locale& operator=(const Utf8Locale&) = delete;
 
  private:
-  locale_t locale_;
   locale_t before_ = nullptr;
 };
 

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "bench/step.h"
-#include "trainer/progress.h"
+#include "trainer/progress_text.h"
 
 namespace lockstep::bench {
 namespace {

@@ -14,7 +14,9 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::string_view kEraseLine = "\r\x1b[K";
+// The cursor rests at the live line's first column, so this erases all rows into which a terminal that became narrower
+// may have broken it. It is written without wrapping: the terminal may be narrower already than the rank knows.
+constexpr std::string_view kErase = "\r\x1b[J", kNoWrap = "\x1b[?7l", kWrapAndReturn = "\x1b[?7h\r";
 
 bool same_file(int a, int b) {
   struct stat of_a, of_b;
@@ -101,7 +103,9 @@ void Console::finish(int rank) {
     auto& queue = queue_of(stream);
     cutters_[2 * static_cast<std::size_t>(rank) + (stream == 2)].finish([&](std::string_view line) {
       if (rank == 0) live_.clear();
-      print(queue, prefix_of(rank, stream), queue.is_terminal() ? last_state(line) : line);
+      const auto shown = queue.is_terminal() ? last_state(line) : line;
+      if (shown.empty()) return erase_live();  // a bar that was taken off at the end
+      print(queue, prefix_of(rank, stream), shown);
     });
   }
   draw_live();
@@ -145,15 +149,17 @@ void Console::print(OutputQueue& queue, std::string_view prefix, std::string_vie
 }
 
 void Console::erase_live() {
-  if (live_shown_) queue_of(live_stream_).append(kEraseLine);
+  if (live_shown_) queue_of(live_stream_).append(kErase);
   live_shown_ = false;
 }
 
 void Console::draw_live() {
   if (live_.empty() || live_shown_) return;
   auto& queue = queue_of(live_stream_);
+  queue.append(kNoWrap);
   queue.append(prefix_of(0));
   queue.append(live_);
+  queue.append(kWrapAndReturn);
   live_shown_ = true;
 }
 

@@ -56,13 +56,21 @@ void check_space(int fd, const std::string& path) {
 std::string_view last_state(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const auto redrawn = line.rfind('\r');
-  return redrawn == std::string_view::npos ? line : line.substr(redrawn + 1);
+  if (redrawn == std::string_view::npos) return line;
+  line.remove_prefix(redrawn + 1);
+  for (const std::string_view erases : {"\x1b[K", "\x1b[J", "\x1b[0K", "\x1b[0J"}) {
+    if (line.starts_with(erases)) line.remove_prefix(erases.size());
+    if (line.ends_with(erases)) line.remove_suffix(erases.size());
+  }
+  return line;
 }
 
 void LineCutter::keep_last_state() {
   // The '\r' stays: it shows that the line is being redrawn.
-  const auto last = static_cast<std::size_t>(last_state(partial_).data() - partial_.data());
-  if (last > 1) partial_.erase(0, last - 1);
+  std::string_view state = partial_;
+  while (state.ends_with('\r')) state.remove_suffix(1);
+  const auto redrawn = state.rfind('\r');
+  if (redrawn != std::string_view::npos) partial_.erase(0, redrawn);
 }
 
 RankLogs::RankLogs(const std::string& directory, int ranks)
@@ -108,7 +116,7 @@ std::vector<std::string> RankLogs::last_lines(int rank) const {
   const auto& log = ranks_[static_cast<std::size_t>(rank)];
   std::vector<std::string> lines(log.last.begin(), log.last.end());
   for (const auto& cutter : log.cutters)
-    if (!cutter.partial().empty()) lines.push_back(readable(cutter.partial()));
+    if (!last_state(cutter.partial()).empty()) lines.push_back(readable(cutter.partial()));
   if (lines.size() > kLastLines) lines.erase(lines.begin(), lines.end() - kLastLines);
   return lines;
 }

@@ -48,7 +48,8 @@ class LineCutter {
   std::string partial_;
 };
 
-/// What a terminal shows of a line with carriage returns in it: the part after the last redraw.
+/// What a terminal shows of a line with carriage returns in it: the part after the last redraw, without sequences
+/// around it that erase what was there before.
 std::string_view last_state(std::string_view line);
 
 /// The logs of all ranks. Not thread-safe.

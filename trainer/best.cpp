@@ -109,6 +109,13 @@ std::vector<std::string> metric_names() {
   return all;
 }
 
+double value_in(const EvalReport& report, const std::string& metric) {
+  for (const auto& [name, value] : report.own)
+    if (name == metric) return value;
+  const Metric* const known = find_metric(metric);
+  return known != nullptr ? known->of(report) : std::nan("");
+}
+
 std::string describe(const std::vector<BestEvaluation>& evaluations) {
   std::vector<std::string> all;
   for (const auto& one : evaluations)
@@ -141,16 +148,10 @@ void BestWatch::restore(const EvaluationHistory& history) {
   if (history.best && history.best->metric != metric_) forget_best();
 }
 
-double BestWatch::value_of(const EvalReport& report) const {
-  for (const auto& [name, value] : report.own)
-    if (name == metric_) return value;
-  return find_metric(metric_)->of(report);
-}
-
 bool BestWatch::follow(const EvalReport& report) {
   before_ = history_;
   if (plateau_patience_) follow_loss(report.loss);
-  const double value = value_of(report);
+  const double value = value_in(report, metric_);
   const auto& best = history_.best;
   const bool better = !std::isnan(value) && (!best || is_better(value, best->value));
   history_.since_best = better ? 0 : history_.since_best + 1;

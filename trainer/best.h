@@ -30,6 +30,9 @@ void check_metric(const TrainConfig& config, const data::Dataset& dataset);
 /// The same on all ranks, since evaluations are.
 std::vector<std::string> metric_names();
 
+/// One of metric_names(), of an evaluation; NaN: it has none.
+double value_in(const EvalReport& report, const std::string& metric);
+
 /// A program's own metrics, of its last OwnTraining: evaluations have them, and --save-best knows them.
 const std::vector<OwnMetric>& own_metrics();
 /// Throws UsageError for a name that cannot be typed, or is another one's, and without functions or sums.
@@ -61,7 +64,6 @@ class BestWatch {
   bool gives_up() const { return patience_ > 0 && history_.since_best >= patience_; }
 
  private:
-  double value_of(const EvalReport& report) const;
   bool is_better(double value, double than) const { return largest_ ? value > than : value < than; }
   void keep(BestEvaluation evaluation);
   void follow_loss(double loss);

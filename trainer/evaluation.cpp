@@ -21,7 +21,8 @@
 #include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/predictions.h"
-#include "trainer/progress.h"
+#include "trainer/progress_text.h"
+#include "trainer/saved_file.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
@@ -132,7 +133,11 @@ void run(TrainConfig config, session::Session& session) {
         print(config.json ? json_of(confusion, dataset.class_names()).text()
                           : table_of(confusion, dataset.class_names()));
       }
-      if (!config.predictions.empty()) write_predictions(config.predictions, dataset, evaluator.outputs());
+      if (!config.predictions.empty()) {
+        const auto begun = Clock::now();
+        write_predictions(config.predictions, dataset, evaluator.outputs());
+        if (!config.json) print(describe(saved_file(config.predictions, begun)));
+      }
       if (!metrics.failure().empty())
         throw IoError(metrics.failure(), "free some space and evaluate again if the metrics matter");
       if (!std::isfinite(report.loss))

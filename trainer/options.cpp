@@ -398,7 +398,7 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
   if (training) {
     table.add({.name = "quiet",
                .kind = OptionKind::kFlag,
-               .help = "no progress, only the summary and errors",
+               .help = "nothing on stdout; warnings and errors stay",
                .value = boolean(config.quiet)});
     table.exclusive({"log-every", "quiet"});
   }

@@ -1,25 +1,28 @@
 #include "trainer/progress.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "base/scope.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
-#include "lockstep/nn/ops/backend.h"
-#include "trainer/best.h"
 
 namespace lockstep::trainer {
 namespace {
 
-constexpr auto kDrawEvery = std::chrono::milliseconds(100);
+constexpr auto kDrawEvery = Millis(200), kLookEvery = Millis(200), kCountEvery = Millis(1000);
 constexpr auto kCheckpointEvery = std::chrono::seconds(10);
+constexpr int kPatienceMs = 1000;  // with a stdout that never blocks and takes nothing
 
 Progress* g_current = nullptr;
 
@@ -43,112 +46,207 @@ int terminal_columns() {
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-std::string duration_text(double seconds) {
-  const auto s = static_cast<std::int64_t>(seconds + 0.5);
-  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
-  return fmt::format("{}:{:02}", s / 60, s % 60);
+// Terminals that cannot be redrawn, and those whose output is read afterwards.
+bool wants_lines() {
+  const std::string ci = env("CI").value_or("");
+  return env("TERM").value_or("") == "dumb" || !(ci.empty() || ci == "false" || ci == "0");
 }
 
-std::string accuracy_text(double accuracy) { return fmt::format("accuracy {:.2f} %", 100.0 * accuracy); }
-
-// Small ones keep their digits.
-std::string loss_text(double loss) {
-  return loss != 0 && std::abs(loss) < 0.01 ? fmt::format("{:.3e}", loss) : fmt::format("{:.4f}", loss);
+bool takes_bytes(int fd, int wait_ms) {
+  pollfd ready = {.fd = fd, .events = POLLOUT, .revents = 0};
+  return ::poll(&ready, 1, wait_ms) == 1;
 }
-
-std::string rate_text(double samples_per_s) { return fmt::format("{:.0f} samples/s", samples_per_s); }
 
 }  // namespace
 
-Progress::Style Progress::style_for(int rank, bool quiet) {
-  if (rank != 0 || quiet) return Style::kNone;
-  return terminal_columns() > 0 ? Style::kBar : Style::kLines;
+RunPlan plan_of_run(const TrainConfig& config, const sampler::DistributedSampler& sampler,
+                    const data::Dataset* validation, std::int64_t first_steps, std::int64_t total_steps) {
+  const auto steps_per_epoch = static_cast<std::int64_t>(sampler.steps_per_epoch());
+  const auto samples = static_cast<double>(validation != nullptr ? validation->size() : 0);
+  const bool epochs_fit = config.eval_every <= total_steps / steps_per_epoch;
+  return {.first_steps = first_steps,
+          .total_steps = total_steps,
+          .steps_per_epoch = steps_per_epoch,
+          .evaluate_every = config.eval_steps > 0 ? config.eval_steps
+                            : epochs_fit          ? config.eval_every * steps_per_epoch
+                                                  : 0,
+          .evaluation_steps = samples / static_cast<double>(sampler.config().global_batch),
+          .checkpoint_every = config.checkpoint_every.value_or(steps_per_epoch),
+          .checkpoint_at_end = !config.checkpoint_dir.empty(),
+          .checkpoint_evaluation = config.keep_best > 0};
 }
 
-Progress::Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every,
-                   std::int64_t first_steps)
-    : style_(style), total_steps_(total_steps), epochs_(epochs), log_every_(log_every), first_steps_(first_steps) {
+Progress::Style Progress::style_for(int rank, bool quiet) {
+  if (rank != 0 || quiet) return Style::kNone;
+  return !wants_lines() && terminal_columns() > 0 ? Style::kBar : Style::kLines;
+}
+
+Progress::Progress(Style style, const RunPlan& plan, std::int64_t log_every)
+    : style_(style), plan_(plan), log_every_(log_every) {
   if (style_ != Style::kBar) return;
   g_current = this;
   set_log_hook(&Progress::clear_current);
+  thread_ = start_thread([this] { follow_terminal(); });
 }
 
 Progress::~Progress() {
   if (style_ != Style::kBar) return;
-  clear();
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    clear();
+  }
+  wake_.notify_all();
+  thread_.join();
   set_log_hook(nullptr);
   g_current = nullptr;
 }
 
 void Progress::clear_current() {
-  if (g_current != nullptr) g_current->clear();
+  if (g_current == nullptr) return;
+  const std::lock_guard lock(g_current->mutex_);
+  g_current->clear();
+}
+
+void Progress::follow_terminal() {
+  std::unique_lock lock(mutex_);
+  while (!ended_) {
+    wake_.wait_for(lock, kLookEvery);
+    const auto now = Clock::now();
+    const auto unchanged = now - last_change_;
+    // Not at once: who has taken the bar off is about to write a line in its place.
+    if (ended_ || !latest_ || unchanged < kDrawEvery) continue;
+    if (!drawn_ || unchanged >= kCountEvery || terminal_columns() != columns_) draw(now);
+  }
+}
+
+void Progress::put(std::string_view text) {
+  if (failure_ == EPIPE) return;
+  const BrokenPipesTolerated tolerated;
+  std::fflush(stdout);  // what a program has written itself comes before
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno == EAGAIN) {
+      if (!takes_bytes(STDOUT_FILENO, kPatienceMs)) return;
+    } else if (errno != EINTR) {
+      failure_ = errno;
+      return;
+    }
+  }
+}
+
+// Without the lock: the hook of log lines takes it.
+void Progress::warn_of_failure() {
+  if (failure_ == 0 || failure_told_) return;
+  failure_told_ = true;
+  log_warn("standard output: {}: what the run says there is lost, and training continues", errno_text(failure_));
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  std::fputs("\r\033[K", stdout);
-  std::fflush(stdout);
+  put("\r\033[J");
   drawn_ = false;
+  last_change_ = Clock::now();
+}
+
+void Progress::draw(Clock::time_point now) {
+  last_change_ = now;
+  if (!takes_bytes(STDOUT_FILENO, 0)) return;
+  columns_ = terminal_columns();
+  put(fmt::format("\r{}\033[J\r", bar_line(standing(now), std::max(1, columns_ - 1))));  // the last column wraps
+  drawn_ = true;
+}
+
+void Progress::say(const std::string& lines) {
+  clear();
+  put(lines);
+}
+
+Standing Progress::standing(Clock::time_point now) const {
+  return {.epoch = latest_->epoch,
+          .epochs = plan_.epochs(),
+          .step = latest_->step,
+          .steps = plan_.total_steps,
+          .loss = latest_->loss,
+          .seconds_left = pace_.seconds_left(now),
+          .epoch_seconds = pace_.epoch_seconds(),
+          .samples_per_s = pace_.samples_per_s(),
+          .evaluated = evaluated_,
+          .best = best_text_};
 }
 
 void Progress::announce(const std::string& line) {
   if (style_ == Style::kNone) return;
-  clear();
-  std::puts(line.c_str());
-  std::fflush(stdout);
+  {
+    const std::lock_guard lock(mutex_);
+    say(line + '\n');
+  }
+  warn_of_failure();
+}
+
+Progress::Pause::Pause(Progress& progress, Pace::Pause what, std::int64_t step)
+    : progress_(progress), what_(what), step_(step) {
+  const std::lock_guard lock(progress_.mutex_);
+  progress_.pace_.pause_begins(Clock::now());
+}
+
+Progress::Pause::~Pause() {
+  const std::lock_guard lock(progress_.mutex_);
+  progress_.pace_.pause_ended(what_, step_, Clock::now());
 }
 
 void Progress::step(const StepReport& report) {
-  if (style_ == Style::kLines && (report.step % log_every_ == 0 || report.step == first_steps_ + 1)) {
-    announce(fmt::format("epoch {}/{}  step {}/{}  loss {}  lr {:.3g}  {}", report.epoch, epochs_, report.step,
-                         total_steps_, loss_text(report.loss), report.lr, rate_text(report.samples_per_s)));
-  } else if (style_ == Style::kBar) {
+  if (style_ == Style::kNone) return;
+  {
+    const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
-    if (now - last_draw_ < kDrawEvery && report.step != total_steps_) return;
-    last_draw_ = now;
-    draw(report);
+    pace_.step_ended(report.step, report.samples - (latest_ ? latest_->samples : 0), now);
+    latest_ = report;
+    if (style_ == Style::kBar) {
+      if (now - last_change_ >= kDrawEvery || report.step == plan_.total_steps) draw(now);
+    } else if (report.step % log_every_ == 0 || report.step == plan_.first_steps + 1) {
+      say(line_of(standing(now), report.lr, seconds_between(start_, now)) + '\n');
+    }
   }
+  warn_of_failure();
 }
 
-void Progress::draw(const StepReport& report) {
-  const double done = static_cast<double>(report.step) / static_cast<double>(std::max<std::int64_t>(1, total_steps_));
-  const auto steps_here = static_cast<double>(std::max<std::int64_t>(1, report.step - first_steps_));
-  const double left =
-      seconds_between(start_, Clock::now()) / steps_here * static_cast<double>(total_steps_ - report.step);
-  const std::string text =
-      fmt::format(" epoch {}/{} step {}/{} loss {} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
-                  loss_text(report.loss), rate_text(report.samples_per_s), duration_text(left));
-  const int columns = std::max(1, terminal_columns() - 1);  // asked each time: windows are resized; the last one wraps
-  const int room = std::min(30, columns - 2 - static_cast<int>(text.size()));
-  std::string bar;
-  if (room >= 5) {
-    const auto filled = static_cast<std::size_t>(done * room);
-    bar = fmt::format("[{:#<{}}{:.<{}}]", "", filled, "", static_cast<std::size_t>(room) - filled);
-  }
-  std::string line = bar + text;
-  line.resize(std::min(line.size(), static_cast<std::size_t>(columns)));
-  std::fputs(fmt::format("\r{}\033[K", line).c_str(), stdout);
-  std::fflush(stdout);
-  drawn_ = true;
+std::string Progress::compare(const EvalReport& report, const std::optional<BestEvaluation>& best) {
+  // As the run takes it: of a moving average, where there is one.
+  if (report.of_average && !of_average_) own_best_.reset();
+  of_average_ = of_average_ || report.of_average;
+  if (of_average_ != report.of_average) return "";
+  const bool by_accuracy = !std::isnan(report.accuracy);
+  const std::string metric = best ? best->metric : by_accuracy ? "accuracy" : "loss";
+  const double value = value_in(report, metric);
+  if (!std::isnan(value) && (!own_best_ || (by_accuracy ? value > own_best_->value : value < own_best_->value)))
+    own_best_ = {.metric = metric, .value = value, .step = report.step};
+  const auto& known = best ? best : own_best_;
+  evaluated_ = fmt::format("{}{} {}", metric == "loss" ? "validation " : "", metric, value_text(metric, value));
+  if (!known) return "";
+  // Accuracies are known by their sign of percent.
+  best_text_ = fmt::format("best {}{}", metric == "accuracy" ? "" : metric + ' ', value_text(metric, known->value));
+  if (known->step == report.step) return ", the best so far";
+  if (style_ == Style::kBar) return "";  // it has it
+  return fmt::format(", best {} {} at step {}", metric, value_text(metric, known->value), known->step);
 }
 
-std::string figures_of(const EvalReport& report) {
-  std::string text;
-  if (!std::isnan(report.accuracy)) text += "  " + accuracy_text(report.accuracy);
-  if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
-  if (report.auc) text += fmt::format("  AUC {:.4f}", *report.auc);
-  if (const auto& errors = report.errors) {
-    text += fmt::format("  MAE {:.6g}  RMSE {:.6g}", errors->mae, errors->rmse);
-    if (errors->r2) text += fmt::format("  R² {:.4f}", *errors->r2);
+void Progress::evaluation(const EvalReport& report, std::int64_t epoch, const std::optional<BestEvaluation>& best) {
+  if (style_ == Style::kNone) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    std::string line = fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}{}", epoch, plan_.epochs(),
+                                   report.step, report.of_average ? "of the moving average: " : "",
+                                   loss_text(report.loss), figures_of(report), report.samples, compare(report, best));
+    if (const auto seconds = pace_.epoch_seconds()) line += "  " + epoch_text(*seconds);
+    // On a terminal the bar has them.
+    if (style_ == Style::kLines) line += times_text(seconds_between(start_, now), pace_.seconds_left(now));
+    say(line + '\n');
   }
-  for (const auto& [name, value] : report.own) text += fmt::format("  {} {:.6g}", name, value);
-  return text;
-}
-
-void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
-  announce(fmt::format("epoch {}/{}  step {}  validation {}loss {}{} of {}{}", epoch, epochs_, report.step,
-                       report.of_average ? "of the moving average: " : "", loss_text(report.loss), figures_of(report),
-                       report.samples, report.best ? ", the best so far" : ""));
+  warn_of_failure();
 }
 
 void Progress::checkpoint(const CheckpointReport& report) {
@@ -159,57 +257,18 @@ void Progress::checkpoint(const CheckpointReport& report) {
                        human_bytes(static_cast<double>(report.bytes)), 1e-3 * report.write_ms, report.held_up_ms));
 }
 
-std::string note_of(Precision precision, DeviceKind kind) {
-  if (precision == Precision::kF32) return "";
-  const bool on_cpu = kind == DeviceKind::kCpu && precision == Precision::kBF16;
-  return fmt::format(", {}{}", name_of(precision), on_cpu ? fmt::format(" ({})", nn::name_of(nn::cpu_bf16())) : "");
+void Progress::saved(const std::optional<SavedFile>& file) {
+  if (file) announce(describe(*file));
 }
 
-std::string describe(const checkpoint::Checkpoints::Summary& all, const std::string& directory, double seconds) {
-  return fmt::format(
-      "checkpoints: {} of {} in {}, {:.2f} s each to write; training stood still for {:.2f} s ({:.1f} %)", all.count,
-      human_bytes(static_cast<double>(all.bytes)), directory, all.write_seconds, all.held_seconds,
-      100 * all.held_seconds / seconds);
-}
-
-std::string describe(const HookReport& hook) {
-  std::string text = fmt::format("{}: a rank sends {} of gradients per step instead of {} ({:.1f} %)", hook.name,
-                                 human_bytes(hook.bytes_sent), human_bytes(hook.bytes_without_hook),
-                                 100 * hook.bytes_sent / hook.bytes_without_hook);
-  if (hook.fallbacks > 0)
-    text += fmt::format("; {} bucket{} did not fit and were sent again as f32", hook.fallbacks,
-                        hook.fallbacks == 1 ? "" : "s");
-  return text;
-}
-
-void Progress::summary(const Summary& s) {
-  clear();
-  const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
-  const std::string steps = s.steps_here == s.final.steps ? fmt::to_string(s.final.steps)
-                                                          : fmt::format("{} of {}", s.steps_here, s.final.steps);
-  std::string result(trim(figures_of({.accuracy = s.final.accuracy, .auc = s.final.auc, .errors = s.final.errors})));
-  if (!result.empty()) result += "  ";
-  if (!std::isnan(s.final.loss)) result += fmt::format("loss {}  ", loss_text(s.final.loss));
-  std::printf("%s", fmt::format("params_sha256 {}\n", s.final.params_sha256).c_str());
-  if (!s.final.ema_params_sha256.empty())
-    std::printf("%s", fmt::format("ema_params_sha256 {}\n", s.final.ema_params_sha256).c_str());
-  std::printf("%s", fmt::format("{}{} steps in {:.1f} s on {} rank{}  {}  waiting for communication {:.2f} s ({:.1f} "
-                                "%)\n",
-                                result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
-                                rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
-                        .c_str());
-  if (const auto& best = s.final.best)
-    std::printf("%s", fmt::format("best {} {:.6g}, at step {}{}\n", best->metric, best->value, best->step,
-                                  s.final.gave_up ? ": none of the evaluations since was better, so the run ended" : "")
-                          .c_str());
-  if (!s.final.kept.empty()) std::printf("checkpoints of the best evaluations: %s\n", describe(s.final.kept).c_str());
-  if (const auto& scaling = s.final.scaling)
-    std::printf("%s", fmt::format("losses scaled by {:g} in the end  skipped_steps {}\n", scaling->scale,
-                                  scaling->skipped_steps)
-                          .c_str());
-  if (s.final.hook) std::printf("%s\n", describe(*s.final.hook).c_str());
-  for (const auto& straggler : s.stragglers) std::printf("straggler: %s\n", straggler.text.c_str());
-  std::fflush(stdout);
+void Progress::summary(const Summary& summary) {
+  if (style_ == Style::kNone) return;
+  {
+    const std::lock_guard lock(mutex_);
+    latest_.reset();
+    say(text_of(summary));
+  }
+  warn_of_failure();
 }
 
 }  // namespace lockstep::trainer

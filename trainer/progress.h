@@ -2,71 +2,115 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <thread>
 
-#include "checkpoint/checkpoints.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/sampler/sampler.h"
+#include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
-#include "trainer/stragglers.h"
+#include "trainer/best.h"
+#include "trainer/pace.h"
+#include "trainer/progress_text.h"
+#include "trainer/saved_file.h"
 
 namespace lockstep::trainer {
 
-struct Summary {
-  FinalReport final;
-  std::int64_t steps_here = 0;  // of final.steps, those that this process has done
-  std::int64_t samples = 0;     // trained on, by all ranks
-  double train_s = 0;           // in training steps
-  double comm_wait_s = 0;       // of it, rank 0 stood waiting for collectives
-  std::vector<Straggler> stragglers = {};
-};
+/// What `config` asks for. `validation`: nullptr where nothing is evaluated.
+RunPlan plan_of_run(const TrainConfig& config, const sampler::DistributedSampler& sampler,
+                    const data::Dataset* validation, std::int64_t first_steps, std::int64_t total_steps);
 
-/// "bf16: a rank sends 1.2 MB of gradients in a step in place of 2.4 MB (50.0 %)".
-std::string describe(const HookReport& hook);
-/// What a run's checkpoints in `directory` have taken of its `seconds`.
-std::string describe(const checkpoint::Checkpoints::Summary& checkpoints, const std::string& directory, double seconds);
-/// What follows the description of a device: nothing for f32, ", bf16 (AVX512-BF16)" for a CPU that computes it so.
-std::string note_of(Precision precision, DeviceKind kind);
-
-/// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it
-/// is the only one that logs.
-/// "  accuracy 97.22 %  top-5 99.90 %", "  MAE 41.2  RMSE 53.1  R² 0.4912": what there is beside the loss.
-std::string figures_of(const EvalReport& report);
-
+/// Only one may exist at a time: log lines, of any thread, take its bar off the terminal first. All else is for one
+/// thread.
+///
+/// Note [The bar]
+/// The cursor rests at the bar's first column. A terminal that becomes narrower may break the bar into rows; the cursor
+/// stays at its first one, so writing from there and erasing all that follows leaves nothing of it, whatever the
+/// terminal does. A thread looks at the terminal's width a few times in a second, for a step may take minutes, and
+/// asking works where no SIGWINCH arrives: the terminal is the launcher's. A terminal that takes nothing (Ctrl-S) gets
+/// no bar meanwhile; where stdout has no reader or no space, all of it is dropped, with one warning: training
+/// continues.
 class Progress {
  public:
   enum class Style { kNone, kLines, kBar };
 
-  /// kBar on a terminal (or under a launcher that says it draws on one), kLines elsewhere; kNone for rank > 0 or quiet.
+  /// kBar on a terminal (or under a launcher that says it draws on one), kLines elsewhere, and where TERM is "dumb" or
+  /// CI is set; kNone for rank > 0 or quiet.
   static Style style_for(int rank, bool quiet);
 
-  /// `first_steps`: how many of them an earlier process has done.
-  Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every,
-           std::int64_t first_steps = 0);
+  /// `log_every`: steps between two lines.
+  Progress(Style style, const RunPlan& plan, std::int64_t log_every);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// While it lives, training stands still for an evaluation or a checkpoint after `step`.
+  class Pause {
+   public:
+    Pause(Progress& progress, Pace::Pause what, std::int64_t step);
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    Progress& progress_;
+    Pace::Pause what_;
+    std::int64_t step_;
+  };
+
   /// A line that stays: "training cnn on digits …".
   void announce(const std::string& line);
   void step(const StepReport& report);
-  void evaluation(const EvalReport& report, std::int64_t epoch);
+  /// `best`: so far, of a run that looks for it. Else the largest accuracy counts, or the least loss.
+  void evaluation(const EvalReport& report, std::int64_t epoch, const std::optional<BestEvaluation>& best);
   /// At most one in ten seconds; the metrics file has all.
   void checkpoint(const CheckpointReport& report);
+  /// Nothing where nothing was saved.
+  void saved(const std::optional<SavedFile>& file);
+  /// There is no bar from here on.
   void summary(const Summary& summary);
 
  private:
-  void draw(const StepReport& report);
+  // With mutex_ held.
+  void say(const std::string& lines);
+  void put(std::string_view text);
+  void draw(Clock::time_point now);
   void clear();
+  Standing standing(Clock::time_point now) const;
+  /// ", the best so far", or which one is.
+  std::string compare(const EvalReport& report, const std::optional<BestEvaluation>& best);
+
+  void follow_terminal();
+  void warn_of_failure();
   static void clear_current();
 
-  Style style_;
-  std::int64_t total_steps_, epochs_, log_every_, first_steps_;
-  std::atomic<bool> drawn_ = false;  // data workers warn too, which clears it
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_draw_{};
+  const Style style_;
+  const RunPlan plan_;
+  const std::int64_t log_every_;
+  const Clock::time_point start_ = Clock::now();
   Clock::time_point next_checkpoint_{};  // when a line may follow the one before
+
+  std::atomic<int> failure_ = 0;  // of writing to stdout: errno
+  bool failure_told_ = false;
+
+  std::mutex mutex_;  // for what follows
+  Pace pace_{plan_, start_};
+  std::optional<StepReport> latest_;
+  std::string evaluated_, best_text_;
+  std::optional<BestEvaluation> own_best_;
+  bool of_average_ = false;  // evaluations of a moving average are the run's
+  bool drawn_ = false;
+  int columns_ = 0;                  // for which it was drawn
+  Clock::time_point last_change_{};  // of the bar: drawn, or taken off
+  bool ended_ = false;
+  std::condition_variable wake_;
+  std::thread thread_;
 };
 
 }  // namespace lockstep::trainer

@@ -117,7 +117,8 @@ void SavedWeights::write_beside(const checkpoint::ModelMetadata& metadata) const
   for (const auto& [name, text] : byte_pairs_) write(name.c_str(), text);
 }
 
-void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
+SavedFile SavedWeights::write(const std::optional<BestEvaluation>& best) const {
+  const auto begun = Clock::now();
   // With a moving average, it: what was evaluated last.
   std::optional<nn::MovingAverage::InPlace> in_place;
   if (average_ != nullptr) in_place.emplace(*average_);
@@ -127,6 +128,7 @@ void SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   nn::write_weights(config_.save, nn::state_of(model_), checkpoint::metadata_of(metadata));
   if (config_.save_directory) write_beside(metadata);
   report_status({.kind = StatusReport::Kind::kSaved});
+  return saved_file(config_.save, begun);
 }
 
 bool SavedWeights::has(const BestEvaluation& best) const {
@@ -138,28 +140,30 @@ bool SavedWeights::has(const BestEvaluation& best) const {
   }
 }
 
-void SavedWeights::save_best(const BestEvaluation& best) {
+std::optional<SavedFile> SavedWeights::save_best(const BestEvaluation& best) {
   try {
-    write(best);
+    const SavedFile saved = write(best);
     failure_.clear();
+    return saved;
   } catch (const IoError& error) {
     failure_ = error.what();
     remedy_ = error.remedy();
     log_warn("the best weights so far, of step {}, are not saved: {} → {}; training continues", best.step, failure_,
              remedy_);
+    return std::nullopt;
   }
 }
 
-void SavedWeights::finish(const std::optional<BestEvaluation>& best) {
-  if (config_.save.empty()) return;
+std::optional<SavedFile> SavedWeights::finish(const std::optional<BestEvaluation>& best) {
+  if (config_.save.empty()) return std::nullopt;
   const bool keeps_best = keeps_best_weights(config_) && best;
   if (keeps_best && !failure_.empty())
     throw IoError(
         fmt::format("training is complete, but its best weights, of step {}, are lost: {}", best->step, failure_),
         remedy_);
-  if (keeps_best) return;
+  if (keeps_best) return std::nullopt;
   try {
-    write({});
+    return write({});
   } catch (const IoError& error) {
     throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
   }

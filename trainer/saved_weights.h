@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_metadata.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/moving_average.h"
 #include "trainer/best.h"
+#include "trainer/saved_file.h"
 
 namespace lockstep::trainer {
 
@@ -34,12 +36,13 @@ class SavedWeights {
   /// Of a run that resumes: whether the file has what the checkpoint's run saved last, or later.
   bool has(const BestEvaluation& best) const;
   /// Replaces the file with those of an evaluation. Training continues where that fails, with a warning.
-  void save_best(const BestEvaluation& best);
-  /// At the end: those of now, unless the best ones are there. Throws IoError where what should be there is not.
-  void finish(const std::optional<BestEvaluation>& best);
+  std::optional<SavedFile> save_best(const BestEvaluation& best);
+  /// At the end: those of now, unless the best ones are there: nothing then. Throws IoError where what should be there
+  /// is not.
+  std::optional<SavedFile> finish(const std::optional<BestEvaluation>& best);
 
  private:
-  void write(const std::optional<BestEvaluation>& best) const;
+  SavedFile write(const std::optional<BestEvaluation>& best) const;
   void write_beside(const checkpoint::ModelMetadata& metadata) const;
 
   const TrainConfig& config_;

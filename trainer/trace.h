@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/module.h"
+#include "trainer/saved_file.h"
 
 namespace lockstep::trainer {
 
@@ -75,8 +77,8 @@ class Trace {
   /// The training step that events recorded from now on belong to.
   void set_step(std::int64_t step) { step_ = step; }
 
-  /// Collective: rank 0 writes the file. Throws IoError there, and PeerError elsewhere.
-  void write(comm::ProcessGroup& group);
+  /// Collective: rank 0 writes the file, which it returns. Throws IoError there, and PeerError elsewhere.
+  std::optional<SavedFile> write(comm::ProcessGroup& group);
   /// After a failure: rank 0 writes what it has itself seen. Never throws.
   void write_own() noexcept;
 

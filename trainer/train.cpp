@@ -175,17 +175,13 @@ class Run {
 
  private:
   int train_and_report() {
-    Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs_of(total_steps_),
-                      config_.log_every, first_steps());
+    Progress progress(Progress::style_for(group_.rank(), config_.quiet),
+                      plan_of_run(config_, *sampler_, splits_.validation.get(), first_steps(), total_steps_),
+                      config_.log_every);
     if (group_.rank() == 0) data::warn_of_classes(splits_);
-    progress.announce(fmt::format("training {} on {} ({}) with {} rank{}, global batch {}{}, {}{}", config_.model.name,
-                                  splits_.train->name(), data::samples_text(*splits_.train), group_.size(),
-                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
-                                  config_.shards > 0 ? fmt::format(" in {} shards", config_.shards)
-                                  : averages()       ? fmt::format(", averaged every {} steps", config_.local_sgd)
-                                                     : "",
-                                  data_parallel_ ? data_parallel_->describe() : backend_.describe(),
-                                  note_of(config_.precision, backend_.device().kind)));
+    progress.announce(title_of(config_, *splits_.train, group_.size(), sampler_->config().global_batch,
+                               data_parallel_ ? data_parallel_->describe() : backend_.describe(),
+                               backend_.device().kind));
     std::optional<Evaluator> evaluator;
     if (splits_.validation != nullptr)
       evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers,
@@ -222,7 +218,7 @@ class Run {
       const bool pause = check || last || evaluates || checkpoint || (plan.last_of_epoch && hooks_.on_epoch);
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) check_replicas(step);
-      if (checkpoint) take_checkpoint(step);
+      if (checkpoint) take_checkpoint(step, progress);
       if (stop_wanted_ && (averaging || !averages())) return leave(step, progress);
       if ((last || evaluates) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
         return leave(step, progress);
@@ -237,7 +233,7 @@ class Run {
   // to.
   int give_up(std::int64_t step, Progress& progress, const EvalReport& evaluation) {
     gave_up_ = true;
-    take_checkpoint(step);
+    take_checkpoint(step, progress);
     finish(progress, evaluation, step);
     return 0;
   }
@@ -267,8 +263,9 @@ class Run {
     if (std::exchange(checked_, step) != step) ddp_->check();
   }
 
-  void take_checkpoint(std::int64_t step) {
+  void take_checkpoint(std::int64_t step, Progress& progress) {
     const auto since = Clock::now();
+    const Progress::Pause pause(progress, Pace::Pause::kCheckpoint, step);
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
     flight::set_phase(flight::Phase::kCheckpoint);
@@ -327,12 +324,12 @@ class Run {
 
   // Someone has asked some rank to stop, and all know.
   int leave(std::int64_t step, Progress& progress) {
-    take_checkpoint(step);
+    take_checkpoint(step, progress);
     const auto saved = group_.all_gather_numbers(finish_checkpoints(checkpoints_, group_) ? 1 : 0);
     report_checkpoints(progress);
     const auto asked = group_.all_gather_numbers(stop_request());
     checkpoints_.tell_failures();
-    if (trace_) trace_->write(group_);
+    if (trace_) progress.saved(trace_->write(group_));
     if (saved.front() == 0)
       throw InterruptedError(static_cast<int>(*std::ranges::max_element(asked)),
                              fmt::format("stopped after step {} without a checkpoint of it", step));
@@ -442,6 +439,7 @@ class Run {
                 EvalReport& report) {
     if (!evaluator) return true;
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
+    const Progress::Pause pause(progress, Pace::Pause::kEvaluation, step);
     flight::set_phase(flight::Phase::kEvaluation);
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
@@ -455,7 +453,7 @@ class Run {
       // As timm does: the average's result is the run's.
       report.best = best_ && average == average_.has_value() && best_->follow(report);
       reports_.write(report);
-      progress.evaluation(report, epoch);
+      progress.evaluation(report, epoch, best_ ? best_->history().best : std::nullopt);
       if (hooks_.on_evaluation) hooks_.on_evaluation(report);
       divergence_->follow(report, epoch);
       return true;
@@ -465,7 +463,8 @@ class Run {
       const auto in_place = average_->in_place();
       if (!evaluate_once(true)) return false;
     }
-    if (report.best && keeps_best_weights(config_) && group_.rank() == 0) saved_->save_best(*best_->history().best);
+    if (report.best && keeps_best_weights(config_) && group_.rank() == 0)
+      progress.saved(saved_->save_best(*best_->history().best));
     return true;
   }
 
@@ -508,9 +507,9 @@ class Run {
     checkpoints_.tell_failures();
     warn_of_corrupt(splits_, group_);
     comm::run_collectively(group_, [&] {
-      if (group_.rank() == 0) saved_->finish(best_ ? best_->history().best : std::nullopt);
+      if (group_.rank() == 0) progress.saved(saved_->finish(best_ ? best_->history().best : std::nullopt));
     });
-    if (trace_) trace_->write(group_);
+    if (trace_) progress.saved(trace_->write(group_));
     flush_progress();
     comm::run_collectively(group_, [&] {
       // Who runs this until it exits with 0 must not take it for saved.

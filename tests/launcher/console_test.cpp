@@ -133,16 +133,18 @@ class TerminalTest : public ::testing::Test {
 TEST_F(TerminalTest, TheProgressBarStaysBelowTheLines) {
   Console console(2, true, slave_.get(), slave_.get());
   EXPECT_EQ(console.live_columns(), 76);
+  const auto bar = [](const std::string& text) { return "\x1b[?7l[0] " + text + "\x1b[?7h\r"; };
+  const std::string erased = "\r\x1b[J";
   console.add(0, 2, "\rstep 1");
-  EXPECT_EQ(shown(console), "[0] step 1");
+  EXPECT_EQ(shown(console), bar("step 1"));
   console.add(0, 2, "\rstep 2\r");
-  EXPECT_EQ(shown(console), "\r\x1b[K[0] step 2");
+  EXPECT_EQ(shown(console), erased + bar("step 2"));
   console.add(1, 1, "hello\n");
-  EXPECT_EQ(shown(console), "\r\x1b[K[1] hello\n[0] step 2");
+  EXPECT_EQ(shown(console), erased + "[1] hello\n" + bar("step 2"));
   console.say("note");
-  EXPECT_EQ(shown(console), "\r\x1b[Klockstep: note\n[0] step 2");
+  EXPECT_EQ(shown(console), erased + "lockstep: note\n" + bar("step 2"));
   console.add(0, 2, "\rstep 3\n");
-  EXPECT_EQ(shown(console), "\r\x1b[K[0] step 3\n");
+  EXPECT_EQ(shown(console), erased + "[0] step 3\n");
   console.add(1, 1, "bye\n");
   EXPECT_EQ(shown(console), "[1] bye\n");
 }
@@ -159,7 +161,21 @@ TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
   Console console(2, true, slave_.get(), slave_.get());
   console.add(0, 1, "\rstep 9");
   console.finish(0);
-  EXPECT_EQ(shown(console), "[0] step 9\r\x1b[K[0] step 9\n");
+  EXPECT_EQ(shown(console), "\x1b[?7l[0] step 9\x1b[?7h\r\r\x1b[J[0] step 9\n");
+}
+
+TEST_F(TerminalTest, ABarThatWasTakenOffLeavesNothing) {
+  Console console(2, true, slave_.get(), slave_.get());
+  for (const char* erases : {"\x1b[J", "\x1b[K"}) {
+    console.add(0, 1, std::string("\rstep 9") + erases + "\r");
+    EXPECT_EQ(shown(console), "\x1b[?7l[0] step 9\x1b[?7h\r");
+    console.add(0, 1, std::string("\r") + erases);
+    EXPECT_EQ(shown(console), "\r\x1b[J");
+    console.add(1, 1, "hello\n");
+    EXPECT_EQ(shown(console), "[1] hello\n");
+  }
+  console.finish(0);
+  EXPECT_EQ(shown(console), "");
 }
 
 // A raw terminal whose other end nobody reads: poll() promises space for one byte, and a blocking write would wait for
@@ -225,6 +241,10 @@ TEST_F(RankLogTest, TwentyReadableLines) {
   logs.add(0, 1, "no end yet");
   EXPECT_EQ(logs.last_lines(0).size(), 20u);
   EXPECT_EQ(logs.last_lines(0)[19], "no end yet");
+  logs.add(0, 1, "\rstep 7\x1b[J\r");
+  EXPECT_EQ(logs.last_lines(0)[19], "step 7");
+  logs.add(0, 1, "\r\x1b[J");
+  EXPECT_EQ(logs.last_lines(0)[19], std::string(499, 'y') + "… (501 bytes)") << "the bar is off";
 }
 
 // It was shown when the rank wrote it, and would drive out what came before.

@@ -16,8 +16,7 @@ constexpr const char* kHooks[] = {"bf16", "bf16:exact", "fp16", "powersgd:2", "t
 
 Metrics trained(int ranks, const std::string& options, const fs::path& directory, std::string* output = nullptr) {
   const auto outcome = run_well(
-      on_ranks(ranks) + "lockstep train " + options + " --threads 1 --quiet --check-replicas 1 --metrics m.jsonl",
-      directory);
+      on_ranks(ranks) + "lockstep train " + options + " --threads 1 --check-replicas 1 --metrics m.jsonl", directory);
   if (output != nullptr) *output = outcome.out + outcome.err;
   return read_metrics(directory / "m.jsonl");
 }

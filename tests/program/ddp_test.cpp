@@ -123,7 +123,7 @@ TEST_F(Ddp, RanksThatAverageTheirParameters) {
 
 TEST_F(Ddp, StartedAsTorchrunDoes) {
   const auto launched = run_well(
-      "lockstep launch --nproc_per_node=4 -- lockstep train linear --data random:5,40 --epochs 1 --quiet "
+      "lockstep launch --nproc_per_node=4 -- lockstep train linear --data random:5,40 --epochs 1 "
       "--metrics a.jsonl",
       directory_.path());
   EXPECT_THAT(launched.out, HasSubstr("on 4 ranks"));
@@ -132,7 +132,7 @@ TEST_F(Ddp, StartedAsTorchrunDoes) {
           "for rank in 3 2 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 "
           "MASTER_ADDR=127.0.0.1 MASTER_PORT={0} lockstep train linear --data random:5,40 --epochs 1 --quiet & done; "
           "RANK=0 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT={0} "
-          "lockstep train linear --data random:5,40 --epochs 1 --quiet --metrics b.jsonl && wait",
+          "lockstep train linear --data random:5,40 --epochs 1 --metrics b.jsonl && wait",
           free_port()),
       directory_.path());
   EXPECT_THAT(by_hand.out, HasSubstr("on 4 ranks"));
@@ -153,9 +153,8 @@ TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
 TEST_F(Ddp, BucketsAreChosenOnce) {
   const std::filesystem::path directory = directory_.path();
   const auto ended = [&](int ranks, const std::string& options) {
-    const auto outcome =
-        run_well(on_ranks(ranks) + "lockstep train mlp --data digits --global-batch 12 --threads 1 --quiet " + options,
-                 directory);
+    const auto outcome = run_well(
+        on_ranks(ranks) + "lockstep train mlp --data digits --global-batch 12 --threads 1 " + options, directory);
     return outcome;
   };
   const auto sha256_in = [](const std::string& output) {

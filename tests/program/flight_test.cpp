@@ -201,8 +201,7 @@ TEST_F(Flight, ASlowLinkIsNamed) {
   if (!hosts.join() || !run_quietly("ip netns exec " + hosts.name(0) +
                                     " tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 50ms"))
     GTEST_SKIP() << "the network cannot be shaped here";
-  const std::string train =
-      "lockstep train mlp --data digits --hidden 256,256 --steps 25 --batch 16 --threads 1 --quiet";
+  const std::string train = "lockstep train mlp --data digits --hidden 256,256 --steps 25 --batch 16 --threads 1";
   const auto rank = [&](int number) {
     return "ip netns exec " + hosts.name(number) + " env RANK=" + std::to_string(number) +
            " WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=" + hosts.address(0) +

@@ -139,7 +139,7 @@ TEST(SameTraining, MoreRanksThanSamples) {
 TEST(SameTraining, PlainMpirunWorksAsWell) {
   const TemporaryDirectory directory;
   const auto outcome =
-      run_well("mpirun --oversubscribe -np 2 lockstep train cnn --data digits --epochs 1 --quiet", directory.path());
+      run_well("mpirun --oversubscribe -np 2 lockstep train cnn --data digits --epochs 1", directory.path());
   EXPECT_NE(outcome.out.find("on 2 ranks"), std::string::npos) << outcome.out;
 }
 

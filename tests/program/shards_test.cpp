@@ -20,8 +20,8 @@ struct Result {
 
 Result result_of(const std::string& launch, const std::string& options) {
   const TemporaryDirectory directory;
-  const auto outcome = run_well(
-      launch + " lockstep train " + options + " --quiet --metrics m.jsonl --save w.safetensors", directory.path());
+  const auto outcome =
+      run_well(launch + " lockstep train " + options + " --metrics m.jsonl --save w.safetensors", directory.path());
   if (outcome.code != 0) return {};
   const Metrics metrics = read_metrics(directory.path() / "m.jsonl");
   const std::string params = metrics.final["params_sha256"];

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kFewSteps = "lockstep train linear --data random:4,20 --steps 2 --quiet --timeout-seconds 60";
+const std::string kFewSteps = "lockstep train linear --data random:4,20 --steps 2 --timeout-seconds 60";
 const std::string kTwoRanks = "lockstep launch -n 2 -- " + kFewSteps;
 
 class Surroundings : public ::testing::Test {

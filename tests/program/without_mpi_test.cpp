@@ -164,7 +164,6 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
                              "digits",
                              "--steps",
                              "40",
-                             "--quiet",
                              "--check-replicas",
                              "1",
                              "--metrics",
@@ -307,7 +306,7 @@ TEST_F(WithoutMpi, UnderMpirunTheFallbackIsMessages) {
   // Neither does MPI get files of its own then: it is configured to use none.
   const std::string line =
       "mpirun --oversubscribe --mca btl self,tcp -np 2 bash -c \"ulimit -f 16; exec lockstep train cnn --data digits "
-      "--steps 5 --quiet";
+      "--steps 5";
   auto outcome = run_well(line + "\"", directory_.path());
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("warning: no "), HasSubstr("of shared memory: File too large"),
                                  HasSubstr("data goes through MPI")));

@@ -69,7 +69,7 @@ class Trial:
     def train(self, model, isa, *more, **how):
         flags, steps = MODELS[model]
         words = ["train", *flags.split(), "--threads", str(how.pop("threads", 2)), "--steps", str(how.pop("steps", steps))]
-        return self.run([self.build / "lockstep", *words, "--quiet", *more], isa, **how)
+        return self.run([self.build / "lockstep", *words, *more], isa, **how)
 
     def parameters(self, model, isa, **how):
         process = self.train(model, isa, **how)
