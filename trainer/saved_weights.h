@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_metadata.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/layers/module.h"
