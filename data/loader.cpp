@@ -199,10 +199,11 @@ void Loader::Epoch::Iterator::refuse_gone() {
                    "keep the loader until the loop over its batches has ended");
 }
 
+// In braces arguments are evaluated in their order: the data set is looked at, and then moved.
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler,
                LoaderOptions options)
-    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), mixes(there(dataset)),
-             std::move(options)) {}
+    : Loader{std::make_unique<SampledSteps>(checked(sampler, there(dataset))), mixes(there(dataset)),
+             std::move(dataset), std::move(options)} {}
 
 std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
   constexpr std::uint64_t kNumber = 4;
@@ -213,12 +214,13 @@ std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
-    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), false, std::move(options)) {}
+    : Loader{std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), false, std::move(dataset),
+             std::move(options)} {}
 
-Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, bool mixes,
+Loader::Loader(std::unique_ptr<StepSource> steps, bool mixes, std::shared_ptr<const Dataset> dataset,
                LoaderOptions options)
     : dataset_(std::move(dataset)),
-      memory_(options.memory != nullptr ? options.memory : make_host_memory()),
+      memory_(options.memory != nullptr ? std::move(options.memory) : make_host_memory()),
       mixes_(mixes),
       slots_(slot_count(options)),
       steps_(std::move(steps)) {

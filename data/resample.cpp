@@ -212,8 +212,9 @@ Resampling training_view(ImageSize image, int size, std::uint64_t draw) {
   // None fits: as much of the middle as has such a ratio.
   const int width = std::clamp(rounded(image.height * kMostRatio), 1, image.width);
   const int height = std::clamp(rounded(image.width / kLeastRatio), 1, image.height);
-  what.box = {static_cast<double>((image.width - width) / 2), static_cast<double>((image.height - height) / 2),
-              static_cast<double>(width), static_cast<double>(height)};
+  const int left = (image.width - width) / 2, top = (image.height - height) / 2;
+  what.box = {static_cast<double>(left), static_cast<double>(top), static_cast<double>(width),
+              static_cast<double>(height)};
   return what;
 }
 

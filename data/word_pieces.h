@@ -61,7 +61,7 @@ class WordPieces final : public Vocabulary {
   /// With everything that was open decided. With them, these pieces are these again.
   const WordPieceRules& rules() const { return rules_; }
   /// Of the pieces and of how texts are read: two with one hash are equal.
-  std::string sha256() const;
+  std::string sha256() const override;
   /// Whether text keeps its capital letters.
   bool cased() const { return !words_.rules().lower_case; }
   /// How its texts are read, for people: "in lower case, without accents".

@@ -1,6 +1,7 @@
 #include "lockstep/trainer/checkpointer.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -44,11 +45,12 @@ Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataP
   options.resume = "auto";
   std::vector<std::string> writes;
   if (session.group->rank() == 0) writes.push_back(options.checkpoint_dir);
-  state_.reset(new State{.session = session,
-                         .ddp = ddp,
-                         .optimizer = optimizer,
-                         .subject = std::move(subject),
-                         .checkpoints = checkpoint::Checkpoints(std::move(options), std::move(writes))});
+  state_ =
+      std::make_unique<State>(State{.session = session,
+                                    .ddp = ddp,
+                                    .optimizer = optimizer,
+                                    .subject = std::move(subject),
+                                    .checkpoints = checkpoint::Checkpoints(std::move(options), std::move(writes))});
 }
 
 Checkpointer::~Checkpointer() = default;

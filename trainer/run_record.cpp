@@ -1,5 +1,7 @@
 #include "trainer/run_record.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>

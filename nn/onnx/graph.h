@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <utility>
@@ -75,9 +76,10 @@ class Graph {
   Id transpose(Id x, const std::vector<int>& axes);
   void add_output(Id id) { outputs_.push_back(id); }
 
+  /// What these two refer to is valid as long as the graph.
   const Value& value(Id id) const { return values_[static_cast<std::size_t>(id)]; }
   const Extents& shape(Id id) const { return value(id).shape; }
-  const std::vector<Value>& values() const { return values_; }
+  const std::deque<Value>& values() const { return values_; }
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<Constant>& constants() const { return constants_; }
   const std::vector<std::pair<std::string, Id>>& inputs() const { return inputs_; }
@@ -89,7 +91,7 @@ class Graph {
  private:
   Id add_value(Element type, const Extents& shape, int node = -1);
 
-  std::vector<Value> values_;
+  std::deque<Value> values_;  // references to them stay valid when others are added
   std::vector<Node> nodes_;
   std::vector<Constant> constants_;
   std::vector<std::pair<std::string, Id>> inputs_;

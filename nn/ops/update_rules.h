@@ -399,8 +399,9 @@ constexpr double nadam_momentum(double beta, double decay, double t) {
 /// The product of those of the steps 1 to `t`, from t alone: a device that counts steps itself holds none. With
 /// q = 0.96^decay it is βᵗ · Π (1 − qⁱ/2), whose logarithm is −Σₖ 2⁻ᵏ/k · Σᵢ qᵏⁱ; the inner sums are geometric.
 constexpr double nadam_product(double beta, double decay, double t) {
-  constexpr int kTerms = 56;  // as many as f64 has bits, and a few
-  const double a = -decay * std::log(RateCorrection::kNadamBase);
+  constexpr int kTerms = 56;                            // as many as f64 has bits, and a few
+  constexpr double kLogOfBase = -0.040821994520255166;  // std::log(kNadamBase), no constant to clang
+  const double a = -decay * kLogOfBase;
   double logarithm = t * std::log(beta), half = 1.0;
   for (int k = 1; k <= kTerms; ++k) {
     half *= 0.5;

@@ -10,6 +10,7 @@
 #include "data/resample.h"
 #include "lockstep/data/open.h"
 #include "tests/data/idx_files.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::data {
 namespace {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -61,9 +62,10 @@ TEST(Mixing, PartnersAndKindsAreEquallyLikely) {
     EXPECT_FALSE(draw_mix({.mixup = 0.4}, draw, kSamples, {8, 8}).pasted);
     EXPECT_TRUE(draw_mix({.cutmix = 0.4}, draw, kSamples, {8, 8}).pasted);
   }
-  EXPECT_NEAR(pasted, kDraws / 2, 4 * std::sqrt(kDraws / 4.0));
+  EXPECT_NEAR(pasted, kDraws / 2.0, 4 * std::sqrt(kDraws / 4.0));
   ASSERT_EQ(partners.size(), std::size_t{kSamples});
-  for (const auto& [partner, times] : partners) EXPECT_NEAR(times, kDraws / kSamples, 4 * std::sqrt(0.16 * kDraws));
+  for (const auto& [partner, times] : partners)
+    EXPECT_NEAR(times, kDraws / double{kSamples}, 4 * std::sqrt(0.16 * kDraws));
   EXPECT_EQ(draw_mix({.mixup = 1}, 3, 1, {8, 8}).partner, 0u);
   EXPECT_GT(draw_mix({.mixup = 1}, 3, ~std::uint64_t{0}, {8, 8}).partner, std::uint64_t{1} << 40);
 }
@@ -214,7 +216,8 @@ class OfVectors final : public Dataset {
 
 TEST(Mixing, OtherSamplesAreRefused) {
   const auto read = [](std::shared_ptr<const Dataset> dataset) {
-    Loader loader(dataset, sampler::DistributedSampler({.length = 4, .global_batch = 4}, 0, 1), {.workers = 0});
+    Loader loader(std::move(dataset), sampler::DistributedSampler({.length = 4, .global_batch = 4}, 0, 1),
+                  {.workers = 0});
     loader.next();
   };
   EXPECT_THAT(testing::refusal_of<UsageError>([&] { read(std::make_shared<OfVectors>(std::vector<std::int64_t>{4})); }),

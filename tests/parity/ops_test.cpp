@@ -45,7 +45,7 @@ class Ops : public ::testing::Test {
 
   // The mean squared error against the target, and its gradients.
   void expect_all(const std::string& name, nn::Var x, nn::Var y, const Extents& output_shape, nn::Module* module) {
-    const nn::Tensor output = y.value();
+    const nn::Tensor& output = y.value();
     const auto count = static_cast<float>(output.count());
     ASSERT_EQ(output.count(), count_of(output_shape)) << name;
     const auto loss = nn::squared_error(

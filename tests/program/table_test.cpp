@@ -140,7 +140,15 @@ TEST(TablesAndArrays, EvaluationsListWhatIsPredicted) {
   EXPECT_GE(quantiles["max"], printed["mae"]);
   EXPECT_THAT(run_well(eval + "--report", directory.path()).out, HasSubstr("mean error "));
   run_well(on_ranks(3) + eval + "--predictions p3.csv", directory.path());
-  EXPECT_EQ(read_file(directory.path("p3.csv")), read_file(directory.path("p.csv")));
+  // Ranks have other batches, and a row's bits may depend on how many are computed with it.
+  const auto of_ranks = lines_of(read_file(directory.path("p3.csv")));
+  ASSERT_EQ(of_ranks.size(), lines.size());
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    const std::size_t prediction = lines[i].rfind(',') + 1;
+    EXPECT_EQ(of_ranks[i].substr(0, prediction), lines[i].substr(0, prediction));
+    EXPECT_NEAR(parse_double(of_ranks[i].substr(prediction)).value(), parse_double(lines[i].substr(prediction)).value(),
+                1e-2);
+  }
   EXPECT_THAT(run(eval + "--predictions p.txt", directory.path()), fails_with(2, "its name says no format"));
   EXPECT_THAT(run(eval + "--predictions cars.csv", directory.path()),
               fails_with(2, "would overwrite the file of --data"));

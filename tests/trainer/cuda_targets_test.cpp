@@ -4,6 +4,13 @@
 namespace lockstep::trainer {
 namespace {
 
+void expect_losses(const std::vector<TrainingStep::Outcome>& got, const std::vector<TrainingStep::Outcome>& wanted,
+                   double tolerance) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, tolerance * wanted[i].totals.loss) << "step " << i + 1;
+}
+
 // Targets that are probabilities of classes.
 TEST(CudaTargets, MixedSamplesFollowTheCpuAlsoFromGraphs) {
   for (const bool weighted : {false, true}) {

@@ -193,12 +193,5 @@ void expect_close(const Training& a, const Training& b, float tolerance) {
     EXPECT_LE(largest_difference(left[i], right[i]), tolerance) << left[i].name;
 }
 
-void expect_losses(const std::vector<TrainingStep::Outcome>& got, const std::vector<TrainingStep::Outcome>& wanted,
-                   double tolerance) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (std::size_t i = 0; i < got.size(); ++i)
-    EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, tolerance * wanted[i].totals.loss) << "step " << i + 1;
-}
-
 }  // namespace
 }  // namespace lockstep::trainer

@@ -89,7 +89,7 @@ class Loader {
  private:
   struct Slot;
 
-  Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, bool mixes, LoaderOptions options);
+  Loader(std::unique_ptr<StepSource> steps, bool mixes, std::shared_ptr<const Dataset> dataset, LoaderOptions options);
   void start_workers(int count);
   void stop_workers();
   void work(int worker);
