@@ -5,6 +5,7 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <link.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -23,6 +25,7 @@
 
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/version.h"
 
 namespace lockstep {
 namespace {
@@ -60,9 +63,39 @@ class Line {
   std::string_view text() const { return {bytes_.data(), length_}; }
 
  private:
-  std::array<char, 128> bytes_{};
+  std::array<char, 160> bytes_{};
   std::size_t length_ = 0;
 };
+
+/// What the linker has named the program's file after its content, as hexadecimal digits.
+std::array<char, 41> g_build_id{};
+
+int note_build_id(dl_phdr_info* info, std::size_t, void*) {
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + header.p_vaddr);
+    const char* const end = at + header.p_memsz;
+    const auto padded = [](std::size_t bytes) { return (bytes + 3) & ~std::size_t{3}; };
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      ElfW(Nhdr) note;
+      std::memcpy(&note, at, sizeof note);
+      const char* const name = at + sizeof note;
+      const char* const id = name + padded(note.n_namesz);
+      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
+        const std::size_t bytes = std::min<std::size_t>(note.n_descsz, g_build_id.size() / 2);
+        for (std::size_t k = 0; k < bytes; ++k) {
+          const auto byte = static_cast<unsigned char>(id[k]);
+          g_build_id[2 * k] = "0123456789abcdef"[byte >> 4];
+          g_build_id[2 * k + 1] = "0123456789abcdef"[byte & 15];
+        }
+        return 1;
+      }
+      at = id + padded(note.n_descsz);
+    }
+  }
+  return 1;  // the first one is the program
+}
 
 const char* name_of(int number) {
   switch (number) {
@@ -174,6 +207,11 @@ extern "C" void on_crash(int number, siginfo_t* info, void*) {
                                                           static_cast<std::size_t>(count - skipped));
   const std::array into = {STDERR_FILENO, g_record.fd};
   const auto fds = std::span(into).first(recorded ? 2 : 1);
+  Line build;
+  build.add(kFrameIndent).add("lockstep ").add(version()).add(" ").add(git_revision());
+  if (g_build_id[0] != '\0') build.add(", build ").add(g_build_id.data());
+  build.add("\n");
+  for (const int fd : fds) write_to(fd, build.text());
   if (!write_named(all, fds))
     for (const int fd : fds) write_unnamed(all, fd);
   end_by(number);
@@ -194,6 +232,7 @@ void install_crash_handlers() noexcept {
   // The first call loads a library, which a handler must not.
   void* frame = nullptr;
   ::backtrace(&frame, 1);
+  ::dl_iterate_phdr(note_build_id, nullptr);
   use_alternate_signal_stack();
   for (const int number : kCrashes) {
     struct sigaction current = {};

@@ -12,11 +12,11 @@ namespace lockstep {
 // The first line begins and ends with these, those of the frames begin with the third.
 inline constexpr std::string_view kCrashedBy = "crashed by ", kBacktraceFollows = ", in:", kFrameIndent = "    ";
 
-/// SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT print one line and a backtrace to stderr before they end the process as
-/// they would have: with the same signal, and with a core file where there is one. A signal for which the program has a
-/// handler of its own, or that it ignores, is left alone. The handler runs on the alternate stacks of threads that
-/// have one (base/signals.h), as the calling thread does from now on, so that a stack overflow there is seen.
-/// Idempotent.
+/// SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT print one line, the program's build and a backtrace to stderr before
+/// they end the process as they would have: with the same signal, and with a core file where there is one. A signal for
+/// which the program has a handler of its own, or that it ignores, is left alone. The handler runs on the alternate
+/// stacks of threads that have one (base/signals.h), as the calling thread does from now on, so that a stack overflow
+/// there is seen. Idempotent.
 void install_crash_handlers() noexcept;
 
 /// Where the handler notes the crash besides: words of a mapped file, and a descriptor open at the end of it, to which

@@ -99,9 +99,10 @@ int doctor_command(const Sources& sources, const ForeignFlags& foreign);
 int simulate_command(const Sources& sources, const ForeignFlags& foreign);
 int plan_command(const Sources& sources, const ForeignFlags& foreign);
 
-/// lockstep report, compare and watch: what they take is report's to say (report/report.h).
+/// lockstep report, compare, watch and bugreport: what they take is report's to say (report/report.h).
 int report_command(const Sources& sources, const ForeignFlags& foreign);
 int compare_command(const Sources& sources, const ForeignFlags& foreign);
+int bugreport_command(const Sources& sources, const ForeignFlags& foreign);
 int watch_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// lockstep version: what this build is made of.

@@ -1,4 +1,4 @@
-// lockstep report, lockstep compare and lockstep watch.
+// lockstep report, compare, watch and bugreport.
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -25,6 +25,12 @@ int report_command(const Sources& sources, const ForeignFlags& foreign) {
 int compare_command(const Sources& sources, const ForeignFlags& foreign) {
   report::CompareOptions options;
   return print(report::compare_options(options), sources, foreign, [&] { return report::compare(options); });
+}
+
+int bugreport_command(const Sources& sources, const ForeignFlags& foreign) {
+  report::BugreportOptions options;
+  return print(report::bugreport_options(options), sources, foreign,
+               [&] { return report::bugreport(options, version_text()); });
 }
 
 int watch_command(const Sources& sources, const ForeignFlags& foreign) {

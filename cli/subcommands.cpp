@@ -84,6 +84,10 @@ void show_watch(TableVisitor visit) {
   report::WatchOptions options;
   visit(report::watch_options(options));
 }
+void show_bugreport(TableVisitor visit) {
+  report::BugreportOptions options;
+  visit(report::bugreport_options(options));
+}
 void show_version(TableVisitor visit) {
   bool json = false;
   visit(version_options(json));
@@ -107,6 +111,7 @@ constexpr std::array kSubcommands = {
     Subcommand{"watch", "draw a run's curves in the terminal while it trains", watch_command, show_watch},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
     Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},
+    Subcommand{"bugreport", "pack what explains a job that failed, without secrets", bugreport_command, show_bugreport},
     Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},
 };
 

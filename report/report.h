@@ -1,4 +1,4 @@
-// lockstep report, compare and watch: runs as people look at them, afterwards and while they train.
+// lockstep report, compare, watch and bugreport: runs as people look at them, afterwards and while they train.
 #pragma once
 
 #include <optional>
@@ -54,6 +54,17 @@ options::OptionTable watch_options(WatchOptions& options);
 int watch(const WatchOptions& options);
 /// What it draws, in lines of at most so many columns.
 std::vector<std::string> drawing_of(const Run& run, int columns, int lines);
+
+struct BugreportOptions {
+  std::string run;
+  std::string output = "bugreport.zip";
+};
+options::OptionTable bugreport_options(BugreportOptions& options);
+/// Writes the archive; returns what is printed. `version`: what lockstep version prints.
+std::string bugreport(const BugreportOptions& options, const std::string& version);
+/// `text` with "(removed)" in place of values that are secret: by their names, by what they look like, or because they
+/// are this process's own.
+std::string without_secrets(const std::string& text);
 
 /// The settings of the last start, by name: value, and where it came from.
 struct SettingOf {
