@@ -3,17 +3,26 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/checkpoints.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
+
+/// What parameters and gradients are, after a step's update.
+struct TensorReport {
+  std::int64_t step = 0;
+  nn::Backend& backend;
+  std::span<const nn::NamedParameter> parameters;
+};
 
 /// One of those who follow a run. It never holds up training and never ends it: what it cannot do is one warning, and
 /// failure() says it. Called by the training thread.
@@ -25,6 +34,8 @@ class Follower {
   virtual void write(const RestartReport& /*report*/) {}
   virtual void write(const data::DataSplits& /*splits*/) {}
   virtual void write(const StepReport& /*report*/) {}
+  /// Comes after the StepReport of its step.
+  virtual void write(const TensorReport& /*report*/) {}
   virtual void write(const EvalReport& /*report*/) {}
   virtual void write(const CheckpointReport& /*report*/) {}
   virtual void write(const FinalReport& /*report*/) {}
@@ -53,6 +64,11 @@ class Reports {
  private:
   std::vector<std::unique_ptr<Follower>> followers_;
 };
+
+/// Since 1970.
+double unix_seconds();
+
+CheckpointReport report_of(const checkpoint::Checkpoints::Written& written);
 
 /// What a rank holds in memory, as StepReport has it. Looks every 0.1 s: steps may be shorter than a look.
 class MemoryWatch {
