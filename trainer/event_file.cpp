@@ -4,11 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
-#include <cstring>
+#include <cstddef>
 #include <ctime>
 #include <filesystem>
 #include <span>
@@ -49,7 +50,9 @@ enum Wire : unsigned { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class Bits>
 void put_fixed(std::string& to, Bits bits) {
-  for (std::size_t i = 0; i < sizeof bits; ++i) to += static_cast<char>(bits >> (8 * i) & 0xff);
+  std::array<char, sizeof bits> bytes;
+  for (std::size_t i = 0; i < sizeof bits; ++i) bytes[i] = static_cast<char>(bits >> (8 * i) & 0xff);
+  to.append(bytes.data(), bytes.size());
 }
 
 void put_varint(std::string& to, std::uint64_t value) {

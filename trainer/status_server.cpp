@@ -139,10 +139,8 @@ class StatusServer final : public Follower {
     state_.restarts = report.attempt;
   }
   void write(const StepReport& report) override {
-    const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
-    state_.step = report;
-    state_.heard = now;
+    state_.step = report;  // its phases say when
   }
   void write(const EvalReport& report) override {
     auto evaluation = std::make_shared<const EvalReport>(report);
@@ -191,10 +189,11 @@ class StatusServer final : public Follower {
     const auto now = Clock::now();
     const Clock::time_point phase{std::chrono::nanoseconds(flight::phase_since_ns())};
     const auto patience = std::max(patience_, duration_of(3e-3 * state.step.step_ms));
-    if (now - std::max(state.heard, phase) <= patience) return {};
+    const Clock::time_point moved = std::max(state.heard, phase);
+    if (now - moved <= patience) return {};
     std::string where = comm::where_is(0);
     if (where.empty()) where = fmt::format(", in phase {} ", flight::name_of(flight::phase()));
-    return fmt::format("no step for {:.0f} s{}", seconds_between(state.heard, now), trim(where));
+    return fmt::format("no step for {:.0f} s{}", seconds_between(moved, now), trim(where));
   }
 
   std::string metrics_of(const State& state) const {

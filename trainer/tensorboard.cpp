@@ -1,7 +1,10 @@
 #include "trainer/tensorboard.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
@@ -11,6 +14,10 @@
 
 namespace lockstep::trainer {
 namespace {
+
+// Of steps that are shorter than 5 ms, some: TensorBoard shows a thousand of a run, and an hour's file of all of them
+// would take gigabytes.
+constexpr double kStepsPerMs = 0.2, kStepsAtOnce = 1000;
 
 std::string cell(std::string_view text) {
   std::string made;
@@ -66,20 +73,19 @@ class TensorBoard final : public Follower {
   }
 
   void write(const StepReport& report) override {
-    event_.begin(unix_seconds(), report.step);
-    event_.add_scalar("train/loss", report.loss);
-    event_.add_scalar("train/lr", report.lr);
-    event_.add_scalar("train/grad_norm", report.grad_norm);
-    event_.add_scalar("train/samples_per_s", report.samples_per_s);
-    event_.add_scalar("train/step_ms", report.step_ms);
-    event_.add_scalar("train/comm_wait_ms", report.comm_wait_ms);
-    event_.add_scalar("train/memory_bytes", static_cast<double>(report.memory_bytes));
     scale_ = report.scaling ? report.scaling->scale : 1;
-    if (report.scaling) event_.add_scalar("train/loss_scale", scale_);
-    add();
+    allowed_ = std::min(allowed_ + kStepsPerMs * report.step_ms, kStepsAtOnce);
+    if (allowed_ < 1) {
+      left_out_ = report;
+      return;
+    }
+    allowed_ -= 1;
+    left_out_.reset();
+    add_step(report);
   }
 
   void write(const TensorReport& report) override {
+    add_left_out();
     event_.begin(unix_seconds(), report.step);
     for (const auto& [name, parameter] : report.parameters) {
       event_.add_histogram("parameters/" + name, histogram_of(nn::values_of(report.backend, parameter->value())));
@@ -91,6 +97,7 @@ class TensorBoard final : public Follower {
   }
 
   void write(const EvalReport& report) override {
+    add_left_out();
     event_.begin(unix_seconds(), report.step);
     const std::string group = report.of_average ? "validation_ema/" : "validation/";
     for (const auto& [name, value] : all_figures(report))
@@ -99,7 +106,10 @@ class TensorBoard final : public Follower {
     file_.hurry();
   }
 
-  void write(const FinalReport& /*report*/) override { file_.hurry(); }
+  void write(const FinalReport& /*report*/) override {
+    add_left_out();
+    file_.hurry();
+  }
 
   std::string failure() const override { return file_.failure(); }
 
@@ -110,9 +120,28 @@ class TensorBoard final : public Follower {
     file_.add(record_);
   }
 
+  void add_step(const StepReport& report) {
+    event_.begin(unix_seconds(), report.step);
+    event_.add_scalar("train/loss", report.loss);
+    event_.add_scalar("train/lr", report.lr);
+    event_.add_scalar("train/grad_norm", report.grad_norm);
+    event_.add_scalar("train/samples_per_s", report.samples_per_s);
+    event_.add_scalar("train/step_ms", report.step_ms);
+    event_.add_scalar("train/comm_wait_ms", report.comm_wait_ms);
+    event_.add_scalar("train/memory_bytes", static_cast<double>(report.memory_bytes));
+    if (report.scaling) event_.add_scalar("train/loss_scale", report.scaling->scale);
+    add();
+  }
+
+  void add_left_out() {
+    if (const auto report = std::exchange(left_out_, std::nullopt)) add_step(*report);
+  }
+
   EventFile file_;
   std::int64_t done_;
-  double scale_ = 1;  // by which the gradients of the last step are too large
+  double allowed_ = kStepsAtOnce;       // steps
+  std::optional<StepReport> left_out_;  // the last step, if it was
+  double scale_ = 1;                    // by which the gradients of the last step are too large
   Event event_;
   std::string record_;
 };

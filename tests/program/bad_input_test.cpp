@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   train cnn --data images:/nowhere | /nowhere
   train cnn --data images:. | holds no folders
 3 lockstep train cnn --data digits
-  --tensorboard m.jsonl | cannot make directory m.jsonl for TensorBoard: it is a file
+  --tensorboard m.jsonl | cannot make directory m.jsonl for TensorBoard: Not a directory
   --tensorboard m.jsonl/b | cannot make directory m.jsonl/b for TensorBoard
   --status-port 0 --status-token-file none | cannot read the token in none
   --weights none.safetensors | none.safetensors

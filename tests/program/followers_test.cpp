@@ -47,7 +47,9 @@ void expect_what_metrics_have(const std::vector<ReadEvent>& events, const fs::pa
     ASSERT_NE(event, nullptr) << line;
     EXPECT_NEAR(event->wall_time, line["unix_s"].get<double>(), 1);
     for (const char* name : {"loss", "lr", "grad_norm", "memory_bytes", "accuracy"}) {
-      if (line.contains(name)) EXPECT_EQ(event->scalars.at(group + name), line[name].get<float>()) << name;
+      if (line.contains(name)) {
+        EXPECT_EQ(event->scalars.at(group + name), line[name].get<float>()) << name;
+      }
     }
     if (!step) continue;
     for (const char* name : {"step_ms", "comm_wait_ms", "samples_per_s"})
@@ -115,7 +117,9 @@ TEST(TensorBoard, OfARunThatResumesIsAFurtherFile) {
     const auto* const again = find(boards[1], "train/loss", step);
     ASSERT_NE(before, nullptr);
     ASSERT_EQ(again != nullptr, step > 4);
-    if (again != nullptr) EXPECT_EQ(again->scalars.at("train/loss"), before->scalars.at("train/loss"));
+    if (again != nullptr) {
+      EXPECT_EQ(again->scalars.at("train/loss"), before->scalars.at("train/loss"));
+    }
   }
 }
 
@@ -143,15 +147,14 @@ TEST(TensorBoard, HistogramsAreOfTheGlobalBatch) {
   }
 }
 
-/// Starts `train` in the background, waits for the line that names its port, and runs `then` with it in $port; ask PATH
-/// prints an answer. Then training is ended.
+/// Starts `train` in the background, waits for the line that names its port, and runs `then` with that in $port; ask
+/// PATH prints an answer. Then training is ended.
 std::string with_server(const std::string& train, const std::string& then) {
-  return "bash -c '" + train +
-         " 2>err & for i in $(seq 600); do port=$(sed -n \"s,.*status of this run: "
-         "http://127.0.0.1:\\([0-9]*\\)/.*,\\1,p\" "
-         "err); [ \"$port\" ] && break; sleep 0.1; done; "
+  return train +
+         " 2>err & until port=$(sed -n \"s,.*status of this run: http://[0-9.]*:\\([0-9]*\\)/.*,\\1,p\" err) && "
+         "[ \"$port\" ]; do sleep 0.1; done; "
          "ask() { exec 3<>/dev/tcp/127.0.0.1/$port && printf \"GET $1 HTTP/1.1\\r\\n$2\\r\\n\" >&3 && cat <&3; }; " +
-         then + "; kill %1; wait %1; exit 0'";
+         then + "; kill %1; wait %1; exit 0";
 }
 
 TEST(StatusServer, AnswersWhileARunTrains) {
@@ -176,7 +179,7 @@ TEST(StatusServer, DemandsItsTokenAndKeepsItsPort) {
           with_server(
               "lockstep train mlp --hidden 8 --data digits --threads 1 --steps 1000000 --quiet --metrics m.jsonl "
               "--status-port 0 --status-address 0.0.0.0",
-              "port=$(sed -n \"s,.*http://0.0.0.0:\\([0-9]*\\)/.*,\\1,p\" err); ask /metrics; "
+              "ask /metrics; "
               "ask /healthz \"Authorization: Bearer 0123456789abcdef0123\\r\\n\"; "
               "lockstep train mlp --data digits --status-port $port 2>&1 || echo code $?"),
       directory.path());
