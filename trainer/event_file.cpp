@@ -93,6 +93,21 @@ std::uint32_t masked_crc(std::string_view bytes) {
   return std::rotr(crc32c(std::as_bytes(std::span(bytes))), 15) + 0xa282ead8u;
 }
 
+constexpr std::size_t kFrame = 16;  // of a record: the event's length, and two CRCs
+
+/// How many bytes of the beginning of some records are whole ones.
+std::size_t whole_records(std::string_view bytes) {
+  std::size_t whole = 0;
+  while (bytes.size() - whole >= kFrame) {
+    std::uint64_t length = 0;
+    for (std::size_t i = 0; i < sizeof length; ++i)
+      length |= std::uint64_t{static_cast<unsigned char>(bytes[whole + i])} << (8 * i);
+    if (bytes.size() - whole - kFrame < length) break;
+    whole += kFrame + length;
+  }
+  return whole;
+}
+
 /// Later than those of all files that are there: a reader takes them in the order of their names.
 std::int64_t seconds_for_name(const fs::path& directory) {
   std::int64_t seconds = std::time(nullptr);
@@ -250,7 +265,9 @@ void EventFile::write(std::string_view records) {
   }
   const std::string why = written < 0 ? errno_text(errno) : "no space left on device";
   // Readers stay at half a record for ever. What cannot be cut off they see all the same.
-  [[maybe_unused]] const int cut = ::ftruncate(fd_.get(), size_);
+  const auto whole = static_cast<std::int64_t>(
+      whole_records(records.substr(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)))));
+  [[maybe_unused]] const int cut = ::ftruncate(fd_.get(), size_ + whole);
   fail(why);
 }
 

@@ -46,7 +46,7 @@ void add_follower_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "status-token-file",
              .placeholder = "FILE",
              .help = "file with the token that who asks has to send (Authorization: Bearer TOKEN)",
-             .default_text = "LOCKSTEP_STATUS_TOKEN in the environment",
+             .default_text = "the variable LOCKSTEP_STATUS_TOKEN",
              .value = text(config.status_token_file),
              .applies = to_status});
 }

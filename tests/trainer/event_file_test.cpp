@@ -129,19 +129,19 @@ TEST(EventFile, EndsWithAWholeRecordWhereTheDiskIsFull) {
     file.add(record_of_step(1));
     file.hurry();
     while (read_file(path).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    small = {record_of_step(1).size() + 5, most.rlim_max};
+    small = {2 * record_of_step(1).size() + 5, most.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &small);
-    file.add(record_of_step(2));
+    file.add(record_of_step(2) + record_of_step(3));
     file.hurry();
     while (file.failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ::setrlimit(RLIMIT_FSIZE, &most);
-    file.add(record_of_step(3));
+    file.add(record_of_step(4));
     failure = file.failure();
   }
   ::signal(SIGXFSZ, before);
   set_log_level(LogLevel::kInfo);
   EXPECT_THAT(failure, HasSubstr(path + " is cut"));
-  EXPECT_EQ(read_events(read_file(path)).size(), 1u);
+  EXPECT_EQ(read_events(read_file(path)).size(), 2u);
 }
 
 // Short steps by the million are no file by the gigabyte; the last one before an evaluation and the end is there.
