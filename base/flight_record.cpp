@@ -128,6 +128,10 @@ void set_phase(Phase phase) noexcept { writer().state->phase.store(packed(phase)
 
 Phase phase() noexcept { return static_cast<Phase>(writer().state->phase.load(kRelaxed) >> kPhaseShift); }
 
+std::int64_t phase_since_ns() noexcept {
+  return static_cast<std::int64_t>(writer().state->phase.load(kRelaxed) & kSinceMask) * 1000;
+}
+
 void set_step(std::int64_t step) noexcept { writer().state->step.store(step, kRelaxed); }
 
 void begin_reading(int worker, std::uint64_t sample) noexcept {

@@ -67,6 +67,8 @@ const std::string& directory() noexcept;
 
 void set_phase(Phase phase) noexcept;
 Phase phase() noexcept;
+/// Of CLOCK_MONOTONIC: the last set_phase().
+std::int64_t phase_since_ns() noexcept;
 /// The training step that begins, from 1.
 void set_step(std::int64_t step) noexcept;
 

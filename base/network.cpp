@@ -180,6 +180,19 @@ std::string loopback_address() {
       "bring it up: ip link set lo up");
 }
 
+UniqueFd listen_at(const SocketAddress& address) {
+  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return {};
+  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.family() == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
+    const int why = errno;
+    socket.reset();
+    errno = why;
+  }
+  return socket;
+}
+
 void set_up_connection(const UniqueFd& socket, int idle_s, int interval_s, int count) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);

@@ -80,6 +80,10 @@ std::optional<std::string> loopback_problem(const std::string& address);
 /// "127.0.0.1", or "::1" where there is IPv6 alone. Throws DeviceError with what to do where there is neither.
 std::string loopback_address();
 
+/// A socket that does not block and listens at `address`; none, and errno, where it cannot. The ports of connections
+/// that have just ended are no obstacle; somebody who listens is one all the same.
+UniqueFd listen_at(const SocketAddress& address);
+
 /// Messages of connection `socket` leave at once. A peer without a word for `idle_s` is asked every `interval_s`, and
 /// given up after `count` questions without an answer.
 void set_up_connection(const UniqueFd& socket, int idle_s, int interval_s, int count);

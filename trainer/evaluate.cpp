@@ -210,6 +210,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   outputs_ = {};
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
+    flight::set_phase(flight::Phase::kEvaluation);  // again: it lasts, and who looks sees that it moves
     if (stop_request() != 0) {
       passes.front()[4] = 1;
       break;

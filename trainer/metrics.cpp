@@ -20,6 +20,7 @@
 
 #include "trainer/best.h"
 #include "trainer/confusion.h"
+#include "trainer/reports.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
@@ -36,10 +37,6 @@ constexpr const char* kColumns[] = {
     "top5",         "lr",         "grad_norm",  "step_ms",       "comm_wait_ms", "samples_per_s", "samples",
     "memory_bytes", "loss_scale", "good_steps", "skipped_steps", "auc",          "mae",           "rmse",
     "r2",           "ema",        "best",       "wall_s",        "params_sha256"};
-
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// With so many digits after the point: a file of millions of lines has no others that mean nothing.
 double rounded(double value, double digits) { return std::round(value * digits) / digits; }
@@ -87,7 +84,7 @@ bool is_standard_stream(const struct stat& file) {
   return false;
 }
 
-/// What stays of a metrics file if the run goes on after a step.
+/// What stays of a metrics file if the run continues after a step.
 struct Kept {
   std::uint64_t bytes = 0;  // from its beginning: the run up to that step
   std::string lines = {};   // of what follows, those that are true all the same

@@ -387,6 +387,7 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
                .help = "file for a timeline of all ranks: open it in ui.perfetto.dev or chrome://tracing",
                .value = text(config.trace),
                .agree = Agree::kPresence});  // it compares the ranks' clocks
+    add_follower_options(table, config);
     table.add({.name = "log-every",
                .placeholder = "STEPS",
                .help = "steps between lines if stdout is no terminal",

@@ -51,6 +51,8 @@ void add_graphs_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
 /// What carries gradients between the ranks.
 void add_comm_hook_option(OptionTable& table, TrainConfig& config);
+/// TensorBoard and the status server.
+void add_follower_options(OptionTable& table, TrainConfig& config);
 /// --zero.
 void add_zero_option(OptionTable& table, TrainConfig& config);
 /// One process for each device, or one for all; what ranks do with gradients and statistics.

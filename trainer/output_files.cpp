@@ -35,12 +35,15 @@ std::vector<NamedFile> outputs_of(const TrainConfig& config) {
                 {"--metrics", config.metrics},
                 {"--trace", config.trace},
                 {"--predictions", config.predictions},
+                {"--tensorboard", config.tensorboard},
                 {"--checkpoint-dir", config.checkpoint_dir}});
 }
 
 /// Of data that are files; the parts of directories have names that nobody takes by accident.
 std::vector<NamedFile> inputs_of(const TrainConfig& config) {
-  std::vector<NamedFile> files = {{"--weights", config.weights}, {"--config", config.config_file}};
+  std::vector<NamedFile> files = {{"--weights", config.weights},
+                                  {"--config", config.config_file},
+                                  {"--status-token-file", config.status_token_file}};
   if (config.resume != "auto") files.push_back({"--resume", config.resume});
   if (const auto* family = data::find_dataset_family(config.data); family != nullptr && family->files != nullptr)
     for (const auto& path : family->files(data::dataset_argument(config.data))) files.push_back({"--data", path});

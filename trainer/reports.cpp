@@ -1,8 +1,12 @@
 #include "trainer/reports.h"
 
+#include <chrono>
+
 #include "base/kernel.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
+#include "trainer/status_server.h"
+#include "trainer/tensorboard.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -10,6 +14,7 @@ namespace {
 class MetricsFile final : public Follower {
  public:
   explicit MetricsFile(Metrics metrics) : metrics_(std::move(metrics)) {}
+  using Follower::write;
   void write(const RunReport& report) override {
     metrics_.write(report);
     metrics_.take_warnings();
@@ -36,24 +41,39 @@ std::optional<RestartReport> restart() {
 
 }  // namespace
 
-bool follows_run(const TrainConfig& config) { return !config.metrics.empty(); }
+bool follows_run(const TrainConfig& config) {
+  return !config.metrics.empty() || !config.tensorboard.empty() || config.status_port;
+}
 
 Reports::Reports(const TrainConfig& config, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
                  const data::DataSplits& splits) {
+  const std::int64_t done = resumed ? resumed->manifest.step : 0;
+  if (config.status_port) followers_.push_back(make_status_server(config, done));
   if (!config.metrics.empty())
-    followers_.push_back(std::make_unique<MetricsFile>(
-        resumed ? Metrics::resumed(config.metrics, resumed->manifest.step) : Metrics(config.metrics)));
+    followers_.push_back(
+        std::make_unique<MetricsFile>(resumed ? Metrics::resumed(config.metrics, done) : Metrics(config.metrics)));
+  if (!config.tensorboard.empty()) followers_.push_back(make_tensorboard_follower(config.tensorboard, done));
   write(run);
   if (const auto again = restart()) write(*again);
-  if (resumed)
-    write(ResumeReport{.step = resumed->manifest.step, .world_size = static_cast<int>(std::ssize(run.ranks))});
+  if (resumed) write(ResumeReport{.step = done, .world_size = static_cast<int>(std::ssize(run.ranks))});
   write(splits);
+}
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::string Reports::failure() const {
   for (const auto& follower : followers_)
     if (auto failure = follower->failure(); !failure.empty()) return failure;
   return {};
+}
+
+CheckpointReport report_of(const checkpoint::Checkpoints::Written& written) {
+  return {.step = written.step,
+          .bytes = written.bytes,
+          .write_ms = 1e3 * written.write_seconds,
+          .held_up_ms = 1e3 * written.held_seconds};
 }
 
 std::int64_t Reports::memory_bytes(nn::Backend& backend, Clock::time_point now) {

@@ -3,17 +3,26 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "checkpoint/folder.h"
+#include "checkpoint/checkpoints.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
+
+/// What parameters and gradients are, after a step's update.
+struct TensorReport {
+  std::int64_t step = 0;
+  nn::Backend& backend;
+  std::span<const nn::NamedParameter> parameters;
+};
 
 /// One of those who follow a run. It never holds up training and never ends it: what it cannot do is one warning, and
 /// failure() says it. Called by the training thread.
@@ -25,6 +34,8 @@ class Follower {
   virtual void write(const RestartReport& /*report*/) {}
   virtual void write(const data::DataSplits& /*splits*/) {}
   virtual void write(const StepReport& /*report*/) {}
+  /// Comes after the StepReport of its step.
+  virtual void write(const TensorReport& /*report*/) {}
   virtual void write(const EvalReport& /*report*/) {}
   virtual void write(const CheckpointReport& /*report*/) {}
   virtual void write(const FinalReport& /*report*/) {}
@@ -58,5 +69,10 @@ class Reports {
   Clock::time_point next_look_{};
   std::int64_t memory_bytes_ = 0;
 };
+
+/// Since 1970.
+double unix_seconds();
+
+CheckpointReport report_of(const checkpoint::Checkpoints::Written& written);
 
 }  // namespace lockstep::trainer

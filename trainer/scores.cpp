@@ -22,15 +22,19 @@ std::vector<std::pair<const char*, double>> named_figures(const std::optional<do
   return all;
 }
 
+std::vector<std::pair<std::string, double>> all_figures(const EvalReport& report) {
+  std::vector<std::pair<std::string, double>> all = {{"loss", report.loss}, {"accuracy", report.accuracy}};
+  if (report.top5) all.emplace_back("top5", *report.top5);
+  for (const auto& [name, value] : named_figures(report.auc, report.errors)) all.emplace_back(name, value);
+  all.insert(all.end(), report.own.begin(), report.own.end());
+  return all;
+}
+
 JsonObject json_of(const EvalReport& report) {
   JsonObject json = {{"event", "eval"}, {"step", report.step}};
   if (report.epoch > 0) json.add("epoch", report.epoch);
   if (!report.split.empty()) json.add("split", report.split);
-  json.add("loss", report.loss);
-  json.add("accuracy", report.accuracy);
-  if (report.top5) json.add("top5", *report.top5);
-  for (const auto& [name, value] : named_figures(report.auc, report.errors)) json.add(name, value);
-  for (const auto& [name, value] : report.own) json.add(name, value);
+  for (const auto& [name, value] : all_figures(report)) json.add(name, value);
   json.add("samples", report.samples);
   if (report.of_average) json.add("ema", true);
   if (report.best) json.add("best", true);

@@ -22,7 +22,10 @@ namespace lockstep::trainer {
 /// The event of an evaluation, with the figures that it has.
 JsonObject json_of(const EvalReport& report);
 
-/// The figures of an evaluation that are there, by their names in files.
+/// All figures of an evaluation, by their names in files; NaN: it has none.
+std::vector<std::pair<std::string, double>> all_figures(const EvalReport& report);
+
+/// Those that are there of some, likewise.
 std::vector<std::pair<const char*, double>> named_figures(const std::optional<double>& auc,
                                                           const std::optional<ErrorReport>& errors);
 

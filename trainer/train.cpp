@@ -215,8 +215,10 @@ class Run {
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
-      const bool pause = check || last || evaluates || checkpoint || (plan.last_of_epoch && hooks_.on_epoch);
+      const bool looks = config_.histogram_steps > 0 && step % config_.histogram_steps == 0;
+      const bool pause = check || last || evaluates || checkpoint || looks || (plan.last_of_epoch && hooks_.on_epoch);
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
+      if (looks) reports_.write(TensorReport{step, backend_, ddp_->parameters()});
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step, progress);
       if (stop_wanted_ && (averaging || !averages())) return leave(step, progress);
@@ -313,10 +315,7 @@ class Run {
   // Once they are on the disk: a few steps later, or at the end.
   void report_checkpoints(Progress& progress) {
     while (const auto written = checkpoints_.written()) {
-      const CheckpointReport report{.step = written->step,
-                                    .bytes = written->bytes,
-                                    .write_ms = 1e3 * written->write_seconds,
-                                    .held_up_ms = 1e3 * written->held_seconds};
+      const CheckpointReport report = report_of(*written);
       reports_.write(report);
       progress.checkpoint(report);
     }

@@ -47,19 +47,6 @@ Addresses resolve(const char* variable, const std::string& host, int port, Deadl
   }
 }
 
-/// Nothing, and errno, where `address` cannot be listened at.
-std::optional<UniqueFd> listen_at_one(const SocketAddress& address) {
-  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return std::nullopt;
-  const int yes = 1;
-  // The ports of connections that have just ended are no obstacle; somebody who listens is one all the same.
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (address.family() == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
-  if (::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0)
-    return std::nullopt;
-  return socket;
-}
-
 [[noreturn]] void fail_to_listen(const SocketAddress& address, int error_number) {
   const std::string where = address.text();
   if (error_number == EADDRINUSE)
@@ -77,8 +64,8 @@ std::optional<UniqueFd> listen_at_one(const SocketAddress& address) {
 void listen_at_all(const Addresses& addresses, std::vector<UniqueFd>& sockets) {
   for (auto at = addresses.begin(); at != addresses.end(); ++at) {
     if (std::find(addresses.begin(), at, *at) != at) continue;  // a name may stand for one address twice
-    if (auto socket = listen_at_one(*at)) {
-      sockets.push_back(*std::move(socket));
+    if (UniqueFd socket = lockstep::listen_at(*at)) {
+      sockets.push_back(std::move(socket));
     } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
       fail_to_listen(*at, errno);
     }

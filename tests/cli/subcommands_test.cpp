@@ -182,7 +182,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
                "--weights-key=ema.model --non-strict --keep-prefix --reset-head --freeze=conv1.*,bn1.* "
                "--zero-init-residual --save=s.safetensors --checkpoint-dir=c --checkpoint-every=17 "
                "--checkpoint-mirror=b:m --keep=4 --keep-best=2 --resume=auto --resume-data-changed --metrics=m.jsonl "
-               "--trace=t.json --log-level=warn --log-every=3"));
+               "--trace=t.json --log-level=warn --log-every=3 --tensorboard=b --histogram-steps=5 --status-port=9100 "
+               "--status-address=::1 --status-token-file=t"));
   EXPECT_EQ(config.model.name, "resnet18");
   EXPECT_EQ(config.data, "images:x");
   EXPECT_EQ(config.classes, 9);
@@ -242,6 +243,11 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_TRUE(config.resume_data_changed);
   EXPECT_EQ(config.metrics, "m.jsonl");
   EXPECT_EQ(config.trace, "t.json");
+  EXPECT_EQ(config.tensorboard, "b");
+  EXPECT_EQ(config.histogram_steps, 5);
+  EXPECT_EQ(config.status_port, 9100);
+  EXPECT_EQ(config.status_address, "::1");
+  EXPECT_EQ(config.status_token_file, "t");
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
   config = train_config(

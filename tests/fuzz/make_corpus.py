@@ -294,6 +294,12 @@ def main():
     seed("status", "checkpointed", struct.pack(header, 10, 0, 0, 0, 120, 0.0))
     seed("status", "line", b"checkpointed 120\n")
 
+    line = "GET /metrics HTTP/1.1\r\n"
+    seed("http", "scrape", line + "Host: localhost:9100\r\nAccept: */*\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n")
+    seed("http", "twice", line + "Authorization: a\nauthorization: b\n\n")
+    seed("http", "odd", "GET /a b?c HTTP/1.2\r\n:\r\n folded\r\n\r\n")
+    seed("http", "endless", line + "A: " + 9000 * "b")
+
     # Magic, version, operations, rank, ranks, pid, attempt, two times, host; then the state; then records.
     head = struct.pack("<8sIIiiiiqq64s", b"lkflight", 1, 1024, 1, 4, 4711, 0, 10**18, 10**9, b"host-a").ljust(256, b"\0")
     state = struct.pack("<QqqqQI16ii", 2 << 56 | 2 * 10**6, 12, 3 * 10**9, 10**8, 2, 2, 0, 3, *14 * [0], 11)

@@ -128,6 +128,9 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   train cnn --data images:/nowhere | /nowhere
   train cnn --data images:. | holds no folders
 3 lockstep train cnn --data digits
+  --tensorboard m.jsonl | cannot make directory m.jsonl for TensorBoard: Not a directory
+  --tensorboard m.jsonl/b | cannot make directory m.jsonl/b for TensorBoard
+  --status-port 0 --status-token-file none | cannot read the token in none
   --weights none.safetensors | none.safetensors
   --weights cut.safetensors | byte 4
   --metrics none/m.jsonl | none/m.jsonl
@@ -255,6 +258,13 @@ INSTANTIATE_TEST_SUITE_P(NoEffect, BadInputTest, ::testing::ValuesIn(bad_inputs(
   --non-strict | add --weights FILE
   --keep-prefix | add --weights FILE
   --reset-head | add --weights FILE
+  --histogram-steps 5 | it applies to --tensorboard DIR, without --zero, --local-sgd and --clip-value, and there is none
+  --tensorboard b --histogram-steps 5 --zero 1 | --zero leaves a rank the gradients of its part
+  --tensorboard b --histogram-steps 5 --local-sgd 2 | --local-sgd leaves each rank gradients of its own
+  --tensorboard b --histogram-steps 5 --clip-value 1 | --clip-value changes gradients where they lie
+  --status-address 0.0.0.0 | it applies to --status-port PORT, and there is none
+  --status-token-file t | it applies to --status-port PORT, and there is none
+  --status-port 65536 | --status-port
   --quiet --log-every 5 | --log-every and --quiet exclude
 2 lockstep
   bench step cnn --comm-hook fp16:3 | fp16 takes no :3
@@ -350,6 +360,12 @@ INSTANTIATE_TEST_SUITE_P(Files, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   --metrics out.txt >out.txt | that standard output goes to
   --metrics - | --metrics -
   --trace - | --trace -
+  --tensorboard - | --tensorboard -
+  --tensorboard b --checkpoint-dir ./b | --tensorboard and --checkpoint-dir are one file
+  --metrics m.jsonl --status-port 0 --status-token-file m.jsonl | --metrics would overwrite the file of --status-token-file
+  --status-port 0 --status-address 0.0.0.0 | without a token
+  --status-port 0 --status-address here | --status-address here is no IP address
+  --status-port 0 --status-address 192.0.2.1 --status-token-file hosts.txt | the token in hosts.txt is not 16 to 1024
   --metrics pipe | metrics file pipe is a pipe
 2 lockstep
   train gpt --data tokens:tokens.bin --trace tokens.bin | overwrite the file of --data

@@ -1,6 +1,8 @@
 // Training on a GPU against training on the CPU: the same steps, losses and parameters. Runs on the software device,
 // and on a GPU where there is one.
+#include "lockstep/nn/ops/transfer.h"
 #include "tests/trainer/device_training.h"
+#include "trainer/histogram.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -52,6 +54,25 @@ TEST_P(CudaStep, StepGraphsMatchEagerSteps) {
   captured.run(3);  // evaluation has left the graphs' memory alone
   eager.run(3);
   EXPECT_EQ(captured.hash(), eager.hash());
+}
+
+// Histograms look at them then: of a step that was replayed, before clipping, multiplied by the losses' scale.
+TEST_P(CudaStep, GradientsStayUntilTheNextStep) {
+  for (const bool scaled : {false, true}) {
+    Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 0.01};
+    if (scaled) setting.activations = DType::kF16;
+    if (scaled) setting.scaling.emplace();
+    Training training(setting);
+    const auto outcome = training.run(8).back();
+    EXPECT_GT(training.graphs().replayed(), 0);
+    double squares = 0;
+    for (const auto& [name, parameter] : training.module().named_parameters())
+      squares += histogram_of(nn::values_of(training.backend(), parameter->gradient()),
+                              outcome.scaling ? 1 / outcome.scaling->scale : 1)
+                     .squares;
+    EXPECT_GT(outcome.grad_norm, 0.01);
+    EXPECT_NEAR(std::sqrt(squares), outcome.grad_norm, 1e-5 * outcome.grad_norm);
+  }
 }
 
 struct Learned {

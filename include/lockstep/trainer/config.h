@@ -113,16 +113,21 @@ struct TrainConfig : session::SessionOptions,
   std::map<std::string, std::string> places;
 
   // Files and reports.
-  bool reset_head = false;      // reinitialize the last layer: the file's is ignored
-  std::string freeze;           // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
-  std::string save;             // weights to write at the end (nn::write_weights), also onto `weights`
-  std::string config_file;      // where settings come from: nothing may be written there
-  std::string metrics;          // JSON lines
-  bool report = false;          // of an evaluation: the figures of each class
-  bool json = false;            // of an evaluation: it prints JSON lines
-  std::string predictions;      // of an evaluation: a file of what is predicted of each sample, .csv or .jsonl
-  std::string trace;            // what all ranks did when, for Chrome's and Perfetto's trace viewers
-  std::int64_t log_every = 50;  // steps between plain progress lines
+  bool reset_head = false;  // reinitialize the last layer: the file's is ignored
+  std::string freeze;       // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
+  std::string save;         // weights to write at the end (nn::write_weights), also onto `weights`
+  std::string config_file;  // where settings come from: nothing may be written there
+  std::string metrics;      // JSON lines
+  bool report = false;      // of an evaluation: the figures of each class
+  bool json = false;        // of an evaluation: it prints JSON lines
+  std::string predictions;  // of an evaluation: a file of what is predicted of each sample, .csv or .jsonl
+  std::string trace;        // what all ranks did when, for Chrome's and Perfetto's trace viewers
+  std::string tensorboard;  // directory for a file of events that TensorBoard reads
+  std::int64_t histogram_steps = 0;  // steps between histograms for it of parameters and gradients; 0: none
+  std::optional<int> status_port;    // where rank 0 answers who asks how the run is doing; 0: a free one
+  std::string status_address;        // of this host; empty: loopback. Another one needs a token
+  std::string status_token_file;     // a file with that; empty: LOCKSTEP_STATUS_TOKEN, if it is set
+  std::int64_t log_every = 50;       // steps between plain progress lines
 };
 
 /// "ddp" or "dp".
@@ -157,8 +162,9 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 /// when `auto` has become one.
 void validate(const TrainConfig& config);
 
-/// Looks at --save, --metrics, --trace and --checkpoint-dir. Throws UsageError if two of them are one file, if one is
-/// the file of --config, --data or --resume, lies in a checkpoint, or is standard output or error, and for "-".
+/// Looks at --save, --metrics, --trace, --tensorboard and --checkpoint-dir. Throws UsageError if two of them are one
+/// file, if one is the file of --config, --data or --resume, lies in a checkpoint, or is standard output or error, and
+/// for "-".
 /// --weights may be what --save replaces: it is read before, and the new file takes its place as a whole; nothing else
 /// may. For the rank that writes: others may see another disk.
 void check_output_files(const TrainConfig& config);
