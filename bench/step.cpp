@@ -132,8 +132,8 @@ class StepBenchmark {
     if (options_.profile) result.profile = take_profile();
     if (options_.step_profile) result.step_profile = take_step_profile();
     describe(result);
-    if (options_.verdict == true) find_facts(result);
-    if (options_.profile || options_.measure_peaks || result.step_profile || options_.verdict == true) {
+    if (options_.bottlenecks == true) find_facts(result);
+    if (options_.profile || options_.measure_peaks || result.step_profile || options_.bottlenecks == true) {
       // Last: the memory that this takes is not the step's.
       group_.barrier().wait_host();
       comm::run_collectively(group_, [&] {
@@ -328,7 +328,7 @@ class StepBenchmark {
     return timer->read();
   }
 
-  /// For a verdict: beside the times of steps, what loading and collectives take alone.
+  /// For bottlenecks, beside the times of steps, what loading and collectives take alone.
   void find_facts(StepResult& result) {
     report::StepFacts& facts = result.facts;
     facts.step_ms = result.step_ms;
@@ -445,9 +445,9 @@ StepResult measure(const StepOptions& options, session::Session& session) {
         throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
     });
   }
-  if (options.verdict == true) {
+  if (options.bottlenecks == true) {
     try_larger_batch(options, session, result);
-    result.verdicts = report::lines_of(report::verdicts_of(result.facts), result.facts);
+    result.bottlenecks = report::lines_of(report::bottlenecks_of(result.facts), result.facts);
   }
   return result;
 }
@@ -455,7 +455,7 @@ StepResult measure(const StepOptions& options, session::Session& session) {
 session::Session prepare(StepOptions& options, const std::optional<UsageError>& refusal) {
   watch_for_stops();
   const int world_size = comm::discover_world(env).size;
-  options.verdict = options.verdict.value_or(options.format == Format::kTable && !options.step_profile);
+  options.bottlenecks = options.bottlenecks.value_or(options.format == Format::kTable && !options.step_profile);
   options.synthetic = options.train.data.empty();
   if (options.synthetic)
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));

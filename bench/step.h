@@ -15,7 +15,7 @@
 #include "lockstep/nn/ops/backend.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
-#include "report/verdict.h"
+#include "report/bottlenecks.h"
 #include "simulate/step_profile.h"
 
 namespace lockstep::bench {
@@ -32,7 +32,7 @@ struct StepOptions {
   std::optional<double> peak_tflops;         // of the device, for `mfu`; default: what is known of it
   bool measure_peaks = false;                // of the device, too
   bool timeline = false;                     // of one step, too
-  std::optional<bool> verdict;               // what holds it up, too; default: in a table
+  std::optional<bool> bottlenecks;           // what holds it up, too; default: in a table
   bool profile = false;                      // of one step, by operation
   bool step_profile = false;                 // what simulations start from, too
   std::string profile_out;                   // a file for it; empty: none
@@ -85,8 +85,8 @@ struct StepResult {
   std::optional<trainer::HookReport> hook;
   std::size_t buckets = 0, bucket_bytes = 0;
   std::optional<ddp::BucketChoice> bucket_choice;
-  report::StepFacts facts;            // for the verdicts
-  std::vector<std::string> verdicts;  // in words; empty: nobody asked
+  report::StepFacts facts;               // to find bottlenecks in
+  std::vector<std::string> bottlenecks;  // in words; empty: nobody asked
 };
 
 /// JSON, CSV with its heading (and without timeline), or a table of one.

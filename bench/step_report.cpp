@@ -140,7 +140,7 @@ JsonObject json_of(const StepResult& r) {
     json.add("bucket_trials", trials).add("bucket_trial_steps", r.bucket_choice->steps);
   }
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
-  if (!r.verdicts.empty()) json.add("verdicts", r.verdicts);
+  if (!r.bottlenecks.empty()) json.add("bottlenecks", r.bottlenecks);
   if (r.profile) json.add("profile", json_of(*r.profile, r));
   return json;
 }
@@ -191,7 +191,7 @@ std::string table_of(const StepResult& r) {
   if (r.hook) text += fmt::format("  {}\n", trainer::describe(*r.hook));
   if (r.bucket_choice) text += fmt::format("  {}\n", ddp::describe(*r.bucket_choice));
   if (r.timeline) text += describe(*r.timeline);
-  for (const auto& verdict : r.verdicts) text += "  " + verdict + "\n";
+  for (const auto& bottleneck : r.bottlenecks) text += "  " + bottleneck + "\n";
   return r.profile ? text + table_of(*r.profile, r) : text;
 }
 

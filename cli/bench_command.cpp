@@ -277,11 +277,11 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .help = "also report when each bucket was ready, started and ended, in one step without a CUDA graph",
              .value = boolean(options.timeline)});
   table.add(
-      {.name = "verdict",
+      {.name = "bottlenecks",
        .placeholder = "yes|no",
        .help = "say what holds the step up and what to try; where the batch may be small, a larger one is measured",
        .default_text = "yes in a table",
-       .value = boolean(options.verdict)});
+       .value = boolean(options.bottlenecks)});
   table.add({.name = "profile",
              .kind = OptionKind::kFlag,
              .help = "GPUs: also report each operation of one step without a CUDA graph: its time, its least possible "
@@ -301,7 +301,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .value = peak(options)});
   table.exclusive({"csv", "timeline"});
   table.exclusive({"csv", "profile"});
-  table.exclusive({"csv", "verdict"});
+  table.exclusive({"csv", "bottlenecks"});
   for (const char* name : {"bucket-mb", "first-bucket-mb", "comm-hook", "zero"})
     table.exclusive({"profile-out", name});  // simulations add them
   return table;

@@ -143,13 +143,13 @@ void write_archive(const std::string& path, const std::vector<Entry>& entries) {
 
 std::string without_secrets(const std::string& text) {
   // Names that say that their value is one, with = or : and quotes; tokens in headers; passwords in addresses.
+  // All begin with a word of their own: what begins with any letters would try them from each letter on.
   static const std::regex kNamed(
-      R"re(([A-Za-z0-9_.-]*(?:SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)"?\s*[=:]\s*"?)([^\s"',}]+))re",
+      R"re(((?:SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL)[A-Za-z0-9_-]*"?\s*[=:]\s*"?)([^\s"',}]+))re",
       std::regex::icase | std::regex::optimize);
   static const std::regex kHeader(R"re(((?:Bearer|Basic)\s+)([A-Za-z0-9._~+/=-]{8,}))re",
                                   std::regex::icase | std::regex::optimize);
-  static const std::regex kAddress(R"re(([a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s/@]+)(@))re",
-                                   std::regex::icase | std::regex::optimize);
+  static const std::regex kAddress(R"re((://[^\s/:@]*:)([^\s/@]+)(@))re", std::regex::optimize);
   static const std::regex kKnown(
       R"re(\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})\b)re",
       std::regex::optimize);

@@ -210,7 +210,7 @@ std::string timeline_figure(const RecordedRun& recorded) {
   };
   double begin = steps.front()->begin;
   for (const TracedStep* step : steps) begin = std::min(begin, step->begin);
-  Rows rows = {{"rank", "step, ms", "collectives, ms", "hidden behind computation, ms", "hidden"}};
+  Rows rows = {{"rank", "step, ms", "collectives, ms", "hidden by computation, ms", "hidden"}};
   std::size_t ranks = 0;
   for (const TracedStep* step : steps) {
     const Overlap overlap = overlap_of(*step);
@@ -258,14 +258,14 @@ std::string trace_sections(const Runs& runs) {
 }
 
 /// What the end of each run says of its ranks, in words and numbers.
-std::string verdicts(const Runs& runs) {
+std::string bottlenecks(const Runs& runs) {
   std::string html;
   for (const auto& recorded : runs) {
     const auto facts = facts_of(recorded.run);
     if (!facts) continue;
     if (runs.size() > 1) html += fmt::format("<h3>{}</h3>\n", xml_escaped(recorded.name));
     html += "<ul class=\"summary\">\n";
-    for (const auto& line : lines_of(verdicts_of(*facts), *facts))
+    for (const auto& line : lines_of(bottlenecks_of(*facts), *facts))
       html += fmt::format("<li>{}</li>\n", xml_escaped(line));
     html += "</ul>\n";
     plot::BarPlot plot = {.title = "Time of a step, by rank",
@@ -471,7 +471,7 @@ std::string page_of(const Runs& runs) {
                                      /*left_out=*/1)),
                   "The first step, which prepares what all others use, is "
                   "not in the figure of times.");
-  html += verdicts(runs) + trace_sections(runs) + memory_of(runs) + checkpoints_of(runs) + incidents_of(runs) +
+  html += bottlenecks(runs) + trace_sections(runs) + memory_of(runs) + checkpoints_of(runs) + incidents_of(runs) +
           settings_section(runs) + environment_of(runs);
   std::vector<std::string> names;
   for (const auto& recorded : runs) names.push_back(recorded.name);

@@ -1,4 +1,4 @@
-// What a training run has left behind: its metrics file, and what the launcher and the trace add to it.
+// The record of a training run: its metrics file.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "report/verdict.h"
+#include "report/bottlenecks.h"
 
 namespace lockstep::report {
 

@@ -177,6 +177,11 @@ class Metrics::File {
     }
   }
 
+  void flush() {
+    const std::lock_guard lock(mutex_);
+    write();
+  }
+
   /// What is to be said of it once: a failure() that is new.
   std::string take_failure() {
     const std::lock_guard lock(mutex_);
@@ -237,6 +242,10 @@ void Metrics::write(const JsonObject& event, bool soon) {
   if (const auto row = file_->table() ? row_of(event) : event.text() + '\n'; !row.empty()) file_->add(row, soon);
   if (const auto failure = file_->take_failure(); !failure.empty())
     log_warn("{}; training continues without it", failure);
+}
+
+void Metrics::flush() {
+  if (file_) file_->flush();
 }
 
 std::string Metrics::failure() const { return file_ ? file_->failure() : std::string(); }

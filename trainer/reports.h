@@ -39,6 +39,8 @@ class Follower {
   virtual void write(const EvalReport& /*report*/) {}
   virtual void write(const CheckpointReport& /*report*/) {}
   virtual void write(const FinalReport& /*report*/) {}
+  /// A checkpoint is taken: what was written is on record before it is.
+  virtual void flush() {}
   /// Empty, or what it lacks.
   virtual std::string failure() const { return {}; }
 };
@@ -57,6 +59,9 @@ class Reports {
   explicit operator bool() const { return !followers_.empty(); }
   void write(const auto& report) {
     for (const auto& follower : followers_) follower->write(report);
+  }
+  void flush() {
+    for (const auto& follower : followers_) follower->flush();
   }
   /// Of the first that has one.
   std::string failure() const;

@@ -269,6 +269,7 @@ class Run {
     const auto since = Clock::now();
     const Progress::Pause pause(progress, Pace::Pause::kCheckpoint, step);
     if (checkpoints_.wanted()) check_replicas(step);
+    reports_.flush();
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
     flight::set_phase(flight::Phase::kCheckpoint);
     const bool mirrored = mirror_ && mirror_->rank > 0 && checkpoints_.is_new(step);

@@ -75,7 +75,7 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   EXPECT_EQ(runs[0]["ranks"].size(), 2u);
   EXPECT_EQ(runs[0]["git"]["branch"], "main");
   EXPECT_EQ(runs[0]["data_sha256"], runs[1]["data_sha256"]);
-  const std::string table = "lockstep train tabular --threads 1 --batch 4 --tail drop --epochs 1 --quiet --metrics ";
+  const std::string table = "lockstep train tabular --threads 1 --batch 4 --tail drop --epochs 2 --quiet --metrics ";
   run_well(table + "n.jsonl --data table:numbers.csv --target y", directory.path());
   run_well(table + "k.jsonl --data table:classes.csv --target y", directory.path());
   fs::remove_all(in(".git"));

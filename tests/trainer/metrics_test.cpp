@@ -71,7 +71,7 @@ TEST_F(MetricsTest, ResumedRunContinuesAtItsCheckpoint) {
   EXPECT_NO_THROW(Metrics::resumed("/dev/null", 5));
 }
 
-// What is true whatever step a run goes on from.
+// They are true from whatever step a run resumes.
 TEST_F(MetricsTest, WarningsAndRestartsStayWhenStepsAreDoneAgain) {
   {
     Metrics metrics(path_);
@@ -85,6 +85,14 @@ TEST_F(MetricsTest, WarningsAndRestartsStayWhenStepsAreDoneAgain) {
   std::string events;
   for (const auto& event : lines()) events += event["event"].get<std::string>() + " ";
   EXPECT_EQ(events, "step step warning restart resume ");
+}
+
+// What a killed process had not written yet is done again, unless a checkpoint has it.
+TEST_F(MetricsTest, LinesOfShortStepsWaitForACheckpointAtMost) {
+  Metrics metrics(path_);
+  for (int step = 1; step <= 3; ++step) metrics.write(StepReport{.step = step});
+  metrics.flush();
+  EXPECT_EQ(lines().size(), 3u);
 }
 
 TEST_F(MetricsTest, ATableHasStepsEvaluationsAndTheEnd) {

@@ -168,6 +168,8 @@ class Metrics {
   void write(const ResumeReport& report);
   void write(const RestartReport& report);
   void write(const CheckpointReport& report);
+  /// Writes the lines of steps that wait: before a checkpoint, from which a run resumes without them.
+  void flush();
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where
   /// they cannot be written they are left out.
   void take_warnings();

@@ -8,12 +8,12 @@
 
 namespace lockstep::report {
 
-/// Note [Verdicts]
-/// The ranks of a step wait for the one that is ready last. What it waits for data, what it computes longer than the
-/// others, and what even it then waits for collectives, adds up to what a step takes longer than computation must. A
-/// cause is named where it takes at least kLeastShare of the step; a batch is called small only where a larger one was
-/// tried and computed kLeastBatchGain more samples a second. So a healthy step has no verdict. What a remedy gains is
-/// an upper bound: it cannot be more than what its cause takes.
+/// Note [Bottlenecks]
+/// The ranks of a step wait for the one that is ready last. A step takes longer than computation must by three times:
+/// its wait for data, its computation beyond that of the others, and even its wait for collectives. A cause is named
+/// where it takes at least kLeastShare of the step; a batch is called small only where a larger one was tried and
+/// computed kLeastBatchGain more samples a second. So a healthy step has no bottleneck. The gain of a remedy is an
+/// upper bound: it cannot be more than its cause takes.
 inline constexpr double kLeastShare = 0.1;
 inline constexpr double kLeastBatchGain = 0.15;
 
@@ -50,7 +50,7 @@ struct StepFacts {
 
 enum class Cause : std::uint8_t { kData, kSlowRank, kCommunication, kSmallBatch };
 
-struct Verdict {
+struct Bottleneck {
   Cause cause = Cause::kData;
   double share = 0;         // of the step
   std::string text = {};    // what, with numbers
@@ -58,9 +58,9 @@ struct Verdict {
 };
 
 /// Those that hold, the costliest first. Pure.
-std::vector<Verdict> verdicts_of(const StepFacts& facts);
+std::vector<Bottleneck> bottlenecks_of(const StepFacts& facts);
 
 /// A line each, or one that says that nothing is wrong.
-std::vector<std::string> lines_of(const std::vector<Verdict>& verdicts, const StepFacts& facts);
+std::vector<std::string> lines_of(const std::vector<Bottleneck>& bottlenecks, const StepFacts& facts);
 
 }  // namespace lockstep::report

@@ -1,4 +1,4 @@
-#include "report/verdict.h"
+#include "report/bottlenecks.h"
 
 #include <fmt/format.h>
 
@@ -24,7 +24,7 @@ std::string gain(double saved_ms, double step_ms) {
 
 double computes(const RankTimes& rank) { return std::isnan(rank.compute_ms) ? 0 : rank.compute_ms; }
 
-std::optional<Verdict> of_data(const StepFacts& facts) {
+std::optional<Bottleneck> of_data(const StepFacts& facts) {
   const auto last =
       std::ranges::max_element(facts.ranks, {}, [](const RankTimes& rank) { return rank.data_ms + computes(rank); });
   if (last == facts.ranks.end() || last->data_ms < kLeastShare * facts.step_ms) return std::nullopt;
@@ -33,15 +33,16 @@ std::optional<Verdict> of_data(const StepFacts& facts) {
   double computing = 0;
   for (const auto& each : facts.ranks) computing = std::max(computing, computes(each));
   const double saved = std::clamp(last->data_ms + computes(*last) - computing, 0.0, last->data_ms);
-  return Verdict{.cause = Cause::kData,
-                 .share = last->data_ms / facts.step_ms,
-                 .text = fmt::format("the loader is behind: {} waits {} of each step ({}) for its batch",
-                                     name_of(rank, *last), ms(last->data_ms), percent(last->data_ms / facts.step_ms)),
-                 .remedy = fmt::format("--workers {} (now {}), smaller or decoded files, a faster disk: {}",
-                                       std::max(2, 2 * facts.workers), facts.workers, gain(saved, facts.step_ms))};
+  return Bottleneck{
+      .cause = Cause::kData,
+      .share = last->data_ms / facts.step_ms,
+      .text = fmt::format("the loader is late: {} waits {} of each step ({}) for its batch", name_of(rank, *last),
+                          ms(last->data_ms), percent(last->data_ms / facts.step_ms)),
+      .remedy = fmt::format("--workers {} (now {}), smaller or decoded files, a faster disk: {}",
+                            std::max(2, 2 * facts.workers), facts.workers, gain(saved, facts.step_ms))};
 }
 
-std::optional<Verdict> of_slow_rank(const StepFacts& facts) {
+std::optional<Bottleneck> of_slow_rank(const StepFacts& facts) {
   if (facts.ranks.size() < 2) return std::nullopt;
   const auto slowest = std::ranges::max_element(facts.ranks, {}, computes);
   std::vector<double> others;
@@ -50,7 +51,7 @@ std::optional<Verdict> of_slow_rank(const StepFacts& facts) {
   const double usual = median(std::move(others)), excess = computes(*slowest) - usual;
   if (usual <= 0 || excess < kLeastShare * facts.step_ms) return std::nullopt;
   const auto rank = static_cast<std::size_t>(slowest - facts.ranks.begin());
-  return Verdict{
+  return Bottleneck{
       .cause = Cause::kSlowRank,
       .share = excess / facts.step_ms,
       .text = fmt::format("{} computes {} longer than the others: {} per step instead of {}", name_of(rank, *slowest),
@@ -59,77 +60,78 @@ std::optional<Verdict> of_slow_rank(const StepFacts& facts) {
                             gain(excess, facts.step_ms))};
 }
 
-std::optional<Verdict> of_communication(const StepFacts& facts) {
+std::optional<Bottleneck> of_communication(const StepFacts& facts) {
   if (facts.ranks.size() < 2) return std::nullopt;
   const double exposed = facts.exposed_ms.value_or(std::ranges::min(facts.ranks, {}, &RankTimes::wait_ms).wait_ms);
   if (!(exposed >= kLeastShare * facts.step_ms)) return std::nullopt;
-  Verdict verdict = {.cause = Cause::kCommunication, .share = exposed / facts.step_ms};
-  verdict.text = fmt::format("computation does not hide {} of communication ({})", ms(exposed), percent(verdict.share));
+  Bottleneck bottleneck = {.cause = Cause::kCommunication, .share = exposed / facts.step_ms};
+  bottleneck.text =
+      fmt::format("computation does not hide {} of communication ({})", ms(exposed), percent(bottleneck.share));
   double computing = 0;
   for (const auto& rank : facts.ranks) computing = std::max(computing, computes(rank));
   if (!facts.link || !(facts.link->alone_gbs > 0)) {
-    verdict.remedy =
+    bottleneck.remedy =
         fmt::format("--comm-hook bf16, a larger --batch or --accumulate; lockstep bench step MODEL says why: {}",
                     gain(exposed, facts.step_ms));
-    return verdict;
+    return bottleneck;
   }
   const auto& link = *facts.link;
   const double alone_ms = 1e-6 * link.bytes / link.alone_gbs;
-  verdict.text += fmt::format(
+  bottleneck.text += fmt::format(
       ": {:.3g} MB of gradients go at {:.3g} GB/s within a step, and at {:.3g} GB/s alone, which "
       "takes {}",
       1e-6 * link.bytes, link.step_gbs, link.alone_gbs, ms(alone_ms));
   // Backward, which can hide it, is about two thirds of computation.
   const double backward = 2.0 / 3 * computing;
   if (alone_ms > backward) {
-    verdict.text += fmt::format(", longer than backward ({})", ms(backward));
+    bottleneck.text += fmt::format(", longer than backward ({})", ms(backward));
     const double saved = std::min(exposed, facts.compresses ? exposed : alone_ms / 2);
-    verdict.remedy =
+    bottleneck.remedy =
         fmt::format("{}a larger --batch or --accumulate 2, a faster link: {}",
                     facts.compresses ? "" : "--comm-hook bf16 (half the bytes), ", gain(saved, facts.step_ms));
   } else if (link.buckets == 1) {
-    verdict.text += "; it is one bucket, which is complete when backward ends";
-    verdict.remedy =
+    bottleneck.text += "; it is one bucket, which is complete when backward ends";
+    bottleneck.remedy =
         fmt::format("--bucket-mb {:.2g} (now {:.2g}): {}", std::max(0.1, link.bucket_mb / 4), link.bucket_mb,
                     gain(exposed - alone_ms / 4 > 0 ? exposed - alone_ms / 4 : exposed, facts.step_ms));
   } else {
-    verdict.text += fmt::format(
+    bottleneck.text += fmt::format(
         "; buckets become ready too late, or collectives take cores from computing ({} buckets, "
         "the largest of {:.2g} MB)",
         link.buckets, link.bucket_mb);
-    verdict.remedy =
+    bottleneck.remedy =
         fmt::format("--bucket-mb auto, or a core that is left to communication: {}", gain(exposed, facts.step_ms));
   }
-  return verdict;
+  return bottleneck;
 }
 
-std::optional<Verdict> of_small_batch(const StepFacts& facts) {
+std::optional<Bottleneck> of_small_batch(const StepFacts& facts) {
   if (!facts.larger_batch || facts.larger_batch->gain < kLeastBatchGain) return std::nullopt;
   const auto& larger = *facts.larger_batch;
-  return Verdict{.cause = Cause::kSmallBatch,
-                 .share = 1 - 1 / (1 + larger.gain),
-                 .text = fmt::format(
-                     "the batch is small for the device: {} samples of a rank{}", larger.batch,
-                     larger.share ? fmt::format(" reach {} of the measured rate of products", percent(*larger.share))
-                                  : std::string()),
-                 .remedy = fmt::format("--batch {}, with which computation was measured {} faster per sample",
-                                       larger.larger, percent(larger.gain))};
+  return Bottleneck{.cause = Cause::kSmallBatch,
+                    .share = 1 - 1 / (1 + larger.gain),
+                    .text = fmt::format(
+                        "the batch is small for the device: {} samples of a rank{}", larger.batch,
+                        larger.share ? fmt::format(" reach {} of the measured rate of products", percent(*larger.share))
+                                     : std::string()),
+                    .remedy = fmt::format("--batch {}, with which computation was measured {} faster per sample",
+                                          larger.larger, percent(larger.gain))};
 }
 
 }  // namespace
 
-std::vector<Verdict> verdicts_of(const StepFacts& facts) {
-  std::vector<Verdict> verdicts;
-  if (!(facts.step_ms > 0)) return verdicts;
+std::vector<Bottleneck> bottlenecks_of(const StepFacts& facts) {
+  std::vector<Bottleneck> bottlenecks;
+  if (!(facts.step_ms > 0)) return bottlenecks;
   for (const auto& find : {of_data, of_slow_rank, of_communication, of_small_batch})
-    if (auto found = find(facts)) verdicts.push_back(std::move(*found));
-  std::ranges::stable_sort(verdicts, std::ranges::greater(), &Verdict::share);
-  return verdicts;
+    if (auto found = find(facts)) bottlenecks.push_back(std::move(*found));
+  std::ranges::stable_sort(bottlenecks, std::ranges::greater(), &Bottleneck::share);
+  return bottlenecks;
 }
 
-std::vector<std::string> lines_of(const std::vector<Verdict>& verdicts, const StepFacts& facts) {
+std::vector<std::string> lines_of(const std::vector<Bottleneck>& bottlenecks, const StepFacts& facts) {
   std::vector<std::string> lines;
-  for (const auto& verdict : verdicts) lines.push_back(verdict.text + " → " + verdict.remedy);
+  for (const auto& bottleneck : bottlenecks) lines.push_back(bottleneck.text + " → " + bottleneck.remedy);
   if (!lines.empty()) return lines;
   return {fmt::format("nothing holds it up: of {} no cause takes {} or more", ms(facts.step_ms), percent(kLeastShare))};
 }
