@@ -30,11 +30,15 @@ std::string theme(const char* paper, const char* ink, const char* faint, const c
   return rules + fmt::format(".plot .hollow {{ fill: {0}; }} .plot .bar {{ stroke: {0}; }}\n", paper);
 }
 
-/// "0.5", "8192", "16,384", "20k", "1.5M".
+/// "2e-4", "0.5", "8192", "16,384", "20k", "1.5M".
 std::string label_of(double value) {
   const double size = std::abs(value);
   if (size >= 1e9) return fmt::format("{:g}G", value / 1e9);
   if (size >= 1e6) return fmt::format("{:g}M", value / 1e6);
+  if (size > 0 && size < 0.01) {
+    const auto power = static_cast<int>(std::floor(std::log10(size) + 1e-9));
+    return fmt::format("{:.3g}e{}", value / std::pow(10, power), power);
+  }
   if (size < 1e4) return fmt::format("{:.4g}", value);
   const auto whole = static_cast<std::int64_t>(std::lround(value));
   if (whole % 1000 == 0) return fmt::format("{}k", whole / 1000);

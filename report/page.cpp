@@ -435,7 +435,8 @@ std::string summary_of(const Runs& runs) {
     const Extent rates = extent_of(steps, run.of(Field::kSamplesPerS));
     if (rates.points > 0) words.push_back(fmt::format("{:.0f} samples/s in the last step", rates.last));
     if (run.final) {
-      for (const auto& [name, value] : run.final->figures) words.push_back(fmt::format("{} {}", name, shown(value)));
+      for (const auto& [name, value] : run.final->figures)
+        if (!std::isnan(value)) words.push_back(fmt::format("{} {}", name, shown(value)));
       if (run.final->best) words.push_back("best " + *run.final->best);
     }
     const auto count = [&](const char* kind) { return std::ranges::count(run.incidents, kind, &Incident::kind); };

@@ -31,6 +31,8 @@ constexpr std::size_t kMostTogether = std::size_t{1} << 16;
 
 constexpr const char* kOtherFile = "choose another --metrics file";
 
+constexpr std::string_view kStepEvent{"step"};
+
 /// A table's; those of a program's own metrics follow.
 constexpr const char* kColumns[] = {
     "event",        "step",       "epoch",      "unix_s",        "split",        "loss",          "accuracy",
@@ -97,7 +99,7 @@ Kept kept_of(const std::string& path, std::int64_t step) {
   bool later = false;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     const LineOf of = line_of(line, is_table(path));
-    const bool of_step = of.event == "step" || of.event == "checkpoint";
+    const bool of_step = of.event == kStepEvent || of.event == "checkpoint";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
     if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
@@ -129,7 +131,7 @@ std::string row_of(const JsonObject& event) {
   std::string row;
   const auto add_cell = [&](std::string_view column) {
     const auto& members = event.members();
-    const std::string_view name = final && column == "step" ? std::string_view("steps") : column;
+    const std::string_view name = final && column == kColumns[1] ? std::string_view("steps") : column;
     const auto member = std::ranges::find(members, name, [](const auto& each) { return std::string_view(each.first); });
     std::string_view cell = member != members.end() ? std::string_view(member->second.text()) : "null";
     if (cell == "null") cell = {};

@@ -34,7 +34,7 @@ TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({"fly-away"}),
               HasSubstr("one of launch, train, eval, infer, export, devices, doctor, bench, simulate, plan, "
-                        "checkpoint, inspect, version"));
+                        "report, compare, watch, checkpoint, inspect, bugreport, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));

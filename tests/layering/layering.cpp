@@ -133,16 +133,17 @@ const Dependencies& allowed_dependencies() {
       {"options", {"base"}},
       {"plot", {"base"}},
       {"simulate", {"base", "comm", "ddp", "options", "plot"}},
+      {"report", {"base", "launcher", "options", "plot"}},
       {"session", {"base", "options", "nn", "comm", "devices"}},
       {"checkpoint", {"base", "options", "nn", "data", "sampler"}},
       {"inference", {"base", "options", "nn", "data", "session", "checkpoint", "comm", "devices"}},
       {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "session", "checkpoint"}},
       {"bench",
-       {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "plot", "session", "simulate",
+       {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "plot", "report", "session", "simulate",
         "trainer"}},
       {"cli",
        {"base", "bench", "doctor", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
-        "session", "simulate", "checkpoint", "inference", "trainer"}},
+        "session", "simulate", "checkpoint", "inference", "report", "trainer"}},
   };
   return kAllowed;
 }

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "tests/program/command.h"
 #include "tests/program/events.h"
 
@@ -30,6 +32,27 @@ TEST(Report, OfARunWithAKilledAndRestartedRank) {
   EXPECT_THAT(page, AllOf(HasSubstr("1 restart"), HasSubstr("attempt 1: rank 1 of 2"), HasSubstr("Attempts"),
                           HasSubstr("What ranks did last"), HasSubstr("on all ranks"), HasSubstr("Time of a step"),
                           HasSubstr(metrics.final["params_sha256"].get<std::string>())));
+}
+
+// Each cause made on purpose. Where other programs disturb the ranks, there may be another one for a moment: then once
+// more.
+TEST(Report, SaysWhyARunIsSlow) {
+  for (const auto& [fault, says] :
+       {std::pair("slow:1:20", "rank 1 [(]host [^)]*[)] computes [0-9]+ % longer"),
+        std::pair("slow-data:1:2", "the loader is late: rank 1 [(]host"), std::pair("none:7", "nothing holds it up")}) {
+    std::string page;
+    for (int attempt = 0; attempt < 4 && !std::regex_search(page, std::regex(says)); ++attempt) {
+      const TemporaryDirectory directory;
+      run_well(
+          std::string("export LOCKSTEP_TEST_FAULT=") + fault +
+              "; PATH=$(dirname " FAULTY_PROGRAM
+              "):$PATH; lockstep launch -n 2 -- faulty --steps 81 --threads 1 --batch 64 --quiet --metrics m.jsonl; "
+              "lockstep report m.jsonl",
+          directory.path());
+      page = read_file(directory.path() / "report.html");
+    }
+    EXPECT_TRUE(std::regex_search(page, std::regex(says))) << fault;
+  }
 }
 
 TEST(Report, SettingsAndResultsOfTwoRunsAreCompared) {

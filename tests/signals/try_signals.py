@@ -111,7 +111,7 @@ class Trial:
         said, _ = process.communicate(timeout=SECONDS)
         if process.returncode != 75:
             return f"{number.name}: exit code {process.returncode}: {said[-300:]}"
-        found = re.search(r"step (\d+)", said)
+        found = re.search(r"stopped after step (\d+)", said)
         if found is None:
             return f"{number.name}: no step is named: {said[-300:]}"
         resumed = self.train(model, isa, *checkpoints, steps=int(found.group(1)) + 2)
