@@ -91,7 +91,7 @@ void add_directory(const fs::path& directory, const std::string& within, std::ve
     std::error_code none;
     const std::string name = path.filename().string();
     const bool wanted = path.extension() == ".log" || path.extension() == ".jsonl" || path.extension() == ".toml" ||
-                        (path.extension() == ".csv" && excerpt_of(path.string()).starts_with("event,step,"));
+                        (name.ends_with(".csv") && excerpt_of(path.string()).starts_with(kTableBegins));
     if (wanted && fs::is_regular_file(path, none) && entries.size() < kMostFiles)
       entries.push_back({within + name, excerpt_of(path.string())});
   }

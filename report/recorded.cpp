@@ -83,7 +83,7 @@ std::pair<std::vector<std::string>, std::vector<std::string>> files_of(const fs:
     const fs::path& path = entry->path();
     std::error_code none;
     if (path.filename() == kHistoryFile || !fs::is_regular_file(path, none)) continue;
-    if (begins_with(path, R"({"event":")") || begins_with(path, "event,step,")) metrics.push_back(path.string());
+    if (begins_with(path, R"({"event":")") || begins_with(path, kTableBegins)) metrics.push_back(path.string());
     if (begins_with(path, R"({"displayTimeUnit":"ms","traceEvents":[)")) traces.push_back(path.string());
   }
   std::ranges::sort(metrics);

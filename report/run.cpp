@@ -212,7 +212,7 @@ void RunReader::add_event(std::string_view line) {
   const std::string event = text_of(json, "event");
   if (event.empty()) refuse("has no 'event'");
   const double step = number_of(json, "step"), last = run_.size() > 0 ? run_.of(Field::kStep).back() : 0;
-  if (event == "step") {
+  if (event == kStepEvent) {
     if (std::isnan(step)) refuse("has no step");
     for (std::size_t k = 0; k < kFields; ++k) run_.steps[k].push_back(number_of(json, kNames[k].data()));
   } else if (event == "eval") {
@@ -254,12 +254,12 @@ void RunReader::add_row(std::string_view line) {
   }
   if (columns_.empty()) {
     columns_.assign(cells.begin(), cells.end());
-    if (columns_.size() < 2 || columns_[0] != "event" || columns_[1] != "step")
+    if (columns_.size() < 2 || columns_[0] != "event" || columns_[1] != kStepEvent)
       refuse("its columns do not begin with event,step");
     return;
   }
   if (cells.size() != columns_.size()) refuse(fmt::format("{} cells under {} columns", cells.size(), columns_.size()));
-  if (cells[0] == "step") {
+  if (cells[0] == kStepEvent) {
     if (std::isnan(parse_double(cells[1]))) refuse("has no step");
     for (auto& values : run_.steps) values.push_back(kNone);
     std::size_t next = 0;

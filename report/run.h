@@ -17,6 +17,9 @@ namespace lockstep::report {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
+inline constexpr std::string_view kStepEvent{"step"};           // of a metrics file's lines
+inline constexpr std::string_view kTableBegins{"event,step,"};  // the names of a table's columns
+
 /// What a metrics file has of each step. Their order is that of a step's line, which makes reading it fast.
 enum class Field : std::uint8_t {
   kStep,

@@ -18,6 +18,7 @@ namespace lockstep::report {
 namespace {
 
 constexpr const char* kTraceRemedy = "give the file that --trace FILE.json has written";
+constexpr std::string_view kStepSpan{"step"};
 constexpr int kSteps = 0, kComputation = 1, kFirstLoader = 10, kFirstBucket = 1000;  // trainer::Trace::Row
 
 /// The text after `key` in a line of the file, up to the end of its value; nothing where there is no such key.
@@ -114,7 +115,7 @@ Trace parse_trace(std::string_view rest, const std::string& path) {
     const double from = 1e-3 * *begin, to = 1e-3 * (*begin + *took);
     trace.span_ms = std::max(trace.span_ms, to);
     if (*row == kSteps) {
-      if (*name != "step") continue;
+      if (*name != kStepSpan) continue;
       TracedStep& of = step_of(*rank, *step);
       of.begin = from;
       of.end = to;
