@@ -108,8 +108,12 @@ std::optional<Bottleneck> of_communication(const StepFacts& facts) {
 std::optional<Bottleneck> of_small_batch(const StepFacts& facts) {
   if (!facts.larger_batch || facts.larger_batch->gain < kLeastBatchGain) return std::nullopt;
   const auto& larger = *facts.larger_batch;
+  double computing = 0;
+  for (const auto& rank : facts.ranks) computing = std::max(computing, computes(rank));
+  const double share = (1 - 1 / (1 + larger.gain)) * std::min(1.0, computing / facts.step_ms);
+  if (share < kLeastShare) return std::nullopt;
   return Bottleneck{.cause = Cause::kSmallBatch,
-                    .share = 1 - 1 / (1 + larger.gain),
+                    .share = share,
                     .text = fmt::format(
                         "the batch is small for the device: {} samples of a rank{}", larger.batch,
                         larger.share ? fmt::format(" reach {} of the measured rate of products", percent(*larger.share))

@@ -80,6 +80,8 @@ TEST(Bottlenecks, ABatchIsSmallOnlyWhereALargerOneWasFaster) {
   EXPECT_EQ(found[0].cause, Cause::kSmallBatch);
   EXPECT_THAT(found[0].text, HasSubstr("1 samples of a rank reach 5 %"));
   EXPECT_THAT(found[0].remedy, AllOf(HasSubstr("--batch 4"), HasSubstr("150 %")));
+  for (auto& rank : facts.ranks) rank = {"a", 0, 10, 90};
+  EXPECT_EQ(causes_of(facts), std::vector{Cause::kCommunication}) << "computation is a tenth of the step";
 }
 
 TEST(Bottlenecks, TheCostliestComesFirst) {
