@@ -122,6 +122,10 @@ int version_command(const Sources& sources, const ForeignFlags& foreign);
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal, std::map<std::string, std::string>* places = nullptr);
 
+/// Of a subcommand that is no rank's: prints its help if asked, else what `run` returns. Returns 0.
+int print_result(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                 FunctionRef<std::string()> run);
+
 /// The command for a shell, words quoted where they need it.
 std::string as_typed(const std::string& subcommand, const std::vector<std::string>& args);
 

@@ -1,6 +1,4 @@
 // lockstep simulate and lockstep plan.
-#include <cstdio>
-
 #include "bench/step.h"
 #include "cli/commands.h"
 #include "lockstep/nn/models/models.h"
@@ -15,28 +13,19 @@ std::vector<simulate::StepProfile> measured(const simulate::SimulateOptions& opt
   return {bench::measure_step_profile(options.subject)};
 }
 
-/// `run` returns what is printed.
-template <class Run>
-int predict(const OptionTable& table, const simulate::SimulateOptions& options, const Sources& sources,
-            const ForeignFlags& foreign, Run&& run) {
-  const bool help = parse_options(table, sources, foreign).help;
-  std::fputs((help ? table.help() : run(measured(options))).c_str(), stdout);
-  return 0;
-}
-
 }  // namespace
 
 int simulate_command(const Sources& sources, const ForeignFlags& foreign) {
   simulate::SimulateOptions options;
-  return predict(simulate::simulate_options(options), options, sources, foreign, [&](auto profiles) {
-    return simulate::simulate(options, std::move(profiles), as_typed("simulate", sources.args));
+  return print_result(simulate::simulate_options(options), sources, foreign, [&] {
+    return simulate::simulate(options, measured(options), as_typed("simulate", sources.args));
   });
 }
 
 int plan_command(const Sources& sources, const ForeignFlags& foreign) {
   simulate::SimulateOptions options;
-  return predict(simulate::plan_options(options), options, sources, foreign,
-                 [&](auto profiles) { return simulate::plan(options, std::move(profiles)); });
+  return print_result(simulate::plan_options(options), sources, foreign,
+                      [&] { return simulate::plan(options, measured(options)); });
 }
 
 }  // namespace lockstep::cli

@@ -27,92 +27,50 @@ struct Subcommand {
   bool computes = false;             // with OpenMP's threads, for long
 };
 
-// The tables' setters point into configurations that end with these functions.
-void show_launch(TableVisitor visit) {
-  launcher::LaunchOptions options;
-  visit(launch_options(options));
-}
-void show_train(TableVisitor visit) {
-  trainer::TrainConfig config;
-  visit(trainer::train_options(config));
-}
-void show_eval(TableVisitor visit) {
-  trainer::TrainConfig config;
-  visit(trainer::eval_options(config));
-}
-void show_infer(TableVisitor visit) {
-  inference::InferConfig config;
-  visit(inference::infer_options(config));
-}
-void show_export(TableVisitor visit) {
-  inference::ExportConfig config;
-  visit(inference::export_onnx_options(config));
+/// The table's setters point into a configuration that ends with this function.
+template <class Options, OptionTable (*table_of)(Options&)>
+void show(TableVisitor visit) {
+  Options options{};
+  visit(table_of(options));
 }
 void show_checkpoint(TableVisitor visit) {
   std::string action, path;
   visit(checkpoint_options(action, path));
 }
-void show_inspect(TableVisitor visit) {
-  InspectOptions options;
-  visit(inspect_options(options));
-}
-void show_devices(TableVisitor visit) {
-  DevicesOptions options;
-  visit(devices_options(options));
-}
-void show_doctor(TableVisitor visit) {
-  DoctorCommand command;
-  visit(doctor_options(command));
-}
-void show_simulate(TableVisitor visit) {
-  simulate::SimulateOptions options;
-  visit(simulate::simulate_options(options));
-}
-void show_plan(TableVisitor visit) {
-  simulate::SimulateOptions options;
-  visit(simulate::plan_options(options));
-}
-void show_report(TableVisitor visit) {
-  report::ReportOptions options;
-  visit(report::report_options(options));
-}
-void show_compare(TableVisitor visit) {
-  report::CompareOptions options;
-  visit(report::compare_options(options));
-}
-void show_watch(TableVisitor visit) {
-  report::WatchOptions options;
-  visit(report::watch_options(options));
-}
-void show_bugreport(TableVisitor visit) {
-  report::BugreportOptions options;
-  visit(report::bugreport_options(options));
-}
-void show_version(TableVisitor visit) {
-  bool json = false;
-  visit(version_options(json));
-}
 
 constexpr std::array kSubcommands = {
-    Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, show_launch},
-    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, show_train, true},
-    Subcommand{"eval", "evaluate the weights of a file", eval_command, show_eval, true},
-    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, show_infer, true},
-    Subcommand{"export", "write a model with the weights of a file as ONNX", export_command, show_export},
-    Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, show_devices},
+    Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command,
+               show<launcher::LaunchOptions, launch_options>},
+    Subcommand{"train", "train a model, as one of the ranks or alone", train_command,
+               show<trainer::TrainConfig, trainer::train_options>, true},
+    Subcommand{"eval", "evaluate the weights of a file", eval_command,
+               show<trainer::TrainConfig, trainer::eval_options>, true},
+    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command,
+               show<inference::InferConfig, inference::infer_options>, true},
+    Subcommand{"export", "write a model with the weights of a file as ONNX", export_command,
+               show<inference::ExportConfig, inference::export_onnx_options>},
+    Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command,
+               show<DevicesOptions, devices_options>},
     Subcommand{"doctor", "look for what would make jobs fail or slow, here or on several hosts", doctor_command,
-               show_doctor},
+               show<DoctorCommand, doctor_options>},
     Subcommand{"bench", "measure collectives or training steps", bench_command, show_bench, true},
-    Subcommand{"simulate", "predict training steps on a cluster that is described", simulate_command, show_simulate,
-               true},
-    Subcommand{"plan", "say how a model should communicate on a cluster", plan_command, show_plan, true},
-    Subcommand{"report", "write a page about training runs, from their metrics files", report_command, show_report},
-    Subcommand{"compare", "show how two runs differ", compare_command, show_compare},
-    Subcommand{"watch", "draw a run's curves in the terminal while it trains", watch_command, show_watch},
+    Subcommand{"simulate", "predict training steps on a cluster that is described", simulate_command,
+               show<simulate::SimulateOptions, simulate::simulate_options>, true},
+    Subcommand{"plan", "say how a model should communicate on a cluster", plan_command,
+               show<simulate::SimulateOptions, simulate::plan_options>, true},
+    Subcommand{"report", "write a page about training runs, from their metrics files", report_command,
+               show<report::ReportOptions, report::report_options>},
+    Subcommand{"compare", "show how two runs differ", compare_command,
+               show<report::CompareOptions, report::compare_options>},
+    Subcommand{"watch", "draw a run's curves in the terminal while it trains", watch_command,
+               show<report::WatchOptions, report::watch_options>},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
-    Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command, show_inspect},
-    Subcommand{"bugreport", "pack what explains a job that failed, without secrets", bugreport_command, show_bugreport},
-    Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},
+    Subcommand{"inspect", "show what the ranks of a job that failed did last", inspect_command,
+               show<InspectOptions, inspect_options>},
+    Subcommand{"bugreport", "pack what explains a job that failed, without secrets", bugreport_command,
+               show<report::BugreportOptions, report::bugreport_options>},
+    Subcommand{"version", "print this build, its backends and library versions", version_command,
+               show<bool, version_options>},
 };
 
 const Subcommand& subcommand(const std::string& name) {
@@ -139,6 +97,13 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
 }
 
 }  // namespace
+
+int print_result(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                 FunctionRef<std::string()> run) {
+  const bool help = parse_options(table, sources, foreign).help;
+  std::fputs((help ? table.help() : run()).c_str(), stdout);
+  return 0;
+}
 
 bool computes(std::string_view subcommand) {
   return std::ranges::any_of(kSubcommands,

@@ -93,7 +93,7 @@ void add_directory(const fs::path& directory, const std::string& within, std::ve
     std::error_code none;
     const std::string name = path.filename().string();
     const bool wanted = path.extension() == ".log" || path.extension() == ".jsonl" || path.extension() == ".toml" ||
-                        (name.ends_with(".csv") && excerpt_of(path.string()).starts_with(kTableBegins));
+                        (name.ends_with(".csv") && begins_as_metrics(path.string()));
     if (wanted && fs::is_regular_file(path, none) && entries.size() < kMostFiles)
       entries.push_back({within + name, excerpt_of(path.string())});
   }

@@ -116,7 +116,7 @@ options::OptionTable compare_options(CompareOptions& options) {
 }
 
 std::string compare(const CompareOptions& options) {
-  const Run a = read_recorded(options.first).run, b = read_recorded(options.second).run;
+  const Run a = read_run(metrics_file_of(options.first)), b = read_run(metrics_file_of(options.second));
   std::string text;
   for (const Run* run : {&a, &b})
     if (run->starts.empty()) text += fmt::format("{} does not say what it is of: it has no settings\n", run->path);

@@ -101,10 +101,7 @@ struct SplitOf {
   }
 };
 
-std::string words_of(const SplitOf& of) {
-  const std::string split = of.split == "val" || of.split.empty() ? "validation" : of.split;
-  return of.of_average ? split + ", moving average" : split;
-}
+std::string words_of(const SplitOf& of) { return split_text(of.split) + (of.of_average ? ", moving average" : ""); }
 
 std::set<SplitOf> splits_of(const Run& run) {
   std::set<SplitOf> splits;
@@ -112,16 +109,21 @@ std::set<SplitOf> splits_of(const Run& run) {
   return splits;
 }
 
+/// Of all splits of run `i`.
+void add_evaluations(CurveFigure& figure, const Runs& runs, std::size_t i, const std::string& name) {
+  std::size_t colour = i;
+  for (const auto& of : splits_of(runs[i].run)) {
+    const Curve curve = curve_of(runs[i].run, name, of.split, of.of_average);
+    figure.add(curve_name(runs, runs[i], words_of(of)), curve.x, curve.y, runs.size() == 1 ? ++colour : i, true);
+  }
+}
+
 std::string loss_figure(const Runs& runs) {
   CurveFigure figure("Loss", "mean over the global batch");
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i].run;
     figure.add(curve_name(runs, runs[i], "training"), run.of(Field::kStep), run.of(Field::kLoss), i, false);
-    std::size_t colour = i;
-    for (const auto& of : splits_of(run)) {
-      const Curve curve = curve_of(run, "loss", of.split, of.of_average);
-      figure.add(curve_name(runs, runs[i], words_of(of)), curve.x, curve.y, runs.size() == 1 ? ++colour : i, true);
-    }
+    add_evaluations(figure, runs, i, "loss");
   }
   return figure.html();
 }
@@ -138,13 +140,7 @@ std::string evaluation_figures(const Runs& runs) {
     std::string title = name;
     title[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(title[0])));
     CurveFigure figure(title, name);
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      std::size_t colour = i;
-      for (const auto& of : splits_of(runs[i].run)) {
-        const Curve curve = curve_of(runs[i].run, name, of.split, of.of_average);
-        figure.add(curve_name(runs, runs[i], words_of(of)), curve.x, curve.y, runs.size() == 1 ? ++colour : i, true);
-      }
-    }
+    for (std::size_t i = 0; i < runs.size(); ++i) add_evaluations(figure, runs, i, name);
     html += figure.html();
   }
   return html;

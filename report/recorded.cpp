@@ -83,7 +83,7 @@ std::pair<std::vector<std::string>, std::vector<std::string>> files_of(const fs:
     const fs::path& path = entry->path();
     std::error_code none;
     if (path.filename() == kHistoryFile || !fs::is_regular_file(path, none)) continue;
-    if (begins_with(path, R"({"event":")") || begins_with(path, kTableBegins)) metrics.push_back(path.string());
+    if (begins_as_metrics(path.string())) metrics.push_back(path.string());
     if (begins_with(path, R"({"displayTimeUnit":"ms","traceEvents":[)")) traces.push_back(path.string());
   }
   std::ranges::sort(metrics);
@@ -93,17 +93,27 @@ std::pair<std::vector<std::string>, std::vector<std::string>> files_of(const fs:
 
 }  // namespace
 
+bool begins_as_metrics(const std::string& path) {
+  return begins_with(path, R"({"event":")") || begins_with(path, kTableBegins);
+}
+
+std::string metrics_file_of(const std::string& path) {
+  if (std::error_code none; !fs::is_directory(path, none)) return path;
+  const auto files = files_of(path).first;
+  if (files.empty())
+    throw IoError(fmt::format("{}: a directory without a metrics file", path),
+                  "give the file that --metrics FILE.jsonl has written, or its directory");
+  if (files.size() > 1)
+    throw UsageError(fmt::format("{}: a directory with {} metrics files", path, files.size()),
+                     fmt::format("give one of them: {}", files.front()));
+  return files.front();
+}
+
 RecordedRun read_recorded(const std::string& path, const std::string& trace, const std::string& log_dir) {
-  std::string metrics = path, found_trace = trace, directory = log_dir;
-  if (std::error_code none; fs::is_directory(path, none)) {
-    const auto [files, traces] = files_of(path);
-    if (files.empty())
-      throw IoError(fmt::format("{}: a directory without a metrics file", path),
-                    "give the file that --metrics FILE.jsonl has written, or its directory");
-    if (files.size() > 1)
-      throw UsageError(fmt::format("{}: a directory with {} metrics files", path, files.size()),
-                       fmt::format("give one of them: {}", files.front()));
-    metrics = files.front();
+  const std::string metrics = metrics_file_of(path);
+  std::string found_trace = trace, directory = log_dir;
+  if (metrics != path) {
+    const auto traces = files_of(path).second;
     if (found_trace.empty() && traces.size() == 1) found_trace = traces.front();
     if (directory.empty()) directory = path;
   }

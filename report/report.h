@@ -21,6 +21,11 @@ struct RecordedRun {
   std::vector<std::string> flights = {};  // each rank's last actions, in words
 };
 
+/// Whether a file begins as a metrics file does.
+bool begins_as_metrics(const std::string& path);
+/// The metrics file that RUN is, or the one in the directory that it is. Throws IoError, UsageError for several.
+std::string metrics_file_of(const std::string& path);
+
 /// RUN: a metrics file; or a directory with one, in which a trace and what the launcher's --log-dir holds are found
 /// too. `trace` and `log_dir` add them; empty: they do not. Throws IoError, UsageError for a directory with several.
 RecordedRun read_recorded(const std::string& path, const std::string& trace = {}, const std::string& log_dir = {});

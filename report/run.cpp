@@ -338,6 +338,8 @@ Extent extent_of(const std::vector<double>& x, const std::vector<double>& y) {
   return extent;
 }
 
+std::string split_text(const std::string& split) { return split == "val" || split.empty() ? "validation" : split; }
+
 Curve curve_of(const Run& run, std::string_view figure, std::string_view split, bool of_average) {
   Curve curve;
   for (const auto& evaluation : run.evaluations) {

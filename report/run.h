@@ -148,6 +148,9 @@ struct Extent {
 };
 Extent extent_of(const std::vector<double>& x, const std::vector<double>& y);
 
+/// "validation", also of files that do not say which.
+std::string split_text(const std::string& split);
+
 /// The evaluations' values of one figure of one split, by step. `of_average`: of the moving average.
 struct Curve {
   std::vector<double> x, y;

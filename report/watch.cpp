@@ -66,8 +66,7 @@ std::vector<Panel> panels_of(const Run& run) {
     const Evaluation& last = run.evaluations.back();
     for (const auto& [name, value] : last.figures) {
       Curve curve = curve_of(run, name, last.split, last.of_average);
-      const std::string split = last.split == "val" || last.split.empty() ? "validation" : last.split;
-      panels.push_back({split + " " + name, std::move(curve.x), std::move(curve.y)});
+      panels.push_back({split_text(last.split) + " " + name, std::move(curve.x), std::move(curve.y)});
     }
   }
   panels.push_back({"samples/s", run.of(Field::kStep), run.of(Field::kSamplesPerS)});
@@ -196,7 +195,7 @@ options::OptionTable watch_options(WatchOptions& options) {
 }
 
 int watch(const WatchOptions& options) {
-  const std::string path = read_recorded(options.run).run.path;
+  const std::string path = metrics_file_of(options.run);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   Followed followed(path);
   watch_for_stops();
