@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/network.h"
 #include "base/text.h"
 
 namespace lockstep::trainer {
@@ -48,9 +49,13 @@ int read_header(std::string_view line, HttpRequest& request) {
   const std::string_view value = trim(line.substr(colon + 1));
   if (std::ranges::any_of(value, [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0 && c != '\t'; }))
     return 400;
-  if (lower_case(std::string(line.substr(0, colon))) != "authorization") return 200;
-  if (value.empty() || !request.authorization.empty()) return 400;
-  request.authorization = value;
+  const std::string name = lower_case(std::string(line.substr(0, colon)));
+  std::string* const taken = name == "authorization" ? &request.authorization
+                             : name == "host"        ? &request.host
+                                                     : nullptr;
+  if (taken == nullptr) return 200;
+  if ((value.empty() && taken == &request.authorization) || !taken->empty()) return 400;
+  *taken = value;
   return 200;
 }
 
@@ -72,6 +77,15 @@ HttpRequest parse_http_request(std::string_view bytes) {
     if (const int status = read_header(line, request); status != 200) return ended(status);
   }
   return ended(too_long ? 431 : 0);
+}
+
+bool is_address_or_localhost(std::string_view host) {
+  if (host.starts_with('[')) {
+    const std::size_t end = host.find(']');
+    return end != std::string_view::npos && parse_address(std::string(host.substr(1, end - 1)), 0).has_value();
+  }
+  const std::string name = lower_case(std::string(host.substr(0, host.find(':'))));
+  return host.empty() || name == "localhost" || parse_address(name, 0).has_value();
 }
 
 }  // namespace lockstep::trainer

@@ -31,6 +31,7 @@ const char* reason_of(int status) {
     case 200: return "OK";
     case 400: return "Bad Request";
     case 401: return "Unauthorized";
+    case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
     case 431: return "Request Header Fields Too Large";
@@ -182,6 +183,8 @@ HttpAnswer HttpServer::answer_to(const HttpRequest& request) const {
     return {.status = 401,
             .body = "send the header Authorization: Bearer TOKEN\n",
             .header = "WWW-Authenticate: Bearer\r\n"};
+  if (token_.empty() && !is_address_or_localhost(request.host))
+    return {.status = 403, .body = "without a token it answers those who ask for an address, or localhost\n"};
   return answer_(request);
 }
 

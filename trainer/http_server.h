@@ -29,8 +29,9 @@ class HttpServer {
   static constexpr int kMostPerSecond = 100;
   static constexpr auto kPatience = std::chrono::seconds(5);
 
-  /// `listener` does not block. With a token, requests without "Authorization: Bearer TOKEN" are refused. `answer` is
-  /// called on the thread, for requests that parse_http_request() takes.
+  /// `listener` does not block. With a token, requests without "Authorization: Bearer TOKEN" are refused; without one,
+  /// those for a name (is_address_or_localhost). `answer` is called on the thread, for requests that
+  /// parse_http_request() takes.
   HttpServer(UniqueFd listener, std::string token, std::function<HttpAnswer(const HttpRequest&)> answer);
   /// Ends at once: clients see their connections closed.
   ~HttpServer();

@@ -77,7 +77,8 @@ TEST(Hosts, TransfersAreTimed) {
     });
 }
 
-TEST(Hosts, ARankThatDiesIsNamedToAllWithinASecond) {
+// Long before an operation times out, after 20 s.
+TEST(Hosts, ARankThatDiesIsNamedToAllAtOnce) {
   for (const int doomed : {0, 1, 2})
     for (const std::size_t count : {1u, 1u << 20})
       on_ranks({"aab", doomed}, [&](ProcessGroup& group) {
@@ -98,7 +99,7 @@ TEST(Hosts, ARankThatDiesIsNamedToAllWithinASecond) {
                      group.all_reduce({arena.get(), 0, count, DType::kF32}, ReduceOp::kSum).wait_host();
                    },
                    {named, "this rank waits for it in allreduce #", "step 7"}) &&
-               Clock::now() - begin < delay + 1s && throws<DeviceError>([&] { group.barrier(); }, {named});
+               Clock::now() - begin < 10s && throws<DeviceError>([&] { group.barrier(); }, {named});
       });
 }
 
@@ -238,7 +239,7 @@ TEST(PeerConnector, StrangersAndOtherJobsAreRejected) {
       PeerConnector of_another_job(world.rank, 20s);
       of_another_job.expect(peers, 0, {other});
       well = is_rejected(other, "GET / HTTP/1.0\r\n\r\n") && is_rejected(other, std::string(200, '\0')) &&
-             throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
+             throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(1s)); },
                                  {"rank 0 (host a) cannot be reached", "it does not know this job's secret"});
     }
     const auto links = connector.connect(JobSecret::of_text("this"), false, Deadline::after(20s));
@@ -257,9 +258,9 @@ TEST(PeerConnector, UnreachablePeerIsNamed) {
     const bool well =
         world.rank == 1
             ? throws<DeviceError>([&] { connector.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
-                                  {"rank 0 (host a) cannot be reached within 0.3", "127.0.0.1:", "Connection refused"})
+                                  {"rank 0 (host a) cannot be reached within ", "127.0.0.1:", "Connection refused"})
             : throws<DeviceError>([&] { connector.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
-                                  {"rank 1 (host b) has not connected within 0.3", "listens at 127.0.0.1:"});
+                                  {"rank 1 (host b) has not connected within ", "listens at 127.0.0.1:"});
     store->leave(Deadline::after(20s));
     return well;
   });

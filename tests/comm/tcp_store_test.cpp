@@ -377,7 +377,7 @@ TEST(TcpStore, SomethingListensAndSaysNothing) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   EXPECT_THAT(error_of<TimeoutError>([&] { make_tcp_store(world_of(1, 2, port), Deadline::after(300ms)); }),
-              HasSubstr("has not answered within 0.3"));
+              HasSubstr("has not answered within "));
 }
 
 // A rejected peer gets the reason, and the job continues.

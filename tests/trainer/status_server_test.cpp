@@ -47,6 +47,8 @@ TEST(HttpRequests, AreTakenWholeAndInOneWay) {
       {"POST / HTTP/1.1\r\nAUTHORIZATION:  Bearer x \r\n\r\n", 200, "/", "Bearer x"},
       {"GET / HTTP/1.1\r\nAuthorization: a\r\nauthorization: b\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nAuthorization:\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost:\r\n\r\n", 200, "/"},
       {"GET / HTTP/1.1\r\n folded: a\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nA : b\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nA\r\n\r\n", 400},
@@ -138,6 +140,20 @@ TEST(HttpServers, DemandTheirToken) {
     EXPECT_THAT(get(server.port, "/", std::string("Authorization: ") + wrong + "\r\n"), StartsWith("HTTP/1.1 401 "))
         << wrong;
   EXPECT_THAT(get(server.port, "/", "Authorization: bearer 0123456789abcdef\r\n"), StartsWith("HTTP/1.1 200 "));
+}
+
+// A page of somebody else's whose name has been made this host's address.
+TEST(HttpServers, WithoutATokenAnswerNoNames) {
+  for (const char* host : {"", "localhost", "LOCALHOST:80", "127.0.0.1", "10.0.0.1:9090", "[::1]", "[::1]:80"})
+    EXPECT_TRUE(is_address_or_localhost(host)) << host;
+  for (const char* host :
+       {"example.org", "localhost.example.org:80", "127.0.0.1.example.org", "[::1", "[]", ":80", "::1"})
+    EXPECT_FALSE(is_address_or_localhost(host)) << host;
+  const std::string request = "GET / HTTP/1.1\r\nHost: example.org:80\r\n";
+  EXPECT_THAT(answer_to(Server().port, request + "\r\n"), StartsWith("HTTP/1.1 403 Forbidden\r\n"));
+  const std::string token = "0123456789abcdef";
+  EXPECT_THAT(answer_to(Server(token).port, request + "Authorization: Bearer " + token + "\r\n\r\n"),
+              StartsWith("HTTP/1.1 200 "));
 }
 
 // Those who say nothing, half of something, or read nothing, in greater number than there are places.
@@ -240,8 +256,8 @@ TEST(StatusServers, AreRedWhenNothingMoves) {
   const Running run(config_with(0.05));
   flight::set_phase(flight::Phase::kBackward);
   std::this_thread::sleep_for(100ms);
-  EXPECT_THAT(health(run), AllOf(StartsWith("HTTP/1.1 503 Service Unavailable\r\n"),
-                                 HasSubstr("\r\n\r\nno step for 0 s, "), HasSubstr("backward")));
+  EXPECT_THAT(health(run), AllOf(StartsWith("HTTP/1.1 503 Service Unavailable\r\n"), HasSubstr("\r\n\r\nno step for "),
+                                 HasSubstr("backward")));
   EXPECT_THAT(get(run.port, "/metrics"), HasSubstr("\nlockstep_healthy 0\n"));
   flight::set_phase(flight::Phase::kEvaluation);  // a batch of it
   const Running patient(config_with(100));
