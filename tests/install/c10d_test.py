@@ -1,11 +1,12 @@
 """PyTorch's backend "lockstep" (bindings/c10d), built against the installed package and a PyTorch with Python: its operations,
-PyTorch's own DDP and fully_shard over it, what failures look like, and launchers. Without PyTorch it ends with 77, which
-ctest takes for skipped.
+PyTorch's own DDP and fully_shard over it, what failures look like, and launchers; and its wheel. Without PyTorch it ends with
+77, which ctest takes for skipped.
 
   c10d_test.py [--source DIR] [--build DIR] [unittest's arguments]
 """
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,14 @@ import job  # noqa: E402
 SKIPPED = 77
 PYTHON = BUILD / "peers/torch/bin/python"
 PROGRAMS = SOURCE / "tests/install/c10d"
+EXAMPLES = SOURCE / "examples/pytorch"
+TORCHRUN = [PYTHON, "-B", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+
+
+def needs(framework):
+    there = PYTHON.exists() and subprocess.run([PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec('{framework}') is None)"],
+                                               capture_output=True).returncode == 0
+    return unittest.skipUnless(there, f"no {framework} → build/peers/torch/bin/pip install {framework}")
 
 
 class C10d(package.Case):
@@ -30,8 +39,8 @@ class C10d(package.Case):
         if subprocess.run([PYTHON, "-c", "import numpy"], capture_output=True).returncode:
             raise AssertionError("PyTorch's environment is an old one, without NumPy → bench/peers/setup torch")
         cls.site = cls.here / "site"
-        build = cls.prefix / "share/lockstep/bindings/c10d/build.py"
-        cls.built = run([PYTHON, "-W", "ignore", build, "--out", cls.site], timeout=600).stdout
+        cls.package = cls.prefix / "share/lockstep/bindings/c10d"
+        run([PYTHON, "-m", "pip", "install", "--no-deps", "--target", cls.site, cls.package], timeout=600)
 
     def environment(self, **more):
         return job.environment(PYTHONPATH=str(self.site), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
@@ -107,18 +116,75 @@ class C10d(package.Case):
     def test_launchers(self):
         program = PROGRAMS / "launched.py"
         for argv in ([self.prefix / "bin/lockstep", "launch", "-n", "2", "--", PYTHON, "-B", program],
-                     [PYTHON, "-B", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", program]):
+                     [*TORCHRUN, program]):
             done = run(argv, env=self.environment())
             self.assertIn("2 ranks have summed", done.stdout)
 
-    def test_what_cannot_be_built(self):
-        build = self.prefix / "share/lockstep/bindings/c10d/build.py"
-        for argv, wanted in (([PYTHON, "-W", "ignore", build, "--prefix", self.here / "nothing"], "no lockstep with the component comm"),
-                             ([sys.executable, "-I", build], "has no PyTorch")):
-            if "no PyTorch" in wanted and subprocess.run([sys.executable, "-I", "-c", "import torch"],
-                                                         capture_output=True).returncode == 0:
-                continue
-            self.assertIn(wanted, run(argv, code=1).stderr)
+    def example(self, name, *arguments, launcher=TORCHRUN):
+        return run([*launcher, EXAMPLES / name, *arguments], env=self.environment()).stdout
+
+    def test_example_of_ddp(self):
+        over = {backend: [float(loss) for loss in re.findall(r"loss ([\d.]+)", self.example("ddp.py", backend))]
+                for backend in ("lockstep", "gloo")}
+        self.assertEqual(len(over["gloo"]), 3)
+        for ours, gloos in zip(over["lockstep"], over["gloo"], strict=True):
+            self.assertLessEqual(abs(ours - gloos), 1e-6)
+
+    def test_example_of_fsdp2(self):
+        self.assertRegex(self.example("fsdp2.py", self.here / "checkpoint"), r"step 20: loss [01]\.\d+, saved")
+        self.assertTrue((self.here / "checkpoint/.metadata").exists())
+
+    @needs("pytorch_lightning")
+    def test_example_of_lightning(self):
+        self.assertRegex(self.example("lightning_ddp.py", launcher=[PYTHON, "-B"]), r"over lockstep: loss [12]\.\d+")
+
+    @needs("accelerate")
+    def test_example_of_accelerate(self):
+        self.assertRegex(self.example("accelerate_loop.py"), r"epoch 3: loss [12]\.\d+ over lockstep")
+
+    @needs("transformers")
+    def test_example_of_transformers(self):
+        self.assertRegex(self.example("transformers_trainer.py", self.here / "trainer"), r"over lockstep: loss [12]\.\d+")
+
+    def test_another_pytorch_is_refused(self):
+        other = self.here / "other"
+        shutil.copytree(self.site, other)
+        build = other / "lockstep_c10d/_build.py"
+        build.write_text(re.sub(r'TORCH = "[^"]*"', 'TORCH = "2.1.0"', build.read_text()))
+        said = subprocess.run([PYTHON, "-B", PROGRAMS / "launched.py"], capture_output=True, text=True, env={
+            **self.environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"), "PYTHONPATH": str(other)})
+        self.assertRegex(said.stderr, r"compiled for PyTorch 2\.1, and this is 2\.\d+.* → install its wheel for 2\.\d+")
+
+    def test_without_pytorch_it_cannot_be_built(self):
+        empty = self.here / "empty"
+        run([PYTHON, "-m", "venv", empty])
+        find = self.package / "wheel/find_torch.py"
+        self.assertIn("has no PyTorch", run([empty / "bin/python", "-E", find], code=1).stderr)
+
+
+class Wheel(package.WithFiles):
+    def fresh(self, name, what):
+        """The Python of a new environment that has `what` installed, and sees PyTorch."""
+        environment = self.here / name
+        run([PYTHON, "-m", "venv", environment])
+        places = run([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"]).stdout
+        next(environment.glob("lib/python*/site-packages")).joinpath("torch.pth").write_text(places)
+        python = environment / "bin/python"
+        run([python, "-m", "pip", "install", "--no-deps", what], timeout=900)
+        return python
+
+    def test_it_is_one_word(self):
+        wheel = run([SOURCE / "scripts/build-wheel"], timeout=900).stdout.splitlines()[-1]
+        self.assertRegex(wheel, r"/lockstep_c10d-[\d.]+-[\d.]+torch-cp\d+-cp\d+-manylinux_\d+_\d+_x86_64\.whl$")
+        sdist = run([SOURCE / "scripts/build-wheel", "--sdist"], timeout=300).stdout.splitlines()[-1]
+        for name, what in (("of_wheel", wheel), ("of_sdist", sdist)):
+            python = self.fresh(name, what)
+            env = job.environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
+            done = run([python, "-B", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+                        PROGRAMS / "launched.py"], env=env)
+            self.assertIn("2 ranks have summed", done.stdout)
+            info = run([python, "-c", "import lockstep_c10d as c; print(c.__version__, c.info()['problem'] or 'usable')"], env=env)
+            self.assertRegex(info.stdout, r"^\d+\.\d+\.\d+ usable\n$")
 
 
 if __name__ == "__main__":

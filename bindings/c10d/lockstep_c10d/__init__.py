@@ -1,7 +1,9 @@
 """torch.distributed over lockstep, on the CPU:
 
-    import lockstep_c10d
     torch.distributed.init_process_group("lockstep")
+
+`import torch` registers the backend where this package is installed. Importing the package, too, gives ranks of mpirun and
+srun the variables that init_process_group() reads.
 
 `pg_options` of init_process_group() and new_group() may be a dict:
   encrypt                 what ranks of different hosts say to each other; all of them have LOCKSTEP_JOB_SECRET. Default:
@@ -10,17 +12,19 @@
                           was given last holds for all groups. Default: 10
 Anything else is for another backend of the same group ("cpu:lockstep,cuda:nccl").
 """
+import importlib
 import os
 import pathlib
 import socket
 import time
 
-import torch  # noqa: F401: has what _C is linked with
-import torch.distributed as dist
+import torch  # has what _C is linked with
+import lockstep_c10d_autoload
 
-from . import _C
+from . import _build
 
-__all__ = []
+__all__ = ["info"]
+__version__ = _build.VERSION
 
 _defaults = {"encrypt": os.environ.get("LOCKSTEP_ENCRYPT", "0").lower() in ("1", "true", "yes", "on"),
              "stall_warning_seconds": 10.0}
@@ -65,15 +69,41 @@ def _agree_on_port(file, chooses):
     return file.read_text()
 
 
-def _create(group, options):
+def _minor(version):
+    return ".".join(version.split(".")[:2])
+
+
+def _extension():
+    """_C, or RuntimeError: in another PyTorch than the one that it was compiled for it would crash."""
+    if _minor(torch.__version__) != _minor(_build.TORCH):
+        raise RuntimeError(f"lockstep_c10d {__version__} is compiled for PyTorch {_minor(_build.TORCH)}, and this is "
+                           f"{torch.__version__} → install its wheel for {_minor(torch.__version__)}, or build it: pip install "
+                           "--force-reinstall ./bindings/c10d in a clone of lockstep")
+    return importlib.import_module("._C", __name__)
+
+
+def info():
+    """What there is: versions of this package, of PyTorch, and of the PyTorch that it was compiled for, and whether it can be
+    used (str: why not, or "")."""
+    try:
+        _extension()
+        problem = ""
+    except (RuntimeError, ImportError) as error:
+        problem = str(error)
+    return {"version": __version__, "torch": torch.__version__, "compiled_for_torch": _build.TORCH,
+            "compiler": _build.COMPILER, "problem": problem}
+
+
+def create(group, options):
+    """What torch.distributed calls for each group."""
     given = options if isinstance(options, dict) else {}
     if unknown := sorted(set(given) - set(_defaults)):
         raise ValueError(f"lockstep has no option '{unknown[0]}': there are {', '.join(_defaults)}")
     if "stall_warning_seconds" in given:
         _defaults["stall_warning_seconds"] = given["stall_warning_seconds"]
-    return _C.create(group.store, group.group_rank, group.group_size, list(group.global_ranks_in_group),
+    return _extension().create(group.store, group.group_rank, group.group_size, list(group.global_ranks_in_group),
                      group.timeout.total_seconds(), **{**_defaults, **given})
 
 
 _complete_environment(os.environ)
-dist.Backend.register_backend("lockstep", _create, extended_api=True, devices=["cpu"])
+lockstep_c10d_autoload.register()

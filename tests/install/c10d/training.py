@@ -9,8 +9,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import lockstep_c10d  # noqa: F401: registers the backend
-
 STEPS = 12
 
 
