@@ -57,12 +57,6 @@ void spread(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   }
 }
 
-void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& how) {
-  at::Tensor memory = how.prepare(tensor);
-  group.all_reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op);
-  how.finish(memory, tensor, group.size());
-}
-
 void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
   const Elements elements(tensor.scalar_type());
   at::Tensor memory = group.rank() == root ? contiguous(tensor) : memory_for(tensor);
@@ -92,7 +86,56 @@ void gather_all(ProcessGroup& group, const at::Tensor& input, const std::vector<
   spread(all, outputs);
 }
 
+/// By an operation on bits, which lockstep's groups do not have: everybody gets everything.
+at::Tensor reduced_bits(ProcessGroup& group, const at::Tensor& tensor, const Reduction& how) {
+  const at::Tensor all = at::empty({group.size(), tensor.numel()}, tensor.options());
+  gather_all(group, tensor, all);
+  at::Tensor result = all[0];
+  for (int r = 1; r < group.size(); ++r) result = how.bits(result, all[r]);
+  return result;
+}
+
+void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& how) {
+  if (how.bits != nullptr) return write_back(reduced_bits(group, tensor, how), tensor);
+  at::Tensor memory = how.prepare(tensor);
+  group.all_reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op);
+  how.finish(memory, tensor, group.size());
+}
+
+/// All ranks' coordinates and values, added up by PyTorch in the order of ranks.
+void reduce_all_sparse(ProcessGroup& group, const at::Tensor& tensor, bool average) {
+  const at::Tensor mine = tensor.coalesce();
+  std::vector<std::int64_t> about = tensor.sizes().vec();
+  about.insert(about.end(), {mine.sparse_dim(), mine._nnz()});
+  const auto fields = static_cast<std::int64_t>(about.size());
+  const at::Tensor abouts = at::empty({group.size(), fields}, at::kLong);
+  gather_all(group, at::tensor(about, at::kLong), abouts);
+  for (int r = 1; r < group.size(); ++r)
+    if (!abouts[r].narrow(0, 0, fields - 1).equal(abouts[0].narrow(0, 0, fields - 1)))
+      throw UsageError("allreduce of sparse tensors whose shapes differ: rank 0's and rank " + std::to_string(r) + "'s",
+                       "give them the same sizes and the same number of sparse dimensions on all ranks");
+  std::vector<at::Tensor> indices, values;
+  for (int r = 0; r < group.size(); ++r) {
+    const std::int64_t count = abouts[r][fields - 1].item<std::int64_t>();
+    auto shape = mine.values().sizes().vec();
+    shape[0] = count;
+    indices.push_back(at::empty({mine.sparse_dim(), count}, at::kLong));
+    values.push_back(at::empty(shape, mine.values().options()));
+  }
+  gather_all(group, mine.indices(), indices);
+  gather_all(group, mine.values(), values);
+  at::Tensor sum =
+      at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values), tensor.sizes(), tensor.options()).coalesce();
+  if (average) sum.div_(group.size());
+  tensor.copy_(sum);
+}
+
 void scatter_reduced(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output, const Reduction& how) {
+  if (how.bits != nullptr) {
+    const at::Tensor all = reduced_bits(group, input, how);
+    output.copy_(all.narrow(0, group.rank() * output.numel(), output.numel()).view(output.sizes()));
+    return;
+  }
   const at::Tensor all = how.prepare(input);
   const bool direct = how.carrier == output.scalar_type();
   at::Tensor mine = direct ? memory_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
@@ -181,6 +224,12 @@ WorkPtr Backend::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::Broad
 }
 
 WorkPtr Backend::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) {
+    check_sparse(tensors[0], options.reduceOp);
+    const bool average = options.reduceOp == ::c10d::ReduceOp::AVG;
+    return submit(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, options.timeout,
+                  [tensor = tensors[0], average](ProcessGroup& group) { reduce_all_sparse(group, tensor, average); });
+  }
   const at::Tensor& tensor = only_one(tensors, "allreduce");
   const Reduction how(tensor.scalar_type(), options.reduceOp);
   return submit(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, options.timeout,
@@ -205,6 +254,10 @@ WorkPtr Backend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOp
   const int root = static_cast<int>(options.rootRank);
   const bool receives = root == getRank();
   return submit(OpType::REDUCE, "lockstep:reduce", tensors, tensors, options.timeout, [=](ProcessGroup& group) {
+    if (how.bits != nullptr) {
+      const at::Tensor result = reduced_bits(group, tensor, how);
+      return receives ? write_back(result, tensor) : void();
+    }
     at::Tensor memory = how.prepare(tensor);
     group.reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op, root);
     if (receives) how.finish(memory, tensor, group.size());

@@ -23,8 +23,15 @@ const char* name_of(const ::c10d::ReduceOp& op) {
   }
 }
 
+bool is_bitwise(const ::c10d::ReduceOp& op) {
+  return op == ::c10d::ReduceOp::BAND || op == ::c10d::ReduceOp::BOR || op == ::c10d::ReduceOp::BXOR;
+}
+
 comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
   switch (op) {
+    case ::c10d::ReduceOp::BAND:
+    case ::c10d::ReduceOp::BOR:
+    case ::c10d::ReduceOp::BXOR:
     case ::c10d::ReduceOp::SUM:
     case ::c10d::ReduceOp::AVG:
     case ::c10d::ReduceOp::PREMUL_SUM: return comm::ReduceOp::kSum;
@@ -33,7 +40,8 @@ comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
     case ::c10d::ReduceOp::MAX: return comm::ReduceOp::kMax;
     default: break;
   }
-  TORCH_CHECK(false, "lockstep does not reduce by ", name_of(op), " → it has SUM, AVG, PRODUCT, MIN, MAX, PREMUL_SUM");
+  TORCH_CHECK(false, "lockstep does not reduce by ", name_of(op),
+              " → it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM");
 }
 
 }  // namespace
@@ -51,6 +59,13 @@ void check_tensors(at::TensorList tensors, const char* doing) {
   for (const at::Tensor& tensor : tensors) check_tensor(tensor, doing);
 }
 
+void check_sparse(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kSparse, "allreduce of a tensor on ", tensor.device(),
+              " of layout ", tensor.layout(), ", and lockstep's backend takes dense and COO ones on the CPU");
+  TORCH_CHECK(op == ::c10d::ReduceOp::SUM || op == ::c10d::ReduceOp::AVG,
+              "lockstep reduces sparse tensors by SUM and AVG, not by ", name_of(op));
+}
+
 Elements::Elements(at::ScalarType type) {
   switch (type) {
     case at::kFloat: dtype = DType::kF32; break;
@@ -65,6 +80,14 @@ Elements::Elements(at::ScalarType type) {
 
 Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by) : carrier(type), op(op_of(by)) {
   average = by == ::c10d::ReduceOp::AVG;
+  if (is_bitwise(by)) {
+    TORCH_CHECK(c10::isIntegralType(type, /*includeBool=*/true), name_of(by), " is of integers and bool, not of ",
+                type);
+    if (by == ::c10d::ReduceOp::BAND) bits = at::bitwise_and;
+    if (by == ::c10d::ReduceOp::BOR) bits = at::bitwise_or;
+    if (by == ::c10d::ReduceOp::BXOR) bits = at::bitwise_xor;
+    return;
+  }
   switch (type) {
     case at::kFloat:
     case at::kDouble:

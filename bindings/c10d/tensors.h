@@ -22,12 +22,17 @@ struct Elements {
   std::size_t count(const at::Tensor& tensor) const { return static_cast<std::size_t>(tensor.numel()) * per_element; }
 };
 
+/// Throws (RuntimeError in Python) unless a sparse `tensor` is one on the CPU whose coordinates are listed (COO), to be
+/// reduced by `op`: SUM or AVG.
+void check_sparse(const at::Tensor& tensor, const ::c10d::ReduceOp& op);
+
 /// How a reduction of c10d's is done. Sums and products of 8 and 16 bit integers wrap as they would in their own type.
 struct Reduction {
   at::ScalarType carrier = at::kFloat;  // what tensors are converted to before
   DType dtype = DType::kF32;
   std::size_t per_element = 1;  // 2: a complex number is two
   comm::ReduceOp op = comm::ReduceOp::kSum;
+  at::Tensor (*bits)(const at::Tensor&, const at::Tensor&) = nullptr;  // of BAND, BOR, BXOR, which are no ReduceOp
   bool average = false;
   at::Tensor factor;  // PREMUL_SUM's; undefined: none
 

@@ -102,6 +102,8 @@ class C10d(package.Case):
                 self.assertRegex(one, r"rank 0: allreduce #2 .*timed out after")
                 self.assertIn("rank 1 sends a message with tag 4 of 3 elements, and this rank receives a message with tag 3",
                               self.ranks(2, "failures.py", "another_tag", hosts=hosts)[0])
+        for text in self.ranks(2, "failures.py", "other_sparse_shape"):
+            self.assertIn("allreduce of sparse tensors whose shapes differ: rank 0's and rank 1's", text)
         for text in self.ranks(2, "failures.py", "different"):
             self.assertRegex(text, r"out of step: rank . .*sum of 100[01] f32.*sum of 100[01] f32")
 

@@ -1,5 +1,6 @@
 """Every operation of the backend against what it should give, on each rank. It is started on each rank, with RANK and
 WORLD_SIZE; where LOCKSTEP_HOST_NAME differs, between hosts."""
+import functools
 import itertools
 import threading
 
@@ -34,6 +35,15 @@ def same(got, wanted, what):
                                                     wanted.view(torch.uint8) if got.dtype == torch.float8_e4m3fn
                                                     else wanted):
         raise AssertionError(f"rank {dist.get_rank()}: {what}: {got} where {wanted} is right")
+
+
+def refused(part, call):
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError(f"nothing was refused where '{part}' was expected")
 
 
 def reductions():
@@ -73,6 +83,49 @@ def reductions():
     dist.all_reduce_coalesced(several)
     for k, tensor in zip((3, 0, 5), several):
         same(tensor, torch.full((k,), n * (1.0 + k)), "all_reduce_coalesced")
+
+
+def bits():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    ops = {dist.ReduceOp.BAND: torch.bitwise_and, dist.ReduceOp.BOR: torch.bitwise_or, dist.ReduceOp.BXOR: torch.bitwise_xor}
+    for dtype, size, op in itertools.product(INTEGERS + (torch.bool,), SIZES, ops):
+        parts = [made(r, n * size, dtype) for r in range(n)]
+        wanted = functools.reduce(ops[op], parts)
+        for tensor in layouts(parts[rank]):
+            mine = torch.empty(size, dtype=dtype)
+            dist.reduce_scatter_tensor(mine, tensor, op=op)
+            same(mine, wanted[rank * size:(rank + 1) * size], f"reduce_scatter of {size} {dtype} by {op}")
+            at_last = tensor.clone()
+            dist.reduce(at_last, dst=n - 1, op=op)
+            same(at_last, wanted if rank == n - 1 else tensor, f"reduce of {size} {dtype} by {op}")
+            dist.all_reduce(tensor, op=op)
+            same(tensor, wanted, f"all_reduce of {size} {dtype} by {op}")
+    refused("BAND is of integers", lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND))
+
+
+def sparse():
+    n, rank = dist.get_world_size(), dist.get_rank()
+
+    def of(r, dtype):
+        """Rank 0's has nothing, others r + 2 entries, two in one place; rows of 3."""
+        places = torch.arange(r + 2 if r else 0) % max(r + 1, 1)
+        return torch.sparse_coo_tensor(places[None], torch.ones(len(places), 3, dtype=dtype) * r, (50, 3))
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, n))[:2 if dtype.is_floating_point else 1]:
+            tensor = of(rank, dtype)
+            dist.all_reduce(tensor, op=op)
+            same(tensor.to_dense(), sum(of(r, dtype).to_dense() for r in range(n)) / divisor if divisor > 1
+                 else sum(of(r, dtype).to_dense() for r in range(n)).to(dtype), f"all_reduce of sparse {dtype} by {op}")
+    refused("reduces sparse tensors by SUM and AVG", lambda: dist.all_reduce(of(rank, torch.float32), op=dist.ReduceOp.MAX))
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(20, 4, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(table)
+    model(torch.tensor([rank, 5])).sum().backward()
+    wanted = torch.zeros(20, 4)
+    wanted[5] = 1
+    wanted[:n] += 1 / n
+    assert torch.allclose(table.weight.grad.to_dense(), wanted, atol=1e-6), table.weight.grad
 
 
 def moves():
@@ -240,17 +293,8 @@ def works():
 
 
 def refusals():
-    def refused(part, call):
-        try:
-            call()
-        except (RuntimeError, ValueError) as error:
-            assert part in str(error), error
-        else:
-            raise AssertionError(f"nothing was refused where '{part}' was expected")
-
     ones, n = torch.ones(3), dist.get_world_size()
     refused("does not reduce Float8_e4m3fn", lambda: dist.all_reduce(ones.to(torch.float8_e4m3fn)))
-    refused("does not reduce by BXOR", lambda: dist.all_reduce(ones.int(), op=dist.ReduceOp.BXOR))
     refused("no average of bool", lambda: dist.all_reduce(ones.bool(), op=dist.ReduceOp.AVG))
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     refused("of layout Sparse", lambda: backend.broadcast(ones.to_sparse(), 0))
@@ -265,7 +309,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("lockstep")
     assert dist.get_backend() == "lockstep"
-    for check in (reductions, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, refusals):
+    for check in (reductions, bits, sparse, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, refusals):
         check()
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks: all operations are right")

@@ -58,6 +58,12 @@ def one_operation_late():
     until_rank_0_has(on_rank_0)
 
 
+def other_sparse_shape():
+    """All ranks find out."""
+    place = torch.zeros(1, 1, dtype=torch.int64)
+    fails(lambda: dist.all_reduce(torch.sparse_coo_tensor(place, torch.ones(1), (4 + dist.get_rank(),))))
+
+
 def silent():
     """Nobody sends; a wait may end before."""
     def on_rank_0():
