@@ -1,5 +1,7 @@
 #include "lockstep/base/misuse.h"
 
+#include <pthread.h>
+
 #include <mutex>
 #include <utility>
 
@@ -10,6 +12,8 @@ struct Identity {
   ThreadId acts_for = this;  // itself
 };
 thread_local Identity identity;
+
+std::atomic<std::uint64_t> forks_so_far{0};
 
 }  // namespace
 
@@ -44,6 +48,12 @@ Lifetime::~Lifetime() {
 }
 
 ThreadId this_thread() noexcept { return identity.acts_for; }
+
+std::uint64_t forks() noexcept {
+  [[maybe_unused]] static const int counted =
+      ::pthread_atfork(nullptr, nullptr, [] { forks_so_far.fetch_add(1, std::memory_order_relaxed); });
+  return forks_so_far.load(std::memory_order_relaxed);
+}
 
 ActsFor::ActsFor(ThreadId other) noexcept : before_(std::exchange(identity.acts_for, other)) {}
 

@@ -107,6 +107,9 @@ void ProcessGroup::check_region(const Region& region, const char* doing) const {
 // ---- Operations ----
 
 void ProcessGroup::check_thread(const char* doing) {
+  if (forks_ != forks()) [[unlikely]]
+    throw UsageError(fmt::format("{} in a forked process, on a group that was made before", doing),
+                     "make a group in the process that uses it, or start that process anew (fork and exec)");
   const ThreadId here = this_thread();
   if (user_ == here) [[likely]]
     return;
@@ -218,12 +221,15 @@ struct ProcessGroup::Piece {
   std::size_t offset_bytes = 0;
 };
 
-/// A buffer of `count` elements, or parts of so many, goes through the halves of staging_, at most `most` elements at a
-/// time: one half is copied while the other is on its way. Of no elements too: the ranks compare that there are none.
-void ProcessGroup::stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
+/// A buffer of `count` elements, or parts of so many, goes through the halves of staging_, at most `most` elements,
+/// which have `bytes`, at a time: one half is copied while the other is on its way. Of no elements too: the ranks
+/// compare that there are none. Groups whose buffers are small, of which a program may have thousands, have little
+/// memory.
+void ProcessGroup::stage(std::size_t count, std::size_t most, std::size_t bytes, FunctionRef<void(const Piece&)> fill,
                          FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take) {
-  const std::size_t half = std::max(kStagedBytes, static_cast<std::size_t>(size_) * kArenaAlignment);
-  if (staging_ == nullptr) staging_ = allocate(2 * half);
+  const std::size_t half =
+      std::max(bytes <= kDirectBytes ? kDirectBytes : kStagedBytes, static_cast<std::size_t>(size_) * kArenaAlignment);
+  if (staging_ == nullptr || staging_->bytes() < 2 * half) staging_ = allocate(2 * half);
   Piece pieces[2];
   std::optional<Work> works[2];
   const auto finish = [&](std::size_t i) {
@@ -271,8 +277,9 @@ void ProcessGroup::all_reduce_host(void* values, std::size_t count, DType dtype,
   auto* const bytes = static_cast<std::byte*>(values);
   const std::size_t element = size_of(dtype);
   const bool direct = sees_all_copies() && size_ <= kMostDirectRanks;
+  const std::size_t most = std::min(count, (direct ? kDirectBytes : kStagedBytes) / element);
   stage(
-      count, (direct ? kDirectBytes : kStagedBytes) / element,
+      count, most, most * element,
       [&](const Piece& piece) {
         copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
       },
@@ -290,8 +297,9 @@ void ProcessGroup::broadcast_host(void* values, std::size_t count, DType dtype, 
   auto* const bytes = static_cast<std::byte*>(values);
   const std::size_t element = size_of(dtype);
   const bool direct = sees_all_copies();
+  const std::size_t most = std::min(count, kStagedBytes / element);
   stage(
-      count, kStagedBytes / element,
+      count, most, most * element,
       [&](const Piece& piece) {
         if (rank_ == root) copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
       },
@@ -308,9 +316,9 @@ void ProcessGroup::broadcast_host(void* values, std::size_t count, DType dtype, 
 
 void ProcessGroup::reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op, int root) {
   auto* const bytes = static_cast<std::byte*>(values);
-  const std::size_t element = size_of(dtype);
+  const std::size_t element = size_of(dtype), most = std::min(count, kStagedBytes / element);
   stage(
-      count, kStagedBytes / element,
+      count, most, most * element,
       [&](const Piece& piece) {
         copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
       },
@@ -325,8 +333,9 @@ void ProcessGroup::all_gather_host(const void* mine, std::size_t count, DType dt
   auto* const to = static_cast<std::byte*>(all);
   const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
   const bool direct = sees_all_copies();
+  const std::size_t most = std::min(count, most_of_part(dtype));
   stage(
-      count, most_of_part(dtype),
+      count, most, align_up(most * element) * ranks,
       [&](const Piece& piece) {
         const Region parts = parts_of(piece, dtype);
         copy(parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_), from + piece.begin * element,
@@ -350,8 +359,9 @@ void ProcessGroup::reduce_scatter_host(const void* all, void* mine, std::size_t 
   auto* const to = static_cast<std::byte*>(mine);
   const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
   const bool direct = sees_all_copies();
+  const std::size_t most = std::min(count, most_of_part(dtype));
   stage(
-      count, most_of_part(dtype),
+      count, most, align_up(most * element) * ranks,
       [&](const Piece& piece) {
         const Region parts = parts_of(piece, dtype);
         for (std::size_t r = 0; r < ranks; ++r)

@@ -85,6 +85,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout
 
 WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
+  check_process();
   ++sequence_;
   auto work = c10::make_intrusive<CollectiveWork>(operations_, getRank(), type, title, inputs, std::move(outputs));
   operations_->issue(work, timeout.count() > 0 ? timeout : timeout_.load(), std::move(body));
@@ -92,6 +93,7 @@ WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vecto
 }
 
 void Backend::shutdown() {
+  if (forks_ != forks()) return;  // it is its parent's, whose threads are not here
   const auto deadline = Deadline::after(kEndWithin);
   const auto warning = std::make_shared<std::string>();
   const bool ended = operations_->end(deadline, [warning, operations = operations_.get(), messages = messages_,
@@ -111,6 +113,7 @@ void Backend::shutdown() {
 }
 
 void Backend::abort() {
+  if (forks_ != forks()) return;
   const auto error = given_up("the group has been aborted, and this operation had not been done");
   operations_->abandon(error);
   if (messages_ != nullptr) messages_->abandon(error);
@@ -118,6 +121,7 @@ void Backend::abort() {
 
 WorkPtr Backend::submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors,
                                 int peer, int tag) {
+  check_process();
   TORCH_CHECK(tensors.size() == 1, title, " of ", tensors.size(), " tensors, where lockstep's backend takes one");
   check_tensor(tensors[0], title);
   TORCH_CHECK(messages_ != nullptr, title, " in a group of one rank");
@@ -127,6 +131,12 @@ WorkPtr Backend::submit_message(::c10d::OpType type, const char* title, const st
       c10::make_intrusive<MessageWork>(messages_, getRank(), type, title, tensors[0], peer, tag, timeout_.load());
   messages_->start(work);
   return work;
+}
+
+void Backend::check_process() const {
+  TORCH_CHECK(forks_ == forks(),
+              "an operation in a forked process, on a group that was made before → make a group in the "
+              "process that uses it, or start that process by \"spawn\"");
 }
 
 void Backend::check_root(std::int64_t root, const char* doing) const {

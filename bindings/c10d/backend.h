@@ -94,6 +94,7 @@ class Backend final : public ::c10d::Backend {
                  std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body);
   WorkPtr submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, int peer,
                          int tag);
+  void check_process() const;
   void check_root(std::int64_t root, const char* doing) const;
   std::size_t ranks() const { return static_cast<std::size_t>(getSize()); }
 
@@ -101,6 +102,7 @@ class Backend final : public ::c10d::Backend {
   std::shared_ptr<Operations> operations_;
   std::shared_ptr<Messages> messages_;  // nullptr: this is the only rank
   std::atomic<std::uint64_t> sequence_{0};
+  const std::uint64_t forks_ = forks();  // of the process that has made it
 };
 
 }  // namespace lockstep::pytorch

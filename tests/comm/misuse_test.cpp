@@ -1,5 +1,7 @@
 // A group in a program that uses it wrongly.
 #include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +20,29 @@ namespace {
 using testing::group;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
+
+// Whose counters and sockets are its parent's.
+TEST(GroupMisuse, CallsInAForkedProcess) {
+  const auto part = group().duplicate();
+  std::vector<float> values(8, 1);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int refused = 0;
+    for (const bool sends : {false, true}) try {
+        sends ? part->isend(std::span(values), 0).wait() : part->all_reduce(std::span(values));
+      } catch (const UsageError& error) {
+        refused += std::string(error.what()).find("in a forked process") != std::string::npos;
+      }
+    ::_exit(refused == 2 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  part->all_reduce(std::span(values));
+  EXPECT_EQ(values, std::vector<float>(8, static_cast<float>(part->size())));
+  part->shutdown();
+}
 
 TEST(GroupMisuse, CallsAfterShutdown) {
   const auto part = group().duplicate();

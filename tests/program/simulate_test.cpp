@@ -20,14 +20,12 @@ TEST(Simulate, PredictsFromAProfileThatWasMeasured) {
   const json profile = json::parse(file);
   EXPECT_EQ(profile["gradients"].size(), 6u);
   double before = profile["backward_ms"];
-  for (const auto& gradient : profile["gradients"]) {  // the first layer's come last
+  for (const auto& gradient : profile["gradients"]) {  // the first layer's come last, in each step, so in medians too
     EXPECT_GT(gradient["ready_ms"].get<double>(), 0.0);
     if (gradient["rows"] == 1) continue;
     EXPECT_LE(gradient["ready_ms"].get<double>(), before);
     before = gradient["ready_ms"];
   }
-  // Forward is a part of a step: nothing is ready before it.
-  EXPECT_GT(before, 0.1 * profile["backward_ms"].get<double>());
 
   const auto predicted = run_well(
       "lockstep simulate p.json --nodes 1,4,16384 --link 10,20 --samples 1e9 --price 2 --node-mtbf-hours 9000 "

@@ -55,6 +55,9 @@ class Lifetime {
 using ThreadId = const void*;
 ThreadId this_thread() noexcept;
 
+/// How many times fork() lies between the process that called this first and the calling one, which may be its child.
+std::uint64_t forks() noexcept;
+
 /// While one lives, the calling thread works for another thread, which waits for it, and has that thread's identity.
 /// Destroy it on the thread that made it; of several, the last one first.
 class ActsFor {

@@ -381,7 +381,7 @@ class ProcessGroup {
   struct PairState;
   PairState& pair_state();
   struct Piece;
-  void stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
+  void stage(std::size_t count, std::size_t most, std::size_t bytes, FunctionRef<void(const Piece&)> fill,
              FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take);
   Region piece_of(const Piece& piece, DType dtype) const;
   Region parts_of(const Piece& piece, DType dtype) const;
@@ -410,6 +410,7 @@ class ProcessGroup {
   std::shared_ptr<PairState> pairs_;           // of sends and receives; nullptr: there were none
   std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
   ThreadId user_ = nullptr;                    // whose the operations under way are
+  std::uint64_t forks_ = forks();              // of the process that has made it
   Lifetime lifetime_;
 };
 

@@ -2,6 +2,7 @@
 WORLD_SIZE; where LOCKSTEP_HOST_NAME differs, between hosts."""
 import functools
 import itertools
+import os
 import threading
 
 import torch
@@ -294,6 +295,12 @@ def works():
 
 def refusals():
     ones, n = torch.ones(3), dist.get_world_size()
+    child = os.fork()
+    if child == 0:
+        refused("in a forked process", lambda: dist.all_reduce(ones))
+        refused("in a forked process", lambda: dist.send(ones, dst=(dist.get_rank() + 1) % n))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     refused("does not reduce Float8_e4m3fn", lambda: dist.all_reduce(ones.to(torch.float8_e4m3fn)))
     refused("no average of bool", lambda: dist.all_reduce(ones.bool(), op=dist.ReduceOp.AVG))
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
