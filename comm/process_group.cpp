@@ -223,12 +223,13 @@ struct ProcessGroup::Piece {
 
 /// A buffer of `count` elements, or parts of so many, goes through the halves of staging_, at most `most` elements,
 /// which have `bytes`, at a time: one half is copied while the other is on its way. Of no elements too: the ranks
-/// compare that there are none. Groups whose buffers are small, of which a program may have thousands, have little
-/// memory.
+/// compare that there are none. In shared memory, where all of it is there from the beginning, groups whose buffers are
+/// small take little: a program may have thousands.
 void ProcessGroup::stage(std::size_t count, std::size_t most, std::size_t bytes, FunctionRef<void(const Piece&)> fill,
                          FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take) {
+  const bool small = sees_all_copies() && bytes <= kDirectBytes;
   const std::size_t half =
-      std::max(bytes <= kDirectBytes ? kDirectBytes : kStagedBytes, static_cast<std::size_t>(size_) * kArenaAlignment);
+      std::max(small ? kDirectBytes : kStagedBytes, static_cast<std::size_t>(size_) * kArenaAlignment);
   if (staging_ == nullptr || staging_->bytes() < 2 * half) staging_ = allocate(2 * half);
   Piece pieces[2];
   std::optional<Work> works[2];
