@@ -28,10 +28,10 @@ struct Subcommand {
 };
 
 /// The table's setters point into a configuration that ends with this function.
-template <class Options, OptionTable (*table_of)(Options&)>
+template <class Options, OptionTable (*kTableOf)(Options&)>
 void show(TableVisitor visit) {
   Options options{};
-  visit(table_of(options));
+  visit(kTableOf(options));
 }
 void show_checkpoint(TableVisitor visit) {
   std::string action, path;

@@ -138,7 +138,7 @@ void write_archive(const std::string& path, const std::vector<Entry>& entries) {
     }
   }
   if (zip_close(archive.get()) != 0) fail(zip_strerror(archive.get()));
-  archive.release();  // which closing has ended
+  static_cast<void>(archive.release());  // which closing has ended
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ std::optional<StepFacts> facts_of(const Run& run) {
   }
   // Of a device's steps the host knows their length.
   if (std::isnan(facts.ranks.front().compute_ms)) {
-    const auto steps = run.of(Field::kStepMs);
+    const auto& steps = run.of(Field::kStepMs);
     std::vector<double> finite;
     std::ranges::copy_if(steps, std::back_inserter(finite), [](double ms) { return std::isfinite(ms); });
     if (!finite.empty()) facts.step_ms = std::max(facts.step_ms, median(std::move(finite)));

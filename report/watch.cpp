@@ -31,12 +31,12 @@ class Canvas {
   /// From the left and from the top.
   void set(int x, int y) {
     constexpr int kBits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
-    letters_[static_cast<std::size_t>(y / 4 * columns_ + x / 2)] |= kBits[y % 4][x % 2];
+    letters_[place(y / 4, x / 2)] |= kBits[y % 4][x % 2];
   }
   std::string line(int number) const {
     std::string text;
     for (int column = 0; column < columns_; ++column) {
-      const int bits = letters_[static_cast<std::size_t>(number * columns_ + column)];
+      const int bits = letters_[place(number, column)];
       if (bits == 0) {
         text += ' ';
         continue;
@@ -50,6 +50,10 @@ class Canvas {
   }
 
  private:
+  std::size_t place(int line, int column) const {
+    return static_cast<std::size_t>(line) * static_cast<std::size_t>(columns_) + static_cast<std::size_t>(column);
+  }
+
   int columns_, lines_;
   std::vector<int> letters_;
 };

@@ -31,7 +31,7 @@ TEST(Page, HasTheNumbersAndLoadsNothing) {
   one.run.incidents.push_back({.kind = "warning", .step = 3, .text = "<script>alert(1)</script>"});
   one.run.checkpoints.push_back({.step = 5, .bytes = 4096, .write_ms = 3.25, .held_up_ms = 1});
   one.launcher.push_back({.kind = "restart", .text = "attempt 1, cause rank 1 died"});
-  one.flights.push_back("rank 1 (host b): in the forward pass");
+  one.flights.emplace_back("rank 1 (host b): in the forward pass");
   const std::string page = page_of(std::vector<RecordedRun>{one});
   EXPECT_THAT(page, HasSubstr(">0.123456<")) << "the loss of the evaluation";
   EXPECT_THAT(page, HasSubstr(">0.061728<")) << "its accuracy";
