@@ -15,6 +15,7 @@
 #include "comm/agree.h"
 #include "lockstep/base/env.h"
 #include "trainer/options.h"
+#include "trainer/reports.h"
 #include "trainer/resume.h"
 
 namespace lockstep::trainer {

@@ -1,5 +1,7 @@
 #include "trainer/tensorboard.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
