@@ -9,7 +9,8 @@ import scikit_build_core.build as core
 from scikit_build_core.build import *  # noqa: F401, F403: the hooks of PEP 517
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
-OWN = HERE / "lockstep"  # of a source distribution
+OWN = HERE / "lockstep"  # of a source distribution; in a clone, what one that was interrupted has left
+IS_SDIST = (HERE / "PKG-INFO").exists()
 CLONE = HERE.parents[1]
 # What the component comm is built from, and this package.
 PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "base", "devices", "comm", "include/lockstep/base", "include/lockstep/comm",
@@ -17,9 +18,9 @@ PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "base", "devices", "comm", "inclu
 
 
 def dynamic_metadata(settings, project):
-    for lists in (OWN / "CMakeLists.txt", CLONE / "CMakeLists.txt"):
-        if lists.exists():
-            return {"version": re.search(r"project\(lockstep VERSION ([\d.]+)", lists.read_text())[1]}
+    lists = (OWN if IS_SDIST else CLONE) / "CMakeLists.txt"
+    if lists.exists():
+        return {"version": re.search(r"project\(lockstep VERSION ([\d.]+)", lists.read_text())[1]}
     # Installed: share/lockstep/bindings/c10d.
     for file in sorted(HERE.parents[3].glob("lib*/**/lockstep_comm.pc")):
         return {"version": re.search(r"^Version: ([\d.]+)$", file.read_text(), re.MULTILINE)[1]}
@@ -28,11 +29,12 @@ def dynamic_metadata(settings, project):
 
 @contextlib.contextmanager
 def lockstep_within():
-    if OWN.exists():
+    if IS_SDIST:
         yield
         return
     if not (CLONE / "comm/CMakeLists.txt").exists():
         raise RuntimeError("a source distribution is made in a clone of lockstep, not in an installed one")
+    shutil.rmtree(OWN, ignore_errors=True)
     try:
         for part in PARTS:
             source, target = CLONE / part, OWN / part
