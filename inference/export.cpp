@@ -12,6 +12,7 @@
 #include "inference/model.h"
 #include "inference/workers.h"
 #include "session/opening.h"
+#include "session/saved_file.h"
 
 namespace lockstep::inference {
 namespace {
@@ -74,9 +75,10 @@ int export_onnx(const ExportConfig& config) {
   nn::OnnxOptions options;
   options.metadata = checkpoint::metadata_of(metadata_for(config, model));
   options.metadata.erase("format");  // of the file of weights
+  const auto begun = Clock::now();
   const nn::OnnxReport report =
       nn::export_onnx(*backend, *model.modules.front(), onnx_inputs_of(model.spec), config.output, options);
-  log_info("{}: {} nodes, {}{}", config.output, report.nodes, human_bytes(static_cast<double>(report.bytes)),
+  log_info("{}, {} nodes{}", describe(session::saved_file(config.output, begun)), report.nodes,
            report.data_bytes == 0
                ? std::string()
                : fmt::format(", and {}.data: {}", config.output, human_bytes(static_cast<double>(report.data_bytes))));

@@ -18,6 +18,7 @@
 #include "session/device_choice.h"
 #include "session/memory.h"
 #include "session/opening.h"
+#include "session/saved_file.h"
 
 namespace lockstep::inference {
 namespace {
@@ -179,6 +180,7 @@ void run(const InferConfig& config, session::Session& session) {
                                   }};
   warn_of_unused(config, task, options.streams, devices.size());
   StreamsResult result = run_streams(devices.backends(), options, task.make_worker);
+  const auto begun = Clock::now();
   if (output) output->commit();
   const std::uint64_t corrupt = result.tally.corrupt, images = corrupt + result.tally.results;
   const InferReport report{.kind = task.kind,
@@ -192,6 +194,7 @@ void run(const InferConfig& config, session::Session& session) {
       std::printf("%s\n", json_of(report).c_str());
     else
       log_info("{}", text_of(report));
+    if (output && !config.json) log_info("{}", describe(session::saved_file(config.output, begun)));
   }
   if (corrupt > 0)
     throw IoError(fmt::format("{} of {} image{} could not be read", corrupt, images, images == 1 ? "" : "s"),

@@ -22,7 +22,7 @@
 #include "trainer/memory_estimate.h"
 #include "trainer/predictions.h"
 #include "trainer/progress_text.h"
-#include "trainer/saved_file.h"
+#include "session/saved_file.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {
@@ -136,7 +136,7 @@ void run(TrainConfig config, session::Session& session) {
       if (!config.predictions.empty()) {
         const auto begun = Clock::now();
         write_predictions(config.predictions, dataset, evaluator.outputs());
-        if (!config.json) print(describe(saved_file(config.predictions, begun)));
+        if (!config.json) print(describe(session::saved_file(config.predictions, begun)));
       }
       if (!metrics.failure().empty())
         throw IoError(metrics.failure(), "free some space and evaluate again if the metrics matter");

@@ -257,7 +257,7 @@ void Progress::checkpoint(const CheckpointReport& report) {
                        human_bytes(static_cast<double>(report.bytes)), 1e-3 * report.write_ms, report.held_up_ms));
 }
 
-void Progress::saved(const std::optional<SavedFile>& file) {
+void Progress::saved(const std::optional<session::SavedFile>& file) {
   if (file) announce(describe(*file));
 }
 

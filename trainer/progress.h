@@ -18,7 +18,7 @@
 #include "trainer/best.h"
 #include "trainer/pace.h"
 #include "trainer/progress_text.h"
-#include "trainer/saved_file.h"
+#include "session/saved_file.h"
 
 namespace lockstep::trainer {
 
@@ -72,7 +72,7 @@ class Progress {
   /// At most one in ten seconds; the metrics file has all.
   void checkpoint(const CheckpointReport& report);
   /// Nothing where nothing was saved.
-  void saved(const std::optional<SavedFile>& file);
+  void saved(const std::optional<session::SavedFile>& file);
   /// There is no bar from here on.
   void summary(const Summary& summary);
 

@@ -117,7 +117,7 @@ void SavedWeights::write_beside(const checkpoint::ModelMetadata& metadata) const
   for (const auto& [name, text] : byte_pairs_) write(name.c_str(), text);
 }
 
-SavedFile SavedWeights::write(const std::optional<BestEvaluation>& best) const {
+session::SavedFile SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   const auto begun = Clock::now();
   // With a moving average, it: what was evaluated last.
   std::optional<nn::MovingAverage::InPlace> in_place;
@@ -128,7 +128,7 @@ SavedFile SavedWeights::write(const std::optional<BestEvaluation>& best) const {
   nn::write_weights(config_.save, nn::state_of(model_), checkpoint::metadata_of(metadata));
   if (config_.save_directory) write_beside(metadata);
   report_status({.kind = StatusReport::Kind::kSaved});
-  return saved_file(config_.save, begun);
+  return session::saved_file(config_.save, begun);
 }
 
 bool SavedWeights::has(const BestEvaluation& best) const {
@@ -140,9 +140,9 @@ bool SavedWeights::has(const BestEvaluation& best) const {
   }
 }
 
-std::optional<SavedFile> SavedWeights::save_best(const BestEvaluation& best) {
+std::optional<session::SavedFile> SavedWeights::save_best(const BestEvaluation& best) {
   try {
-    const SavedFile saved = write(best);
+    const session::SavedFile saved = write(best);
     failure_.clear();
     return saved;
   } catch (const IoError& error) {
@@ -154,7 +154,7 @@ std::optional<SavedFile> SavedWeights::save_best(const BestEvaluation& best) {
   }
 }
 
-std::optional<SavedFile> SavedWeights::finish(const std::optional<BestEvaluation>& best) {
+std::optional<session::SavedFile> SavedWeights::finish(const std::optional<BestEvaluation>& best) {
   if (config_.save.empty()) return std::nullopt;
   const bool keeps_best = keeps_best_weights(config_) && best;
   if (keeps_best && !failure_.empty())

@@ -14,7 +14,7 @@
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/moving_average.h"
 #include "trainer/best.h"
-#include "trainer/saved_file.h"
+#include "session/saved_file.h"
 
 namespace lockstep::trainer {
 
@@ -36,13 +36,13 @@ class SavedWeights {
   /// Of a run that resumes: whether the file has what the checkpoint's run saved last, or later.
   bool has(const BestEvaluation& best) const;
   /// Replaces the file with those of an evaluation. Training continues where that fails, with a warning.
-  std::optional<SavedFile> save_best(const BestEvaluation& best);
+  std::optional<session::SavedFile> save_best(const BestEvaluation& best);
   /// At the end: those of now, unless the best ones are there: nothing then. Throws IoError where what should be there
   /// is not.
-  std::optional<SavedFile> finish(const std::optional<BestEvaluation>& best);
+  std::optional<session::SavedFile> finish(const std::optional<BestEvaluation>& best);
 
  private:
-  SavedFile write(const std::optional<BestEvaluation>& best) const;
+  session::SavedFile write(const std::optional<BestEvaluation>& best) const;
   void write_beside(const checkpoint::ModelMetadata& metadata) const;
 
   const TrainConfig& config_;

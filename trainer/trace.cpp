@@ -166,7 +166,7 @@ std::string Trace::encode_names() const {
   return text;
 }
 
-std::optional<SavedFile> Trace::write(comm::ProcessGroup& group) {
+std::optional<session::SavedFile> Trace::write(comm::ProcessGroup& group) {
   const auto begun = Clock::now();
   std::optional<AtomicFile> file;
   std::optional<IoError> failure;  // thrown when the other ranks no longer wait for this one
@@ -196,7 +196,7 @@ std::optional<SavedFile> Trace::write(comm::ProcessGroup& group) {
     if (failure)
       throw IoError(fmt::format("training is complete, but its trace is lost: {}", failure->what()), failure->remedy());
   });
-  return rank_ == 0 ? std::optional(saved_file(path_, begun)) : std::nullopt;
+  return rank_ == 0 ? std::optional(session::saved_file(path_, begun)) : std::nullopt;
 }
 
 void Trace::write_own() noexcept {

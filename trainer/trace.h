@@ -15,7 +15,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/module.h"
-#include "trainer/saved_file.h"
+#include "session/saved_file.h"
 
 namespace lockstep::trainer {
 
@@ -78,7 +78,7 @@ class Trace {
   void set_step(std::int64_t step) { step_ = step; }
 
   /// Collective: rank 0 writes the file, which it returns. Throws IoError there, and PeerError elsewhere.
-  std::optional<SavedFile> write(comm::ProcessGroup& group);
+  std::optional<session::SavedFile> write(comm::ProcessGroup& group);
   /// After a failure: rank 0 writes what it has itself seen. Never throws.
   void write_own() noexcept;
 

@@ -73,6 +73,16 @@ def list_of(kind):
     return parse
 
 
+def some_of(names):
+    """"A,B": of these names alone."""
+    def parse(text: str) -> list:
+        values = list_of(word)(text)
+        if unknown := [value for value in values if value not in names]:
+            raise argparse.ArgumentTypeError(f"there is no '{unknown[0]}', but {', '.join(names)}")
+        return values
+    return parse
+
+
 def word(text: str) -> str:
     if not text or text.startswith("-"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a name")

@@ -86,6 +86,19 @@ class ScriptTest(unittest.TestCase):
             self.assertIn(word, text)
 
 
+class Lists(ScriptTest):
+    def test_names_that_are_none_are_refused(self):
+        # A part that is misspelled would measure nothing, and say nothing.
+        for script, *arguments in (("compare", "--only", "step"), ("hosts/compare", "--only", "steps"),
+                                   ("infer", "--models", "resnet19"), ("predictions", "predict", "x.csv", "--models", "nlp"),
+                                   ("predictions", "measure", "x.csv", "--rates", "2gbit"),
+                                   ("predictions", "advice", "x.csv", "--ranks", "7")):
+            with self.subTest(script=script):
+                code, _, err = self.run_script(script, *arguments)
+                self.assertEqual(code, 2)
+                self.assert_one_line(err, f"there is no '{arguments[-1]}', but ")
+
+
 class Compare(ScriptTest):
     def compare(self, *arguments):
         return self.run_script("compare", *TINY, "--starts", 1, *arguments)
@@ -386,11 +399,6 @@ class Inference(ScriptTest):
                     self.assertGreater(result["ms"], 0)
             self.assertEqual([r["round"] for r in data[model][0]["results"]], [1, 2])
             self.assertIn(f"### {model}", out)
-
-    def test_wrong_usage(self):
-        code, _, err = self.run_script("infer", "--models", "resnet19")
-        self.assertEqual(code, 2)
-        self.assert_one_line(err, "unknown model 'resnet19'")
 
     def test_a_peer_that_fails_is_named_and_the_others_go_on(self):
         peers = self.fake_torch("echo boom >&2; exit 3")

@@ -290,7 +290,7 @@ TEST(Progress, LinesOfALog) {
       const Progress::Pause pause(progress, Pace::Pause::kEvaluation, step);
       progress.evaluation(evaluation_of(step, 0.01 * static_cast<double>(step), step == 4 ? 0.75 : 0.5), step / 2, {});
     }
-    progress.saved(SavedFile{.path = "w.safetensors", .bytes = 1234567, .seconds = 0.031});
+    progress.saved(session::SavedFile{.path = "w.safetensors", .bytes = 1234567, .seconds = 0.031});
     progress.saved({});
   });
   const auto lines = split(out, '\n');
@@ -356,7 +356,7 @@ TEST(Progress, OtherRanksAndQuietOnesSayNothing) {
     progress.step(kStep);
     progress.evaluation(evaluation_of(1, 0.1, 0.5), 1, {});
     progress.checkpoint({.step = 1});
-    progress.saved(SavedFile{.path = "w", .bytes = 1, .seconds = 0});
+    progress.saved(session::SavedFile{.path = "w", .bytes = 1, .seconds = 0});
     progress.summary({});
   });
   EXPECT_EQ(out + err, "");

@@ -1,4 +1,4 @@
-// A file that a run has written: its size, and the time that took.
+// A file that a command has written: its size, and the time that took.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::trainer {
+namespace lockstep::session {
 
 struct SavedFile {
   std::string path;
@@ -20,4 +20,4 @@ SavedFile saved_file(const std::string& path, Clock::time_point begun);
 /// "saved w.safetensors: 1.2 MB in 0.03 s".
 std::string describe(const SavedFile& file);
 
-}  // namespace lockstep::trainer
+}  // namespace lockstep::session

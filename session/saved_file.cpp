@@ -1,4 +1,4 @@
-#include "trainer/saved_file.h"
+#include "session/saved_file.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 
-namespace lockstep::trainer {
+namespace lockstep::session {
 
 SavedFile saved_file(const std::string& path, Clock::time_point begun) {
   std::error_code unreadable;
@@ -20,4 +20,4 @@ std::string describe(const SavedFile& file) {
                      file.seconds);
 }
 
-}  // namespace lockstep::trainer
+}  // namespace lockstep::session
