@@ -103,7 +103,7 @@ if("comm" IN_LIST modules)
   find_package(MPI COMPONENTS C)
   set(LOCKSTEP_HAVE_MPI ${MPI_C_FOUND})
   if(NOT LOCKSTEP_HAVE_MPI)
-    list(APPEND LOCKSTEP_MISSING "MPI: one process only (libopenmpi-dev and openmpi-bin bring it)")
+    list(APPEND LOCKSTEP_MISSING "MPI: no --backend mpi, and no ranks of mpirun (libopenmpi-dev and openmpi-bin bring it)")
   endif()
 endif()
 

@@ -16,13 +16,13 @@
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/metrics.h"
+#include "session/saved_file.h"
 #include "trainer/best.h"
 #include "trainer/build.h"
 #include "trainer/confusion.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/predictions.h"
 #include "trainer/progress_text.h"
-#include "session/saved_file.h"
 #include "trainer/scores.h"
 
 namespace lockstep::trainer {

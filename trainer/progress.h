@@ -15,10 +15,10 @@
 #include "lockstep/sampler/sampler.h"
 #include "lockstep/trainer/config.h"
 #include "lockstep/trainer/metrics.h"
+#include "session/saved_file.h"
 #include "trainer/best.h"
 #include "trainer/pace.h"
 #include "trainer/progress_text.h"
-#include "session/saved_file.h"
 
 namespace lockstep::trainer {
 

@@ -13,8 +13,8 @@
 #include "lockstep/data/dataset.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/moving_average.h"
-#include "trainer/best.h"
 #include "session/saved_file.h"
+#include "trainer/best.h"
 
 namespace lockstep::trainer {
 

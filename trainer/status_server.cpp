@@ -140,7 +140,9 @@ class StatusServer final : public Follower {
   }
   void write(const StepReport& report) override {
     const std::lock_guard lock(mutex_);
+    const double norm = std::isnan(report.grad_norm) ? state_.step.grad_norm : report.grad_norm;
     state_.step = report;  // its phases say when
+    state_.step.grad_norm = norm;
   }
   void write(const EvalReport& report) override {
     auto evaluation = std::make_shared<const EvalReport>(report);
@@ -219,7 +221,8 @@ class StatusServer final : public Follower {
     to.gauge("epoch", static_cast<double>(step.epoch), "Epoch of the last step, from 1.");
     to.gauge("loss", step.loss, "Mean loss of the last step's global batch.");
     to.gauge("learning_rate", step.lr, "Learning rate of the last step.");
-    to.gauge("gradient_norm", step.grad_norm, "L2 norm of all gradients of the last step, before clipping.");
+    to.gauge("gradient_norm", step.grad_norm,
+             "L2 norm of all gradients before clipping, of the last step in which it was found.");
     if (step.scaling) to.gauge("loss_scale", step.scaling->scale, "Factor of the last step's loss.");
     to.begin("samples_total", "counter", "Samples of all ranks since the process began.");
     to.add(static_cast<double>(step.samples));

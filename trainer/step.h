@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,6 +43,7 @@ struct StepInFlight {
   double targets = 0;  // of all ranks: what the loss is the mean of
   Clock::time_point begin;
   Clock::duration waited{};  // stood waiting for collectives
+  bool norm = false;         // whether it finds the gradients' norm
 };
 
 /// What a training loop repeats, over a DistributedDataParallel, whose bucket callback and scalars it takes. Backend,
@@ -50,9 +52,10 @@ class TrainingStep {
  public:
   struct Options {
     nn::LossFunction loss = nn::make_loss();
-    double clip_norm = 0;             // 0: no clipping
-    double clip_value = 0;            // likewise
-    bool want_norm = false;           // of the gradients, also without clipping; of slices all ranks the same
+    double clip_norm = 0;   // 0: no clipping
+    double clip_value = 0;  // likewise
+    // Of the gradients, also without clipping, in steps that finds_norm() names; of slices all ranks the same.
+    bool want_norm = false;
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16 or kF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops
@@ -92,8 +95,8 @@ class TrainingStep {
   void ask_to_stop(bool mine);
 
   struct Outcome : StepInFlight {
-    StepTotals totals;     // over the global batch
-    double grad_norm = 0;  // L2, before clipping; 0 where it is not wanted
+    StepTotals totals;                                            // over the global batch
+    double grad_norm = std::numeric_limits<double>::quiet_NaN();  // L2, before clipping; NaN where it is not found
     std::optional<LossScaling> scaling = {};
   };
   /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
@@ -118,7 +121,7 @@ class TrainingStep {
   void update_bucket(std::span<const std::size_t> slots);
   void clip_values(std::span<const std::size_t> slots);
   void end_update();
-  bool wants_norm() const { return options_.want_norm || updates_late(); }
+  bool finds_norm(std::int64_t step) const;
   /// All parameters after the last bucket's sums, and not each bucket's after its own.
   bool updates_late() const { return options_.clip_norm > 0 || options_.scaler != nullptr; }
 
@@ -135,6 +138,7 @@ class TrainingStep {
   float scale_ = 1;                  // of the losses of the step under way
   std::vector<std::size_t> summed_;  // parameters whose sums have come, of the update under way
   bool first_bucket_ = true;         // of that
+  bool norm_ = false;                // whether that finds the gradients' norm
   bool choice_reported_ = false;     // DistributedDataParallel::bucket_choice()
   Clock::time_point waiting_since_;
 

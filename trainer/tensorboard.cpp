@@ -126,7 +126,7 @@ class TensorBoard final : public Follower {
     event_.begin(unix_seconds(), report.step);
     event_.add_scalar("train/loss", report.loss);
     event_.add_scalar("train/lr", report.lr);
-    event_.add_scalar("train/grad_norm", report.grad_norm);
+    if (!std::isnan(report.grad_norm)) event_.add_scalar("train/grad_norm", report.grad_norm);
     event_.add_scalar("train/samples_per_s", report.samples_per_s);
     event_.add_scalar("train/step_ms", report.step_ms);
     event_.add_scalar("train/comm_wait_ms", report.comm_wait_ms);

@@ -47,7 +47,7 @@ void expect_what_metrics_have(const std::vector<ReadEvent>& events, const fs::pa
     ASSERT_NE(event, nullptr) << line;
     EXPECT_NEAR(event->wall_time, line["unix_s"].get<double>(), 1);
     for (const char* name : {"loss", "lr", "grad_norm", "memory_bytes", "accuracy"}) {
-      if (line.contains(name)) {
+      if (line.contains(name) && !line[name].is_null()) {
         EXPECT_EQ(event->scalars.at(group + name), line[name].get<float>()) << name;
       }
     }
@@ -129,10 +129,11 @@ TEST(TensorBoard, HistogramsAreOfTheGlobalBatch) {
   for (const char* how : {"--shards 4 --global-batch 96", "--parallel dp --device cpu:0,1 --global-batch 96",
                           "--accumulate 3 --global-batch 96", "--comm-hook bf16 --global-batch 96"}) {
     fs::remove_all(directory.path() / "b");
-    run_well(fmt::format("lockstep train cnn --data digits --threads 1 --steps 2 --quiet --tensorboard b "
-                         "--histogram-steps 1 {}",
-                         how),
-             directory.path());
+    run_well(
+        fmt::format("lockstep train cnn --data digits --threads 1 --steps 2 --quiet --clip-norm 10 --tensorboard b "
+                    "--histogram-steps 1 {}",
+                    how),
+        directory.path());
     const auto boards = read_board(directory.path() / "b");
     ASSERT_EQ(boards.size(), 1u);
     int seen = 0;

@@ -199,7 +199,7 @@ TEST_F(Infer, ResultsGoToAFile) {
   EXPECT_EQ(ended_well(infer(line + "--quiet --output results.txt")).out, "");
   EXPECT_EQ(read_file(directory_->path() / "results.txt"), printed.out);
   EXPECT_FALSE(printed.out.empty());
-  EXPECT_THAT(ended_well(infer(line + "--output again.txt")).err, HasSubstr("saved again.txt: "));
+  EXPECT_THAT(ended_well(infer(line + "--output again.out")).err, HasSubstr("saved again.out: "));
   const auto outcome = ended_well(infer(line + "--json --output results.jsonl"));
   EXPECT_EQ(events_of(outcome.out).size(), 1u) << "the report alone";
   EXPECT_EQ(events_of(directory_->path() / "results.jsonl", "text").size(), 2u);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,7 +53,7 @@ struct StepReport {
   std::int64_t epoch = 0;  // from 1
   double loss = 0;         // mean over the global batch
   double lr = 0;
-  double grad_norm = 0;  // L2, before clipping; 0 where neither clipping nor the metrics file wants it
+  double grad_norm = std::numeric_limits<double>::quiet_NaN();  // L2, before clipping; NaN where it was not found
   double step_ms = 0;
   double comm_wait_ms = 0;        // of it, stood waiting for collectives
   double samples_per_s = 0;       // of all ranks together
