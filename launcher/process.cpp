@@ -17,7 +17,7 @@ namespace lockstep::launcher {
 namespace {
 
 /// Runs in the forked child; returns only on failure, with errno set.
-void become(const SpawnRequest& request, pid_t parent) {
+void become(const SpawnRequest& request, const int (&standard_fds)[3], pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the request: nobody would kill this process then.
@@ -30,11 +30,8 @@ void become(const SpawnRequest& request, pid_t parent) {
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
-  const int wanted[] = {request.stdin_fd, request.stdout_fd, request.stderr_fd};
-  for (int target = 0; target < 3; ++target) {
-    const int source = wanted[target] >= 0 ? wanted[target] : ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (source < 0 || ::dup2(source, target) < 0) return;
-  }
+  for (int target = 0; target < 3; ++target)
+    if (::dup2(standard_fds[target], target) < 0) return;
   if (request.inherited_fd >= 0 && ::fcntl(request.inherited_fd, F_SETFD, 0) != 0) return;
   if (!request.directory.empty() && ::chdir(request.directory.c_str()) != 0) return;
   for (const auto& [name, value] : request.set_env) set_env(name, value);
@@ -67,6 +64,20 @@ std::string signal_name(int number) {
 }
 
 Spawned spawn(const SpawnRequest& request) {
+  // Here, so that it is not the program that is blamed: containers have such a device that not everybody may write.
+  UniqueFd null_in, null_out;
+  int standard_fds[] = {request.stdin_fd, request.stdout_fd, request.stderr_fd};
+  for (int target = 0; target < 3; ++target) {
+    if (standard_fds[target] >= 0) continue;
+    UniqueFd& null = target == 0 ? null_in : null_out;
+    if (!null) null = UniqueFd(::open("/dev/null", (target == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC));
+    if (!null)
+      throw DeviceError(fmt::format("cannot {} /dev/null: {}", target == 0 ? "read" : "write", errno_text(errno)),
+                        "give it the permissions that it has everywhere: chmod 666 /dev/null, as root");
+    standard_fds[target] = null.get();
+  }
+  if (!request.directory.empty())
+    check_system(::access(request.directory.c_str(), X_OK) == 0, "entering " + request.directory);
   int ends[2];
   check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
   UniqueFd read_end(ends[0]), write_end(ends[1]);
@@ -76,7 +87,7 @@ Spawned spawn(const SpawnRequest& request) {
   if (pid == 0) {
     // The pipe moves out of the way of the three standard descriptors, which the program gets.
     const int report = ::fcntl(write_end.get(), F_DUPFD_CLOEXEC, 3);
-    become(request, parent);
+    become(request, standard_fds, parent);
     const int error = errno;
     [[maybe_unused]] const auto written = ::write(report, &error, sizeof error);
     ::_exit(kNotFound);

@@ -53,7 +53,8 @@ struct Spawned {
 
 /// Starts a program in a process group of its own, with default signal handling, that the kernel kills (SIGKILL) when
 /// the calling *thread* ends. Returns when exec has succeeded or failed. Call it from the main thread of a process
-/// without other threads. Throws DeviceError when the system has no pipe or process left.
+/// without other threads. Throws DeviceError when the system has no pipe or process left, or no /dev/null that may be
+/// used.
 Spawned spawn(const SpawnRequest& request);
 
 /// The full path of `name` along PATH; nothing if there is no such executable.

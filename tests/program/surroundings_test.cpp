@@ -76,6 +76,15 @@ TEST_F(Surroundings, NoProc) {
   EXPECT_EQ(run_in("m", "mount -t tmpfs none /proc", kFewSteps).code, 0);
 }
 
+// In some containers not everybody may write it, or nobody may use it. The program is not to blame.
+TEST_F(Surroundings, NullDevice) {
+  const std::string of_no_use = "mount --bind /dev/null /dev/null; mount -o remount,bind,nodev /dev/null";
+  if (run_in("m", of_no_use, "true").code != 0) GTEST_SKIP() << "no mount namespaces here";
+  expect_refusal(run_in("m", of_no_use, kTwoRanks), "cannot read /dev/null: Permission denied",
+                 "give it the permissions");
+  EXPECT_EQ(run_in("m", of_no_use, kFewSteps).code, 0);
+}
+
 TEST_F(Surroundings, FewOpenFiles) {
   const auto within = [&](const std::string& limit, const std::string& command) {
     return run("ulimit " + limit + "; " + command, directory_.path());
