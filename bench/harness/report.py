@@ -12,7 +12,8 @@ END = "<!-- bench/compare: end -->"
 
 def entries(data: dict) -> list:
     """All that took part, or should have."""
-    groups = [*data["steps"].values(), data["allreduce"], *data["startup"].values(), *data["backend"].values()]
+    groups = [*data["steps"].values(), data["allreduce"], *data["startup"].values(), *data["backend"].values(),
+              data["collectives"]]
     return [entry for group in groups for entry in group]
 
 
@@ -137,14 +138,15 @@ def _backends(groups: dict, batches: dict) -> list:
             *_rows(groups, lambda model: f"{model}, {batches[model]} samples per rank", 5, cells_of), ""]
 
 
-def _allreduce(group: list, sizes: list) -> list:
+def _collective(title: str, about: str, group: list, sizes: list, prefix: str = "") -> list:
+    """`prefix` + the size is a result's key."""
     peers = group[1:]
-    lines = ["### Allreduce", "", "In place, f32, µs.", "",
+    lines = [title, "", about, "",
              "| bytes | lockstep | " + " | ".join(f"{p.name} | {p.name} / lockstep" for p in peers) + " |",
              "|---:|" + "---:|" * (1 + 2 * len(peers))]
     for size in sizes:
         def time_us(result, size=size):
-            return result[str(size)]["time_us"]
+            return result[f"{prefix}{size}"]["time_us"]
         cells = [bytes_text(size), spread(group[0].series(time_us)) if _there(group[0]) else "–"]
         for peer in peers:
             there = _there(peer)
@@ -210,11 +212,16 @@ def section(data: dict) -> str:
         for model, group in data["steps"].items():
             lines += _steps(model, s["batches"][model], group)
     if data["allreduce"]:
-        lines += _allreduce(data["allreduce"], s["sizes"])
+        lines += _collective("### Allreduce", "In place, f32, µs.", data["allreduce"], s["sizes"])
     if data["startup"]:
         lines += _startup(data["startup"])
     if data["backend"]:
         lines += _backends(data["backend"], s["batches"])
+    if data["collectives"]:
+        for kind, about in (("all_reduce", "In place"), ("all_gather", "Into so many bytes"),
+                            ("reduce_scatter", "Of so many bytes on each rank")):
+            lines += _collective(f"### PyTorch's {kind} over lockstep and over Gloo", f"{about}, f32, µs.",
+                                 data["collectives"], s["sizes"], f"{kind} ")
     lines += _commands(data)
     return "\n".join([*lines, END]) + "\n"
 

@@ -153,19 +153,23 @@ class TorchStep:
         self._ranks.close()
 
 
-class Gloo:
-    """Gloo's allreduce, through torch.distributed."""
-    name = "Gloo"
+class Collectives:
+    """Those of torch.distributed, over one of its backends."""
+    KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
-    def __init__(self, settings: Settings, ranks: int):
-        self._ranks = Ranks(self.name, settings, ranks, threads=1)
+    def __init__(self, settings: Settings, ranks: int, backend: str = "gloo"):
+        self.name = "Gloo" if backend == "gloo" else f"PyTorch over {backend}"
+        self._ranks = Ranks(self.name, settings, ranks, 1, backend)
 
     def command(self, ranks: int, bytes: int) -> list:
         return ["bench/peers/run", "allreduce", bytes, "--transport", "gloo", "--ranks", ranks]
 
     def allreduce(self, ranks: int, bytes: int) -> dict:
-        times = slowest([answer["time_us"] for answer in self._ranks.ask(do="allreduce", bytes=bytes)])
-        return allreduce_result(bytes, quantile(times, 0.5), ranks, backend="gloo")
+        return allreduce_result(bytes, self.time_us("all_reduce", bytes), ranks, backend="gloo")
+
+    def time_us(self, kind: str, bytes: int) -> float:
+        times = slowest([answer["time_us"] for answer in self._ranks.ask(do="collective", kind=kind, bytes=bytes)])
+        return quantile(times, 0.5)
 
     def close(self) -> None:
         self._ranks.close()

@@ -276,6 +276,17 @@ class PyTorch(ScriptTest):
         self.assertGreater(data["startup"]["mlp"][1]["results"][0]["startup_ms"], 0)
         self.assertIn("Against the fastest, PyTorch ", out)
 
+    def test_its_collectives_over_each_backend(self):
+        figures = self.directory / "figures.json"
+        code, out, err = self.run_script("compare", "--only", "collectives", "--rounds", 1, "--sizes", "4,4K", "--json", figures)
+        self.assertEqual(code, 0, err)
+        lockstep, gloo = json.loads(figures.read_text())["collectives"]
+        self.assertEqual((lockstep["name"], gloo["name"]), ("lockstep", "Gloo"))
+        wanted = {f"{kind} {size}" for kind in ("all_reduce", "all_gather", "reduce_scatter") for size in (4, 4096)}
+        for entry in (gloo, lockstep) if (BUILD / "c10d/site/lockstep_c10d").exists() else (gloo,):
+            self.assertEqual(set(entry["results"][0]) - {"round"}, wanted)
+            self.assertTrue(all(entry["results"][0][key]["time_us"] > 0 for key in wanted))
+        self.assertEqual(out.count("| 4 KB |"), 3)
 
     def test_its_loss_of_rows_is_that_of_its_other_layout(self):
         program = f"""

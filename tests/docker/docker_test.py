@@ -32,10 +32,10 @@ DOCUMENTS = [SOURCE / "docs/docker.md", SOURCE / "docs/cluster.md"]
 
 
 class Dockerfiles(unittest.TestCase):
-    """Both files, instruction by instruction."""
+    """Instruction by instruction. The last of them has PyTorch, and not the program."""
 
     def each(self):
-        self.assertEqual([path.name for path in DOCKERFILES], ["cpu.Dockerfile", "cuda.Dockerfile"])
+        self.assertEqual([path.name for path in DOCKERFILES], ["cpu.Dockerfile", "cuda.Dockerfile", "pytorch.Dockerfile"])
         for path in DOCKERFILES:
             with self.subTest(path.name):
                 yield path, Dockerfile(path)
@@ -69,11 +69,16 @@ class Dockerfiles(unittest.TestCase):
             self.assertGreater(names.index("USER"), max(i for i, name in enumerate(names) if name == "RUN"),
                                "nothing is installed as the user, and nothing runs as root")
             values = dict(stage)
-            self.assertEqual(values["USER"], "mpiuser")
-            entry = json.loads(values["ENTRYPOINT"])
-            self.assertEqual(entry[0], "/usr/bin/tini")
-            self.assertTrue((SOURCE / "docker/rootfs" / pathlib.Path(entry[-1]).name).exists())
-            self.assertEqual(unknown_flags(LOCKSTEP, json.loads(values["CMD"])), [])
+            if "ENTRYPOINT" in values:
+                self.assertEqual(values["USER"], "mpiuser")
+                entry = json.loads(values["ENTRYPOINT"])
+                self.assertEqual(entry[0], "/usr/bin/tini")
+                self.assertTrue((SOURCE / "docker/rootfs" / pathlib.Path(entry[-1]).name).exists())
+                self.assertEqual(unknown_flags(LOCKSTEP, json.loads(values["CMD"])), [])
+            else:
+                command = json.loads(values["CMD"])
+                self.assertEqual(command[0], "torchrun")
+                self.assertTrue((SOURCE / command[-1].replace("/opt/examples", "examples/pytorch")).exists())
             labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", values["LABEL"])
             self.assertEqual(set(labels), {"title", "description", "version", "revision", "source", "licenses"})
 
@@ -83,7 +88,7 @@ class Dockerfiles(unittest.TestCase):
             self.assertTrue(any(f"VERSION={version}" in text.split() for text in file.all("ARG")), version)
 
     def test_what_both_say_alike(self):
-        cpu, cuda = (file for _, file in self.each())
+        cpu, cuda, _ = (file for _, file in self.each())
         for name in ("ENTRYPOINT", "USER", "WORKDIR", "EXPOSE"):
             self.assertEqual(cpu.all(name), cuda.all(name))
         self.assertTrue(set(cpu.all("ENV")) <= set(cuda.all("ENV")))

@@ -105,21 +105,47 @@ class Worker:
 
     # Collectives.
 
-    def allreduce(self, bytes: int) -> dict:
-        """The method of bench/allreduce.cpp: rounds of a barrier and some operations, a quarter of a second of them."""
-        torch, dist = self.torch, self.dist
-        buffer = torch.arange(bytes // 4, dtype=torch.float32) % 31
+    def all_reduce(self, bytes: int):
+        """In place, of f32; like the two below, what it is to be timed, checked once."""
+        buffer = self.torch.arange(bytes // 4, dtype=self.torch.float32) % 31
         expected = buffer * self.world_size
-        dist.all_reduce(buffer)
-        if not torch.equal(buffer, expected):
-            raise RuntimeError(f"a sum of {bytes} bytes is wrong")
+        self.dist.all_reduce(buffer)
+        self.check(buffer, expected)
         buffer.zero_()
+        return lambda: self.dist.all_reduce(buffer)
+
+    def all_gather(self, bytes: int):
+        """To so many bytes, of all ranks together, as FSDP2 gathers parameters."""
+        part = self.torch.full((max(bytes // 4 // self.world_size, 1),), float(self.rank))
+        whole = self.torch.empty(len(part) * self.world_size)
+        self.dist.all_gather_into_tensor(whole, part)
+        self.check(whole, self.torch.arange(self.world_size).repeat_interleave(len(part)).float())
+        return lambda: self.dist.all_gather_into_tensor(whole, part)
+
+    def reduce_scatter(self, bytes: int):
+        """Of so many bytes on each rank, as FSDP2 sums gradients."""
+        part = self.torch.empty(max(bytes // 4 // self.world_size, 1))
+        whole = self.torch.arange(len(part) * self.world_size, dtype=self.torch.float32) % 31
+        self.dist.reduce_scatter_tensor(part, whole)
+        self.check(part, whole.view(self.world_size, -1)[self.rank] * self.world_size)
+        whole.zero_()
+        return lambda: self.dist.reduce_scatter_tensor(part, whole)
+
+    def check(self, got, expected) -> None:
+        if not self.torch.equal(got, expected):
+            raise RuntimeError(f"a result of {got.nbytes} bytes is wrong")
+
+    def collective(self, kind: str, bytes: int) -> dict:
+        """The method of lockstep bench: rounds of a barrier and some operations, a quarter of a second of them."""
+        torch, dist = self.torch, self.dist
+        operation = {"all_reduce": self.all_reduce, "all_gather": self.all_gather,
+                     "reduce_scatter": self.reduce_scatter}[kind](bytes)
 
         def round_us(repeats: int) -> float:
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(repeats):
-                dist.all_reduce(buffer)
+                operation()
             return 1e6 * (time.perf_counter() - begin) / repeats
 
         tries = torch.tensor([round_us(1) for _ in range(3)], dtype=torch.float64)
@@ -154,7 +180,7 @@ def main() -> None:
             import lockstep_c10d  # noqa: F401: registers it
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         worker = Worker(torch, dist, rank, world_size)
-        actions = {"build": worker.build, "step": worker.run_steps, "allreduce": worker.allreduce}
+        actions = {"build": worker.build, "step": worker.run_steps, "collective": worker.collective}
         answer({"ready": rank})
         for line in sys.stdin:
             command = json.loads(line)
