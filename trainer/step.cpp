@@ -211,12 +211,9 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   if (options_.trace != nullptr) waiting_since_ = Clock::now();
 }
 
-// A CPU reads the gradients once more for it: 4 % of a step of mlp. A GPU does it in passing, and its steps repeat what
-// one of them has captured.
 bool TrainingStep::finds_norm(std::int64_t step) const {
-  constexpr std::int64_t kEvery = 20;
-  if (updates_late() || !options_.want_norm) return updates_late();
-  return backend_.device().kind != DeviceKind::kCpu || step == 1 || step % kEvery == 0;
+  const std::int64_t every = options_.norm_every;
+  return updates_late() || (every > 0 && (step == 1 || step % every == 0));
 }
 
 // As torch.nn.utils.clip_grad_value_ does it.

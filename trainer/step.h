@@ -46,6 +46,10 @@ struct StepInFlight {
   bool norm = false;         // whether it finds the gradients' norm
 };
 
+/// TrainingStep::Options::norm_every, for those who follow a run: a CPU reads the gradients once more for it, which is
+/// 4 % of a step of mlp; a GPU does it in passing, and its steps repeat what one of them has captured.
+constexpr std::int64_t norm_interval(Device device) { return device.kind == DeviceKind::kCpu ? 20 : 1; }
+
 /// What a training loop repeats, over a DistributedDataParallel, whose bucket callback and scalars it takes. Backend,
 /// `ddp`, graphs, carried state and trace must outlive it; one thread uses it.
 class TrainingStep {
@@ -54,8 +58,9 @@ class TrainingStep {
     nn::LossFunction loss = nn::make_loss();
     double clip_norm = 0;   // 0: no clipping
     double clip_value = 0;  // likewise
-    // Of the gradients, also without clipping, in steps that finds_norm() names; of slices all ranks the same.
-    bool want_norm = false;
+    // In the first step and each of so many, the gradients' norm is found also without clipping; 0: in none. With
+    // graphs 0 or 1; of slices the same on all ranks.
+    std::int64_t norm_every = 0;
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16 or kF16, where the backend computes in it
     bool dropout = false;             // whether the module has any; `seed` says what it drops

@@ -149,8 +149,8 @@ class Run {
     options.tree = tree_;
     options.scaler = scaler_.get();
     // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
-    options.want_norm = static_cast<bool>(reports_);
-    if (config_.zero > 0) options.want_norm = group_.all_gather_numbers(options.want_norm ? 1 : 0).front() != 0;
+    options.norm_every = reports_ ? norm_interval(backend_.device()) : 0;
+    if (config_.zero > 0) options.norm_every = group_.all_gather_numbers(options.norm_every).front();
     options.trace = trace();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), training_format_of(*splits_.train), options);

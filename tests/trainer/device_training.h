@@ -96,7 +96,7 @@ class Training {
               training_format_of(*splits_.train),
               {.loss = loss_of(*splits_.train),
                .clip_norm = setting.clip_norm,
-               .want_norm = true,
+               .norm_every = 1,
                .activations = setting.activations,
                .dropout = setting.dropout > 0,
                .seed = 5,

@@ -74,7 +74,7 @@ class NcclTraining {
     step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}, {}, ddp_->share()),
                   format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = setting.clip_norm,
-                                        .want_norm = true,
+                                        .norm_every = 1,
                                         .activations = setting.activations,
                                         .scaler = scaler_.get()});
     if (setting.capture) step_->set_graphs(&*graphs_);

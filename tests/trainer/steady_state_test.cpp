@@ -71,7 +71,7 @@ class Training {
                 ? nn::make_optimizer(zero_optimizer, ddp_.parameters(), {}, 0.01, {}, ddp_.share())
                 : (adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9})),
             format_of(*splits_.train),
-            {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true, .tree = tree_, .carried = carried_.get()}) {
+            {.clip_norm = adam ? 0.0 : 1.0, .norm_every = 1, .tree = tree_, .carried = carried_.get()}) {
     if (auto made = ddp::make_comm_hook(hook)) ddp_.register_comm_hook(std::move(made));
   }
 

@@ -57,7 +57,7 @@ TEST_P(TextTraining, IsLearnt) {
   data::Loader loader(splits.train, sampler, {.workers = 1});
   parallel::DistributedDataParallel ddp(*module, group(), {.bucket_mb = 1.0 / 64, .first_bucket_mb = 1.0 / 1024});
   TrainingStep step(*backend, ddp, nn::make_adamw(ddp.parameters(), {}), format_of(*splits.train),
-                    {.want_norm = true, .dropout = true, .seed = 3});
+                    {.norm_every = 1, .dropout = true, .seed = 3});
   double loss = 0.0;
   for (std::int64_t i = 1; i <= 120; ++i) {
     const data::Batch& batch = loader.next();
