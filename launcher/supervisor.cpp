@@ -16,6 +16,8 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr auto kPatience = Millis(100);
+// What limits a process's time of the CPU (cpulimit) stops it fifty times a second: a line for the first of so long.
+constexpr auto kStopsApart = std::chrono::seconds(10);
 // A lost wrapper may be due to mpirun's death, which shows a moment later.
 constexpr auto kMomentForMpirun = Millis(20);
 // From SIGKILL to the end of a program.
@@ -368,11 +370,14 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
     logs_.add(rank, 2, line);
     if (status_.is_new_usage_error(report.text)) console_.add(rank, 2, line);
   }
-  if (report.kind == StatusReport::Kind::kStopped && phase_ == Phase::kRunning)
+  if (report.kind == StatusReport::Kind::kStopped && phase_ == Phase::kRunning &&
+      Clock::now() >= say_stop_again_[rank]) {
+    say_stop_again_[rank] = Clock::now() + kStopsApart;
     console_.say(
         fmt::format("rank {} of {} (host {}, pid {}) was stopped by {}, and the others wait for it → kill "
                     "-CONT {} resumes it",
                     rank, reports_.size(), known.host, known.pid, signal_name(report.number), known.pid));
+  }
   renew_grace();
   if (phase_ == Phase::kGrace && !noticed_.empty()) say_what_is_waited_for();
 }

@@ -150,8 +150,9 @@ class Supervisor {
   std::function<void(std::int64_t step)> on_first_step_;
   std::function<bool(std::int64_t step)> on_checkpoint_;
   std::function<void(std::string_view bytes)> on_starter_output_;
-  bool hurry_ = false;     // the user asked again
-  bool flushing_ = false;  // a signal can only end the wait for the console
+  bool hurry_ = false;                               // the user asked again
+  bool flushing_ = false;                            // a signal can only end the wait for the console
+  std::map<int, Clock::time_point> say_stop_again_;  // by rank: not before
   bool reader_gone_ = false;
   std::size_t unread_bytes_ = 0;  // of output, dropped while the job ends
   bool starter_ended_ = false;

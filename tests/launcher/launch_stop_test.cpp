@@ -111,6 +111,19 @@ TEST(StopTest, AStoppedRankIsNamed) {
               .not_err = {"failed first"}});
 }
 
+// As cpulimit does it.
+TEST(StopTest, OneThatIsStoppedAgainAndAgainIsNamedOnce) {
+  Job job(own_sh("-n 2",
+                 "[ $RANK = 0 ] || exit 0; me=$$; ( for i in 1 2 3 4 5 6; do kill -STOP $me; sleep 0.1; "
+                 "kill -CONT $me; sleep 0.1; done; : >$TMPDIR/../done ) & "
+                 "until [ -e $TMPDIR/../done ]; do sleep 0.01; done"));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const std::string said = job.err(), line = "was stopped by SIGSTOP";
+  const auto first = said.find(line);
+  ASSERT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find(line, first + 1), std::string::npos) << said;
+}
+
 TEST(StopTest, AStopReachesARankThatIsStopped) {
   const auto asks = [](Job& job) {
     ASSERT_TRUE(job.says("was stopped by SIGSTOP")) << job.err();
