@@ -201,7 +201,7 @@ TEST(AllocationCounter, SeesEveryWayToAllocate) {
   long expected = 2;
 #if !defined(LOCKSTEP_SANITIZED)
   kept = std::malloc(100);
-  kept = std::realloc(kept, 100'000);
+  if (void* const larger = std::realloc(kept, 100'000)) kept = larger;
   std::free(kept);
   kept = std::calloc(3, 100);
   std::free(kept);
