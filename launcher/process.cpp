@@ -76,8 +76,6 @@ Spawned spawn(const SpawnRequest& request) {
                         "give it the permissions that it has everywhere: chmod 666 /dev/null, as root");
     standard_fds[target] = null.get();
   }
-  if (!request.directory.empty())
-    check_system(::access(request.directory.c_str(), X_OK) == 0, "entering " + request.directory);
   int ends[2];
   check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
   UniqueFd read_end(ends[0]), write_end(ends[1]);

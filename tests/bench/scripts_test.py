@@ -92,7 +92,7 @@ class Lists(ScriptTest):
         for script, *arguments in (("compare", "--only", "step"), ("hosts/compare", "--only", "steps"),
                                    ("infer", "--models", "resnet19"), ("predictions", "predict", "x.csv", "--models", "nlp"),
                                    ("predictions", "measure", "x.csv", "--rates", "2gbit"),
-                                   ("predictions", "advice", "x.csv", "--ranks", "7")):
+                                   ("predictions", "advice", "x.csv", "--ranks", "12")):
             with self.subTest(script=script):
                 code, _, err = self.run_script(script, *arguments)
                 self.assertEqual(code, 2)
