@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/device_group.h"
 #include "comm/shm/peers.h"
 #include "comm/store.h"
 #include "lockstep/base/device.h"
+#include "lockstep/comm/device_group.h"
 #include "lockstep/comm/make_group.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/world.h"

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/backends.h"
-#include "comm/device_group.h"
+#include "lockstep/comm/device_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
 #include "comm/stall.h"

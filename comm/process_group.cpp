@@ -122,6 +122,21 @@ void ProcessGroup::check_thread(const char* doing) {
   user_ = here;
 }
 
+Op ProcessGroup::next_op(OpKind kind, ReduceOp reduce, int root, std::size_t count, DType dtype) {
+  if (root < 0 || root >= size_)
+    throw UsageError(fmt::format("a {} names rank {} as its root, in a group of {}", name_of(kind), root, size_),
+                     "name a rank below ProcessGroup::size()");
+  Op op;
+  op.sequence = ++sequence_;
+  op.kind = kind;
+  op.reduce = reduce;
+  op.root = root;
+  op.step = step_;
+  op.count = count;
+  op.dtype = dtype;
+  return op;
+}
+
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
                          const Op::Into& into, const ReductionTree* along, std::size_t partial_stride,
                          Rounding rounding) {
@@ -129,20 +144,10 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
-    if (root < 0 || root >= size_)
-      throw UsageError(fmt::format("a {} names rank {} as its root, in a group of {}", name_of(kind), root, size_),
-                       "name a rank below ProcessGroup::size()");
   }
-  Op op;
-  op.sequence = ++sequence_;
-  op.kind = kind;
-  op.reduce = reduce;
-  op.root = root;
-  op.step = step_;
+  Op op = next_op(kind, reduce, root, region.count, region.dtype);
   op.bucket = bucket;
-  op.count = region.count;
   op.offset_bytes = region.offset_bytes;
-  op.dtype = region.dtype;
   op.into = into;
   if (rounding == Rounding::kPerHost) op.tree = OpDescriptor::kRoundedPerHost;
   if (along != nullptr) {
@@ -159,6 +164,17 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
     // On behalf of another group, it is that one's to note.
     if (region.arena->group_ == this) region.arena->last_use_ = op;
   }
+  start(op);
+  return Work(this, op.sequence);
+}
+
+Work ProcessGroup::issue_at(OpKind kind, ReduceOp reduce, int root, void* data, std::size_t count, DType dtype,
+                            void* part) {
+  check_thread(name_of(kind));
+  failure_.throw_if_any();
+  Op op = next_op(kind, reduce, root, count, dtype);
+  op.data = static_cast<std::byte*>(data);
+  op.part = static_cast<std::byte*>(part);
   start(op);
   return Work(this, op.sequence);
 }

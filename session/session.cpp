@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "comm/backends.h"
-#include "comm/device_group.h"
+#include "lockstep/comm/device_group.h"
 #include "devices/nvml.h"
 #include "lockstep/base/env.h"
 #include "session/device_choice.h"

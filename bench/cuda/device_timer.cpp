@@ -1,7 +1,7 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "bench/timeline.h"
-#include "comm/device_group.h"
+#include "lockstep/comm/device_group.h"
 
 namespace lockstep::bench {
 namespace {

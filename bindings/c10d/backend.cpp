@@ -19,13 +19,10 @@ std::exception_ptr given_up(const char* what) {
   return as_torch_error(std::make_exception_ptr(UsageError(what, "wait for all operations before")));
 }
 
-/// Ends both groups in order; what the caller is to be warned of, if anything.
-std::string end_in_order(comm::ProcessGroup& group, const std::shared_ptr<Messages>& messages, Deadline deadline) {
+/// What the caller is to be warned of, if anything, when `end` has ended groups in order.
+std::string warning_of(FunctionRef<void()> end) {
   try {
-    set_timeout(group, deadline);
-    if (messages != nullptr) messages->end(group, deadline);
-    set_timeout(group, deadline);
-    group.shutdown();
+    end();
   } catch (const TimeoutError& error) {
     return std::string(error.what()) + " → call destroy_process_group() on all ranks";
   } catch (const DeviceError&) {
@@ -41,20 +38,24 @@ std::string end_in_order(comm::ProcessGroup& group, const std::shared_ptr<Messag
 
 }  // namespace
 
-void Backend::join(c10::intrusive_ptr<::c10d::Store> store, const Settings& settings) {
-  const auto table = over_store(std::move(store));
-  const auto make = [&] {
-    return comm::make_group(getRank(), getSize(), table,
-                            {.timeout_seconds = std::chrono::duration<double>(settings.timeout).count(),
-                             .stall_warning_seconds = settings.stall_warning_seconds,
-                             .progress = comm::GroupOptions::Progress::kInline,
-                             .encrypt = settings.encrypt},
-                            settings.job_ranks);
-  };
+std::unique_ptr<comm::ProcessGroup> Backend::join_once_more() {
+  return comm::make_group(getRank(), getSize(), store_,
+                          {.timeout_seconds = std::chrono::duration<double>(settings_.timeout).count(),
+                           .stall_warning_seconds = settings_.stall_warning_seconds,
+                           .progress = comm::GroupOptions::Progress::kInline,
+                           .encrypt = settings_.encrypt},
+                          settings_.job_ranks);
+}
+
+Backend::Backend(c10::intrusive_ptr<::c10d::Store> store, int rank, int size, const Settings& settings)
+    : ::c10d::Backend(rank, size),
+      store_(over_store(std::move(store))),
+      settings_(settings),
+      timeout_(settings.timeout) {
   try {
-    auto group = make();
+    auto group = join_once_more();
     if (getSize() > 1) {
-      messages_ = std::make_shared<Messages>(make());
+      messages_ = std::make_shared<Messages>(join_once_more());
       // The memory that tensors go through is allocated by the first operation: messages about the program's name
       // theirs.
       group->all_reduce(std::span<float>());
@@ -63,15 +64,11 @@ void Backend::join(c10::intrusive_ptr<::c10d::Store> store, const Settings& sett
   } catch (const Error&) {
     std::rethrow_exception(as_torch_error(std::current_exception()));
   }
-}
-
-Backend::Backend(c10::intrusive_ptr<::c10d::Store> store, int rank, int size, const Settings& settings)
-    : ::c10d::Backend(rank, size), timeout_(settings.timeout) {
-  join(std::move(store), settings);
   init();
 }
 
 Backend::~Backend() {
+  if (const auto gpu = end_of_gpu()) gpu->abandon();
   const auto error = given_up("the group is gone, and this operation had not been done");
   if (operations_ != nullptr) operations_->abandon(error);
   if (messages_ != nullptr) messages_->abandon(error);
@@ -85,24 +82,72 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout
 
 WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
+  const at::Tensor first = !inputs.empty() ? inputs[0] : !outputs.empty() ? outputs[0] : at::Tensor();
+  if (!first.defined() || !first.is_cuda())
+    return submit_on_host(type, title, inputs, std::move(outputs), timeout, std::move(body));
+  check_process();
+  ++sequence_;
+  const auto gpu = gpu_operations(first.device());
+  std::vector<at::Tensor> all = inputs;
+  all.insert(all.end(), outputs.begin(), outputs.end());
+  auto work = c10::make_intrusive<GpuWork>(getRank(), type, title, inputs, std::move(outputs), first.device());
+  gpu->issue(work, all, limit_of(timeout), body);
+  return work;
+}
+
+WorkPtr Backend::submit_on_host(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                                std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
   check_process();
   ++sequence_;
   auto work = c10::make_intrusive<CollectiveWork>(operations_, getRank(), type, title, inputs, std::move(outputs));
-  operations_->issue(work, timeout.count() > 0 ? timeout : timeout_.load(), std::move(body));
+  operations_->issue(work, limit_of(timeout), std::move(body));
   return work;
+}
+
+std::chrono::milliseconds Backend::limit_of(std::chrono::milliseconds timeout) const {
+  return timeout.count() > 0 ? timeout : timeout_.load();
+}
+
+/// Joins them when the first tensor on a GPU comes.
+std::shared_ptr<GpuOperations> Backend::gpu_operations(c10::Device device) {
+  const std::lock_guard lock(gpu_mutex_);
+  TORCH_CHECK(!gpu_ended_,
+              "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort");
+  if (gpu_ == nullptr) try {
+      gpu_ = GpuOperations::join(join_once_more(), device);
+    } catch (const Error&) {
+      std::rethrow_exception(as_torch_error(std::current_exception()));
+    }
+  TORCH_CHECK(gpu_->device() == device, "a tensor on ", device, ", in a group whose first one on this rank was on ",
+              gpu_->device(), " → each rank has one GPU: torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))");
+  return gpu_;
+}
+
+/// Nothing is issued there any more. nullptr: there was nothing.
+std::shared_ptr<GpuOperations> Backend::end_of_gpu() {
+  const std::lock_guard lock(gpu_mutex_);
+  gpu_ended_ = true;
+  return gpu_;
 }
 
 void Backend::shutdown() {
   if (forks_ != forks()) return;  // it is its parent's, whose threads are not here
-  const auto deadline = Deadline::after(kEndWithin);
+  const auto deadline = std::min(Deadline::after(kEndWithin), Deadline::after(timeout_.load()),
+                                 [](Deadline a, Deadline b) { return a.when() < b.when(); });
   const auto warning = std::make_shared<std::string>();
-  const bool ended = operations_->end(deadline, [warning, operations = operations_.get(), messages = messages_,
-                                                 deadline, timeout = timeout_.load()](comm::ProcessGroup& group) {
-    if (operations->failed() || (messages != nullptr && messages->failed())) return;
-    *warning = end_in_order(group, messages, std::min(deadline, Deadline::after(timeout), [](Deadline a, Deadline b) {
-                              return a.when() < b.when();
-                            }));
-  });
+  const auto gpu = end_of_gpu();
+  if (gpu != nullptr && !gpu->failed()) *warning = warning_of([&] { gpu->end(deadline); });
+  if (gpu != nullptr) gpu->abandon();
+  const bool ended = operations_->end(
+      deadline, [warning, operations = operations_.get(), messages = messages_, deadline](comm::ProcessGroup& group) {
+        if (operations->failed() || (messages != nullptr && messages->failed()) || !warning->empty()) return;
+        *warning = warning_of([&] {
+          set_timeout(group, deadline);
+          if (messages != nullptr) messages->end(group, deadline);
+          set_timeout(group, deadline);
+          group.shutdown();
+        });
+      });
   const auto error = given_up("the group has been destroyed, and this operation had not been done");
   operations_->abandon(error);
   if (messages_ != nullptr) messages_->abandon(error);
@@ -114,6 +159,7 @@ void Backend::shutdown() {
 
 void Backend::abort() {
   if (forks_ != forks()) return;
+  if (const auto gpu = end_of_gpu()) gpu->abandon();
   const auto error = given_up("the group has been aborted, and this operation had not been done");
   operations_->abandon(error);
   if (messages_ != nullptr) messages_->abandon(error);

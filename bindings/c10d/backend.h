@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "bindings/c10d/gpu.h"
 #include "bindings/c10d/messages.h"
 #include "bindings/c10d/work.h"
 
@@ -19,13 +21,14 @@ namespace lockstep::pytorch {
 
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 
-/// Tensors are dense ones on the CPU, contiguous or not, of any size. Operations that move elements take all types;
-/// reductions those of class Reduction. What a call cannot take it refuses at once (TORCH_CHECK); what goes wrong later
-/// is the work's: wait() throws DistBackendError, and so does the future.
+/// Tensors are dense ones on the CPU or on this rank's GPU, contiguous or not, of any size. Operations that move
+/// elements take all types; reductions those of class Reduction. What a call cannot take it refuses at once
+/// (TORCH_CHECK); what goes wrong later is the work's: wait() throws DistBackendError, and so does the future.
 ///
 /// Ranks that share memory complete a collective within the call that issues it: DDP waits for futures that nobody else
 /// would move on, and another thread would only take the core from this one. Between hosts a thread of the group does.
-/// Sends and receives go over a group of their own (Messages).
+/// Sends and receives go over a group of their own (Messages). Collectives on a GPU are NCCL's (GpuOperations), joined
+/// by the first one; gather, scatter, all-to-all, sends and receives go through the host's memory.
 ///
 /// Thread-safe. All ranks issue the same collectives of a group in the same order. shutdown() ends the group in order;
 /// without it, nothing is waited for. Afterwards every call is refused (TORCH_CHECK).
@@ -87,20 +90,30 @@ class Backend final : public ::c10d::Backend {
   WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
  private:
-  void join(c10::intrusive_ptr<::c10d::Store> store, const Settings& settings);
+  std::unique_ptr<comm::ProcessGroup> join_once_more();
 
-  /// Issues `body` as the group's next collective.
+  /// Issues `body` as the group's next collective, where the tensors are.
   WorkPtr submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                  std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body);
+  WorkPtr submit_on_host(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body);
+  std::shared_ptr<GpuOperations> gpu_operations(c10::Device device);
+  std::shared_ptr<GpuOperations> end_of_gpu();
+  std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
   WorkPtr submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, int peer,
                          int tag);
   void check_process() const;
   void check_root(std::int64_t root, const char* doing) const;
   std::size_t ranks() const { return static_cast<std::size_t>(getSize()); }
 
+  const std::shared_ptr<comm::KeyValueStore> store_;
+  const Settings settings_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::shared_ptr<Operations> operations_;
   std::shared_ptr<Messages> messages_;  // nullptr: this is the only rank
+  std::mutex gpu_mutex_;
+  std::shared_ptr<GpuOperations> gpu_;  // nullptr: there was none yet
+  bool gpu_ended_ = false;
   std::atomic<std::uint64_t> sequence_{0};
   const std::uint64_t forks_ = forks();  // of the process that has made it
 };

@@ -18,7 +18,9 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* d
   return tensors[0];
 }
 
-void check_same_type(const at::Tensor& one, const at::Tensor& other, const char* doing) {
+void check_alike(const at::Tensor& one, const at::Tensor& other, const char* doing) {
+  TORCH_CHECK(one.device() == other.device(), doing, " from ", one.device(), " to ", other.device(),
+              " → have both on one device");
   TORCH_CHECK(one.scalar_type() == other.scalar_type(), doing, " from ", one.scalar_type(), " to ", other.scalar_type(),
               " → make both of one type");
 }
@@ -26,7 +28,7 @@ void check_same_type(const at::Tensor& one, const at::Tensor& other, const char*
 void check_parts(const at::Tensor& all, const at::Tensor& mine, std::size_t ranks, const char* doing) {
   check_tensor(all, doing);
   check_tensor(mine, doing);
-  check_same_type(all, mine, doing);
+  check_alike(all, mine, doing);
   TORCH_CHECK(static_cast<std::size_t>(all.numel()) == ranks * static_cast<std::size_t>(mine.numel()), doing, " of ",
               mine.numel(), " elements of each of ", ranks, " ranks, and a tensor of ", all.numel(),
               " for all of them → make it ", ranks, " times as large");
@@ -60,7 +62,7 @@ void spread(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
 void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
   const Elements elements(tensor.scalar_type());
   at::Tensor memory = group.rank() == root ? contiguous(tensor) : memory_for(tensor);
-  group.broadcast_host(memory.data_ptr(), elements.count(memory), elements.dtype, root);
+  broadcast(group, memory.data_ptr(), elements.count(memory), elements.dtype, root);
   if (group.rank() != root) write_back(memory, tensor);
 }
 
@@ -68,7 +70,7 @@ void gather_all(ProcessGroup& group, const at::Tensor& input, const at::Tensor& 
   const Elements elements(input.scalar_type());
   const at::Tensor mine = contiguous(input);
   const at::Tensor all = memory_for(output);
-  group.all_gather_host(mine.data_ptr(), elements.count(mine), elements.dtype, all.data_ptr());
+  all_gather(group, mine.data_ptr(), elements.count(mine), elements.dtype, all.data_ptr());
   write_back(all, output);
 }
 
@@ -98,7 +100,7 @@ at::Tensor reduced_bits(ProcessGroup& group, const at::Tensor& tensor, const Red
 void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& how) {
   if (how.bits != nullptr) return write_back(reduced_bits(group, tensor, how), tensor);
   at::Tensor memory = how.prepare(tensor);
-  group.all_reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op);
+  all_reduce(group, memory.data_ptr(), how.count(memory), how.dtype, how.op);
   how.finish(memory, tensor, group.size());
 }
 
@@ -139,7 +141,7 @@ void scatter_reduced(ProcessGroup& group, const at::Tensor& input, const at::Ten
   const at::Tensor all = how.prepare(input);
   const bool direct = how.carrier == output.scalar_type();
   at::Tensor mine = direct ? memory_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
-  group.reduce_scatter_host(all.data_ptr(), mine.data_ptr(), how.count(mine), how.dtype, how.op);
+  reduce_scatter(group, all.data_ptr(), mine.data_ptr(), how.count(mine), how.dtype, how.op);
   how.finish(mine, output, group.size());
 }
 
@@ -259,7 +261,7 @@ WorkPtr Backend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOp
       return receives ? write_back(result, tensor) : void();
     }
     at::Tensor memory = how.prepare(tensor);
-    group.reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op, root);
+    pytorch::reduce(group, memory.data_ptr(), how.count(memory), how.dtype, how.op, root);
     if (receives) how.finish(memory, tensor, group.size());
   });
 }
@@ -270,7 +272,7 @@ WorkPtr Backend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::v
   TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == ranks(), "allgather into ",
               outputs.empty() ? 0 : outputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
   check_tensors(outputs[0], "allgather");
-  for (const at::Tensor& output : outputs[0]) check_same_type(input, output, "allgather");
+  for (const at::Tensor& output : outputs[0]) check_alike(input, output, "allgather");
   const at::Tensor& own = outputs[0][static_cast<std::size_t>(getRank())];
   TORCH_CHECK(own.numel() == input.numel(), "allgather of ", input.numel(), " elements into a tensor of ", own.numel());
   return submit(OpType::ALLGATHER, "lockstep:all_gather", inputs, outputs[0], options.timeout,
@@ -294,7 +296,7 @@ WorkPtr Backend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outpu
     TORCH_CHECK(of_rank.size() == inputs.size(), "allgather of ", inputs.size(), " tensors into ", of_rank.size());
     check_tensors(of_rank, "allgather");
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      check_same_type(inputs[i], of_rank[i], "allgather");
+      check_alike(inputs[i], of_rank[i], "allgather");
       by_input[i].push_back(of_rank[i]);
     }
     all.insert(all.end(), of_rank.begin(), of_rank.end());
@@ -309,7 +311,7 @@ WorkPtr Backend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& output
                                                  const ::c10d::AllgatherOptions& options) {
   TORCH_CHECK(outputs.size() == inputs.size(), "allgather of ", inputs.size(), " tensors into ", outputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) check_parts(outputs[i], inputs[i], ranks(), "allgather");
-  return submit(OpType::ALLGATHER_INTO_TENSOR_COALESCED, "lockstep:all_gather", inputs, outputs, options.timeout,
+  return submit(OpType::COALESCED, "lockstep:all_gather", inputs, outputs, options.timeout,
                 [inputs, outputs](ProcessGroup& group) {
                   for (std::size_t i = 0; i < inputs.size(); ++i) gather_all(group, inputs[i], outputs[i]);
                 });
@@ -321,7 +323,7 @@ WorkPtr Backend::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<st
   TORCH_CHECK(inputs.size() == 1 && inputs[0].size() == ranks(), "reduce_scatter of ",
               inputs.empty() ? 0 : inputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
   check_tensors(inputs[0], "reduce_scatter");
-  for (const at::Tensor& input : inputs[0]) check_same_type(input, output, "reduce_scatter");
+  for (const at::Tensor& input : inputs[0]) check_alike(input, output, "reduce_scatter");
   const at::Tensor& own = inputs[0][static_cast<std::size_t>(getRank())];
   TORCH_CHECK(own.numel() == output.numel(), "reduce_scatter of ", own.numel(), " elements into a tensor of ",
               output.numel());
@@ -346,7 +348,7 @@ WorkPtr Backend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& output
     check_parts(inputs[i], outputs[i], ranks(), "reduce_scatter");
     hows.emplace_back(outputs[i].scalar_type(), options.reduceOp);
   }
-  return submit(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "lockstep:reduce_scatter", inputs, outputs, options.timeout,
+  return submit(OpType::COALESCED, "lockstep:reduce_scatter", inputs, outputs, options.timeout,
                 [inputs, outputs, hows](ProcessGroup& group) {
                   for (std::size_t i = 0; i < inputs.size(); ++i)
                     scatter_reduced(group, inputs[i], outputs[i], hows[i]);
@@ -363,13 +365,16 @@ WorkPtr Backend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vect
                 outputs.empty() ? 0 : outputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
     all = outputs[0];
     check_tensors(all, "gather");
-    for (const at::Tensor& output : all) check_same_type(input, output, "gather");
+    for (const at::Tensor& output : all) check_alike(input, output, "gather");
   } else {
     TORCH_CHECK(outputs.empty() || outputs[0].empty(), "gather: outputs are for rank ", options.rootRank, " alone");
   }
-  return submit(
-      OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
-      [sent = only_for(input, options.rootRank, ranks()), all](ProcessGroup& group) { exchange(group, sent, all); });
+  return submit_on_host(OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
+                        [sent = only_for(on_host({input})[0], options.rootRank, ranks()),
+                         received = host_memory_for(all), all](ProcessGroup& group) {
+                          exchange(group, sent, received);
+                          write_back(received, all);
+                        });
 }
 
 WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& options) {
@@ -394,30 +399,34 @@ WorkPtr Backend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vect
                 " tensors → give one for each of the ", ranks(), " ranks");
     all = inputs[0];
     check_tensors(all, "scatter");
-    for (const at::Tensor& input : all) check_same_type(input, output, "scatter");
+    for (const at::Tensor& input : all) check_alike(input, output, "scatter");
   } else {
     TORCH_CHECK(inputs.empty() || inputs[0].empty(), "scatter: inputs are of rank ", options.rootRank, " alone");
   }
-  return submit(OpType::SCATTER, "lockstep:scatter", all, outputs, options.timeout,
-                [all, received = only_for(output, options.rootRank, ranks())](ProcessGroup& group) {
-                  exchange(group, all, received);
-                });
+  const auto memory = host_memory_for(outputs);
+  return submit_on_host(OpType::SCATTER, "lockstep:scatter", all, outputs, options.timeout,
+                        [sent = on_host(all), received = only_for(memory[0], options.rootRank, ranks()), memory,
+                         outputs](ProcessGroup& group) {
+                          exchange(group, sent, received);
+                          write_back(memory, outputs);
+                        });
 }
 
 WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_rows,
                                std::vector<std::int64_t>& input_rows, const ::c10d::AllToAllOptions& options) {
   check_tensor(output, "all_to_all");
   check_tensor(input, "all_to_all");
-  check_same_type(input, output, "all_to_all");
+  check_alike(input, output, "all_to_all");
   const Elements elements(input.scalar_type());
   const auto from_counts = counts_of(input, input_rows, ranks(), elements);
   const auto to_counts = counts_of(output, output_rows, ranks(), elements);
-  return submit(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
-                [=](ProcessGroup& group) {
-                  const at::Tensor sent = contiguous(input), received = memory_for(output);
-                  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
-                  write_back(received, output);
-                });
+  return submit_on_host(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
+                        [=, input = on_host({input})[0], memory = host_memory_for({output})[0]](ProcessGroup& group) {
+                          const at::Tensor sent = contiguous(input), received = memory_for(memory);
+                          group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts,
+                                                elements.dtype);
+                          write_back(received, output);
+                        });
 }
 
 WorkPtr Backend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
@@ -427,17 +436,18 @@ WorkPtr Backend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tens
   check_tensors(inputs, "all_to_all");
   check_tensors(outputs, "all_to_all");
   for (std::size_t r = 0; r < ranks(); ++r) {
-    check_same_type(inputs[r], inputs[0], "all_to_all");
-    check_same_type(inputs[0], outputs[r], "all_to_all");
+    check_alike(inputs[r], inputs[0], "all_to_all");
+    check_alike(inputs[0], outputs[r], "all_to_all");
   }
   const Elements elements(inputs[0].scalar_type());
-  return submit(
-      OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
-      [=, from_counts = counts_of(inputs, elements), to_counts = counts_of(outputs, elements)](ProcessGroup& group) {
-        const at::Tensor sent = flat(inputs), received = memory_for_all(outputs);
-        group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
-        spread(received, outputs);
-      });
+  return submit_on_host(OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
+                        [=, from_counts = counts_of(inputs, elements), to_counts = counts_of(outputs, elements),
+                         inputs = on_host(inputs), memory = host_memory_for(outputs)](ProcessGroup& group) {
+                          const at::Tensor sent = flat(inputs), received = memory_for_all(memory);
+                          group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts,
+                                                elements.dtype);
+                          spread(received, outputs);
+                        });
 }
 
 WorkPtr Backend::barrier(const ::c10d::BarrierOptions& options) {

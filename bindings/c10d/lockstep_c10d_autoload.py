@@ -3,6 +3,7 @@ because `import lockstep_c10d` sets variables for ranks of mpirun and srun, whic
 because the package is installed."""
 import os
 
+import torch
 import torch.distributed as dist
 
 
@@ -16,6 +17,7 @@ def register():
     """Once."""
     if not dist.is_available() or "lockstep" in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend("lockstep", _create, extended_api=True, devices=["cpu"])
+    devices = ["cpu", "cuda"] if torch.version.cuda else ["cpu"]  # where its build is without CUDA, it says so
+    dist.Backend.register_backend("lockstep", _create, extended_api=True, devices=devices)
     if "LOCKSTEP_JOB" in os.environ:  # a rank of `lockstep launch`
         import lockstep_c10d  # noqa: F401

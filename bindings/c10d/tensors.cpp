@@ -1,5 +1,11 @@
 #include "bindings/c10d/tensors.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <string>
+
+#include "bindings/c10d/gpu.h"
+
 namespace lockstep::pytorch {
 namespace {
 
@@ -48,15 +54,23 @@ comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
 
 void check_tensor(const at::Tensor& tensor, const char* doing) {
   TORCH_CHECK(tensor.defined(), doing, " of an undefined tensor");
-  TORCH_CHECK(tensor.device().is_cpu(), doing, " of a tensor on ", tensor.device(),
-              ", and lockstep's backend moves tensors on the CPU alone → call .cpu(), or give that device a backend of "
-              "its own: init_process_group(\"cpu:lockstep,cuda:…\")");
+  if (!tensor.is_cpu()) {
+    const std::string problem = tensor.is_cuda() ? GpuOperations::why_not() : "it has CPUs and GPUs of NVIDIA alone";
+    TORCH_CHECK(problem.empty(), doing, " of a tensor on ", tensor.device(),
+                ", for which this lockstep_c10d is not: ", problem,
+                " → call .cpu(), or give that device a backend of its own: "
+                "init_process_group(\"cpu:lockstep,cuda:nccl\")");
+  }
   TORCH_CHECK(tensor.layout() == at::kStrided, doing, " of a tensor of layout ", tensor.layout(),
               ", and lockstep's backend takes dense ones → call .to_dense()");
 }
 
 void check_tensors(at::TensorList tensors, const char* doing) {
-  for (const at::Tensor& tensor : tensors) check_tensor(tensor, doing);
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(tensor, doing);
+    TORCH_CHECK(tensor.device() == tensors[0].device(), doing, " of tensors on ", tensors[0].device(), " and on ",
+                tensor.device(), " → have them on one device");
+  }
 }
 
 void check_sparse(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
@@ -142,6 +156,79 @@ void Reduction::finish(at::Tensor& memory, const at::Tensor& tensor, int size) c
       memory.div_(size);
   }
   write_back(memory, tensor);
+}
+
+// ---- Memory ----
+
+namespace {
+
+/// Of operations on a GPU: `on_gpu` issues one. All later work in the producer's order comes after it.
+template <class OnHost, class OnGpu>
+void where_it_is(comm::ProcessGroup& group, OnHost&& on_host, OnGpu&& on_gpu) {
+  if (group.device().kind == DeviceKind::kCpu) return on_host();
+  auto& gpus = static_cast<comm::DeviceGroup&>(group);
+  on_gpu(gpus).wait(gpus.producer_stream());
+}
+
+}  // namespace
+
+void all_reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op) {
+  where_it_is(
+      group, [&] { group.all_reduce_host(values, count, dtype, op); },
+      [&](comm::DeviceGroup& gpus) { return gpus.all_reduce(values, count, dtype, op); });
+}
+
+void reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op, int root) {
+  where_it_is(
+      group, [&] { group.reduce_host(values, count, dtype, op, root); },
+      [&](comm::DeviceGroup& gpus) { return gpus.reduce(values, count, dtype, op, root); });
+}
+
+void broadcast(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, int root) {
+  where_it_is(
+      group, [&] { group.broadcast_host(values, count, dtype, root); },
+      [&](comm::DeviceGroup& gpus) { return gpus.broadcast(values, count, dtype, root); });
+}
+
+void all_gather(comm::ProcessGroup& group, const void* mine, std::size_t count, DType dtype, void* all) {
+  where_it_is(
+      group, [&] { group.all_gather_host(mine, count, dtype, all); },
+      [&](comm::DeviceGroup& gpus) { return gpus.all_gather(mine, count, dtype, all); });
+}
+
+void reduce_scatter(comm::ProcessGroup& group, const void* all, void* mine, std::size_t count, DType dtype,
+                    comm::ReduceOp op) {
+  where_it_is(
+      group, [&] { group.reduce_scatter_host(all, mine, count, dtype, op); },
+      [&](comm::DeviceGroup& gpus) { return gpus.reduce_scatter(all, mine, count, dtype, op); });
+}
+
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_cpu()) {
+      TORCH_WARN_ONCE(
+          "lockstep: sends, receives, gather, scatter and all_to_all of tensors on GPUs go through the "
+          "host's memory, which takes longer than NCCL's own → for programs that live by them: "
+          "init_process_group(\"cpu:lockstep,cuda:nccl\")");
+    }
+    all.push_back(tensor.cpu());
+  }
+  return all;
+}
+
+std::vector<at::Tensor> host_memory_for(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_cpu())  // what the program's stream does with it now is over before another thread writes it
+      c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+    all.push_back(tensor.is_cpu() ? tensor : at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
+  }
+  return all;
+}
+
+void write_back(const std::vector<at::Tensor>& memory, const std::vector<at::Tensor>& tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) write_back(memory[i], tensors[i]);
 }
 
 at::Tensor contiguous(const at::Tensor& tensor) {

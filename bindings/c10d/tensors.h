@@ -1,4 +1,4 @@
-// Tensors as what collectives move and reduce: memory on the CPU, and what kind of numbers it holds.
+// Tensors as what collectives move and reduce: memory, and what kind of numbers it holds.
 #pragma once
 
 #include "lockstep/comm.h"
@@ -9,8 +9,10 @@
 
 namespace lockstep::pytorch {
 
-/// Throws (RuntimeError in Python) unless `tensor` is a dense one on the CPU; `doing` names the operation.
+/// Throws (RuntimeError in Python) unless `tensor` is a dense one on the CPU, or on a GPU where GpuOperations can be;
+/// `doing` names the operation.
 void check_tensor(const at::Tensor& tensor, const char* doing);
+/// Of all of them; and that they are on one device.
 void check_tensors(at::TensorList tensors, const char* doing);
 
 /// A tensor's elements, for operations that only move them: in a type of lockstep's, or as bytes, so any will do.
@@ -44,6 +46,22 @@ struct Reduction {
   /// Puts the result in `memory`, over `size` ranks, where the caller wants it.
   void finish(at::Tensor& memory, const at::Tensor& tensor, int size) const;
 };
+
+// The group's collectives, on memory where its arenas are. They are over, or on a GPU in its producer's order, when
+// these return.
+void all_reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op);
+void reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op, int root);
+void broadcast(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, int root);
+void all_gather(comm::ProcessGroup& group, const void* mine, std::size_t count, DType dtype, void* all);
+void reduce_scatter(comm::ProcessGroup& group, const void* all, void* mine, std::size_t count, DType dtype,
+                    comm::ReduceOp op);
+
+/// For operations that go through the host's memory: those on a GPU as their values on the host, when the current
+/// stream has computed them; all others as they are.
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors);
+/// Memory there for what is to be in them; copied by write_back().
+std::vector<at::Tensor> host_memory_for(const std::vector<at::Tensor>& tensors);
+void write_back(const std::vector<at::Tensor>& memory, const std::vector<at::Tensor>& tensors);
 
 /// Contiguous memory with what is in `tensor`: itself where that will do.
 at::Tensor contiguous(const at::Tensor& tensor);

@@ -14,6 +14,14 @@ namespace {
 // What end() allows the last operation to come to its end in, when its waits have ended.
 constexpr std::chrono::seconds kLastEndsWithin{2};
 
+/// Whose streams a future of these has to do with.
+std::vector<c10::Device> gpus_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> gpus;
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.is_cuda()) gpus.push_back(tensor.device());
+  return gpus;
+}
+
 thread_local int of_the_backend = 0;
 thread_local const Operations* served_here = nullptr;
 
@@ -42,7 +50,8 @@ Work::Work(int rank, ::c10d::OpType type, const char* title, const std::vector<a
            std::vector<at::Tensor> outputs)
     : ::c10d::Work(rank, type, title, std::optional<std::vector<at::Tensor>>(inputs)),
       outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+      future_(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), gpus_of(outputs_))) {}
 
 void Work::complete(const std::exception_ptr& error) {
   if (error != nullptr)

@@ -1,12 +1,13 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
-#include "comm/device_group.h"
 #include "comm/nccl/device_arena.h"
+#include "lockstep/comm/device_group.h"
 
 namespace lockstep::comm {
 namespace {
 
-/// As SelfGroup, but that the work in question is the stream's: an operation is done when what came before it is.
+/// As SelfGroup, but that the work in question is the stream's: an operation is done when what came before it is. A
+/// part that is apart from the rest is copied.
 class DeviceSelfGroup final : public DeviceGroup {
  public:
   explicit DeviceSelfGroup(const DeviceGroupOptions& options)
@@ -51,7 +52,13 @@ class DeviceSelfGroup final : public DeviceGroup {
   }
   std::vector<std::string> exchange(const std::string& mine) override { return {mine}; }
   bool has_let_go(std::uint64_t) const noexcept override { return true; }  // freeing waits for the GPU
-  void start(const Op&) override {}
+  void start(const Op& op) override {
+    if (op.part == nullptr || op.part == op.data || op.count == 0) return;
+    const bool gathers = op.kind == OpKind::kAllGather;
+    check_cuda(cudaMemcpyAsync(gathers ? op.data : op.part, gathers ? op.part : op.data, op.bytes(),
+                               cudaMemcpyDeviceToDevice, native(producer_)),
+               "copying a rank's own part");
+  }
   bool is_done(std::uint64_t) override { return true; }
   void wait_done(std::uint64_t, Deadline) override {
     LOCKSTEP_ASSERT(!capturing_, "a wait of the host in a capture");

@@ -120,17 +120,20 @@ ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int siz
   const ncclRedOp_t reduction = nccl_reduction_of(op.reduce);
   const Slice own = slice_of(count, element, rank, size);
   std::byte* const own_data = op.data + own.begin * element;
+  const std::size_t part_count = count / static_cast<std::size_t>(size);
   switch (op.kind) {
     case OpKind::kAllReduce: return api.all_reduce(op.data, op.data, count, type, reduction, comm, stream);
     case OpKind::kReduce: return api.reduce(op.data, op.data, count, type, reduction, op.root, comm, stream);
     case OpKind::kBroadcast: return api.broadcast(op.data, op.data, count, type, op.root, comm, stream);
     case OpKind::kReduceScatter:
+      if (op.part != nullptr) return api.reduce_scatter(op.data, op.part, part_count, type, reduction, comm, stream);
       if (slices_are_equal(count, element, size))
         return api.reduce_scatter(op.data, own_data, own.count, type, reduction, comm, stream);
       return for_each_slice(api, op, size, [&](std::byte* data, std::size_t n, int root) {
         return api.reduce(data, data, n, type, reduction, root, comm, stream);
       });
     case OpKind::kAllGather:
+      if (op.part != nullptr) return api.all_gather(op.part, op.data, part_count, type, comm, stream);
       if (slices_are_equal(count, element, size))
         return api.all_gather(own_data, op.data, own.count, type, comm, stream);
       return for_each_slice(api, op, size, [&](std::byte* data, std::size_t n, int root) {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/device_group.h"
+#include "lockstep/comm/device_group.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/splitmix.h"
-#include "comm/device_group.h"
+#include "lockstep/comm/device_group.h"
 #include "lockstep/comm/make_group.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizers.h"

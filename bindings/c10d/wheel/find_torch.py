@@ -28,7 +28,7 @@ def find():
     root = pathlib.Path(torch.__file__).parent
     # How pybind11 of that build names its types, where it says so.
     names = {name: getattr(torch._C, f"_PYBIND11_{name}", None) for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")}
-    return {"version": torch.__version__,
+    return {"version": torch.__version__, "cuda": torch.version.cuda or "",
             "include": f"{root / 'include'};{root / 'include/torch/csrc/api/include'}",
             "libraries": str(root / "lib"),
             "definitions": ";".join(f'PYBIND11_{name}="{value}"' for name, value in names.items() if value is not None)}, ""

@@ -367,6 +367,11 @@ class ProcessGroup {
   /// Throws UsageError unless the region lies in an arena of this group; `doing` names what is to be done with it.
   void check_region(const Region& region, const char* doing) const;
 
+  /// An operation on `count` elements at `data`, on the group's device, which are no arena's (Op::part). Of groups
+  /// whose start() takes such.
+  Work issue_at(OpKind kind, ReduceOp reduce, int root, void* data, std::size_t count, DType dtype,
+                void* part = nullptr);
+
   Failure failure_;  // what broke the group
 
  private:
@@ -377,6 +382,7 @@ class ProcessGroup {
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1,
              const Op::Into& into = {}, const ReductionTree* along = nullptr, std::size_t partial_stride = 0,
              Rounding rounding = Rounding::kOnce);
+  Op next_op(OpKind kind, ReduceOp reduce, int root, std::size_t count, DType dtype);
   Arena& control_arena();
   struct PairState;
   PairState& pair_state();

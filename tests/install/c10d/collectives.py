@@ -1,8 +1,10 @@
-"""Every operation of the backend against what it should give, on each rank. It is started on each rank, with RANK and
-WORLD_SIZE; where LOCKSTEP_HOST_NAME differs, between hosts."""
+"""collectives.py [cuda]: every operation of the backend against what it should give, on each rank, of tensors on the CPU or on
+GPUs, which ranks may share. It is started on each rank, with RANK and WORLD_SIZE; where LOCKSTEP_HOST_NAME differs, between
+hosts."""
 import functools
 import itertools
 import os
+import sys
 import threading
 
 import torch
@@ -14,6 +16,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MOVED = FLOATS + INTEGERS + (torch.bool, torch.complex64, torch.float8_e4m3fn)
 SIZES = (0, 1, 7, 100_003)
+ON_GPU = sys.argv[1:] == ["cuda"]
 
 
 def made(rank, size, dtype):
@@ -105,6 +108,9 @@ def bits():
 
 
 def sparse():
+    if ON_GPU:
+        place = torch.zeros(1, 1, dtype=torch.int64)
+        return refused("COO ones on the CPU", lambda: dist.all_reduce(torch.sparse_coo_tensor(place, torch.ones(1), (4,))))
     n, rank = dist.get_world_size(), dist.get_rank()
 
     def of(r, dtype):
@@ -277,6 +283,8 @@ def works():
     work = dist.all_reduce(tensor, async_op=True)
     doubled = work.get_future().then(lambda done: 2 * done.value()[0])
     work.wait()
+    if ON_GPU:
+        torch.cuda.synchronize()
     assert work.is_completed()
     same(doubled.wait(), torch.full((1000,), 2.0 * n), "a future's result")
     queued = [torch.full((50_000,), float(i)) for i in range(20)]
@@ -305,6 +313,9 @@ def refusals():
     refused("does not reduce Float8_e4m3fn", lambda: dist.all_reduce(ones.to(torch.float8_e4m3fn)))
     refused("no average of bool", lambda: dist.all_reduce(ones.bool(), op=dist.ReduceOp.AVG))
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if ON_GPU and n > 1:
+        refused("on cpu and on cuda" if torch.cuda.device_count() == 1 else "on cpu and", lambda: dist.all_gather(
+            [torch.ones(3), *[torch.ones(3, device="cpu")] * (n - 1)][::-1], ones.cpu()))
     refused("of layout Sparse", lambda: backend.broadcast(ones.to_sparse(), 0))
     for call in (backend.send, backend.recv):
         for peer in (-1, n, dist.get_rank()):
@@ -316,6 +327,9 @@ def refusals():
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("lockstep")
+    if ON_GPU:
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+        torch.set_default_device("cuda")
     assert dist.get_backend() == "lockstep"
     for check in (reductions, bits, sparse, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, refusals):
         check()

@@ -94,6 +94,18 @@ def dead():
     fails(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(2)])
 
 
+def dead_on_gpu():
+    """The process ends: nobody need look at the work that fails."""
+    torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    dist.all_reduce(torch.ones(10, device="cuda"))
+    torch.cuda.synchronize()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(10, device="cuda"))
+    torch.cuda.synchronize()
+    raise AssertionError("nothing failed")
+
+
 def different():
     fails(lambda: dist.all_reduce(torch.ones(1000 + dist.get_rank())))
 

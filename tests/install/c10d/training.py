@@ -1,4 +1,4 @@
-"""training.py BACKEND: losses of PyTorch's own DistributedDataParallel and fully_shard over it, as JSON."""
+"""training.py BACKEND [cuda [ddp]]: losses of PyTorch's own DistributedDataParallel and fully_shard over it, as JSON."""
 import json
 import os
 import sys
@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 12
+DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 
 
 class Net(nn.Module):
@@ -32,13 +33,13 @@ def batch(step):
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     images, labels = torch.rand(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator)
     images[torch.arange(8), 0, 2 * labels] += 3
-    return images, labels
+    return images.to(DEVICE), labels.to(DEVICE)
 
 
 def train(wrap):
     """Every rank's losses."""
     torch.manual_seed(dist.get_rank())  # wrapping makes the ranks alike
-    module = wrap(Net())
+    module = wrap(Net().to(DEVICE))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
     losses = []
     for step in range(STEPS):
@@ -67,7 +68,10 @@ def main():
     backend = sys.argv[1]
     torch.set_num_threads(1)
     dist.init_process_group(backend)
-    losses = {wrap.__name__: train(wrap) for wrap in (ddp, sharded)}
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    losses = {wrap.__name__: train(wrap) for wrap in (ddp, sharded) if wrap.__name__ in (sys.argv[3:] or wrap.__name__)}
     dist.destroy_process_group()
     print(json.dumps(losses), flush=True)
     # Gloo's threads may still hold work of Python's, and abort the process that they ask for its lock while it ends

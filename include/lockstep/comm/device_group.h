@@ -32,6 +32,13 @@ struct OpTime {
 /// A group whose arenas are on a GPU. Operations come after what the producer's stream was given before they are
 /// issued, and whoever uses their results is ordered after them by Work::wait(): nothing waits on the host.
 ///
+/// Note [Memory of the caller's]
+/// The functions that take addresses work on memory of this GPU that no group has allocated, as tensors of PyTorch are,
+/// where it is: all ranks have values at a multiple of their size. Where a rank has a part, it is `count` values,
+/// whatever that comes to in bytes. The memory stays, and only streams that Work::wait() has ordered after the
+/// operation use it. Threads: once the producer's stream has been ordered after it, an operation is complete for
+/// another thread that takes over. NCCL registers none of it.
+///
 /// Captures. A CUDA graph may hold operations. What is issued between begin_capture() and end_capture() is not done
 /// then, and does not count. Each launch of the graph issues it again, and the caller reports that by replayed(). The
 /// Works of a capture are those of the next launch.
@@ -49,6 +56,36 @@ class DeviceGroup : public ProcessGroup {
  public:
   Device device() const final { return device_; }
 
+  using ProcessGroup::all_gather;
+  using ProcessGroup::all_reduce;
+  using ProcessGroup::broadcast;
+  using ProcessGroup::reduce;
+  using ProcessGroup::reduce_scatter;
+  /// In place (Note [Memory of the caller's]).
+  Work all_reduce(void* values, std::size_t count, DType dtype, ReduceOp op) {
+    return issue_at(OpKind::kAllReduce, op, 0, values, count, dtype);
+  }
+  /// Rank `root`'s `values` become the reduction of all ranks'; those of the others are unspecified afterwards.
+  Work reduce(void* values, std::size_t count, DType dtype, ReduceOp op, int root) {
+    return issue_at(OpKind::kReduce, op, root, values, count, dtype);
+  }
+  Work broadcast(void* values, std::size_t count, DType dtype, int root) {
+    return issue_at(OpKind::kBroadcast, ReduceOp::kSum, root, values, count, dtype);
+  }
+  /// `all`, size() * `count` values, become every rank's `mine`, in rank order. `mine` may be its place in `all`; else
+  /// the two do not overlap.
+  Work all_gather(const void* mine, std::size_t count, DType dtype, void* all) {
+    return issue_at(OpKind::kAllGather, ReduceOp::kSum, 0, all, count * ranks(), dtype, const_cast<void*>(mine));
+  }
+  /// `mine` becomes the reduction of this rank's part of all ranks' `all`, which keep what they have unless `mine` is
+  /// its place there; else the two do not overlap.
+  Work reduce_scatter(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op) {
+    return issue_at(OpKind::kReduceScatter, op, 0, const_cast<void*>(all), count * ranks(), dtype, mine);
+  }
+
+  /// The operation that was issued last.
+  Work last() { return Work(this, last_issued()); }
+
   void begin_capture() override = 0;
   std::uint64_t end_capture() override = 0;
   void replayed(std::uint64_t count) override = 0;
@@ -64,6 +101,8 @@ class DeviceGroup : public ProcessGroup {
       : ProcessGroup(rank, size, timeout), device_{DeviceKind::kCuda, device} {}
 
  private:
+  std::size_t ranks() const { return static_cast<std::size_t>(size()); }
+
   Device device_;
 };
 

@@ -1,0 +1,115 @@
+"""PyTorch's backend "lockstep" on GPUs: its operations, and PyTorch's own DDP and FSDP2 over it. It is compiled for the PyTorch of
+this machine while other sections run."""
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+
+from gpu_check import build, peers
+from gpu_check.check import Check, Skip
+from harness.contestants import ROOT
+from harness.processes import Failure
+
+PROGRAMS = ROOT / "tests/install/c10d"
+PACKAGE = ROOT / "bindings/c10d"
+# DDP over lockstep and over Gloo: the same sums in another order. FSDP2 computes each layer from gathered parameters.
+MOST_OFF = {"ddp": 1e-5, "sharded": 1e-4}
+
+
+class Backend:
+    def __init__(self, check: Check):
+        self.site, self._why, self._build = check.scratch / "c10d-site", peers.why_missing(), None
+        if self._why:
+            return
+        made = check.scratch / "c10d"
+        definitions = ["-DSKBUILD_PROJECT_VERSION=0", f"-DCMAKE_INSTALL_PREFIX={self.site}"]
+        package = build.packed()
+        flags = build.cmake_flags(package) if package else ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        self._log = open(check.scratch / "c10d.log", "w")
+        script = ('cmake -S "$1" -B "$2" "${@:3}" -DPython_EXECUTABLE="$(command -v python3)" && cmake --build "$2" && '
+                  'cmake --install "$2"')
+        self._build = subprocess.Popen(["bash", "-c", script, "bash", PACKAGE, made, *flags, *definitions],
+                                       stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                       start_new_session=True)
+
+    def wait(self, limit_s: float) -> str:
+        """Why it is not there; empty where it is."""
+        if self._build is None:
+            return self._why
+        try:
+            code = self._build.wait(max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise Failure(f"it was not compiled in {limit_s:.0f} s") from None
+        if code != 0:
+            lines = pathlib.Path(self._log.name).read_text(errors="replace").splitlines()
+            raise Failure(f"it cannot be compiled: {next((line for line in lines if 'error' in line.lower()), lines[-1:])}")
+        shutil.copytree(PACKAGE / "lockstep_c10d", self.site / "lockstep_c10d", dirs_exist_ok=True)
+        metadata = self.site / "lockstep_c10d-0.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lockstep-c10d\nVersion: 0\n")
+        (metadata / "entry_points.txt").write_text("[torch.backends]\nlockstep = lockstep_c10d_autoload:register\n")
+        return ""
+
+    def stop(self) -> None:
+        if self._build is not None and self._build.poll() is None:
+            Check.kill([self._build])
+
+
+def on_gpus(check: Check, data: dict, backend) -> None:
+    if check.dry:
+        raise Skip("PyTorch computes on real GPUs alone")
+    if why := backend.wait(check.left() - 30):
+        raise Skip(why)
+    env = {"PYTHONPATH": str(backend.site), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    data["runs"] = []
+
+    def ranks(count: int, program: str, *arguments) -> list:
+        """What each rank has said."""
+        argv = ["env", *(f"{key}={value}" for key, value in env.items()), "MASTER_ADDR=127.0.0.1", "python3", "-B",
+                PROGRAMS / program, *arguments]
+        return check.start_ranks(count, argv, check.ranks_share(count))
+
+    def tried(what: str, action) -> None:
+        row = {"what": what, "ok": False, "why": ""}
+        data["runs"].append(row)
+        try:
+            row["why"] = action() or ""
+            row["ok"] = True
+        except (Failure, ValueError, KeyError) as error:
+            row["why"] = str(error)
+            check.problem(f"{what}: {error}")
+
+    def operations(count: int):
+        def run():
+            one = [] if count > 1 else ["env", "RANK=0", "WORLD_SIZE=1", "MASTER_PORT=0"]
+            started = ranks(count, "collectives.py", "cuda") if count > 1 else [check.start(
+                [*one, *(f"{key}={value}" for key, value in env.items()), "MASTER_ADDR=127.0.0.1", "python3", "-B",
+                 PROGRAMS / "collectives.py", "cuda"])]
+            check.finish_ranks(started, 60)
+        return run
+
+    def training():
+        losses = {}
+        for over, *only in (("lockstep",), ("gloo", "ddp")):  # which reduces and scatters nothing on GPUs
+            done = check.finish_ranks(ranks(2, "training.py", over, "cuda", *only), 60)
+            losses[over] = json.loads(done[0].out)
+        off = {name: max(abs(a - b) for a, b in zip(losses["lockstep"][name], losses["gloo"]["ddp"], strict=True))
+               for name in MOST_OFF}
+        data["off"] = off
+        for name, most in MOST_OFF.items():
+            if not off[name] <= most:
+                raise Failure(f"{name}: losses differ from those of DDP over Gloo by {off[name]:.1e}")
+
+    def a_death():
+        started = ranks(2, "failures.py", "dead_on_gpu")
+        done = [check.finish(one, 60) for one in started]
+        if done[1].code != -signal.SIGKILL or done[0].code in (0, None) or "has ended" not in done[0].err:
+            raise Failure(f"the other rank ended with {done[0].code}: {done[0].last_words()}")
+        return done[0].err.strip().splitlines()[-2]
+
+    tried("operations, 1 rank", operations(1))
+    tried("operations, 2 ranks", operations(2))
+    tried("DDP and FSDP2, 2 ranks", training)
+    tried("a killed rank", a_death)
