@@ -25,7 +25,11 @@ class Backend:
         made = check.scratch / "c10d"
         definitions = ["-DSKBUILD_PROJECT_VERSION=0", f"-DCMAKE_INSTALL_PREFIX={self.site}"]
         package = build.packed()
-        flags = build.cmake_flags(package) if package else ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        if package:  # its libraries find theirs, too
+            libraries = build.PLACE / "prefix/usr/lib" / package["multiarch"]
+            flags = [*build.cmake_flags(package), f"-DCMAKE_INSTALL_RPATH={libraries}",
+                     "-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags"]
         self._log = open(check.scratch / "c10d.log", "w")
         script = ('cmake -S "$1" -B "$2" "${@:3}" -DPython_EXECUTABLE="$(command -v python3)" && cmake --build "$2" && '
                   'cmake --install "$2"')
@@ -62,35 +66,26 @@ def on_gpus(check: Check, data: dict, backend) -> None:
         raise Skip("PyTorch computes on real GPUs alone")
     if why := backend.wait(check.left() - 30):
         raise Skip(why)
-    env = {"PYTHONPATH": str(backend.site), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env = [f"PYTHONPATH={backend.site}", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"]
     data["runs"] = []
 
     def ranks(count: int, program: str, *arguments) -> list:
-        """What each rank has said."""
-        argv = ["env", *(f"{key}={value}" for key, value in env.items()), "MASTER_ADDR=127.0.0.1", "python3", "-B",
-                PROGRAMS / program, *arguments]
-        return check.start_ranks(count, argv, check.ranks_share(count))
+        alone = ["RANK=0", "WORLD_SIZE=1", "MASTER_PORT=0"] if count == 1 else []
+        return check.start_ranks(count, ["env", *env, *alone, "python3", "-B", PROGRAMS / program, *arguments],
+                                 check.ranks_share(count))
 
-    def tried(what: str, action) -> None:
-        row = {"what": what, "ok": False, "why": ""}
-        data["runs"].append(row)
+    def tried(job: tuple) -> dict:
+        what, action = job
         try:
-            row["why"] = action() or ""
-            row["ok"] = True
+            return {"what": what, "ok": True, "why": action() or ""}
         except (Failure, ValueError, KeyError) as error:
-            row["why"] = str(error)
             check.problem(f"{what}: {error}")
+            return {"what": what, "ok": False, "why": str(error), "output": getattr(error, "output", "")}
 
-    def operations(count: int):
-        def run():
-            one = [] if count > 1 else ["env", "RANK=0", "WORLD_SIZE=1", "MASTER_PORT=0"]
-            started = ranks(count, "collectives.py", "cuda") if count > 1 else [check.start(
-                [*one, *(f"{key}={value}" for key, value in env.items()), "MASTER_ADDR=127.0.0.1", "python3", "-B",
-                 PROGRAMS / "collectives.py", "cuda"])]
-            check.finish_ranks(started, 60)
-        return run
+    def operations(count: int) -> None:
+        check.finish_ranks(ranks(count, "collectives.py", "cuda"), 60)
 
-    def training():
+    def training() -> None:
         losses = {}
         for over, *only in (("lockstep",), ("gloo", "ddp")):  # which reduces and scatters nothing on GPUs
             done = check.finish_ranks(ranks(2, "training.py", over, "cuda", *only), 60)
@@ -102,14 +97,13 @@ def on_gpus(check: Check, data: dict, backend) -> None:
             if not off[name] <= most:
                 raise Failure(f"{name}: losses differ from those of DDP over Gloo by {off[name]:.1e}")
 
-    def a_death():
+    def a_death() -> str:
         started = ranks(2, "failures.py", "dead_on_gpu")
         done = [check.finish(one, 60) for one in started]
         if done[1].code != -signal.SIGKILL or done[0].code in (0, None) or "has ended" not in done[0].err:
             raise Failure(f"the other rank ended with {done[0].code}: {done[0].last_words()}")
         return done[0].err.strip().splitlines()[-2]
 
-    tried("operations, 1 rank", operations(1))
-    tried("operations, 2 ranks", operations(2))
-    tried("DDP and FSDP2, 2 ranks", training)
-    tried("a killed rank", a_death)
+    jobs = [("operations, 1 rank", lambda: operations(1)), ("operations, 2 ranks", lambda: operations(2)),
+            ("DDP and FSDP2, 2 ranks", training), ("a killed rank", a_death)]
+    check.in_parallel(tried, jobs, data["runs"])

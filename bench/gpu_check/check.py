@@ -203,7 +203,7 @@ class Check:
         return started
 
     def finish_ranks(self, started: list, limit_s: float) -> list:
-        """Raises Failure for the first that did not end well."""
+        """Raises Failure for the first that did not end well; its `output` is the end of what that one has said."""
         end = time.monotonic() + min(limit_s, self.left())
         for process, _, _ in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -218,7 +218,9 @@ class Check:
         if bad:
             first = done[bad[0]]
             how = f"was ended after {first.seconds:.0f} s" if first.timed_out else f"ended with {first.code}"
-            raise Failure(f"rank {bad[0]} of {len(started)} {how}: {first.last_words()}")
+            failure = Failure(f"rank {bad[0]} of {len(started)} {how}: {first.last_words()}")
+            failure.output = (first.out + first.err)[-3000:]
+            raise failure
         return done
 
     def ranks_share(self, ranks: int) -> bool:
