@@ -49,9 +49,9 @@ JsonObject json_of(const devices::MeasuredRates& rates, const StepResult& result
   for (const auto& product : rates.products)
     if (product.precision == result.precision)
       json.add("product_tflops", rounded(product.tflops)).add("product_width", product.width);
-  if (const auto share = measured_share(result)) json.add("mfu", rounded(*share));
+  if (const auto share = measured_share(result)) json.add("mfu", rounded_share(*share));
   if (rates.core_flops) json.add("core_flops", *rates.core_flops);
-  if (const auto share = core_share(result)) json.add("core_share", rounded(*share));
+  if (const auto share = core_share(result)) json.add("core_share", rounded_share(*share));
   return json;
 }
 
@@ -114,7 +114,7 @@ JsonObject json_of(const StepResult& r) {
                      {"steps_a_block", r.steps_a_block}};
   if (!r.bf16_by.empty()) json.add("bf16_by", r.bf16_by);
   if (r.peak_tflops) json.add("peak_tflops", *r.peak_tflops);
-  if (r.mfu) json.add("mfu", rounded(*r.mfu));
+  if (r.mfu) json.add("mfu", rounded_share(*r.mfu));
   if (r.measured) json.add("measured", json_of(*r.measured, r));
   if (!r.graphs_refused.empty()) json.add("graphs_refused", r.graphs_refused);
   if (!r.engines.empty()) {

@@ -64,9 +64,11 @@ def _one_test(check: Check, test: dict) -> dict:
     if done.code == SKIPPED:
         result["why"] = next((line for line in done.out.splitlines() if line.startswith("skipped: ")), "skipped")
     elif done.code != 0:
-        failed = re.findall(r"^\[  FAILED  \] (\S+)", done.out, re.MULTILINE)
+        failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)", done.out, re.MULTILINE)
         result["why"] = f"{', '.join(dict.fromkeys(failed)) or done.last_words()}"
-        result["output"] = (done.out + done.err)[-3000:]
+        # What each of them has said; of one that ended by itself its last words.
+        said = [done.out[done.out.find(f"[ RUN      ] {name}"):][:1500] for name in list(dict.fromkeys(failed))[:4]]
+        result["output"] = "\n".join(said) or (done.out + done.err)[-3000:]
     try:
         suites = json.loads(report.read_text())["testsuites"] if report.exists() else []
     except (ValueError, KeyError):  # it was ended while it wrote
