@@ -57,7 +57,8 @@ std::optional<::torch::Dtype> summed_in(::torch::Dtype type) {
 
 GradientSlots::GradientSlots(comm::ProcessGroup& group, std::vector<NamedTensor> parameters,
                              const ddp::BucketLimits& limits, const Options& options)
-    : reducer_(std::make_shared<ddp::Reducer>(group, slots_of(parameters), limits, options.reducer)),
+    : group_(group),
+      reducer_(std::make_shared<ddp::Reducer>(group, slots_of(parameters), limits, options.reducer)),
       scale_(options.scale),
       as_views_(options.as_views),
       hooks_(parameters.size()) {
@@ -98,7 +99,7 @@ void GradientSlots::find_sums() {
   sums_.clear();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
-    const auto type = summed_in(parameter.scalar_type()).value();
+    const auto type = parameter.options().dtype(summed_in(parameter.scalar_type()).value()).requires_grad(false);
     void* const data = reducer_->storage(slot).data();
     // With the parameter's strides, which are its gradient's, copies are of whole memory.
     const auto keep = [reducer = reducer_](void*) {};
@@ -117,7 +118,7 @@ void GradientSlots::check_gradient(std::size_t slot, const ::torch::Tensor& grad
   if (gradient.requires_grad())
     refuse("is to be differentiated again",
            "call backward() without create_graph, or torch::autograd::grad() for such");
-  if (gradient.sizes() != sums_[slot].sizes() || !gradient.device().is_cpu() ||
+  if (gradient.sizes() != sums_[slot].sizes() || gradient.device() != sums_[slot].device() ||
       summed_in(gradient.scalar_type()) != sums_[slot].scalar_type())
     refuse("is " + described({"", gradient}).substr(1) + " on " + gradient.device().str() +
                ", which the parameter was not when DistributedDataParallel was made",
@@ -166,7 +167,7 @@ void GradientSlots::receive(std::size_t slot) {
 void GradientSlots::finish() {
   send_held();
   const ::torch::NoGradGuard guard;
-  reducer_->finish({}, [&](std::span<const std::size_t> slots) {
+  reducer_->finish(group_.producer_stream(), [&](std::span<const std::size_t> slots) {
     for (const std::size_t slot : slots) receive(slot);
   });
   if (agreed_) return;

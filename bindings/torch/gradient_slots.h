@@ -73,6 +73,7 @@ class GradientSlots {
   void receive(std::size_t slot);
   void check_gradient(std::size_t slot, const ::torch::Tensor& gradient) const;
 
+  comm::ProcessGroup& group_;
   std::vector<std::string> names_;
   std::vector<::torch::Tensor> parameters_;
   std::shared_ptr<ddp::Reducer> reducer_;  // views of its slots keep it too

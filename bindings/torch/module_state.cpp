@@ -1,5 +1,8 @@
 #include "bindings/torch/module_state.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -19,6 +22,15 @@ std::vector<NamedTensor> each_once(const Dict& dict) {
   return found;
 }
 
+/// A stream as CUDA's own library has it. Not in every version of LibTorch that is taken.
+template <class Guard>
+void* handle_of(const Guard& guard, c10::Stream stream) {
+  if constexpr (requires { guard.getStreamNativeHandle(stream); }) return guard.getStreamNativeHandle(stream);
+  throw UsageError(
+      "DistributedDataParallel over a group of GPUs, with a LibTorch that does not say which its streams are",
+      "take PyTorch 2.10 or newer");
+}
+
 std::string text_of(::torch::IntArrayRef numbers) {
   std::string text;
   for (const auto number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
@@ -26,6 +38,44 @@ std::string text_of(::torch::IntArrayRef numbers) {
 }
 
 }  // namespace
+
+::torch::Device device_of(const comm::ProcessGroup& group) {
+  const Device device = group.device();
+  return device.kind == DeviceKind::kCpu ? ::torch::Device(::torch::kCPU)
+                                         : ::torch::Device(::torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
+}
+
+// ---- Streams ----
+
+ProducerStream::ProducerStream(const comm::ProcessGroup& group) {
+  if (group.device().kind == DeviceKind::kCpu) return;
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  stream_ = guard.getStream(device_of(group));
+  check_usage(
+      handle_of(guard, *stream_) == group.producer_stream().native,
+      "DistributedDataParallel over a group of GPUs whose producer is another stream than the current one",
+      "give comm::make_device_group() the current stream (at::cuda::getCurrentCUDAStream().stream()) as producer");
+}
+
+ProducerStream::Order::Order(const std::optional<c10::Stream>& stream) {
+  if (!stream) return;
+  const c10::Stream current = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
+  if (current == *stream) return;
+  before_ = current;
+  c10::Event event(stream->device_type());
+  event.record(current);
+  event.block(*stream);
+  guard_.emplace(*stream);
+}
+
+ProducerStream::Order::~Order() {
+  if (!before_) return;
+  c10::Event event(before_->device_type());
+  event.record(guard_->current_stream());
+  event.block(*before_);
+}
+
+// ---- What a module has ----
 
 std::vector<NamedTensor> parameters_of(const ::torch::nn::Module& module) {
   return each_once(module.named_parameters());
@@ -124,7 +174,8 @@ void SharedBuffers::broadcast() {
   const ::torch::NoGradGuard guard;
   if (group_.rank() == kRoot)
     for (auto& [mine, sent] : buffers_) sent.copy_(mine.tensor);
-  group_.broadcast({.arena = arena_.get(), .count = arena_->bytes(), .dtype = DType::kU8}, kRoot).wait_host();
+  group_.broadcast({.arena = arena_.get(), .count = arena_->bytes(), .dtype = DType::kU8}, kRoot)
+      .wait(group_.producer_stream());
   if (group_.rank() != kRoot)
     for (auto& [mine, sent] : buffers_) mine.tensor.copy_(sent);
 }

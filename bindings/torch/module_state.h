@@ -1,10 +1,13 @@
 // Parameters and buffers of a module of LibTorch, as the ranks compare and exchange them.
 #pragma once
 
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +19,35 @@ namespace lockstep::torch {
 struct NamedTensor {
   std::string name;
   ::torch::Tensor tensor;
+};
+
+/// The device of the group's arenas, as LibTorch has it.
+::torch::Device device_of(const comm::ProcessGroup& group);
+
+/// Of a group of GPUs: the stream that its operations come after, which is the current one when this is made; of others
+/// nothing.
+class ProducerStream {
+ public:
+  /// Throws UsageError where another stream is current than DeviceGroupOptions::producer.
+  explicit ProducerStream(const comm::ProcessGroup& group);
+
+  /// While one lives, what this thread gives to the GPU comes after what was given to the stream that was current
+  /// before, which then comes after that.
+  class [[nodiscard]] Order {
+   public:
+    explicit Order(const std::optional<c10::Stream>& stream);
+    ~Order();
+    Order(const Order&) = delete;
+    Order& operator=(const Order&) = delete;
+
+   private:
+    std::optional<c10::Stream> before_;  // nothing: it is current anyway
+    std::optional<c10::StreamGuard> guard_;
+  };
+  Order order() const { return Order(stream_); }
+
+ private:
+  std::optional<c10::Stream> stream_;
 };
 
 /// In the module's order, each tensor once, by its first name.

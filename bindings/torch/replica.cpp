@@ -27,13 +27,12 @@ void check_arguments(const ::torch::nn::Module* module, const comm::ProcessGroup
   const auto parameters = parameters_of(*module);
   check_usage(std::ranges::any_of(parameters, [](const auto& named) { return named.tensor.requires_grad(); }),
               "DistributedDataParallel of a module that has no parameters to train", "use the module as it is");
-  check_usage(group.device().kind == DeviceKind::kCpu, "DistributedDataParallel of LibTorch over a group of GPUs",
-              "gradients of LibTorch are summed on the CPU only: give it the group of comm::make_group()");
-  const auto check_place = [](const NamedTensor& named) {
-    if (named.tensor.device().is_cpu() && named.tensor.layout() == ::torch::kStrided) return;
+  const ::torch::Device device = device_of(group);
+  const auto check_place = [&](const NamedTensor& named) {
+    if (named.tensor.device() == device && named.tensor.layout() == ::torch::kStrided) return;
     throw UsageError(named.name + " is " + (named.tensor.layout() == ::torch::kStrided ? "" : "sparse, ") + "on " +
-                         named.tensor.device().str(),
-                     "gradients of LibTorch are summed on the CPU only: have the module there, in dense tensors");
+                         named.tensor.device().str() + ", and the group's memory on " + device.str(),
+                     "have the module there, in dense tensors; groups on a GPU are those of comm::make_device_group()");
   };
   for (const auto& named : parameters) {
     check_place(named);
@@ -112,6 +111,7 @@ Replica::Replica(std::shared_ptr<::torch::nn::Module> module, comm::ProcessGroup
     : module_(std::move(module)),
       group_(group),
       group_lifetime_(group.lifetime()),
+      stream_(group),
       options_(options),
       all_(parameters_of(*module_)) {
   const auto buffers = buffers_of(*module_);
@@ -126,7 +126,9 @@ Replica::Replica(std::shared_ptr<::torch::nn::Module> module, comm::ProcessGroup
     if (trained_.back()) trained.push_back(named);
   }
   gradients_.emplace(group, std::move(trained), limits_of(options, group),
-                     GradientSlots::Options{.reducer = {.find_unused = options.find_unused_parameters},
+                     GradientSlots::Options{.reducer = {.find_unused = options.find_unused_parameters,
+                                                        // Its caller would have to look, later, and be told.
+                                                        .wait_for_unused = group.device().kind != DeviceKind::kCpu},
                                             .scale = options.average_gradients ? 1.0 / group.size() : 1.0,
                                             .as_views = options.gradient_as_bucket_view});
   TensorBytes(all_).broadcast(group);
@@ -177,6 +179,7 @@ std::shared_ptr<Pass> Replica::begin_pass() {
   walk_ = Walk::kNone;  // of a backward of this rank alone that an error has ended
   gradients_->apply_order();
   if (std::exchange(buffers_due_, false) && buffers_) {
+    const auto order = stream_.order();
     group_.set_step(step_ + 1);
     buffers_->broadcast();
   }
@@ -260,12 +263,16 @@ void Replica::begin_without_output(std::size_t slot) {
 }
 
 void Replica::begin_step() {
+  const auto order = stream_.order();
   gradients_->reducer().begin_step(++step_);
-  if (scalars_.defined()) {
-    const auto tail = gradients_->reducer().tail();
-    std::memcpy(tail.data(), scalars_.data_ptr(), tail.size());
-  }
+  if (scalars_.defined()) tail().copy_(scalars_);
   walk_ = Walk::kSumming;
+}
+
+/// Where the reducer sums scalars().
+::torch::Tensor Replica::tail() const {
+  return ::torch::from_blob(gradients_->reducer().tail().data(), {DistributedDataParallelBase::kScalars},
+                            ::torch::dtype(::torch::kFloat32).device(device_of(group_)));
 }
 
 void Replica::begin_step_of_backward(Pass& pass) {
@@ -288,6 +295,7 @@ void Replica::keep_sums_once() {
 void Replica::accumulated(std::size_t slot) {
   if (walk_ == Walk::kNone && no_syncs_ == 0) begin_without_output(slot);
   if (walk_ != Walk::kSumming || !gradients_->parameters()[slot].grad().defined()) return;
+  const auto order = stream_.order();
   gradients_->send(slot);
   gradients_->reducer().poll();
 }
@@ -302,9 +310,11 @@ void Replica::refuse_stray(std::size_t slot) const {
 }
 
 void Replica::finish() {
+  const auto order = stream_.order();
   gradients_->finish();
-  const auto tail = gradients_->reducer().tail();
-  std::memcpy(summed_scalars_.data(), tail.data(), tail.size());
+  // On a GPU that waits for it: where nobody has asked for scalars, nobody does.
+  if (group_.device().kind == DeviceKind::kCpu || scalars_.defined())
+    std::memcpy(summed_scalars_.data(), tail().cpu().data_ptr(), sizeof summed_scalars_);
   walk_ = Walk::kNone;
   sums_held_ = buffers_due_ = true;
 }

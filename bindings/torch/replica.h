@@ -58,6 +58,7 @@ class Replica final : public AccumulationListener, public std::enable_shared_fro
   void begin_walk(Pass& pass);
   void begin_without_output(std::size_t slot);
   void begin_step();
+  ::torch::Tensor tail() const;
   void begin_step_of_backward(Pass& pass);
   void keep_sums_once();
   void finish();
@@ -66,6 +67,7 @@ class Replica final : public AccumulationListener, public std::enable_shared_fro
   std::shared_ptr<::torch::nn::Module> module_;
   comm::ProcessGroup& group_;
   Lifetime::Ref group_lifetime_;
+  ProducerStream stream_;
   Options options_;
   std::vector<NamedTensor> all_;  // parameters, trained or not
   struct Form {

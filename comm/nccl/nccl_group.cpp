@@ -87,6 +87,7 @@ class NcclGroup final : public DeviceGroup {
   template <class Action>
   auto guard(Action&& action);
   void fail();
+  void refuse_capture(const Op& op);
   void compare_now_and_then();
   void give(const Op& op);
   void settle(const Op& op, ncclResult_t result);
@@ -246,6 +247,7 @@ std::vector<std::vector<std::byte>> NcclGroup::all_gather_objects(std::span<cons
 // ---- Operations ----
 
 void NcclGroup::start(const Op& op) {
+  if (!capturing_) refuse_capture(op);
   guard([&] {
     LOCKSTEP_ASSERT(communicator_->state() == Communicator::State::kReady, "{} after the end", describe(op));
     if (!capturing_) {
@@ -261,6 +263,16 @@ void NcclGroup::start(const Op& op) {
       op_log_.launch(op);
     }
   });
+}
+
+/// A capture that the group was not told of (begin_capture()), such as one of PyTorch's.
+void NcclGroup::refuse_capture(const Op& op) {
+  cudaStreamCaptureStatus status{};
+  if (cudaStreamIsCapturing(native(producer_), &status) == cudaSuccess && status == cudaStreamCaptureStatusNone) return;
+  static_cast<void>(cudaGetLastError());
+  set_last_issued(op.sequence - 1);  // nothing has happened
+  throw UsageError(fmt::format("{} in the capture of a CUDA graph", describe(op)),
+                   "capture computation alone, or tell the group before: DeviceGroup::begin_capture()");
 }
 
 /// All ranks come here with as many operations, also those that left one out: they are found where they issue the next.

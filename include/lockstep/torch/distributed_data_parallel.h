@@ -85,9 +85,9 @@ class DistributedDataParallelBase {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// (kScalars) f32 on the CPU, of zeros at first: numbers of this rank, a loss or a count, that are summed over the
-  /// ranks along with the gradients. What it holds when a backward that sums begins is sent; it keeps its content. Each
-  /// call returns a handle of the same memory, without the graph of what was written there.
+  /// (kScalars) f32 on the CPU, wherever the module is, of zeros at first: numbers of this rank, a loss or a count,
+  /// that are summed over the ranks along with the gradients. What it holds when a backward that sums begins is sent;
+  /// it keeps its content. Each call returns a handle of the same memory, without the graph of what was written there.
   static constexpr std::int64_t kScalars = ddp::Reducer::kTailFloats;
   ::torch::Tensor scalars();
   /// A copy of their sums in the last step; zeros before it.
@@ -156,8 +156,15 @@ class DistributedDataParallelBase {
 /// Gradients are copied into the reducer's buckets by a hook after their accumulation, and the sums back: grad() may be
 /// undefined (zero_grad()), replaced or shared with a graph. f32 is summed in f32, f64 in f64; bf16 and f16 in f32, and
 /// rounded once at the end, which is more exact than sums in their own type. Other types, sparse gradients and
-/// gradients that are to be differentiated again (create_graph) are refused. Modules are on the CPU: one on a GPU is a
-/// UsageError.
+/// gradients that are to be differentiated again (create_graph) are refused.
+///
+/// Note [LibTorch on a GPU]
+/// The module is where the group's memory is: on the CPU, or all of it on the GPU of a group of
+/// comm::make_device_group(). Its producer is the stream that is current when this is made:
+///   const auto group = comm::make_device_group(*control, {.device = 0, .producer =
+///   {at::cuda::getCurrentCUDAStream()}});
+/// In backward, collectives and copies come after whatever streams backward uses; at its end the host waits for the
+/// GPU, to learn of gradients that are missing and of ranks that have ended.
 ///
 /// It shares ownership of the module. A pass that is not recorded (NoGradGuard) computes and nothing else, but for
 /// buffers (see broadcast_buffers); to evaluate on some of the ranks alone, call module(). A pass through the module
@@ -174,8 +181,8 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
  public:
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
   /// become everyone's. Throws UsageError for a module without parameters to train, for one that is wrapped already or
-  /// not wholly on the CPU, and for gradients of a type that is not summed; OutOfStepError, naming the difference and
-  /// the ranks, if ranks differ; PeerError on the others.
+  /// not wholly on the group's device, and for gradients of a type that is not summed; OutOfStepError, naming the
+  /// difference and the ranks, if ranks differ; PeerError on the others.
   DistributedDataParallel(std::shared_ptr<Module> module, comm::ProcessGroup& group, const Options& options = {})
       : DistributedDataParallelBase(module, group, options), module_(std::move(module)) {}
   DistributedDataParallel(const ::torch::nn::ModuleHolder<Module>& module, comm::ProcessGroup& group,

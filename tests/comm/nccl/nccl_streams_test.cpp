@@ -102,6 +102,26 @@ TEST_F(NcclGroupTest, CopiesComeAfterEverything) {
   EXPECT_THAT(got, ElementsAre(1, 0, 0, 4));
 }
 
+TEST_F(NcclGroupTest, RefusesACaptureThatItWasNotToldOf) {
+  make();
+  all_reduce().wait_host();
+  check_cuda(cudaStreamBeginCapture(producer_.get(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  try {
+    all_reduce();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("allreduce #2 (sum of 16 f32 at byte 0) in the capture of a CUDA graph"));
+  }
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(producer_.get(), &graph), "ending a capture");
+  check_cuda(cudaGraphDestroy(graph), "destroying a graph");
+  // The group is as it was.
+  const Work work = all_reduce();
+  work.wait_host();
+  EXPECT_EQ(work.sequence(), 2u);
+  group_->shutdown();
+}
+
 TEST_F(NcclGroupTest, TimesOperations) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();

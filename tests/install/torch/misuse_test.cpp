@@ -139,7 +139,7 @@ TEST(Misuse, WhatCannotBeWrapped) {
   refused(complex, "the gradient of c is ComplexFloat → gradients are summed in f32, f64, bf16 and f16");
   const auto elsewhere = std::make_shared<Growing>();
   elsewhere->register_parameter("c", torch::ones({1}, torch::kMeta));
-  refused(elsewhere, "c is on meta → gradients of LibTorch are summed on the CPU only");
+  refused(elsewhere, "c is on meta, and the group's memory on cpu → have the module there, in dense tensors");
   const auto buffer = std::make_shared<Growing>();
   buffer->register_buffer("d", torch::ones({1}, torch::kMeta));
   refused(buffer, "d is on meta");
@@ -166,10 +166,10 @@ class GpuGroup final : public lockstep::comm::ProcessGroup {
   void wait_done(std::uint64_t, lockstep::Deadline) override {}
 };
 
-TEST(Misuse, AGroupOfGpus) {
+TEST(Misuse, AModuleThatIsNotWhereTheGroupIs) {
   GpuGroup gpu;
   EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(two_layers(), gpu); }),
-              HasSubstr("over a group of GPUs → gradients of LibTorch are summed on the CPU only"));
+              HasSubstr("is on cpu, and the group's memory on cuda:0 → have the module there"));
 }
 
 TEST(Misuse, ModulesThatDifferAmongRanks) {
