@@ -54,6 +54,15 @@ std::unique_ptr<Arena> ProcessGroup::allocate(std::size_t bytes) {
 
 bool ProcessGroup::has(const Arena* arena) const { return std::ranges::find(arenas_, arena) != arenas_.end(); }
 
+const Arena* ProcessGroup::arena_of(const void* data, std::size_t bytes) const {
+  const auto first = reinterpret_cast<std::uintptr_t>(data);
+  const auto at = std::ranges::find_if(arenas_, [&](const Arena* arena) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(arena->data());
+    return first >= begin && first - begin <= arena->bytes() && bytes <= arena->bytes() - (first - begin);
+  });
+  return at == arenas_.end() ? nullptr : *at;
+}
+
 bool ProcessGroup::detach(const Arena& arena) noexcept {
   std::erase(arenas_, &arena);
   const OpDescriptor& use = arena.last_use_;

@@ -80,6 +80,16 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
+/// A CPU has the index -1.
+bool Backend::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0 && operations_->shares_memory(); }
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  check_process();
+  TORCH_CHECK(options.device().is_cpu() && operations_->shares_memory(), "lockstep allocates no tensors on ",
+              options.device(), options.device().is_cpu() ? " for ranks of several hosts" : "");
+  return operations_->allocate(size, options);
+}
+
 WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
   const at::Tensor first = !inputs.empty() ? inputs[0] : !outputs.empty() ? outputs[0] : at::Tensor();

@@ -53,6 +53,11 @@ class Backend final : public ::c10d::Backend {
   /// What has not begun fails, and all messages do. A collective under way ends by its timeout at the latest.
   void abort() override;
 
+  // Memory in which ranks of one host reduce without copies: DistributedDataParallel asks for its buckets there.
+  // Collective, as those are. Virtual since PyTorch 2.7.
+  bool supportsTensorAlloc(c10::DeviceIndex device);
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {});
+
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors,

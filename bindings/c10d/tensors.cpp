@@ -170,11 +170,26 @@ void where_it_is(comm::ProcessGroup& group, OnHost&& on_host, OnGpu&& on_gpu) {
   on_gpu(gpus).wait(gpus.producer_stream());
 }
 
+/// Of values that are in memory which all ranks see (Operations::allocate()): `issue` reduces or moves them there.
+/// Whether they are.
+template <class Issue>
+bool in_an_arena(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, Issue&& issue) {
+  const comm::Arena* const arena = group.arena_of(values, count * size_of(dtype));
+  if (arena == nullptr) return false;
+  const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(values) - arena->data());
+  issue(comm::Region{arena, offset, count, dtype}).wait_host();
+  return true;
+}
+
 }  // namespace
 
 void all_reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op) {
   where_it_is(
-      group, [&] { group.all_reduce_host(values, count, dtype, op); },
+      group,
+      [&] {
+        const auto issue = [&](const comm::Region& region) { return group.all_reduce(region, op); };
+        if (!in_an_arena(group, values, count, dtype, issue)) group.all_reduce_host(values, count, dtype, op);
+      },
       [&](comm::DeviceGroup& gpus) { return gpus.all_reduce(values, count, dtype, op); });
 }
 
@@ -186,7 +201,11 @@ void reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dt
 
 void broadcast(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, int root) {
   where_it_is(
-      group, [&] { group.broadcast_host(values, count, dtype, root); },
+      group,
+      [&] {
+        const auto issue = [&](const comm::Region& region) { return group.broadcast(region, root); };
+        if (!in_an_arena(group, values, count, dtype, issue)) group.broadcast_host(values, count, dtype, root);
+      },
       [&](comm::DeviceGroup& gpus) { return gpus.broadcast(values, count, dtype, root); });
 }
 

@@ -156,6 +156,33 @@ std::exception_ptr Operations::run(const Operation& operation) {
   }
 }
 
+at::Tensor Operations::allocate(std::int64_t size, const at::TensorOptions& options) {
+  const std::lock_guard use(in_use_);
+  decltype(released_) released;
+  {
+    const std::lock_guard lock(mutex_);
+    check_running();
+    released.swap(released_);
+  }
+  released.clear();
+  std::unique_ptr<comm::Arena> arena;
+  try {
+    arena = group_->allocate(static_cast<std::size_t>(size) * options.dtype().itemsize());
+  } catch (const Error& error) {
+    if (error.code() != static_cast<int>(ExitCode::kDevice))
+      std::rethrow_exception(as_torch_error(std::current_exception()));
+    TORCH_WARN("lockstep: buckets are copied into shared memory in each step: ", error.line());
+  }
+  if (arena == nullptr || size == 0) return at::empty({size}, options);
+  void* const data = arena->data();
+  // Whoever lets go of the tensor may do so on any thread, and an arena is the group's user's to destroy.
+  const auto release = [self = shared_from_this(), arena = arena.release()](void*) {
+    const std::lock_guard lock(self->mutex_);
+    self->released_.emplace_back(arena);
+  };
+  return at::from_blob(data, {size}, release, options.requires_grad(false));
+}
+
 void Operations::help(Work& work) {
   if (!is_own_thread()) return retired_.clear();
   while (!work.isCompleted() && run_next()) continue;

@@ -3,6 +3,7 @@
 
 #include "lockstep/comm.h"
 
+#include <torch/types.h>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -94,6 +95,12 @@ class Operations : public std::enable_shared_from_this<Operations> {
   /// Whether an operation has failed.
   bool failed() const { return failed_; }
 
+  /// Whether allocate() has memory that all ranks see, in which they reduce without copies.
+  bool shares_memory() const { return where_ == RunsOn::kCaller && group_->size() > 1; }
+  /// Collective: `size` elements of it. Where there is too little, with a warning, memory of this process. Throws
+  /// c10::DistBackendError.
+  at::Tensor allocate(std::int64_t size, const at::TensorOptions& options);
+
   /// Work of the calling thread while it waits for `work`, one of these: in a callback (Note [Callbacks]) it runs
   /// queued operations; elsewhere it destroys finished ones.
   void help(Work& work);
@@ -132,6 +139,7 @@ class Operations : public std::enable_shared_from_this<Operations> {
   std::deque<Operation> queued_;
   Body last_;
   Retired retired_;
+  std::vector<std::unique_ptr<comm::Arena>> released_;  // of tensors that are gone: until somebody has in_use_
 };
 
 /// One of these.

@@ -94,8 +94,16 @@ def info():
             "compiler": _build.COMPILER, "problem": problem}
 
 
+def _share_buckets(env):
+    """DistributedDataParallel asks the backend for memory for its buckets where it is told to: ours is shared, and ranks reduce
+    there without copies. Where there are GPUs, NCCL would be asked as well, so that is left to whoever sets the variable."""
+    if not torch.cuda.is_available():
+        env.setdefault("DDP_DISABLE_COMM_MEM", "0")
+
+
 def create(group, options):
     """What torch.distributed calls for each group."""
+    _share_buckets(os.environ)
     given = options if isinstance(options, dict) else {}
     if unknown := sorted(set(given) - set(_defaults)):
         raise ValueError(f"lockstep has no option '{unknown[0]}': there are {', '.join(_defaults)}")

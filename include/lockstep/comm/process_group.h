@@ -112,6 +112,8 @@ class ProcessGroup {
   virtual std::unique_ptr<Arena> allocate(std::size_t bytes);
   /// Whether its operations may name `arena`, which may have been destroyed: one of its own.
   virtual bool has(const Arena* arena) const;
+  /// The one of its arenas in which `bytes` bytes from `data` lie; nullptr: none.
+  const Arena* arena_of(const void* data, std::size_t bytes) const;
 
   /// Blocking; not collective. Copies between arenas of this group, other memory of their device, and the host's, after
   /// all work that the device was given before. The two do not overlap.

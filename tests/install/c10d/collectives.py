@@ -301,6 +301,33 @@ def works():
         same(tensor, torch.full((1000,), float(n)), "a call from another thread")
 
 
+def shared_memory():
+    """Tensors in memory that all ranks of a host see, whole and in part."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if not backend.supports_tensor_alloc(torch.device("cpu")):
+        return
+    for dtype, size in itertools.product(FLOATS + INTEGERS, SIZES):
+        tensor = backend.allocate_tensor(size, dtype=dtype, device=torch.device("cpu"))
+        wanted = sum(made(r, size, dtype) for r in range(1, n)) + made(0, size, dtype)
+        tensor.copy_(made(rank, size, dtype))
+        dist.all_reduce(tensor)
+        same(tensor, wanted.to(dtype), f"all_reduce of {size} {dtype} in shared memory")
+        tensor.copy_(made(rank, size, dtype))
+        dist.all_reduce(tensor[1:size - 1])
+        same(tensor[1:size - 1], wanted.to(dtype)[1:size - 1], f"all_reduce of part of {size} {dtype} in shared memory")
+        same(tensor[:1], made(rank, size, dtype)[:1], "what is beside it")
+        dist.broadcast(tensor, src=n - 1)
+        same(tensor[:1], made(n - 1, size, dtype)[:1], f"broadcast of {size} {dtype} in shared memory")
+    kept = [backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu")) for _ in range(20)]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    again = backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu")).fill_(1)
+    dist.all_reduce(again, op=dist.ReduceOp.AVG)
+    same(again, torch.ones(1000), "average in shared memory")
+
+
 def refusals():
     ones, n = torch.ones(3), dist.get_world_size()
     child = os.fork()
@@ -331,7 +358,7 @@ def main():
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
         torch.set_default_device("cuda")
     assert dist.get_backend() == "lockstep"
-    for check in (reductions, bits, sparse, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, refusals):
+    for check in (reductions, bits, sparse, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, shared_memory, refusals):
         check()
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks: all operations are right")
