@@ -14,40 +14,32 @@ constexpr const char* kReduced =
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-const char* name_of(const ::c10d::ReduceOp& op) {
-  switch (op) {
-    case ::c10d::ReduceOp::SUM: return "SUM";
-    case ::c10d::ReduceOp::AVG: return "AVG";
-    case ::c10d::ReduceOp::PRODUCT: return "PRODUCT";
-    case ::c10d::ReduceOp::MIN: return "MIN";
-    case ::c10d::ReduceOp::MAX: return "MAX";
-    case ::c10d::ReduceOp::BAND: return "BAND";
-    case ::c10d::ReduceOp::BOR: return "BOR";
-    case ::c10d::ReduceOp::BXOR: return "BXOR";
-    case ::c10d::ReduceOp::PREMUL_SUM: return "PREMUL_SUM";
-    default: return "this operation";
-  }
-}
+using Bits = at::Tensor (*)(const at::Tensor&, const at::Tensor&);
+struct KnownOp {
+  ::c10d::ReduceOp::RedOpType type;
+  const char* name;
+  comm::ReduceOp op;
+  Bits bits = nullptr;  // of those that no group has
+};
+constexpr KnownOp kOps[] = {
+    {::c10d::ReduceOp::SUM, "SUM", comm::ReduceOp::kSum},
+    {::c10d::ReduceOp::AVG, "AVG", comm::ReduceOp::kSum},
+    {::c10d::ReduceOp::PRODUCT, "PRODUCT", comm::ReduceOp::kProd},
+    {::c10d::ReduceOp::MIN, "MIN", comm::ReduceOp::kMin},
+    {::c10d::ReduceOp::MAX, "MAX", comm::ReduceOp::kMax},
+    {::c10d::ReduceOp::BAND, "BAND", comm::ReduceOp::kSum, at::bitwise_and},
+    {::c10d::ReduceOp::BOR, "BOR", comm::ReduceOp::kSum, at::bitwise_or},
+    {::c10d::ReduceOp::BXOR, "BXOR", comm::ReduceOp::kSum, at::bitwise_xor},
+    {::c10d::ReduceOp::PREMUL_SUM, "PREMUL_SUM", comm::ReduceOp::kSum},
+};
 
-bool is_bitwise(const ::c10d::ReduceOp& op) {
-  return op == ::c10d::ReduceOp::BAND || op == ::c10d::ReduceOp::BOR || op == ::c10d::ReduceOp::BXOR;
-}
-
-comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
-  switch (op) {
-    case ::c10d::ReduceOp::BAND:
-    case ::c10d::ReduceOp::BOR:
-    case ::c10d::ReduceOp::BXOR:
-    case ::c10d::ReduceOp::SUM:
-    case ::c10d::ReduceOp::AVG:
-    case ::c10d::ReduceOp::PREMUL_SUM: return comm::ReduceOp::kSum;
-    case ::c10d::ReduceOp::PRODUCT: return comm::ReduceOp::kProd;
-    case ::c10d::ReduceOp::MIN: return comm::ReduceOp::kMin;
-    case ::c10d::ReduceOp::MAX: return comm::ReduceOp::kMax;
-    default: break;
+const KnownOp& known(const ::c10d::ReduceOp& op) {
+  std::string names;
+  for (const KnownOp& one : kOps) {
+    if (op == one.type) return one;
+    names += (names.empty() ? "" : ", ") + std::string(one.name);
   }
-  TORCH_CHECK(false, "lockstep does not reduce by ", name_of(op),
-              " → it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM");
+  TORCH_CHECK(false, "lockstep does not reduce by this operation → it has ", names);
 }
 
 }  // namespace
@@ -77,7 +69,7 @@ void check_sparse(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   TORCH_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kSparse, "allreduce of a tensor on ", tensor.device(),
               " of layout ", tensor.layout(), ", and lockstep's backend takes dense and COO ones on the CPU");
   TORCH_CHECK(op == ::c10d::ReduceOp::SUM || op == ::c10d::ReduceOp::AVG,
-              "lockstep reduces sparse tensors by SUM and AVG, not by ", name_of(op));
+              "lockstep reduces sparse tensors by SUM and AVG, not by ", known(op).name);
 }
 
 Elements::Elements(at::ScalarType type) {
@@ -92,14 +84,12 @@ Elements::Elements(at::ScalarType type) {
   }
 }
 
-Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by) : carrier(type), op(op_of(by)) {
+Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by)
+    : carrier(type), op(known(by).op), bits(known(by).bits) {
   average = by == ::c10d::ReduceOp::AVG;
-  if (is_bitwise(by)) {
-    TORCH_CHECK(c10::isIntegralType(type, /*includeBool=*/true), name_of(by), " is of integers and bool, not of ",
+  if (bits != nullptr) {
+    TORCH_CHECK(c10::isIntegralType(type, /*includeBool=*/true), known(by).name, " is of integers and bool, not of ",
                 type);
-    if (by == ::c10d::ReduceOp::BAND) bits = at::bitwise_and;
-    if (by == ::c10d::ReduceOp::BOR) bits = at::bitwise_or;
-    if (by == ::c10d::ReduceOp::BXOR) bits = at::bitwise_xor;
     return;
   }
   switch (type) {
@@ -128,7 +118,8 @@ Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by) : carrier(
       break;
     case at::kComplexFloat:
     case at::kComplexDouble:
-      TORCH_CHECK(op == comm::ReduceOp::kSum, "lockstep reduces complex numbers by SUM and AVG, not by ", name_of(by));
+      TORCH_CHECK(op == comm::ReduceOp::kSum, "lockstep reduces complex numbers by SUM and AVG, not by ",
+                  known(by).name);
       dtype = type == at::kComplexFloat ? DType::kF32 : DType::kF64;
       per_element = 2;
       break;
