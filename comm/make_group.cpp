@@ -5,13 +5,13 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/backends.h"
-#include "lockstep/comm/device_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
 #include "comm/stall.h"
 #include "comm/store.h"
 #include "comm/subgroup.h"
 #include "lockstep/comm/arena.h"
+#include "lockstep/comm/device_group.h"
 
 namespace lockstep::comm {
 namespace {

@@ -20,7 +20,8 @@ constexpr auto kLookEvery = std::chrono::milliseconds(100);
 // Between two looks of a wait with a timeout.
 constexpr auto kNap = std::chrono::microseconds(100);
 
-/// A stream as CUDA's own library has it. Since PyTorch 2.10 without a link to the part of it that is for CUDA.
+/// A stream as CUDA's own library has it. PyTorch 2.10 and newer say it here; before, only the part of it that is
+/// linked with CUDA did.
 template <class Guard>
 constexpr bool kHasHandles = requires(const Guard& guard, c10::Stream stream) {
   guard.getStreamNativeHandle(stream);

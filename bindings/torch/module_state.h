@@ -31,8 +31,8 @@ class ProducerStream {
   /// Throws UsageError where another stream is current than DeviceGroupOptions::producer.
   explicit ProducerStream(const comm::ProcessGroup& group);
 
-  /// While one lives, what this thread gives to the GPU comes after what was given to the stream that was current
-  /// before, which then comes after that.
+  /// While one lives, the producer's stream is this thread's current one. It comes after the work of the stream that
+  /// was current before; that one comes after the producer's when it ends.
   class [[nodiscard]] Order {
    public:
     explicit Order(const std::optional<c10::Stream>& stream);

@@ -127,7 +127,7 @@ Replica::Replica(std::shared_ptr<::torch::nn::Module> module, comm::ProcessGroup
   }
   gradients_.emplace(group, std::move(trained), limits_of(options, group),
                      GradientSlots::Options{.reducer = {.find_unused = options.find_unused_parameters,
-                                                        // Its caller would have to look, later, and be told.
+                                                        // Nobody calls finish() who could look at the count later.
                                                         .wait_for_unused = group.device().kind != DeviceKind::kCpu},
                                             .scale = options.average_gradients ? 1.0 / group.size() : 1.0,
                                             .as_views = options.gradient_as_bucket_view});

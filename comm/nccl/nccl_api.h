@@ -54,9 +54,9 @@ std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t re
 ncclDataType_t nccl_type_of(DType dtype);
 ncclRedOp_t nccl_reduction_of(ReduceOp op);
 
-/// Gives `op` to NCCL, in place but for an Op::part. Regions without elements are given nothing. A reduce_scatter or an allgather whose
-/// slices differ in size is one reduction or broadcast per slice, all of them in one group. Returns NCCL's result:
-/// ncclInProgress where it continues in the background. `scratch` is 4 bytes of the GPU for barriers.
+/// Gives `op` to NCCL, in place but for an Op::part. Regions without elements are given nothing. A reduce_scatter or an
+/// allgather whose slices differ in size is one reduction or broadcast per slice, all of them in one group. Returns
+/// NCCL's result: ncclInProgress where it continues in the background. `scratch` is 4 bytes of the GPU for barriers.
 ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op, void* scratch,
                           cudaStream_t stream);
 

@@ -265,14 +265,14 @@ void NcclGroup::start(const Op& op) {
   });
 }
 
-/// A capture that the group was not told of (begin_capture()), such as one of PyTorch's.
+/// A capture that begin_capture() has not announced, such as one of PyTorch's.
 void NcclGroup::refuse_capture(const Op& op) {
   cudaStreamCaptureStatus status{};
   if (cudaStreamIsCapturing(native(producer_), &status) == cudaSuccess && status == cudaStreamCaptureStatusNone) return;
   static_cast<void>(cudaGetLastError());
   set_last_issued(op.sequence - 1);  // nothing has happened
   throw UsageError(fmt::format("{} in the capture of a CUDA graph", describe(op)),
-                   "capture computation alone, or tell the group before: DeviceGroup::begin_capture()");
+                   "capture computation alone, or call DeviceGroup::begin_capture() before");
 }
 
 /// All ranks come here with as many operations, also those that left one out: they are found where they issue the next.

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "lockstep/comm/device_group.h"
 #include "comm/flight.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/device_group.h"
 #include "lockstep/comm/op.h"
 
 namespace lockstep::comm {

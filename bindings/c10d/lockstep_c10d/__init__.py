@@ -95,8 +95,8 @@ def info():
 
 
 def _share_buckets(env):
-    """DistributedDataParallel asks the backend for memory for its buckets where it is told to: ours is shared, and ranks reduce
-    there without copies. Where there are GPUs, NCCL would be asked as well, so that is left to whoever sets the variable."""
+    """With this variable DistributedDataParallel asks the backend for its buckets' memory: ours is shared, and ranks reduce there
+    without copies. Where there are GPUs, NCCL would be asked as well: the user decides there."""
     if not torch.cuda.is_available():
         env.setdefault("DDP_DISABLE_COMM_MEM", "0")
 

@@ -122,8 +122,8 @@ struct Op : OpDescriptor {
   /// Note [Reduction tree]: this rank's partial sums lie at multiples of partial_stride from `data`. nullptr: none.
   const ReductionTree* along = nullptr;
   std::uint64_t flight = 0;  // its number in this process's flight record; 0: it has none
-  /// Of a DeviceGroup, where `data` is the caller's (Note [Memory of the caller's]): this rank's part of an allgather or
-  /// a reduce_scatter, count / ranks elements, apart from it. nullptr: the slice_of() the region.
+  /// Of a DeviceGroup, where `data` is the caller's (Note [Memory of the caller's]): this rank's part of an allgather
+  /// or a reduce_scatter, count / ranks elements, apart from it. nullptr: the slice_of() the region.
   std::byte* part = nullptr;
 
   /// Note [Direct results]
