@@ -58,6 +58,8 @@ DATA = {  # of a passed section each
                             "why": ""},
                            {"name": "nn_cuda_norm_gpu_test", "tool": "racecheck", "code": None, "errors": None,
                             "why": "ended", "late": True}]},
+    "backend": {"runs": [{"what": "operations, 2 ranks", "ok": True, "why": ""}, {"what": "a killed rank", "ok": False, "why": "no"}],
+                "off": {"ddp": 1e-7}},
     "graphs": {"steps": 60, "runs": [{"precision": "f32", "same": True, "sha256": "ab" * 32}],
                "times": [{"model": "mlp", "batch": 64, "yes": STEP, "no": {**STEP, "step_ms": 0.3}}]},
     "timeline": {"ranks": 2, "shared": True,
@@ -124,7 +126,7 @@ class Report(Case):
                       "| 0 | 0 | 512 MiB |", "nothing found until its time was up", "the same bits",
                       "| mlp, batch 64 | 100 | 300 | 3.00 | 1.0 |", "backward hid 0.050 ms (50.0 %)", "**10.0 %**",
                       "(bf16 989.4 TFLOP/s, by the data sheet)", "1.50 × (1.40 to 1.60)", "| 0.6 % |",
-                      "bf16: 70 kernels", "| product | 9 | 90.0 | 60.0 | 75.0 % | 25.0 % | 11.1 |",
+                      "| operations, 2 ranks | passed |", "by at most 1.0e-07 (ddp)", "bf16: 70 kernels", "| product | 9 | 90.0 | 60.0 | 75.0 % | 25.0 % | 11.1 |",
                       "| cuda:0 | 4,265 | 799 | – | – |", "| cpu, 16 threads | 100 |", "| GELU | 3 |",
                       "- max-autotune: too slow", "| mlp, 64 | compile+graph | 1.50 × (1.40 to 1.60) | yes |"):
             self.assertIn(words, text)
@@ -587,7 +589,7 @@ class Program(Case):
         for name in ("ranks", "contexts", "graphs", "timeline", "throughput"):
             self.assertEqual(by_name[name]["status"], "failed", name)
             self.assertRegex(" ".join(by_name[name]["problems"]), "driver|CPU only", name)
-        for name in ("communication", "pytorch"):
+        for name in ("backend", "communication", "pytorch"):
             self.assertEqual(by_name[name]["status"], "skipped", name)
         text = reports[1].read_text()
         self.assertEqual(text, done.stdout)
