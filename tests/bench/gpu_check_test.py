@@ -58,8 +58,6 @@ DATA = {  # of a passed section each
                             "why": ""},
                            {"name": "nn_cuda_norm_gpu_test", "tool": "racecheck", "code": None, "errors": None,
                             "why": "ended", "late": True}]},
-    "backend": {"runs": [{"what": "operations, 2 ranks", "ok": True, "why": ""}, {"what": "a killed rank", "ok": False, "why": "no"}],
-                "off": {"ddp": 1e-7}},
     "graphs": {"steps": 60, "runs": [{"precision": "f32", "same": True, "sha256": "ab" * 32}],
                "times": [{"model": "mlp", "batch": 64, "yes": STEP, "no": {**STEP, "step_ms": 0.3}}]},
     "timeline": {"ranks": 2, "shared": True,
@@ -77,6 +75,8 @@ DATA = {  # of a passed section each
                    "mfu": 0.0062, "ratio": None},
                   {"name": "compile+graph", "median_ms": 0.15, "low_ms": 0.14, "high_ms": 0.16,
                    "samples_per_s": 426000.0, "mfu": 0.004, "ratio": [1.5, 1.4, 1.6]}]}]},
+    "backend": {"runs": [{"what": "operations, 2 ranks", "ok": True, "why": ""}, {"what": "a killed rank", "ok": False, "why": "no"}],
+                "off": {"ddp": 1e-7}},
 }
 
 
