@@ -100,9 +100,10 @@ std::optional<Included> included(const std::string& text) {
 struct Adapter {
   std::string name;
   std::string headers;  // the folder of the library's headers
+  std::string parts;    // that of its inner ones, for bindings/NAME alone
 };
 const std::vector<Adapter>& adapted_libraries() {
-  static const std::vector<Adapter> kAdapters = {{"torch", "torch"}, {"c10d", "torch"}};
+  static const std::vector<Adapter> kAdapters = {{"torch", "torch", "c10"}, {"c10d", "torch", "c10"}};
   return kAdapters;
 }
 
@@ -218,7 +219,8 @@ std::vector<std::string> foreign_includes(const fs::path& root) {
       const bool binds = line.file.starts_with(own);
       const bool at_home = binds || line.file.starts_with(fmt::format("{}/{}/", kPublic, adapter.name));
       return include->quoted ? binds && include->header.starts_with(own)
-                             : at_home && include->header.starts_with(adapter.headers + "/");
+                             : (at_home && include->header.starts_with(adapter.headers + "/")) ||
+                                   (binds && include->header.starts_with(adapter.parts + "/"));
     });
     if (!standard && !adapted && !(include->quoted && include->header.starts_with("lockstep/")))
       found.push_back(
