@@ -48,7 +48,7 @@ std::unique_ptr<comm::ProcessGroup> make_self_group() {
 class Training {
  public:
   Training(comm::ProcessGroup& over, std::size_t shards, DistributedDataParallel::Options options)
-      : group_(over), tree_(over.define_tree(shards)), model_(model_with_norm(context_)) {
+      : tree_(over.define_tree(shards)), model_(model_with_norm(context_)) {
     options.tree = &tree_;
     options.shard_backend = make_rank_backend;
     ddp_.emplace(*model_, over, options);
@@ -111,7 +111,6 @@ class Training {
     return made;
   }
 
-  comm::ProcessGroup& group_;
   const comm::ReductionTree& tree_;
   nn::Generator generator_{1};
   nn::Context context_{rank_backend(), generator_};
