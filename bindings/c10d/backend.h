@@ -45,7 +45,7 @@ class Backend final : public ::c10d::Backend {
   ~Backend() override;
 
   const std::string getBackendName() const override { return "lockstep"; }
-  c10::intrusive_ptr<Options> getBackendOptions();  // not virtual in PyTorch 2.7
+  c10::intrusive_ptr<Options> getBackendOptions();     // not virtual in PyTorch 2.7
   void setTimeout(std::chrono::milliseconds timeout);  // virtual since PyTorch 2.11
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
