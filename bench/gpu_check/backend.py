@@ -1,7 +1,6 @@
 """PyTorch's backend "lockstep" on GPUs: its operations, and PyTorch's own DDP and FSDP2 over it. It is compiled for the PyTorch of
 this machine while other sections run."""
 import json
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,7 @@ class Backend:
         made = check.scratch / "c10d"
         definitions = ["-DSKBUILD_PROJECT_VERSION=0", f"-DCMAKE_INSTALL_PREFIX={self.site}"]
         package = build.packed()
-        flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        flags = build.FLAGS
         if package:  # its libraries find theirs, too
             libraries = build.PLACE / "prefix/usr/lib" / package["multiarch"]
             flags = [*build.cmake_flags(package), f"-DCMAKE_INSTALL_RPATH={libraries}",
@@ -47,8 +46,7 @@ class Backend:
             self.stop()
             raise Failure(f"it was not compiled in {limit_s:.0f} s") from None
         if code != 0:
-            lines = pathlib.Path(self._log.name).read_text(errors="replace").splitlines()
-            raise Failure(f"it cannot be compiled: {next((line for line in lines if 'error' in line.lower()), lines[-1:])}")
+            raise Failure(f"it cannot be compiled: {build.blamed(self._log)}")
         shutil.copytree(PACKAGE / "lockstep_c10d", self.site / "lockstep_c10d", dirs_exist_ok=True)
         metadata = self.site / "lockstep_c10d-0.dist-info"
         metadata.mkdir(exist_ok=True)

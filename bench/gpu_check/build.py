@@ -12,6 +12,7 @@ from harness.contestants import ROOT
 from harness.processes import Failure
 
 PLACE = ROOT / ".gpu"
+FLAGS = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
 ARCHIVE = PLACE / "lockstep-gpu.tar.xz"
 
 
@@ -82,7 +83,7 @@ def choose(build, no_build: bool) -> tuple:
 
 def cmake_flags(package: dict) -> list:
     """With what is packed in place of installed packages, unless it is for a newer system than this one."""
-    flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+    flags = FLAGS
     nvidia = [f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include", f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
               f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend/include"]
     if not package.get("libraries_fit", True):
@@ -110,12 +111,17 @@ def soft(directory: pathlib.Path, no_build: bool) -> pathlib.Path:
     return directory
 
 
+def blamed(log) -> str:
+    """The line of a build's log that says why it failed."""
+    lines = pathlib.Path(log.name).read_text(errors="replace").splitlines()
+    found = [line for line in lines if "error:" in line.lower()] or [line for line in lines if "FAILED" in line]
+    return (found or lines or ["?"])[0]
+
+
 def _run(argv: list, log) -> None:
     if subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode != 0:
         log.flush()
-        lines = pathlib.Path(log.name).read_text(errors="replace").splitlines()
-        blamed = [line for line in lines if "error:" in line.lower()] or [line for line in lines if "FAILED" in line]
-        raise Failure(f"`{argv[0]} {argv[1]} …` failed: {(blamed or lines or ['?'])[0]} → {log.name}")
+        raise Failure(f"`{argv[0]} {argv[1]} …` failed: {blamed(log)} → {log.name}")
 
 
 # As scripts/test does it: with what this machine has, and what can be fetched.

@@ -64,10 +64,10 @@ def _one_test(check: Check, test: dict) -> dict:
     if done.code == SKIPPED:
         result["why"] = next((line for line in done.out.splitlines() if line.startswith("skipped: ")), "skipped")
     elif done.code != 0:
-        failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)", done.out, re.MULTILINE)
-        result["why"] = f"{', '.join(dict.fromkeys(failed)) or done.last_words()}"
+        failed = list(dict.fromkeys(re.findall(r"^\[  FAILED  \] ([^\s,]+)", done.out, re.MULTILINE)))
+        result["why"] = ", ".join(failed) or done.last_words()
         # What each of them has said; of one that ended by itself its last words.
-        said = [done.out[done.out.find(f"[ RUN      ] {name}"):][:1500] for name in list(dict.fromkeys(failed))[:4]]
+        said = [done.out[done.out.find(f"[ RUN      ] {name}"):][:1500] for name in failed[:4]]
         result["output"] = "\n".join(said) or (done.out + done.err)[-3000:]
     try:
         suites = json.loads(report.read_text())["testsuites"] if report.exists() else []

@@ -234,9 +234,9 @@ def _backend(data: dict) -> list:
     return lines
 
 
-RENDERERS = {"machine": _machine, "tests": _tests, "backend": _backend, "ranks": _ranks, "contexts": _contexts, "sanitizer": _sanitizer,
+RENDERERS = {"machine": _machine, "tests": _tests, "ranks": _ranks, "contexts": _contexts, "sanitizer": _sanitizer,
              "graphs": _graphs, "timeline": _timeline, "throughput": _throughput, "pytorch": _pytorch,
-             "communication": _communication}
+             "communication": _communication, "backend": _backend}
 
 
 def _section(section: dict) -> list:

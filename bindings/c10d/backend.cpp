@@ -98,10 +98,8 @@ WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vecto
   check_process();
   ++sequence_;
   const auto gpu = gpu_operations(first.device());
-  std::vector<at::Tensor> all = inputs;
-  all.insert(all.end(), outputs.begin(), outputs.end());
   auto work = c10::make_intrusive<GpuWork>(getRank(), type, title, inputs, std::move(outputs), first.device());
-  gpu->issue(work, all, limit_of(timeout), body);
+  gpu->issue(work, inputs, limit_of(timeout), body);
   return work;
 }
 
@@ -121,8 +119,7 @@ std::chrono::milliseconds Backend::limit_of(std::chrono::milliseconds timeout) c
 /// Joins them when the first tensor on a GPU comes.
 std::shared_ptr<GpuOperations> Backend::gpu_operations(c10::Device device) {
   const std::lock_guard lock(gpu_mutex_);
-  TORCH_CHECK(!gpu_ended_,
-              "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort");
+  TORCH_CHECK(!gpu_ended_, kEnded);
   if (gpu_ == nullptr) try {
       gpu_ = GpuOperations::join(join_once_more(), device);
     } catch (const Error&) {

@@ -54,7 +54,7 @@ class Backend final : public ::c10d::Backend {
   void abort() override;
 
   // Memory in which ranks of one host reduce without copies: DistributedDataParallel asks for its buckets there.
-  // Collective, as those are. Virtual since PyTorch 2.7.
+  // Collective, as those are. Not virtual in every PyTorch that is taken.
   bool supportsTensorAlloc(c10::DeviceIndex device);
   at::Tensor allocateTensor(long size, at::TensorOptions options = {});
 

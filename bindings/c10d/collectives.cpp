@@ -370,8 +370,8 @@ WorkPtr Backend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vect
     TORCH_CHECK(outputs.empty() || outputs[0].empty(), "gather: outputs are for rank ", options.rootRank, " alone");
   }
   return submit_on_host(OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
-                        [sent = only_for(on_host({input})[0], options.rootRank, ranks()),
-                         received = host_memory_for(all), all](ProcessGroup& group) {
+                        [sent = only_for(on_host(input), options.rootRank, ranks()), received = host_memory_for(all),
+                         all](ProcessGroup& group) {
                           exchange(group, sent, received);
                           write_back(received, all);
                         });
@@ -421,7 +421,7 @@ WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vecto
   const auto from_counts = counts_of(input, input_rows, ranks(), elements);
   const auto to_counts = counts_of(output, output_rows, ranks(), elements);
   return submit_on_host(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
-                        [=, input = on_host({input})[0], memory = host_memory_for({output})[0]](ProcessGroup& group) {
+                        [=, input = on_host(input), memory = host_memory_for(output)](ProcessGroup& group) {
                           const at::Tensor sent = contiguous(input), received = memory_for(memory);
                           group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts,
                                                 elements.dtype);

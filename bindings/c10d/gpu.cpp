@@ -20,7 +20,7 @@ constexpr auto kLookEvery = std::chrono::milliseconds(100);
 // Between two looks of a wait with a timeout.
 constexpr auto kNap = std::chrono::microseconds(100);
 
-/// A stream as CUDA's own library has it. PyTorch 2.10 and newer say it here; before, only the part of it that is
+/// A stream as CUDA's own library has it. PyTorch 2.11 says it here; in 2.7 only the part of it that is
 /// linked with CUDA did.
 template <class Guard>
 constexpr bool kHasHandles = requires(const Guard& guard, c10::Stream stream) {
@@ -63,7 +63,8 @@ bool GpuWork::wait(std::chrono::milliseconds timeout) {
 // ---- Operations ----
 
 std::string GpuOperations::why_not() {
-  if (!kHasHandles<VirtualGuardImpl>) return "it was compiled for a PyTorch before 2.10";
+  if (!kHasHandles<VirtualGuardImpl>)
+    return "it was compiled for a PyTorch that does not say which its streams are (2.11 does)";
   if (!probe_cuda().built) return "it was built without CUDA";
   return {};
 }
@@ -77,34 +78,28 @@ GpuOperations::GpuOperations(std::unique_ptr<comm::ProcessGroup> control, c10::D
       *control_, {.device = device.index(), .producer = {handle_of(VirtualGuardImpl(device.type()), stream_)}});
 }
 
-GpuOperations::~GpuOperations() = default;
-
 std::shared_ptr<GpuOperations> GpuOperations::join(std::unique_ptr<comm::ProcessGroup> control, c10::Device device) {
-  try {
-    const std::shared_ptr<GpuOperations> made(new GpuOperations(std::move(control), device));
-    std::thread([made] { made->watch(); }).detach();
-    return made;
-  } catch (const Error&) {
-    std::rethrow_exception(as_torch_error(std::current_exception()));
-  }
+  const std::shared_ptr<GpuOperations> made(new GpuOperations(std::move(control), device));
+  std::thread([made] { made->watch(); }).detach();
+  return made;
 }
 
-void GpuOperations::issue(c10::intrusive_ptr<GpuWork> work, const std::vector<at::Tensor>& tensors,
+void GpuOperations::issue(c10::intrusive_ptr<GpuWork> work, const std::vector<at::Tensor>& inputs,
                           std::chrono::milliseconds timeout, const Body& body) {
   const c10::Stream caller = VirtualGuardImpl(device_.type()).getStream(device_);
   const c10::StreamGuard guard(stream_);
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(group_ != nullptr,
-                "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort");
+    TORCH_CHECK(group_ != nullptr, kEnded);
     try {
       const at::NoGradGuard no_grad;
       c10::Event ready(device_.type());
       ready.record(caller);
       ready.block(stream_);
       // Their memory is given to nobody else before this stream is done with it.
-      for (const at::Tensor& tensor : tensors) tensor.record_stream(stream_);
+      for (const at::Tensor& tensor : inputs) tensor.record_stream(stream_);
+      for (const at::Tensor& tensor : work->result()) tensor.record_stream(stream_);
       group_->set_timeout(timeout);
       body(*group_);
       work->done_.record(stream_);

@@ -1,19 +1,18 @@
 // Collectives on tensors on a GPU.
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
-
-#include <c10/core/Device.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
 
 #include "bindings/c10d/work.h"
 #include "lockstep/comm/device_group.h"
@@ -48,22 +47,21 @@ class GpuWork final : public Work {
 /// Nobody need look at a work for its failure to be found: a thread does while there are any. What the GPU has computed
 /// from the values of one that has failed is worthless, and the program may have passed its wait(). So, as PyTorch's
 /// own backend for NCCL does, that thread says what has happened and ends the process.
-class GpuOperations : public std::enable_shared_from_this<GpuOperations> {
+class GpuOperations {
  public:
   /// Whether PyTorch, and the lockstep that this is linked with, have what it takes; else why not.
   static std::string why_not();
 
-  /// Collective, blocking. `control` is the CPU's group of the same ranks, for this alone. Throws c10::Error.
+  /// Collective, blocking. `control` is the CPU's group of the same ranks, for this alone. Throws lockstep's Error.
   static std::shared_ptr<GpuOperations> join(std::unique_ptr<comm::ProcessGroup> control, c10::Device device);
-  ~GpuOperations();
 
   c10::Device device() const { return device_; }
-  /// `body` issues the operation: as those of Operations, on a group that is a DeviceGroup.
-  void issue(c10::intrusive_ptr<GpuWork> work, const std::vector<at::Tensor>& tensors,
-             std::chrono::milliseconds timeout, const Body& body);
+  /// `body` issues the operation: as those of Operations, on a group that is a DeviceGroup. `inputs` are the work's.
+  void issue(c10::intrusive_ptr<GpuWork> work, const std::vector<at::Tensor>& inputs, std::chrono::milliseconds timeout,
+             const Body& body);
   /// Whether an operation has failed.
   bool failed();
-  /// Collective: ends the group in order. Throws c10::Error, or nothing where it has ended.
+  /// Collective: ends the group in order. Throws lockstep's Error, or nothing where it has ended.
   void end(Deadline deadline);
   /// Nothing is issued any more, and nobody waited for.
   void abandon();

@@ -34,7 +34,7 @@ MessageWork::MessageWork(const std::shared_ptr<Messages>& messages, int rank, ::
       messages_(messages),
       sends_(type == ::c10d::OpType::SEND),
       tensor_(tensor),
-      memory_(sends_ ? contiguous(on_host({tensor})[0]) : memory_for(host_memory_for({tensor})[0])),
+      memory_(sends_ ? contiguous(on_host(tensor)) : memory_for(host_memory_for(tensor))),
       peer_(peer),
       envelope_{tag, static_cast<std::int64_t>(Elements(tensor.scalar_type()).count(tensor))},
       deadline_(Deadline::after(timeout)) {}

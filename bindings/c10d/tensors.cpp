@@ -161,43 +161,40 @@ void where_it_is(comm::ProcessGroup& group, OnHost&& on_host, OnGpu&& on_gpu) {
   on_gpu(gpus).wait(gpus.producer_stream());
 }
 
-/// Of values that are in memory which all ranks see (Operations::allocate()): `issue` reduces or moves them there.
-/// Whether they are.
-template <class Issue>
-bool in_an_arena(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, Issue&& issue) {
-  const comm::Arena* const arena = group.arena_of(values, count * size_of(dtype));
-  if (arena == nullptr) return false;
-  const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(values) - arena->data());
-  issue(comm::Region{arena, offset, count, dtype}).wait_host();
-  return true;
+/// The same of an operation in place. Values in memory that all ranks see (Operations::allocate()) are reduced or moved
+/// there: `on_region` issues that.
+template <class OnRegion, class OnHost, class OnGpu>
+void in_place(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, OnRegion&& on_region,
+              OnHost&& on_host, OnGpu&& on_gpu) {
+  const auto on_cpu = [&] {
+    const comm::Arena* const arena = group.arena_of(values, count * size_of(dtype));
+    if (arena == nullptr) return on_host();
+    const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(values) - arena->data());
+    on_region(comm::Region{arena, offset, count, dtype}).wait_host();
+  };
+  where_it_is(group, on_cpu, on_gpu);
 }
 
 }  // namespace
 
 void all_reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op) {
-  where_it_is(
-      group,
-      [&] {
-        const auto issue = [&](const comm::Region& region) { return group.all_reduce(region, op); };
-        if (!in_an_arena(group, values, count, dtype, issue)) group.all_reduce_host(values, count, dtype, op);
-      },
+  in_place(
+      group, values, count, dtype, [&](const comm::Region& region) { return group.all_reduce(region, op); },
+      [&] { group.all_reduce_host(values, count, dtype, op); },
       [&](comm::DeviceGroup& gpus) { return gpus.all_reduce(values, count, dtype, op); });
+}
+
+void broadcast(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, int root) {
+  in_place(
+      group, values, count, dtype, [&](const comm::Region& region) { return group.broadcast(region, root); },
+      [&] { group.broadcast_host(values, count, dtype, root); },
+      [&](comm::DeviceGroup& gpus) { return gpus.broadcast(values, count, dtype, root); });
 }
 
 void reduce(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, comm::ReduceOp op, int root) {
   where_it_is(
       group, [&] { group.reduce_host(values, count, dtype, op, root); },
       [&](comm::DeviceGroup& gpus) { return gpus.reduce(values, count, dtype, op, root); });
-}
-
-void broadcast(comm::ProcessGroup& group, void* values, std::size_t count, DType dtype, int root) {
-  where_it_is(
-      group,
-      [&] {
-        const auto issue = [&](const comm::Region& region) { return group.broadcast(region, root); };
-        if (!in_an_arena(group, values, count, dtype, issue)) group.broadcast_host(values, count, dtype, root);
-      },
-      [&](comm::DeviceGroup& gpus) { return gpus.broadcast(values, count, dtype, root); });
 }
 
 void all_gather(comm::ProcessGroup& group, const void* mine, std::size_t count, DType dtype, void* all) {
@@ -213,27 +210,32 @@ void reduce_scatter(comm::ProcessGroup& group, const void* all, void* mine, std:
       [&](comm::DeviceGroup& gpus) { return gpus.reduce_scatter(all, mine, count, dtype, op); });
 }
 
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  TORCH_WARN_ONCE(
+      "lockstep: sends, receives, gather, scatter and all_to_all of tensors on GPUs go through the host's memory, "
+      "which "
+      "takes longer than NCCL's own → for programs that live by them: "
+      "init_process_group(\"cpu:lockstep,cuda:nccl\")");
+  return tensor.cpu();
+}
+
+at::Tensor host_memory_for(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  // What the program's stream does with it now is over before another thread writes it.
+  c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+}
+
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.is_cpu()) {
-      TORCH_WARN_ONCE(
-          "lockstep: sends, receives, gather, scatter and all_to_all of tensors on GPUs go through the "
-          "host's memory, which takes longer than NCCL's own → for programs that live by them: "
-          "init_process_group(\"cpu:lockstep,cuda:nccl\")");
-    }
-    all.push_back(tensor.cpu());
-  }
+  for (const at::Tensor& tensor : tensors) all.push_back(on_host(tensor));
   return all;
 }
 
 std::vector<at::Tensor> host_memory_for(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.is_cpu())  // what the program's stream does with it now is over before another thread writes it
-      c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
-    all.push_back(tensor.is_cpu() ? tensor : at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
-  }
+  for (const at::Tensor& tensor : tensors) all.push_back(host_memory_for(tensor));
   return all;
 }
 

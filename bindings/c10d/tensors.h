@@ -58,8 +58,10 @@ void reduce_scatter(comm::ProcessGroup& group, const void* all, void* mine, std:
 
 /// For operations that go through the host's memory: those on a GPU as their values on the host, when the current
 /// stream has computed them; all others as they are.
+at::Tensor on_host(const at::Tensor& tensor);
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors);
 /// Memory there for what is to be in them; copied by write_back().
+at::Tensor host_memory_for(const at::Tensor& tensor);
 std::vector<at::Tensor> host_memory_for(const std::vector<at::Tensor>& tensors);
 void write_back(const std::vector<at::Tensor>& memory, const std::vector<at::Tensor>& tensors);
 

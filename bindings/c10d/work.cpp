@@ -112,8 +112,7 @@ Operations::Operations(std::unique_ptr<comm::ProcessGroup> group, RunsOn where)
     : group_(std::move(group)), where_(where) {}
 
 void Operations::check_running() const {
-  TORCH_CHECK(phase_ == Phase::kRunning || (phase_ == Phase::kEnding && is_own_thread()),
-              "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort");
+  TORCH_CHECK(phase_ == Phase::kRunning || (phase_ == Phase::kEnding && is_own_thread()), kEnded);
 }
 
 void Operations::issue(c10::intrusive_ptr<Work> work, std::chrono::milliseconds timeout, Body body) {

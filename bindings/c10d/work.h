@@ -20,6 +20,10 @@ namespace lockstep::pytorch {
 /// An error as Python has it: torch.distributed.DistBackendError with lockstep's line, "what → remedy".
 std::exception_ptr as_torch_error(const std::exception_ptr& error);
 
+/// What is said of operations after the end.
+inline constexpr const char* kEnded =
+    "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort";
+
 /// How long the group's waits that begin now last: until `deadline`.
 void set_timeout(comm::ProcessGroup& group, Deadline deadline);
 

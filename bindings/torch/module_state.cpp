@@ -28,7 +28,7 @@ void* handle_of(const Guard& guard, c10::Stream stream) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) return guard.getStreamNativeHandle(stream);
   throw UsageError(
       "DistributedDataParallel over a group of GPUs, with a LibTorch that does not say which its streams are",
-      "take PyTorch 2.10 or newer");
+      "take PyTorch 2.11 or newer");
 }
 
 std::string text_of(::torch::IntArrayRef numbers) {

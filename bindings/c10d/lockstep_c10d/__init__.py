@@ -97,8 +97,8 @@ def info():
 def _share_buckets(env):
     """With this variable DistributedDataParallel asks the backend for its buckets' memory: ours is shared, and ranks reduce there
     without copies. Where there are GPUs, NCCL would be asked as well: the user decides there."""
-    if not torch.cuda.is_available():
-        env.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    if "DDP_DISABLE_COMM_MEM" not in env and not torch.cuda.device_count():  # is_available() may start the driver, before a fork
+        env["DDP_DISABLE_COMM_MEM"] = "0"
 
 
 def create(group, options):

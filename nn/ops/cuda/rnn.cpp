@@ -58,23 +58,23 @@ class RnnTrial {
 
   /// Of both passes; infinity where it cannot be taken. found() says more.
   double seconds(const RnnAlgorithm& algorithm) {
-    const auto never = [&](const std::string& reason) {
-      found_ += fmt::format("{}{}: {}", found_.empty() ? "" : "; ", algorithm.name, reason);
-      return std::numeric_limits<double>::infinity();
+    const auto note = [&](double seconds, const std::string& what) {
+      found_ += fmt::format("{}{}: {}", found_.empty() ? "" : "; ", algorithm.name, what);
+      return seconds;
     };
+    constexpr double kNever = std::numeric_limits<double>::infinity();
     try {
       const auto plan = RnnPlan::make(handle_, problem_, context_.allocator, algorithm);
-      if (!plan) return never("cuDNN refuses it");
+      if (!plan) return note(kNever, "cuDNN refuses it");
       weights_ = numbers({static_cast<std::int64_t>(plan->weight_bytes() / size_of(problem_.dtype))});
       gradients_ = bytes(plan->weight_bytes());
       workspace_ = bytes(plan->workspace_bytes());
       reserve_ = bytes(plan->reserve_bytes());
-      if (context_.deterministic && results_of(*plan) != results_of(*plan)) return never("other bits each time");
+      if (context_.deterministic && results_of(*plan) != results_of(*plan)) return note(kNever, "other bits each time");
       const double seconds = seconds_of(context_, [&] { run(*plan); });
-      found_ += fmt::format("{}{}: {:.0f} µs", found_.empty() ? "" : "; ", algorithm.name, 1e6 * seconds);
-      return seconds;
+      return note(seconds, fmt::format("{:.0f} µs", 1e6 * seconds));
     } catch (const CudaError& error) {
-      return never(error.what());
+      return note(kNever, error.what());
     }
   }
   /// "standard: 3120 µs; persistent: …", of all that were tried.
