@@ -191,17 +191,21 @@ Work ProcessGroup::issue_at(OpKind kind, ReduceOp reduce, int root, void* data, 
 Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket, Rounding rounding) {
   return issue(OpKind::kAllReduce, op, 0, region, bucket, {}, nullptr, 0, rounding);
 }
-const ReductionTree& ProcessGroup::define_tree(std::size_t leaves) {
-  compare_manifests(*this, {{"shards of a sum", fmt::to_string(leaves)}});
-  constexpr std::size_t kMostTrees = OpDescriptor::kRoundedPerHost - 1;
-  check_usage(trees_.size() < kMostTrees, "a group's 255th reduction tree", "define a tree once, and use it again");
+const ReductionTree& ProcessGroup::define_tree(std::size_t leaves, std::span<const std::uint32_t> shares) {
+  compare_manifests(*this, {{"shards of a sum", fmt::to_string(leaves)},
+                            {"shares of it", shares.empty() ? "equal" : fmt::to_string(fmt::join(shares, ", "))}});
   const std::vector<int> order = ranks_by_host();
   std::vector<int> positions(static_cast<std::size_t>(size_));
   std::iota(positions.begin(), positions.end(), 0);
   for (std::size_t position = 0; position < order.size(); ++position)
     positions[static_cast<std::size_t>(order[position])] = static_cast<int>(position);
-  const auto number = static_cast<std::uint8_t>(trees_.size() + 1);
-  return *trees_.emplace_back(std::make_unique<ReductionTree>(leaves, std::move(positions), number));
+  const std::size_t number = trees_.size() + 1;
+  auto made = std::make_unique<ReductionTree>(leaves, std::move(positions), static_cast<std::uint8_t>(number), shares);
+  const auto same = std::ranges::find_if(trees_, [&](const auto& tree) { return tree->has_runs_of(*made); });
+  if (same != trees_.end()) return **same;
+  constexpr std::size_t kMostTrees = OpDescriptor::kRoundedPerHost - 1;
+  check_usage(number <= kMostTrees, "a group's 255th reduction tree", "define a tree once, and use it again");
+  return *trees_.emplace_back(std::move(made));
 }
 
 Work ProcessGroup::all_reduce(const Region& region, const ReductionTree& tree, std::size_t partial_stride,

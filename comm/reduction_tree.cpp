@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "base/error.h"
 
 namespace lockstep::comm {
 
-ReductionTree::ReductionTree(std::size_t leaves, std::vector<int> positions, std::uint8_t number)
+ReductionTree::ReductionTree(std::size_t leaves, std::vector<int> positions, std::uint8_t number,
+                             std::span<const std::uint32_t> shares)
     : leaves_(static_cast<std::uint32_t>(leaves)),
       number_(number),
       positions_(std::move(positions)),
@@ -18,8 +20,17 @@ ReductionTree::ReductionTree(std::size_t leaves, std::vector<int> positions, std
   if (leaves < positions_.size())
     throw UsageError(fmt::format("{} shards for {} ranks", leaves, positions_.size()),
                      "give at least as many shards as ranks, or start fewer ranks");
+  const std::size_t ranks = positions_.size();
+  const auto together = std::accumulate(shares.begin(), shares.end(), std::uint64_t{0});
+  if (!shares.empty() && (shares.size() != ranks || together != leaves || std::ranges::count(shares, 0u) > 0))
+    throw UsageError(fmt::format("shares {} of {} shards for {} ranks", fmt::join(shares, ", "), leaves, ranks),
+                     "give each rank one of 1 or more, all shards together");
   for (std::size_t rank = 0; rank < positions_.size(); ++rank)
     order_[static_cast<std::size_t>(positions_[rank])] = static_cast<int>(rank);
+  begins_.push_back(0);
+  for (std::size_t p = 0; p < ranks; ++p)
+    begins_.push_back(shares.empty() ? static_cast<std::uint32_t>(leaves * (p + 1) / ranks)
+                                     : begins_.back() + shares[static_cast<std::size_t>(order_[p])]);
   for (std::size_t rank = 0; rank < positions_.size(); ++rank) {
     const TreeNode run = run_of(static_cast<int>(rank));
     partials_[rank] = nodes_within(run.first, run.end());
@@ -28,10 +39,8 @@ ReductionTree::ReductionTree(std::size_t leaves, std::vector<int> positions, std
 }
 
 TreeNode ReductionTree::run_of(int rank) const {
-  const auto position = static_cast<std::uint64_t>(position_of(rank)), parts = std::uint64_t{positions_.size()};
-  const auto begin = static_cast<std::uint32_t>(leaves_ * position / parts);
-  const auto end = static_cast<std::uint32_t>(leaves_ * (position + 1) / parts);
-  return {begin, end - begin};
+  const auto position = static_cast<std::size_t>(position_of(rank));
+  return {begins_[position], begins_[position + 1] - begins_[position]};
 }
 
 std::vector<TreeNode> ReductionTree::all_partials() const {

@@ -68,22 +68,42 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed), limits_);
-  const std::size_t bytes = counts_offset() + counts_bytes();
-  if (options_.tree != nullptr) {
-    sums_ = std::make_unique<ShardSums>(*options_.tree, group_.rank(), options_.shards_at_once);
-    const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(sums_->places()));
-    const auto most = static_cast<std::size_t>(*std::ranges::max_element(all));
-    stride_ = most > 1 ? comm::align_up(bytes, kPlaceAlignment) + kStaggerBytes : 0;
-    arena_ = group_.allocate(bytes + (most - 1) * stride_);
-  } else {
-    arena_ = group_.allocate(bytes);
-  }
-  unused_by_shard_.resize(sums_ == nullptr ? 1 : sums_->most_in_a_turn());
+  allocate(options_.tree != nullptr ? take_shards() : 1);
+  if (options_.tree == nullptr) unused_by_shard_.resize(1);
   for (auto& unused : unused_by_shard_) unused.reserve(slots_.size());
   ready_order_.reserve(slots_.size());
   unused_.reserve(slots_.size());
   present_.reserve(slots_.size());
   somewhere_.resize(slots_.size());
+}
+
+// Of the tree. The most places that a rank needs.
+std::size_t Reducer::take_shards() {
+  sums_ = std::make_unique<ShardSums>(*options_.tree, group_.rank(), options_.shards_at_once);
+  const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(sums_->places()));
+  unused_by_shard_.resize(sums_->most_in_a_turn());
+  for (auto& unused : unused_by_shard_) unused.reserve(slots_.size());
+  return static_cast<std::size_t>(std::ranges::max(all));
+}
+
+void Reducer::allocate(std::size_t places) {
+  const std::size_t bytes = counts_offset() + counts_bytes();
+  arena_places_ = places;
+  stride_ = places > 1 ? comm::align_up(bytes, kPlaceAlignment) + kStaggerBytes : 0;
+  arena_.reset();  // before the next one, which is larger
+  arena_ = group_.allocate(bytes + (places - 1) * stride_);
+}
+
+bool Reducer::set_tree(const comm::ReductionTree& tree) {
+  check_group("set_tree()");
+  check_usage(!open_, "set_tree() within a step", "call it between steps");
+  check_usage(options_.tree != nullptr && tree.leaves() == options_.tree->leaves(),
+              "set_tree() of other shards than the reducer has", "give a tree of as many leaves");
+  options_.tree = &tree;
+  const std::size_t places = take_shards();
+  if (places <= arena_places_) return false;
+  allocate(places);
+  return true;
 }
 
 std::size_t Reducer::counts_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }

@@ -206,6 +206,10 @@ void BoundGradients::add_copy(std::vector<nn::NamedParameter> parameters) {
   copies_.push_back(std::move(parameters));
 }
 
+void BoundGradients::set_tree(const comm::ReductionTree& tree) {
+  if (reducer_.set_tree(tree)) bind();
+}
+
 comm::TreeNode BoundGradients::begin_turn() {
   const comm::TreeNode shards = reducer_.begin_shards();
   bind();

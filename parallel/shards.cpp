@@ -63,12 +63,24 @@ void DistributedDataParallel::make_shard_copies(const Options& options) {
   }
 }
 
-void DistributedDataParallel::begin_sharded_step() {
-  begin_pass();
+void DistributedDataParallel::check_cleared(const char* what) const {
   const bool cleared =
       std::ranges::none_of(parameters(), [](const auto& named) { return named.parameter->has_gradient(); });
-  check_usage(cleared, "a step in shards begins while gradients of the last one are there",
-              "call zero_grad() before each step");
+  check_usage(cleared, what, "call zero_grad() before each step");
+}
+
+void DistributedDataParallel::set_tree(const comm::ReductionTree& tree) {
+  check_intact();
+  check_usage(tree_ != nullptr && !in_shards_, "set_tree() within a step, or where ranks are summed",
+              "give Options::tree, and call it between steps");
+  check_cleared("set_tree() while gradients of the last step are there");
+  gradients_->set_tree(tree);
+  tree_ = &tree;
+}
+
+void DistributedDataParallel::begin_sharded_step() {
+  begin_pass();
+  check_cleared("a step in shards begins while gradients of the last one are there");
   check_usage(no_syncs_ == 0, "no_sync() where shards are summed along a tree",
               "leave it out: run_shards() sums after a rank's last shard");
   sums_held_ = false;

@@ -76,6 +76,15 @@ std::string text_of(const Json& json, const char* name) {
   return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
+std::vector<double> numbers_of(const Json& json, const char* name) {
+  std::vector<double> numbers;
+  const auto found = json.find(name);
+  if (found == json.end() || !found->is_array()) return numbers;
+  for (const auto& value : *found)
+    if (value.is_number()) numbers.push_back(value.template get<double>());
+  return numbers;
+}
+
 bool is_true(const Json& json, const char* name) {
   const auto found = json.find(name);
   return found != json.end() && found->is_boolean() && found->get<bool>();
@@ -237,6 +246,9 @@ void RunReader::add_event(std::string_view line) {
   } else if (event == "restart") {
     run_.incidents.push_back({event, last, number_of(json, "unix_s"),
                               fmt::format("attempt {:.0f}: {}", number_of(json, "attempt"), text_of(json, "cause"))});
+  } else if (event == "balance") {
+    run_.incidents.push_back({event, step, number_of(json, "unix_s"),
+                              "shares by rank: " + fmt::to_string(fmt::join(numbers_of(json, "shares"), ", "))});
   } else if (event == "resume") {
     run_.incidents.push_back(
         {event, step, kNone, fmt::format("at step {:.0f}, by ranks: {:.0f}", step, number_of(json, "world_size"))});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -17,11 +18,27 @@ bool has_step(const SamplerConfig& config, std::uint64_t end, std::uint64_t curs
   return cursor < end && (config.tail != Tail::kDrop || end - cursor >= config.global_batch);
 }
 
+// What `rank` has of the shares, which there are.
+Slice share_of(const SamplerConfig& config, int rank) {
+  const auto own = config.shares.begin() + rank;
+  return {std::accumulate(config.shares.begin(), own, std::uint64_t{0}), *own};
+}
+
+// The shards of a rank.
+Slice run_of(const SamplerConfig& config, int rank, int world_size) {
+  if (!config.shares.empty()) return share_of(config, rank);
+  return slice_of(config.shards, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(world_size));
+}
+
 // Of the `count` places of a step.
 Slice local_slice(const SamplerConfig& config, std::uint64_t count, int rank, int world_size) {
   const auto part = static_cast<std::uint64_t>(rank), parts = static_cast<std::uint64_t>(world_size);
+  if (config.shards == 0 && !config.shares.empty()) {
+    const Slice share = share_of(config, rank);
+    return slice_between(count, share.begin, share.end(), share_of(config, world_size - 1).end());
+  }
   if (config.shards > 0) {
-    const Slice run = slice_of(config.shards, part, parts);
+    const Slice run = run_of(config, rank, world_size);
     const std::uint64_t begin = shard_of(config, count, run.begin).begin;
     return {begin, shard_of(config, count, run.end() - 1).end() - begin};
   }
@@ -42,6 +59,22 @@ std::uint64_t sample_of_column(const SamplerConfig& config, std::uint64_t positi
   const std::uint64_t each = config.length / config.global_batch;
   const std::uint64_t longer = config.tail == Tail::kDrop ? 0 : config.length % config.global_batch;
   return column * each + std::min(column, longer) + turn;
+}
+
+void check_shares(const SamplerConfig& config, int world_size) {
+  const auto shares = [&] { return fmt::format("shares {} of a step", fmt::join(config.shares, ", ")); };
+  if (config.shares.size() != static_cast<std::size_t>(world_size) || std::ranges::count(config.shares, 0u) > 0)
+    throw UsageError(fmt::format("{} for {} ranks", shares(), world_size), "give each rank one, of 1 or more");
+  const std::uint64_t sum = share_of(config, world_size - 1).end();
+  if (config.shards > 0 && sum != config.shards)
+    throw UsageError(fmt::format("{} in {} shards", shares(), config.shards), "let them be all shards together");
+  if (sum > std::numeric_limits<std::uint32_t>::max())
+    throw UsageError(shares(), "let them be less than 2^32 together");
+  if (config.order == Order::kColumns)
+    throw UsageError(fmt::format("{} whose places read consecutive samples", shares()), "leave one of the two out");
+  if (config.shards == 0 && config.tail == Tail::kPad)
+    throw UsageError(fmt::format("{}, and the tail 'pad', which makes them equal", shares()),
+                     "use --tail exact or drop");
 }
 
 }  // namespace
@@ -67,6 +100,7 @@ void check(const SamplerConfig& config, int rank, int world_size) {
     if (config.order == Order::kColumns)
       throw UsageError("shards of steps whose places read consecutive samples", "leave one of the two out");
   }
+  if (!config.shares.empty()) check_shares(config, world_size);
   const std::uint64_t parts = parts_of(config, world_size);
   if (config.tail == Tail::kPad && config.global_batch % parts != 0) {
     throw UsageError(fmt::format("the tail 'pad' cannot make {} {} equal with a global batch of {}", parts,
@@ -129,8 +163,10 @@ std::uint64_t DistributedSampler::max_local_count() const {
                                          ? config_.global_batch
                                          : std::min(config_.global_batch, epoch_end(config_, world_size_));
   const auto ranks = static_cast<std::uint64_t>(world_size_);
-  if (config_.shards == 0) return ceil_div(largest_step, ranks);
-  return std::min(largest_step, ceil_div(config_.shards, ranks) * ceil_div(largest_step, config_.shards));
+  if (config_.shards > 0)
+    return std::min(largest_step, run_of(config_, rank_, world_size_).count * ceil_div(largest_step, config_.shards));
+  if (config_.shares.empty()) return ceil_div(largest_step, ranks);
+  return std::min(largest_step, local_slice(config_, largest_step, rank_, world_size_).count + 1);
 }
 
 StepPlan DistributedSampler::plan() const { return plan_step(config_, state_, rank_, world_size_); }

@@ -476,7 +476,8 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   return manifest;
 }
 
-sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {
+sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size,
+                                         std::vector<std::uint32_t> shares) {
   const auto global_batch = static_cast<std::uint64_t>(global_batch_of(config, world_size));
   // Before anything counts in f32.
   const auto largest = std::min(global_batch, length);
@@ -493,7 +494,8 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
            .global_batch = global_batch,
            .tail = config.tail,
            .order = config.stateful ? sampler::Order::kColumns : sampler::Order::kShuffled,
-           .shards = static_cast<std::uint64_t>(config.shards)},
+           .shards = static_cast<std::uint64_t>(config.shards),
+           .shares = std::move(shares)},
           rank,
           world_size};
 }

@@ -122,7 +122,9 @@ TrainingStep::Options step_options(const TrainConfig& config);
 bool wants_graphs(const TrainConfig& config);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
-sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
+/// `shares`: sampler::SamplerConfig's.
+sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size,
+                                         std::vector<std::uint32_t> shares = {});
 
 /// The step checks for unused parameters (TrainingStep).
 parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config);

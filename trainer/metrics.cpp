@@ -99,7 +99,7 @@ Kept kept_of(const std::string& path, std::int64_t step) {
   bool later = false;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     const LineOf of = line_of(line, is_table(path));
-    const bool of_step = of.event == kStepEvent || of.event == "checkpoint";
+    const bool of_step = of.event == kStepEvent || of.event == "checkpoint" || of.event == "balance";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
     if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
@@ -327,6 +327,17 @@ void Metrics::write(const CheckpointReport& r) {
          {"bytes", r.bytes},
          {"write_ms", rounded(r.write_ms, 1e3)},
          {"held_up_ms", rounded(r.held_up_ms, 1e3)}});
+}
+
+void Metrics::write(const BalanceReport& r) {
+  if (!file_) return;
+  JsonObject json = {{"event", "balance"}, {"step", r.step}, {"shares", r.shares}};
+  if (!r.own_ms.empty()) {
+    std::vector<double> own;
+    for (const double ms : r.own_ms) own.push_back(rounded(ms, 1e4));
+    json.add("own_ms", own).add("expected_ms", rounded(r.expected_ms, 1e4));
+  }
+  write(with_time(std::move(json)));
 }
 
 void Metrics::take_warnings() {

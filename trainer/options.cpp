@@ -10,6 +10,7 @@
 #include "options/sources.h"
 #include "options/values.h"
 #include "session/opening.h"
+#include "trainer/balance.h"
 #include "trainer/best.h"
 #include "trainer/build.h"
 
@@ -162,6 +163,27 @@ void add_shards_option(OptionTable& table, TrainConfig& config) {
              .agree = Agree::kValue,
              .identity = "shards",
              .not_in_identity = "0"});
+}
+
+void add_balance_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "balance",
+             .placeholder = "auto|speeds:S,S,…",
+             .help =
+                 "give ranks that are not equally fast different numbers of --shards, or, without those, of samples: "
+                 "as measured, or for speeds by rank; with --shards the bits stay",
+             .default_text = config.balance,
+             .value = options::parsed_text(config.balance, parse_balance, "none"),
+             .applies = {.to = "training without --stateful, --local-sgd and --parallel dp, and without --shards not "
+                               "with --tail pad",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.stateful) return "--stateful carries the state of each rank's rows";
+                           if (config.local_sgd > 0) return "--local-sgd lets ranks take steps alone";
+                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                           return when(config.shards == 0 && config.tail == sampler::Tail::kPad,
+                                       "--tail pad makes ranks' parts equal");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
 }
 
 void add_stateful_option(OptionTable& table, TrainConfig& config) {
@@ -467,6 +489,7 @@ OptionTable train_options(TrainConfig& config) {
   add_accumulate_option(table, config);
   add_recompute_option(table, config);
   add_shards_option(table, config);
+  add_balance_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
   add_average_option(table, config);

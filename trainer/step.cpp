@@ -125,6 +125,12 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
   tape_.reset();
 }
 
+void TrainingStep::set_tree(const comm::ReductionTree& tree) {
+  optimizer_->zero_grad();
+  ddp_.set_tree(tree);
+  options_.tree = &tree;
+}
+
 /// Each shard is a pass of its own; backward of the last one ends when all ranks' sums are there.
 void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
   const std::uint64_t first = plan.local_begin - plan.global_begin;

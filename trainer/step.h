@@ -94,6 +94,9 @@ class TrainingStep {
   /// The same on inputs that have been uploaded.
   void run(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, double lr);
 
+  /// Collective, between steps: DistributedDataParallel::set_tree(). Gradients of the last step are gone.
+  void set_tree(const comm::ReductionTree& tree);
+
   const nn::Optimizer& optimizer() const { return *optimizer_; }
 
   /// Before a step: whether this rank wants all to stop. Ranks that want it are in the step's totals.

@@ -207,7 +207,8 @@ std::optional<Straggler> StragglerWatch::end_step(Clock::duration step_time, std
   }
   ++steps_;
   if (steps_ == kWarmUpSteps) begin_window();
-  if (steps_ != kWindow / 2 && steps_ % kWindow != 0) return std::nullopt;
+  ended_ = steps_ == kWindow / 2 || steps_ % kWindow == 0;
+  if (!ended_) return std::nullopt;
   if (group_.size() == 1) all_.front() = times_;
   auto found = group_.size() > 1 ? exchange() : std::nullopt;
   for (std::size_t rank = 0; rank < all_.size(); ++rank) {

@@ -15,7 +15,6 @@
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
 #include "data/class_report.h"
-#include "ddp/shard_sums.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/io/state.h"
@@ -35,6 +34,7 @@
 #include "trainer/run_record.h"
 #include "trainer/saved_weights.h"
 #include "trainer/step.h"
+#include "trainer/step_shares.h"
 #include "trainer/stragglers.h"
 #include "trainer/trace.h"
 
@@ -53,7 +53,7 @@ class Run {
         checkpoints_(config, checkpoint_directories(config, mirror_, group_.rank())) {
     RunWeights weights;
     session::MemoryNeeds needs;
-    if (config_.shards > 0) tree_ = &session.gradients().define_tree(static_cast<std::size_t>(config_.shards));
+    shares_.emplace(config_, session);
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
@@ -62,7 +62,7 @@ class Run {
         check_needs_no_evaluations(config_);
       else
         check_metric(config_, *splits_.validation);
-      sampler_.emplace(make_sampler(config_, splits_.train->size(), position_among(session), group_.size()));
+      shares_->open(splits_.train->size());
     });
     // Where not all see it, rank 0 gathers the moments of all, which counts.
     if (in_parts(config_, group_.size())) seen_ = look_at_directory(config_.checkpoint_dir, group_);
@@ -70,14 +70,14 @@ class Run {
       const std::size_t devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1;
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
-                                {.samples = samples_at_once(),
-                                 .smallest = smallest_pass(config_, *sampler_, devices),
+                                {.samples = shares_->samples_at_once(),
+                                 .smallest = smallest_pass(config_, shares_->sampler(), devices),
                                  .devices = devices,
-                                 .passes = static_cast<std::size_t>(shards_at_once(session)),
-                                 .gradients = places_of_gradients(session),
+                                 .passes = static_cast<std::size_t>(shares_->shards_at_once()),
+                                 .gradients = shares_->places(),
                                  .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
                                  .workers = config_.workers,
-                                 .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+                                 .batch = static_cast<std::int64_t>(shares_->sampler().max_local_count()),
                                  .ranks = group_.size(),
                                  .checkpoints = !checkpoint_directories(config_, mirror_, group_.rank()).empty(),
                                  .checkpoint_part = seen_ && seen_->elsewhere.empty()});
@@ -88,14 +88,14 @@ class Run {
       model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}), group_.rank() == 0);
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
-      steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
+      steps_per_epoch_ = static_cast<std::int64_t>(shares_->sampler().steps_per_epoch());
       total_steps_ = total_steps(config_, steps_per_epoch_);
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train, session.threads));
     checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     if (!config_.checkpoint_dir.empty() || !config_.resume.empty()) plan.data = data_facts_of(*splits_.train, group_);
     resumed_ = resume_module(config_, mirror_ ? &*mirror_ : nullptr, group_, session.gradients(), plan, *model_);
-    if (resumed_) sampler_->restore(resumed_->manifest.position);
+    if (resumed_) shares_->sampler().restore(resumed_->manifest.position);
     const RunReport run = describe_run(config_, session, *model_, *splits_.train, plan.data, total_steps_);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
@@ -106,16 +106,17 @@ class Run {
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
-    comm::run_collectively(group_, [&] {
-      loader_.emplace(splits_.train, *sampler_,
-                      data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
-    });
+    comm::run_collectively(group_, [&] { open_loader(); });
+    if (auto first = shares_->first()) {
+      first->step = first_steps();
+      report_shares(*first);
+    }
     if (config_.sync_batchnorm && parallel::convert_sync_batchnorm(*model_, session.gradients()) == 0 &&
         group_.rank() == 0)
       log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
     auto ddp = ddp_options(config_);
-    ddp.tree = tree_;
-    ddp.shards_at_once = shards_at_once(session);
+    ddp.tree = shares_->tree();
+    ddp.shards_at_once = shares_->shards_at_once();
     ddp.shard_backend = [threads = session.threads] { return nn::make_cpu_backend(threads); };
     if (averages()) ddp.broadcast_buffers = false;  // until an averaging they are each rank's own
     ddp_.emplace(forwarded(), session.gradients(), ddp);
@@ -140,13 +141,13 @@ class Run {
                         checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)), resumed_, part);
     });
     if (config_.stateful) {
-      carried_.emplace(*model_, group_, sampler_->config().global_batch, dtype_of(config_.precision));
+      carried_.emplace(*model_, group_, shares_->sampler().config().global_batch, dtype_of(config_.precision));
       if (resumed_) resume_carried(*resumed_, group_, *carried_);
     }
     TrainingStep::Options options = step_options(config_);
     options.carried = carried_ ? &*carried_ : nullptr;
     options.average = average_ ? &*average_ : nullptr;
-    options.tree = tree_;
+    options.tree = shares_->tree();
     options.scaler = scaler_.get();
     // The file is rank 0's alone. Of sharded updates the norm is a sum over ranks; else they need not know of it.
     options.norm_every = reports_ ? norm_interval(backend_.device()) : 0;
@@ -176,25 +177,25 @@ class Run {
  private:
   int train_and_report() {
     Progress progress(Progress::style_for(group_.rank(), config_.quiet),
-                      plan_of_run(config_, *sampler_, splits_.validation.get(), first_steps(), total_steps_),
+                      plan_of_run(config_, shares_->sampler(), splits_.validation.get(), first_steps(), total_steps_),
                       config_.log_every);
     if (group_.rank() == 0) data::warn_of_classes(splits_);
-    progress.announce(title_of(config_, *splits_.train, group_.size(), sampler_->config().global_batch,
+    progress.announce(title_of(config_, *splits_.train, group_.size(), shares_->sampler().config().global_batch,
                                data_parallel_ ? data_parallel_->describe() : backend_.describe(),
                                backend_.device().kind));
     std::optional<Evaluator> evaluator;
     if (splits_.validation != nullptr)
-      evaluator.emplace(group_, backend_, splits_.validation, samples_at_once(), config_.workers,
+      evaluator.emplace(group_, backend_, splits_.validation, shares_->samples_at_once(), config_.workers,
                         dtype_of(config_.precision), evaluation_loss(config_));
     if (evaluator && measures_outputs(config_)) evaluator->measure();
     if (evaluator) evaluator->add_metrics(own_metrics());
     if (evaluator) evaluator->ignore(ignored_label_of(config_));
-    if (evaluator && tree_ != nullptr) evaluator->add_along_tree();
+    if (evaluator && shares_->tree() != nullptr) evaluator->add_along_tree();
     EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
       progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
       // Checkpoints are taken before the evaluation that is due after their steps.
-      const sampler::SamplerState at = sampler_->state();
+      const sampler::SamplerState at = shares_->sampler().state();
       const bool between = at.cursor == 0;
       if ((first_steps() == total_steps_ || evaluation_due(first_steps(), between ? at.epoch : 0)) &&
           !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
@@ -226,6 +227,7 @@ class Run {
         return leave(step, progress);
       if (plan.last_of_epoch && hooks_.on_epoch) hooks_.on_epoch(epoch);
       if (!last && best_ && best_->gives_up()) return give_up(step, progress, evaluation);
+      if (!last && shares_->follows() && !stragglers_->window().empty()) follow_shares(step);
     }
     finish(progress, evaluation, total_steps_);
     return 0;
@@ -341,30 +343,27 @@ class Run {
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
-  // The number of this rank's run of shards, which follow the hosts; without shards that of the rank.
-  int position_among(const session::Session& session) const {
-    return tree_ != nullptr ? tree_->position_of(session.gradients().rank()) : group_.rank();
+  void open_loader() {
+    loader_.reset();
+    loader_.emplace(splits_.train, shares_->sampler(),
+                    data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
   }
 
-  // Of its shards, as many as this rank has cores for.
-  int shards_at_once(const session::Session& session) const {
-    if (tree_ == nullptr || session.device.kind != DeviceKind::kCpu) return 1;
-    const auto run = static_cast<int>(tree_->run_of(session.gradients().rank()).count);
-    return std::clamp(session.cores / session.threads, 1, run);
+  void report_shares(const BalanceReport& report) {
+    reports_.write(report);
+    if (group_.rank() == 0) log_info("from step {} on {}", report.step + 1, describe(report, config_.shards > 0));
   }
 
-  std::size_t places_of_gradients(const session::Session& session) const {
-    if (tree_ == nullptr) return 1;
-    return ddp::ShardSums(*tree_, session.gradients().rank(), static_cast<std::size_t>(shards_at_once(session)))
-        .places();
-  }
-
-  // The most that a rank computes with in training.
-  std::int64_t samples_at_once() const {
-    const bool sharded = config_.shards > 0;
-    const auto parts = static_cast<std::uint64_t>(sharded ? config_.shards : config_.accumulate);
-    const std::uint64_t samples = sharded ? sampler_->config().global_batch : sampler_->max_local_count();
-    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (samples + parts - 1) / parts));
+  // See Note [Balance].
+  void follow_shares(std::int64_t step) {
+    const auto since = Clock::now();
+    const auto found = shares_->follow(stragglers_->window(), step, total_steps_ - step, position_);
+    if (!found) return;
+    backend_.finish_inputs();
+    open_loader();
+    if (shares_->tree() != nullptr) step_->set_tree(*shares_->tree());
+    report_shares(*found);
+    shares_->change_took(seconds_between(since, Clock::now()));
   }
 
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
@@ -539,8 +538,7 @@ class Run {
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
-  const comm::ReductionTree* tree_ = nullptr;         // along which shards are summed; nullptr: there are none
-  std::optional<sampler::DistributedSampler> sampler_;
+  std::optional<StepShares> shares_;
   std::optional<data::Loader> loader_;
   Reports reports_;  // rank 0's
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;

@@ -69,6 +69,45 @@ TEST(AlongATree, EveryCarrierHasTheBitsOfOneProcess) {
   }
 }
 
+/// Of `leaves` for the ranks: the first has `more` than one, the last what is left, the others one each.
+std::vector<std::uint32_t> unequal(std::size_t leaves, std::size_t more) {
+  const auto ranks = static_cast<std::size_t>(group().size());
+  std::vector<std::uint32_t> shares(ranks, 1);
+  shares.front() += static_cast<std::uint32_t>(more);
+  shares.back() += static_cast<std::uint32_t>(leaves - ranks - more);
+  return shares;
+}
+
+TEST(AlongATree, RunsOfAnyLengthHaveTheSameBits) {
+  const auto ranks = static_cast<std::size_t>(group().size());
+  std::uint64_t seed = 0;
+  for (const std::size_t leaves : {ranks + 1, ranks + 7, std::size_t{32}})
+    for (const std::size_t more : {std::size_t{0}, std::size_t{1}, leaves - ranks}) {
+      const auto shares = unequal(leaves, more);
+      const ReductionTree& tree = group().define_tree(leaves, shares);
+      for (int rank = 0; rank < group().size(); ++rank)
+        ASSERT_EQ(tree.run_of(rank).count, shares[static_cast<std::size_t>(rank)]);
+      ASSERT_EQ(&group().define_tree(leaves, shares), &tree);
+      for (const std::size_t count : {1u, 63u, 4'097u, 70'001u}) check_sum<float>(tree, count, ++seed);
+    }
+}
+
+TEST(AlongATree, SharesThatCannotBeAreRefused) {
+  const auto ranks = static_cast<std::uint32_t>(group().size());
+  auto shares = unequal(ranks + 3, 1);
+  EXPECT_THROW(group().define_tree(ranks + 2, shares), UsageError);
+  shares.front() -= 1;
+  shares.push_back(1);
+  EXPECT_THROW(group().define_tree(ranks + 3, shares), UsageError);
+  shares.pop_back();
+  shares.front() = 0;
+  EXPECT_THROW(group().define_tree(ranks + 2, shares), UsageError);
+  if (ranks > 1) {
+    EXPECT_THROW(group().define_tree(ranks + 3, unequal(ranks + 3, group().rank() == 0 ? 1 : 2)), Error);
+  }
+  group().barrier().wait_host();
+}
+
 TEST(AlongATree, ManyRunConcurrently) {
   const ReductionTree& tree =
       group().define_tree(group().size() == 1 ? 3 : static_cast<std::size_t>(group().size()) + 2);

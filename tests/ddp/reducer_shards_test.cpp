@@ -49,6 +49,13 @@ void expect_sum(std::span<const std::byte> bytes, std::size_t shards, std::size_
   }
 }
 
+std::vector<std::uint32_t> all_but_one_for_the_last(std::size_t shards) {
+  const auto ranks = static_cast<std::size_t>(group().size());
+  std::vector<std::uint32_t> shares(ranks, 1);
+  shares.back() += static_cast<std::uint32_t>(shards - ranks);
+  return shares;
+}
+
 bool is_f64(std::size_t slot) { return kSlots[slot].dtype == DType::kF64; }
 
 TEST(ReducerShards, SumsAlongTheTreeWhateverIsMissing) {
@@ -114,6 +121,9 @@ TEST(ReducerShards, SumsAlongTheTreeWhateverIsMissing) {
           ASSERT_EQ(tail[0], static_cast<float>(shards));
           ASSERT_EQ(tail[Reducer::kTailFloats + 2], static_cast<float>(shards * (shards - 1) / 2));
           if (step == 1) reducer.rebuild_buckets(reducer.observed_order());
+          // Other ranks compute other shards from here on, and later the first ones again.
+          if (step == 2) reducer.set_tree(group().define_tree(shards, all_but_one_for_the_last(shards)));
+          if (step == 3) reducer.set_tree(group().define_tree(shards));
         }
       }
 }
@@ -141,7 +151,10 @@ TEST(ReducerShards, CallsOutOfOrderAreRefused) {
 
   Reducer reducer(group(), kSlots, {}, {.tree = &group().define_tree(2 * ranks)});
   EXPECT_REFUSED("outside of a step", reducer.begin_shards());
+  EXPECT_REFUSED("as many leaves", reducer.set_tree(group().define_tree(2 * ranks + 1)));
+  EXPECT_REFUSED("as many leaves", plain.set_tree(group().define_tree(2 * ranks)));
   reducer.begin_step(1);
+  EXPECT_REFUSED("between steps", reducer.set_tree(group().define_tree(2 * ranks)));
   EXPECT_REFUSED("was not begun", reducer.mark_ready(0));
   EXPECT_REFUSED("in a step in shards", reducer.contribute_nothing());
   reducer.begin_shards();

@@ -1,6 +1,8 @@
 // Steps in shards on several ranks: the bits of one process that computes all of them, and what is refused.
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include <cstring>
 
 #include "base/error.h"
@@ -89,6 +91,14 @@ class Training {
     return all;
   }
   float ranks_that_were_counted() { return nn::values_of(rank_backend(), ddp_->summed_scalars())[3]; }
+  /// The first rank has `first` shards, the others what is left; the last one most of it.
+  void share_out(comm::ProcessGroup& over, std::uint32_t first) {
+    std::vector<std::uint32_t> shares(static_cast<std::size_t>(over.size()), 1);
+    shares.front() = over.size() == 1 ? static_cast<std::uint32_t>(tree_.leaves()) : first;
+    shares.back() += static_cast<std::uint32_t>(tree_.leaves()) - std::accumulate(shares.begin(), shares.end(), 0u);
+    optimizer_->zero_grad();
+    ddp_->set_tree(over.define_tree(tree_.leaves(), shares));
+  }
   DistributedDataParallel& ddp() { return *ddp_; }
   nn::Module& model() { return *model_; }
   nn::Tape& tape() { return tape_; }
@@ -144,6 +154,25 @@ TEST(Shards, HaveTheBitsOfOneProcess) {
         EXPECT_EQ(training.ranks_that_were_counted(), static_cast<float>(group().size()));
         training.ddp().check_with_buffers();
       }
+  }
+}
+
+TEST(Shards, ThatMoveBetweenRanksLeaveTheBits) {
+  constexpr std::size_t kShards = 11;
+  if (static_cast<std::size_t>(group().size()) + 4 > kShards) GTEST_SKIP() << "too few shards to move";
+  const auto expected = state_of_one_process(kShards);
+  for (const int at_once : {1, 3}) {
+    if (at_once > 1 && rank_backend().device().kind != DeviceKind::kCpu) continue;
+    Training training(group(), kShards, {.shards_at_once = at_once});
+    for (std::size_t i = 0; i < kStepSamples.size(); ++i) {
+      training.step(i + 1, kStepSamples[i]);
+      if (i == 1) {
+        EXPECT_REFUSED("gradients of the last step are there", training.ddp().set_tree(group().define_tree(kShards)));
+      }
+      if (i % 2 == 1 && i + 1 < kStepSamples.size()) training.share_out(group(), i == 1 ? 5 : 2);
+    }
+    ASSERT_TRUE(training.state() == expected) << at_once << " at once";
+    training.ddp().check_with_buffers();
   }
 }
 

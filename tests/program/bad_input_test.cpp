@@ -84,6 +84,14 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   --steps 1 --shards 4 --global-batch 8 --parallel dp --device cpu:0,1 | --parallel dp
   --steps 1 --shards 0 --global-batch 8 | from 1 to 65536
   --steps 1 --shards 9 --global-batch 8 | 9 shards of a global batch of 8
+  --steps 1 --balance fast | the balance 'fast'
+  --steps 1 --balance speeds: | speeds:2,1,1
+  --steps 1 --balance speeds:1,0 | above 0
+  --steps 1 --balance speeds:1,nan | above 0
+  --steps 1 --balance speeds:1,2 | 2 speeds for 1 ranks
+  --steps 1 --balance auto --tail pad | --tail pad makes
+  --steps 1 --balance auto --local-sgd 2 | --local-sgd lets
+  --steps 1 --balance auto --parallel dp --device cpu:0,1 | --parallel dp has one rank
   --steps 1 --ema 0 | --ema
   --steps 1 --ema 1 | --ema
   --steps 1 --ema -0.1 | --ema

@@ -89,8 +89,14 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   add_fields(in("k.jsonl"), written);
   add_fields(in("r.jsonl"), written);
 
+  run_well("PATH=$(dirname " FAULTY_PROGRAM
+           "):$PATH; LOCKSTEP_TEST_FAULT=slow:1:30 lockstep launch -n 2 -- "
+           "faulty --steps 20 --batch 8 --shards 8 --balance auto --quiet --metrics b.jsonl",
+           directory.path());
+  add_fields(in("b.jsonl"), written);
+
   Fields wanted = documented();
-  ASSERT_EQ(wanted.size(), 9u);
+  ASSERT_EQ(wanted.size(), 10u);
   for (const auto& [event, names] : written)
     for (const auto& name : names) EXPECT_TRUE(wanted[event].contains(name)) << event << ": " << name;
   // Of GPUs.

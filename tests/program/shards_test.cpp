@@ -78,6 +78,35 @@ TEST(Shards, TheSameBitsOverEveryCarrierAndInAnyBuckets) {
         << ranks << " ranks, " << group;
 }
 
+// Who computes how many of them is said, or found; the bits are those of one process.
+TEST(Shards, ThatAreSharedOutUnequally) {
+  const std::string options = "cnn --data digits --steps 24 --global-batch 64 --shards 8 ";
+  const Result one = result_of("", options);
+  for (const char* shares : {"speeds:1,3", "speeds:100,1", "auto"})
+    EXPECT_TRUE(result_of(launched(2), options + "--balance " + shares) == one) << shares;
+  EXPECT_TRUE(result_of(launched(3), options + "--zero 1 --workers 0 --balance speeds:1,2.5,1") == one);
+  EXPECT_TRUE(result_of("LOCKSTEP_TEST_GROUP=hosts2 " LOCKSTEP_SOURCE_DIR "/tests/support/run_ranks 3",
+                        options + "--balance speeds:2,1,3") == one);
+}
+
+// Each pass of rank 1 takes 30 ms longer.
+TEST(Shards, ASlowRankGetsFewer) {
+  const TemporaryDirectory directory;
+  const std::string with_faulty = "PATH=$(dirname " FAULTY_PROGRAM "):$PATH; ",
+                    options = " --steps 24 --batch 8 --shards 8 --quiet --metrics ";
+  run_well(
+      with_faulty + "LOCKSTEP_TEST_FAULT=slow:1:30 lockstep launch -n 2 -- faulty --balance auto" + options + "m.jsonl",
+      directory.path());
+  run_well(with_faulty + "faulty" + options + "one.jsonl", directory.path());
+  EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").final["params_sha256"],
+            read_metrics(directory.path() / "one.jsonl").final["params_sha256"]);
+  const auto balances = events_of(directory.path() / "m.jsonl", "balance");
+  ASSERT_FALSE(balances.empty());
+  const auto& last = balances.back();
+  EXPECT_LT(last["shares"][1], last["shares"][0]) << last;
+  EXPECT_EQ(last["shares"][0].get<int>() + last["shares"][1].get<int>(), 8);
+}
+
 TEST(Shards, ABatchIsThatOfAShard) {
   const Result one = result_of(launched(3), "cnn --data digits --steps 6 --shards 4 --batch 8");
   EXPECT_TRUE(result_of("", "cnn --data digits --steps 6 --shards 4 --global-batch 32") == one);

@@ -319,6 +319,63 @@ TEST(Sampler, ColumnsAreNotPadded) {
   EXPECT_THROW(DistributedSampler(config, 0, 2), UsageError);
 }
 
+// Whatever the shares are, a step has the same samples; with shards each is where its number says.
+TEST(Sampler, RanksWithUnequalSharesHaveTheWholeStep) {
+  const std::vector<std::vector<std::uint32_t>> all_shares = {{12},       {1, 11},   {7, 5},
+                                                              {1, 1, 10}, {3, 4, 5}, {6, 1, 2, 3}};
+  for (const std::uint64_t shards : {0, 12})
+    for (const std::uint64_t batch : {12, 13, 29})
+      for (const std::uint64_t length : {1, 12, 40, 59}) {
+        Values alone;
+        for (const auto& shares : all_shares) {
+          SCOPED_TRACE(fmt::format("{} samples in batches of {}, {} shards, shares {}", length, batch, shards,
+                                   fmt::join(shares, ", ")));
+          SamplerConfig config = config_of(length, batch);
+          config.shards = shards;
+          config.shares = shares;
+          auto ranks = world_of(config, static_cast<int>(shares.size()));
+          if (shards > 0) {
+            std::uint64_t shard = 0;
+            for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+              const StepPlan plan = ranks[rank].plan();
+              EXPECT_EQ(plan.local_begin, shard_of(config, plan.global_count, shard).begin);
+              shard += shares[rank];
+            }
+          } else if (length >= batch) {
+            for (std::size_t rank = 0; rank < shares.size(); ++rank)
+              EXPECT_NEAR(static_cast<double>(ranks[rank].plan().local_count),
+                          static_cast<double>(batch) * shares[rank] / 12.0, 1.0);
+          }
+          const Values samples = epoch_of(ranks);
+          if (alone.empty()) alone = samples;
+          EXPECT_EQ(samples, alone);
+        }
+      }
+}
+
+TEST(Sampler, SharesThatCannotBeAreRefused) {
+  SamplerConfig config = config_of(40, 12);
+  const auto refused = [&](const char* says, int world = 2) {
+    EXPECT_REFUSED(says, DistributedSampler(config, 0, world));
+  };
+  config.shares = {3, 1};
+  EXPECT_EQ(DistributedSampler(config, 0, 2).plan().local_count, 9U);
+  refused("shares 3, 1 of a step for 3 ranks", 3);
+  config.shards = 5;
+  refused("shares 3, 1 of a step in 5 shards");
+  config.shares = {5, 0};
+  refused("shares 5, 0 of a step for 2 ranks");
+  config.shards = 0;
+  config.shares = {4'000'000'000, 4'000'000'000};
+  refused("less than 2^32");
+  config.shares = {3, 1};
+  config.tail = Tail::kPad;
+  refused("the tail 'pad'");
+  config.tail = Tail::kExact;
+  config.order = Order::kColumns;
+  refused("consecutive samples");
+}
+
 TEST(Sampler, IndicesOfAnotherEpochsPlan) {
   DistributedSampler sampler(config_of(50, 10), 0, 2);
   const StepPlan plan = sampler.plan();

@@ -127,9 +127,11 @@ class ProcessGroup {
   Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1, Rounding rounding = Rounding::kOnce);
   /// Collective, once for each tree: how sums over `leaves` values, of which each rank has a contiguous run, are made
   /// the same bits at any number of ranks (Note [Reduction tree]). Runs follow the order of the hosts, and of the ranks
-  /// in each. The tree lives as long as the group; at most 254. Throws UsageError on every rank for fewer leaves than
-  /// ranks, OutOfStepError where ranks name other numbers.
-  const ReductionTree& define_tree(std::size_t leaves);
+  /// in each. `shares`: how many leaves each rank has, by rank; empty: as many as the others, but for one. The tree
+  /// lives as long as the group; at most 254, of which those of the same leaves and shares are one. Throws UsageError
+  /// on every rank for fewer leaves than ranks, shares that do not go with them, and a tree too many; OutOfStepError
+  /// where ranks name other numbers.
+  const ReductionTree& define_tree(std::size_t leaves, std::span<const std::uint32_t> shares = {});
   /// Afterwards every rank's region, f32 or f64, holds the sum along `tree` of all ranks' partial sums: those of this
   /// rank are in the region and at multiples of `partial_stride` bytes after it, in the order of
   /// ReductionTree::partials_of(); what the others hold then is unspecified.

@@ -17,8 +17,9 @@ namespace lockstep::comm {
 /// were done before: so 1, 2, 3, 5 or V ranks have the same bits. A rank order, ((l0 + l1) + l2) + …, would have them
 /// only where no rank adds anything up by itself.
 ///
-/// Run number p of n is slice_of(V, p, n), sampler's formula; runs are numbered so that the ranks of a host have
-/// neighbouring ones (ProcessGroup::define_tree), and a host has a run, too.
+/// Run number p of n is slice_of(V, p, n), sampler's formula, or as long as its rank's share says, where ranks are not
+/// equally fast; runs are numbered so that the ranks of a host have neighbouring ones (ProcessGroup::define_tree), and
+/// a host has a run, too.
 
 /// A node, by the leaves under it: [first, first + count).
 struct TreeNode {
@@ -37,9 +38,11 @@ class ReductionTree {
   /// Of nodes that wait for their other half while leaves are taken in order.
   static constexpr std::size_t kMostDepth = 17;
 
-  /// `positions[r]`: the number of rank r's run; all numbers once. Throws UsageError for no leaves, more than
-  /// kMostLeaves, or fewer than ranks. `number` is its group's for it.
-  ReductionTree(std::size_t leaves, std::vector<int> positions, std::uint8_t number = 1);
+  /// `positions[r]`: the number of rank r's run; all numbers once. `shares[r]`: its leaves; empty: as slice_of() has
+  /// them. Throws UsageError for no leaves, more than kMostLeaves, or fewer than ranks, and for shares that are not one
+  /// of 1 or more for each rank, `leaves` together. `number` is its group's for it.
+  ReductionTree(std::size_t leaves, std::vector<int> positions, std::uint8_t number = 1,
+                std::span<const std::uint32_t> shares = {});
 
   std::size_t leaves() const { return leaves_; }
   std::uint8_t number() const { return number_; }
@@ -53,6 +56,10 @@ class ReductionTree {
   /// The ranks in the order of their runs.
   const std::vector<int>& order() const { return order_; }
   std::size_t most_partials() const { return most_partials_; }
+  /// Whether both are over the same leaves, and each rank has the same of them.
+  bool has_runs_of(const ReductionTree& other) const {
+    return positions_ == other.positions_ && begins_ == other.begins_;
+  }
   /// Whether each rank has one partial sum.
   bool one_each() const { return most_partials_ == 1; }
 
@@ -67,6 +74,7 @@ class ReductionTree {
   std::uint32_t leaves_;
   std::uint8_t number_;
   std::vector<int> positions_, order_;
+  std::vector<std::uint32_t> begins_;            // by run, and the end of the last one
   std::vector<std::vector<TreeNode>> partials_;  // by rank
   std::size_t most_partials_ = 0;
 };

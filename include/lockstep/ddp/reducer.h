@@ -155,6 +155,10 @@ class Reducer {
   bool finds_unused() const { return options_.find_unused || (options_.static_graph && !graph_known_); }
   /// Whether there is a tree.
   bool in_shards() const { return options_.tree != nullptr; }
+  /// Collective, between steps: shards are summed along `tree` from now on, of as many leaves, whose ranks have other
+  /// runs: the same bits. True when storage has moved, with its content lost, and producers must ask for it again. It
+  /// may take memory.
+  bool set_tree(const comm::ReductionTree& tree);
   /// Starts the next turn: all slots become not ready. What it says are the turn's shards.
   comm::TreeNode begin_shards();
   /// Whether the turn that was begun last is this rank's last one of the step.
@@ -242,6 +246,8 @@ class Reducer {
   bool starts_buckets() const { return sums_ == nullptr || was_last_turn(); }
   void check_shards(const char* doing) const;
   void lay_out(std::vector<std::size_t> order, const BucketLimits& limits);
+  std::size_t take_shards();
+  void allocate(std::size_t places);
   void start_full_buckets();
   void start_bucket(std::size_t bucket);
   void wait_for_bucket(std::size_t bucket, StreamView stream);
@@ -262,6 +268,7 @@ class Reducer {
   std::vector<std::size_t> order_;
   BucketPlan plan_;
   std::size_t tail_bytes_;
+  std::size_t arena_places_ = 1;     // for which there is room
   std::size_t stride_ = 0;           // between places; 0: there is one
   std::unique_ptr<ShardSums> sums_;  // nullptr: ranks are summed
   std::size_t turns_ = 0;            // of this step that have begun

@@ -74,6 +74,8 @@ class BoundGradients {
   /// 1, 2, … in the order of these calls, for what further shards of a turn are computed with; number 0 is the one that
   /// is there. It must outlive the last step.
   void add_copy(std::vector<nn::NamedParameter> parameters);
+  /// Collective, between steps, when no parameter has a gradient: ddp::Reducer::set_tree().
+  void set_tree(const comm::ReductionTree& tree);
   /// After begin_reduction(): from here on module `i` writes the gradients of the turn's shard number i, and none are
   /// there yet. What it says are the turn's shards.
   comm::TreeNode begin_turn();

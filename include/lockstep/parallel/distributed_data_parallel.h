@@ -223,6 +223,11 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// UsageError where gradients of the last step are still there.
   void run_shards(nn::Tape& tape, std::int64_t all_samples, FunctionRef<std::int64_t(std::uint32_t shard)> samples_of,
                   FunctionRef<nn::Var(const ShardPass& pass)> loss);
+  /// Collective, between steps, after zero_grad(): from now on ranks have the runs of `tree`, the group's, over as many
+  /// shards (ProcessGroup::define_tree() with other shares): the same bits, computed by others. What runs before on a
+  /// device has ended. Storage of gradients may move and grow. Throws UsageError without a tree, with one of other
+  /// shards, and where gradients are still there.
+  void set_tree(const comm::ReductionTree& tree);
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
   /// all but the last. Several may live at once, and end in any order, also after the DistributedDataParallel. An
@@ -317,6 +322,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   void list_statistics();
   void make_shard_copies(const Options& options);
   void begin_sharded_step();
+  void check_cleared(const char* what) const;
   void run_turn(nn::Tape& tape, FunctionRef<std::int64_t(std::uint32_t)> samples_of,
                 FunctionRef<nn::Var(const ShardPass&)> loss);
   void run_shard(nn::Tape& tape, std::uint32_t shard, std::size_t number, std::int64_t samples,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "lockstep/sampler/permutation.h"
 #include "lockstep/sampler/slice.h"
@@ -45,6 +46,10 @@ struct SamplerConfig {
   /// depends on their number alone (shard_of()). 0: a rank has one part of its own. Tail::kPad fills up to a multiple
   /// of their number then. Not with Order::kColumns.
   std::uint64_t shards = 0;
+  /// Of each rank, in their order, for ranks that are not equally fast: how many of the shards it has, one or more;
+  /// without shards, its weight in the number of samples, below 2^32 together. Empty: all the same. Neither with
+  /// Order::kColumns nor, without shards, with Tail::kPad.
+  std::vector<std::uint32_t> shares = {};
 };
 
 /// How far a run has come; independent of the world size, so that it resumes at any.
@@ -76,7 +81,8 @@ constexpr Slice shard_of(const SamplerConfig& config, std::uint64_t count, std::
 /// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world,
 /// more than 2^63 - 1 samples, a global batch of 0, shards fewer than ranks or more than the global batch, or with
 /// columns, Tail::kPad with a global batch that is no multiple of the world size (of the shards, if there are any), or
-/// with columns, which no sample may be added to, and Tail::kDrop with a global batch above the length.
+/// with columns, which no sample may be added to, Tail::kDrop with a global batch above the length, and shares that are
+/// not one for each rank, are zero, are not `shards` together, or go with what they exclude.
 void check(const SamplerConfig& config, int rank, int world_size);
 
 // The pure functions below require arguments that passed check(); plan_step looks again.
@@ -90,8 +96,8 @@ std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
 
 /// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +
-/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size), or those of its columns
-/// or shards.
+/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size), or those of its columns,
+/// shards or share.
 StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size);
 
 /// Walks one rank through the steps. A small value: copy it to look ahead. Const members may run concurrently.

@@ -17,16 +17,21 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
+/// Slices [first, last) of those below, as one. Requires first ≤ last ≤ parts < 2^32.
+constexpr Slice slice_between(std::uint64_t count, std::uint64_t first, std::uint64_t last, std::uint64_t parts) {
+  // count·k/parts without overflow: the quotient's part is a whole number for every k.
+  const std::uint64_t whole = count / parts;
+  const std::uint64_t rest = count % parts;
+  const std::uint64_t begin = whole * first + rest * first / parts;
+  const std::uint64_t end = whole * last + rest * last / parts;
+  return {begin, end - begin};
+}
+
 /// Slice `part` of `count` things cut into `parts`: [⌊count·part/parts⌋, ⌊count·(part+1)/parts⌋). The slices cover
 /// everything once, in order; their sizes differ by at most one and may be zero. If b divides a, then the slices of a
 /// cut into b are unions of neighbouring slices of a finer cut into a. Requires part < parts < 2^32.
 constexpr Slice slice_of(std::uint64_t count, std::uint64_t part, std::uint64_t parts) {
-  // count·k/parts without overflow: the quotient's part is a whole number for every k.
-  const std::uint64_t whole = count / parts;
-  const std::uint64_t rest = count % parts;
-  const std::uint64_t begin = whole * part + rest * part / parts;
-  const std::uint64_t end = whole * (part + 1) + rest * (part + 1) / parts;
-  return {begin, end - begin};
+  return slice_between(count, part, part + 1, parts);
 }
 
 /// The samples of an evaluation set that `rank` looks at. Over all ranks: each sample exactly once, no padding. Throws

@@ -58,6 +58,9 @@ struct TrainConfig : session::SessionOptions,
   /// Parts of a step that are summed along a binary tree, each computed with `threads` threads (default here: 1): then
   /// a run has the same bits at any number of ranks up to that. 0: none. `batch` is then the samples of a shard.
   std::int64_t shards = 0;
+  /// Ranks that are not equally fast have different numbers of shards, or, without shards, of samples: "auto",
+  /// "speeds:2,1"; "none".
+  std::string balance = "none";
   sampler::Tail tail = sampler::Tail::kExact;
   /// A recurrent model of texts carries its state from each row to the next: samples come in the order of columns
   /// (sampler: Note [Columns]), and each epoch begins with zeros.

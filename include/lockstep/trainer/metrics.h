@@ -131,6 +131,14 @@ struct RestartReport {
   std::string cause;  // "rank 1 was killed by SIGKILL"
 };
 
+/// From the step after this one on, ranks have these shares of a step (--balance).
+struct BalanceReport {
+  std::int64_t step = 0;
+  std::vector<std::uint32_t> shares = {};  // by rank: shards, or samples of a whole global batch
+  std::vector<double> own_ms = {};         // by rank: data and computation of a step before; empty: speeds were given
+  double expected_ms = 0;                  // then: of the slowest rank from now on
+};
+
 /// A checkpoint that is on the disk.
 struct CheckpointReport {
   std::int64_t step = 0;    // after which it was taken
@@ -169,6 +177,7 @@ class Metrics {
   void write(const ResumeReport& report);
   void write(const RestartReport& report);
   void write(const CheckpointReport& report);
+  void write(const BalanceReport& report);
   /// Writes the lines of steps that wait: before a checkpoint, from which a run resumes without them.
   void flush();
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where

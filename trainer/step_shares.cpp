@@ -1,0 +1,122 @@
+#include "trainer/step_shares.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/agree.h"
+#include "ddp/shard_sums.h"
+#include "trainer/build.h"
+
+namespace lockstep::trainer {
+namespace {
+
+/// Of any run of a tree that begins and ends anywhere, at least as many as its sums take.
+std::size_t most_places(const comm::ReductionTree& tree) {
+  // Two for each level of nodes, and the leaf that is being computed.
+  std::size_t levels = 1;
+  for (std::size_t leaves = 1; leaves < tree.leaves(); leaves *= 2) ++levels;
+  return std::min(2 * levels, tree.leaves());
+}
+
+}  // namespace
+
+StepShares::StepShares(const TrainConfig& config, session::Session& session)
+    : config_(config), group_(*session.group), gradients_(session.gradients()) {
+  if (config_.shards > 0) tree_ = &gradients_.define_tree(static_cast<std::size_t>(config_.shards));
+  const BalanceSetting setting = parse_balance(config_.balance);
+  const auto most = [&] { return setting.on() ? config_.shards : tree_->run_of(gradients_.rank()).count; };
+  if (tree_ != nullptr && session.device.kind == DeviceKind::kCpu)
+    at_once_ = static_cast<int>(std::clamp<std::int64_t>(session.cores / session.threads, 1, most()));
+  if (!setting.on()) return;
+  const auto ranks = static_cast<std::size_t>(group_.size());
+  comm::run_collectively(group_, [&] {
+    if (!setting.automatic && setting.speeds.size() != ranks)
+      throw UsageError(fmt::format("--balance with {} speeds for {} ranks", setting.speeds.size(), ranks),
+                       "give one for each rank, or auto");
+    if (setting.automatic && session.device.kind != DeviceKind::kCpu)
+      throw UsageError("--balance auto on a GPU, whose host does not see for how long it computes",
+                       "say how fast the ranks are: --balance speeds:2,1");
+  });
+  const std::int64_t parts = tree_ != nullptr ? config_.shards : global_batch_of(config_, group_.size());
+  if (ranks == 1 || parts <= group_.size()) {
+    if (group_.rank() == 0)
+      log_warn("--balance has nothing to share out: a step of {} {} on {} ranks", parts,
+               tree_ != nullptr ? "shards" : "samples", ranks);
+    return;
+  }
+  std::vector<int> lanes;
+  for (const auto each : group_.all_gather_numbers(at_once_)) lanes.push_back(static_cast<int>(each));
+  balance_.emplace(static_cast<std::uint32_t>(parts), std::move(lanes), tree_);
+  follows_ = setting.automatic;
+  if (setting.automatic) return;
+  first_ = balance_->take_speeds(setting.speeds);
+  take_shares();
+}
+
+void StepShares::take_shares() {
+  if (tree_ != nullptr) tree_ = &gradients_.define_tree(tree_->leaves(), balance_->shares());
+}
+
+void StepShares::open(std::uint64_t length) {
+  length_ = length;
+  make_sampler();
+}
+
+// Its ranks are the runs, which follow the hosts; without shards the ranks themselves.
+void StepShares::make_sampler() {
+  std::vector<std::uint32_t> shares;
+  if (balance_) shares = balance_->shares();
+  int position = group_.rank();
+  if (tree_ != nullptr) {
+    position = tree_->position_of(gradients_.rank());
+    for (std::size_t run = 0; run < shares.size(); ++run)
+      shares[run] = balance_->shares()[static_cast<std::size_t>(tree_->order()[run])];
+  }
+  sampler_.emplace(trainer::make_sampler(config_, length_, position, group_.size(), std::move(shares)));
+}
+
+std::size_t StepShares::places() const {
+  if (tree_ == nullptr) return 1;
+  const auto at_once = static_cast<std::size_t>(at_once_);
+  const std::size_t own = ddp::ShardSums(*tree_, gradients_.rank(), at_once).places();
+  return follows_ ? std::max(own, most_places(*tree_) + at_once - 1) : own;
+}
+
+std::int64_t StepShares::samples_at_once() const {
+  const sampler::SamplerConfig& order = sampler_->config();
+  std::uint64_t samples = order.global_batch, parts = order.shards;
+  if (parts == 0) {
+    samples = std::min(samples, sampler::epoch_end(order, group_.size()));
+    parts = static_cast<std::uint64_t>(std::int64_t{group_.size()} * config_.accumulate);
+  }
+  return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (samples + parts - 1) / parts));
+}
+
+std::optional<BalanceReport> StepShares::follow(std::span<const StepTimes> window, std::int64_t step,
+                                                std::int64_t steps_left, const sampler::SamplerState& position) {
+  auto found = balance_->follow(window, step, steps_left);
+  if (!found) return found;
+  take_shares();
+  make_sampler();
+  sampler_->restore(position);
+  return found;
+}
+
+void StepShares::change_took(double seconds) {
+  const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(1e9 * seconds));
+  balance_->change_took(1e-9 * static_cast<double>(std::ranges::max(all)));
+}
+
+std::string describe(const BalanceReport& report, bool of_shards) {
+  std::string text = fmt::format("{} of a step: {}", of_shards ? "shards" : "samples", fmt::join(report.shares, ", "));
+  if (report.own_ms.empty()) return text;
+  return text + fmt::format("; ranks took {:.1f} ms for theirs, and should all be done in {:.1f} ms now",
+                            fmt::join(report.own_ms, ", "), report.expected_ms);
+}
+
+}  // namespace lockstep::trainer

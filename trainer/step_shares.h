@@ -1,0 +1,68 @@
+// Which part of each step this rank computes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/reduction_tree.h"
+#include "lockstep/sampler/sampler.h"
+#include "lockstep/session/session.h"
+#include "lockstep/trainer/config.h"
+#include "trainer/balance.h"
+
+namespace lockstep::trainer {
+
+/// Its samples, and with --shards its run of the tree; with --balance they change between steps (Note [Balance]). The
+/// configuration and the session outlive it.
+class StepShares {
+ public:
+  /// Collective. Throws UsageError for shares that cannot be.
+  StepShares(const TrainConfig& config, session::Session& session);
+  /// The sampler over `length` samples. Throws what sampler::check() throws.
+  void open(std::uint64_t length);
+
+  /// Once it is open; follow() makes another one.
+  sampler::DistributedSampler& sampler() { return *sampler_; }
+  /// Along which shards are summed; nullptr: there are none.
+  const comm::ReductionTree* tree() const { return tree_; }
+  /// Of its shards, as many as this rank has cores for.
+  int shards_at_once() const { return at_once_; }
+  /// Places for gradients that its sums take, whatever --balance may find.
+  std::size_t places() const;
+  /// The most samples that a rank computes with at a time, where no rank has more than its part.
+  std::int64_t samples_at_once() const;
+
+  /// With which shares a run begins, where they are not equal.
+  const std::optional<BalanceReport>& first() const { return first_; }
+  /// Whether follow() may find something.
+  bool follows() const { return follows_; }
+  /// Collective where it finds something: after `step`, from which `position` is where to go on. `window` is of all
+  /// ranks.
+  std::optional<BalanceReport> follow(std::span<const StepTimes> window, std::int64_t step, std::int64_t steps_left,
+                                      const sampler::SamplerState& position);
+  /// Collective. How long it took this rank to take them.
+  void change_took(double seconds);
+
+ private:
+  void make_sampler();
+  void take_shares();
+
+  const TrainConfig& config_;
+  comm::ProcessGroup& group_;      // of the host's numbers
+  comm::ProcessGroup& gradients_;  // which are summed along the tree
+  const comm::ReductionTree* tree_ = nullptr;
+  int at_once_ = 1;
+  std::optional<Balance> balance_;  // nothing: shares are equal
+  std::optional<BalanceReport> first_;
+  bool follows_ = false;
+  std::uint64_t length_ = 0;
+  std::optional<sampler::DistributedSampler> sampler_;
+};
+
+/// "shards 11, 5 (were 8, 8): rank 1 takes 2.1 times as long for one".
+std::string describe(const BalanceReport& report, bool of_shards);
+
+}  // namespace lockstep::trainer
