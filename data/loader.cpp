@@ -222,6 +222,7 @@ Loader::Loader(std::unique_ptr<StepSource> steps, bool mixes, std::shared_ptr<co
     : dataset_(std::move(dataset)),
       memory_(options.memory != nullptr ? std::move(options.memory) : make_host_memory()),
       mixes_(mixes),
+      keeps_going_(options.keeps_going),
       slots_(slot_count(options)),
       steps_(std::move(steps)) {
   const std::uint64_t most = steps_->max_count();
@@ -275,7 +276,8 @@ const Batch& Loader::next() & {
   if (workers_.empty() && produced_ == taken_) produce(lock, 0);
   Slot& slot = slot_of(taken_);
   slot_ready_.wait(lock, [&] { return produced_ > taken_ && slot.ready; });
-  if (slot.error) std::rethrow_exception(slot.error);
+  if (slot.error && !keeps_going_) std::rethrow_exception(slot.error);
+  slot.batch.error = slot.error;
   ++taken_;
   return slot.batch;
 }
@@ -294,8 +296,12 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
   const std::uint64_t number = produced_++;
   Slot& slot = slot_of(number);
   slot.ready = false;
+  slot.error = nullptr;
   try {
     steps_->next(slot.step);
+    slot.batch.plan = slot.step.plan;
+    slot.batch.state_after = slot.step.state_after;
+    slot.batch.indices = slot.step.indices;
     lock.unlock();
     const auto begin = Clock::now();
     assemble(slot, worker);
@@ -304,6 +310,7 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
     slot.batch.assembly_end = Clock::now();
   } catch (...) {
     slot.error = std::current_exception();
+    if (keeps_going_) flight::end_reading(worker);
   }
   if (!lock.owns_lock()) lock.lock();
   slot.ready = true;
@@ -354,8 +361,6 @@ void Loader::assemble(Slot& slot, int worker) const {
     dataset_->read_sample(index, sample);
   }
   flight::end_reading(worker);
-  batch.plan = slot.step.plan;
-  batch.state_after = slot.step.state_after;
 }
 
 // Sample `index`, the batch's number `i`. Its partner is read as that sample itself is in this epoch.

@@ -249,6 +249,13 @@ void RunReader::add_event(std::string_view line) {
   } else if (event == "balance") {
     run_.incidents.push_back({event, step, number_of(json, "unix_s"),
                               "shares by rank: " + fmt::to_string(fmt::join(numbers_of(json, "shares"), ", "))});
+  } else if (event == "skipped") {
+    std::string text;
+    each_object(json, "causes", [&](const std::string&, const Json& cause) {
+      text +=
+          fmt::format("{}rank {:.0f}: {}", text.empty() ? "" : "; ", number_of(cause, "rank"), text_of(cause, "text"));
+    });
+    run_.incidents.push_back({event, step, number_of(json, "unix_s"), text});
   } else if (event == "resume") {
     run_.incidents.push_back(
         {event, step, kNone, fmt::format("at step {:.0f}, by ranks: {:.0f}", step, number_of(json, "world_size"))});

@@ -1,8 +1,11 @@
 // What ranks do with gradients, statistics and what the optimizer remembers.
+#include "lockstep/comm/reduction_tree.h"
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/values.h"
+#include "trainer/bad_batches.h"
+#include "trainer/balance.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -58,6 +61,67 @@ Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFam
             return when(nn::find_model_family(model.name) != nullptr && !does(nn::model_family(model.name)),
                         "the model is " + model.name);
           }};
+}
+
+void add_shards_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "shards",
+             .placeholder = "V",
+             .help = "parts of a step, summed along a tree: same bits at any number of ranks from 1 to V; --batch is "
+                     "then the samples of one shard, and --threads (1) the threads that compute it",
+             .value = integer(config.shards, 1, static_cast<std::int64_t>(comm::ReductionTree::kMostLeaves),
+                              /*unset=*/0),
+             .applies = {.to = "training without --accumulate, --stateful, --sync-batchnorm, "
+                               "--no-broadcast-buffers, --graphs yes and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.accumulate > 1) return "--accumulate splits a rank's share too";
+                           if (config.stateful) return "--stateful carries the state of each rank's rows";
+                           if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks";
+                           if (!config.broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
+                           if (config.graphs == true) return "--graphs yes runs a step as one graph";
+                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
+                         }},
+             .agree = Agree::kValue,
+             .identity = "shards",
+             .not_in_identity = "0"});
+}
+
+void add_balance_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "balance",
+             .placeholder = "auto|speeds:S,S,…",
+             .help =
+                 "give ranks that are not equally fast different numbers of --shards, or, without those, of samples: "
+                 "as measured, or for speeds by rank; with --shards the bits stay",
+             .default_text = config.balance,
+             .value = options::parsed_text(config.balance, parse_balance, "none"),
+             .applies = {.to = "training without --stateful, --local-sgd and --parallel dp, and without --shards not "
+                               "with --tail pad",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.stateful) return "--stateful carries the state of each rank's rows";
+                           if (config.local_sgd > 0) return "--local-sgd lets ranks take steps alone";
+                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
+                           return when(config.shards == 0 && config.tail == sampler::Tail::kPad,
+                                       "--tail pad makes ranks' parts equal");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
+void add_bad_batch_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "on-bad-batch",
+             .placeholder = "stop|skip[:N]",
+             .help =
+                 "what happens if a rank cannot read its part of a batch, or, on CPUs, the loss is not finite: skip "
+                 "leaves the batch out on all ranks, at most N (10) times",
+             .default_text = config.on_bad_batch,
+             .value = options::parsed_text(config.on_bad_batch, parse_bad_batch, "stop"),
+             .applies = {.to = "training without --stateful, --local-sgd and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.stateful) return "--stateful carries the state of each row to the next one";
+                           if (config.local_sgd > 0) return "--local-sgd lets ranks take steps alone";
+                           return when(config.parallel == Parallel::kDp, "--parallel dp has a copy for each device");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
 }
 
 void add_bucket_options(OptionTable& table, TrainConfig& config) {

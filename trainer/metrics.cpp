@@ -99,7 +99,8 @@ Kept kept_of(const std::string& path, std::int64_t step) {
   bool later = false;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     const LineOf of = line_of(line, is_table(path));
-    const bool of_step = of.event == kStepEvent || of.event == "checkpoint" || of.event == "balance";
+    const bool of_step =
+        of.event == kStepEvent || of.event == "checkpoint" || of.event == "balance" || of.event == "skipped";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
     if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
@@ -340,6 +341,14 @@ void Metrics::write(const BalanceReport& r) {
   write(with_time(std::move(json)));
 }
 
+void Metrics::write(const SkippedReport& r) {
+  if (!file_) return;
+  std::vector<JsonObject> causes;
+  for (const auto& [rank, text] : r.causes) causes.push_back({{"rank", rank}, {"text", text}});
+  write(
+      with_time({{"event", "skipped"}, {"step", r.step}, {"epoch", r.epoch}, {"count", r.count}, {"causes", causes}}));
+}
+
 void Metrics::take_warnings() {
   if (!file_ || file_->table()) return;
   set_warning_observer([file = file_](std::string_view text) {
@@ -367,6 +376,7 @@ void Metrics::write(const FinalReport& r) {
     times.push_back(
         {{"data_ms", rounded(data, 1e4)}, {"compute_ms", rounded(compute, 1e4)}, {"wait_ms", rounded(wait, 1e4)}});
   if (!times.empty()) json.add("times", times);
+  if (r.skipped > 0) json.add("skipped", r.skipped);
   if (const auto& hook = r.hook) {
     json.add("comm_hook", hook->name)
         .add("comm_bytes", std::round(hook->bytes_sent))

@@ -10,7 +10,6 @@
 #include "options/sources.h"
 #include "options/values.h"
 #include "session/opening.h"
-#include "trainer/balance.h"
 #include "trainer/best.h"
 #include "trainer/build.h"
 
@@ -141,49 +140,6 @@ void add_recompute_option(OptionTable& table, TrainConfig& config) {
              .value = std::move(value),
              .applies = std::move(applies),
              .agree = Agree::kNo});
-}
-
-void add_shards_option(OptionTable& table, TrainConfig& config) {
-  table.add({.name = "shards",
-             .placeholder = "V",
-             .help = "parts of a step, summed along a tree: same bits at any number of ranks from 1 to V; --batch is "
-                     "then the samples of one shard, and --threads (1) the threads that compute it",
-             .value = integer(config.shards, 1, static_cast<std::int64_t>(comm::ReductionTree::kMostLeaves),
-                              /*unset=*/0),
-             .applies = {.to = "training without --accumulate, --stateful, --sync-batchnorm, "
-                               "--no-broadcast-buffers, --graphs yes and --parallel dp",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           if (config.accumulate > 1) return "--accumulate splits a rank's share too";
-                           if (config.stateful) return "--stateful carries the state of each rank's rows";
-                           if (config.sync_batchnorm) return "--sync-batchnorm sums over ranks";
-                           if (!config.broadcast_buffers) return "--no-broadcast-buffers keeps statistics apart";
-                           if (config.graphs == true) return "--graphs yes runs a step as one graph";
-                           return when(config.parallel == Parallel::kDp, "--parallel dp has one rank");
-                         }},
-             .agree = Agree::kValue,
-             .identity = "shards",
-             .not_in_identity = "0"});
-}
-
-void add_balance_option(OptionTable& table, TrainConfig& config) {
-  table.add({.name = "balance",
-             .placeholder = "auto|speeds:S,S,…",
-             .help =
-                 "give ranks that are not equally fast different numbers of --shards, or, without those, of samples: "
-                 "as measured, or for speeds by rank; with --shards the bits stay",
-             .default_text = config.balance,
-             .value = options::parsed_text(config.balance, parse_balance, "none"),
-             .applies = {.to = "training without --stateful, --local-sgd and --parallel dp, and without --shards not "
-                               "with --tail pad",
-                         .unless = [&config]() -> std::optional<std::string> {
-                           if (config.stateful) return "--stateful carries the state of each rank's rows";
-                           if (config.local_sgd > 0) return "--local-sgd lets ranks take steps alone";
-                           if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
-                           return when(config.shards == 0 && config.tail == sampler::Tail::kPad,
-                                       "--tail pad makes ranks' parts equal");
-                         }},
-             .agree = Agree::kValue,
-             .may_change = true});
 }
 
 void add_stateful_option(OptionTable& table, TrainConfig& config) {
@@ -490,6 +446,7 @@ OptionTable train_options(TrainConfig& config) {
   add_recompute_option(table, config);
   add_shards_option(table, config);
   add_balance_option(table, config);
+  add_bad_batch_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
   add_average_option(table, config);

@@ -48,6 +48,10 @@ void add_deterministic_option(OptionTable& table, TrainConfig& config);
 void add_autotune_option(OptionTable& table, TrainConfig& config);
 /// Whether GPUs capture steps as graphs.
 void add_graphs_option(OptionTable& table, TrainConfig& config);
+/// Parts of a step, and which rank computes how many of them.
+void add_shards_option(OptionTable& table, TrainConfig& config);
+void add_balance_option(OptionTable& table, TrainConfig& config);
+void add_bad_batch_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
 /// What carries gradients between the ranks.
 void add_comm_hook_option(OptionTable& table, TrainConfig& config);

@@ -26,6 +26,7 @@ class MetricsFile final : public Follower {
   void write(const EvalReport& report) override { metrics_.write(report); }
   void write(const CheckpointReport& report) override { metrics_.write(report); }
   void write(const BalanceReport& report) override { metrics_.write(report); }
+  void write(const SkippedReport& report) override { metrics_.write(report); }
   void write(const FinalReport& report) override { metrics_.write(report); }
   void flush() override { metrics_.flush(); }
   std::string failure() const override { return metrics_.failure(); }

@@ -39,6 +39,7 @@ class Follower {
   virtual void write(const EvalReport& /*report*/) {}
   virtual void write(const CheckpointReport& /*report*/) {}
   virtual void write(const BalanceReport& /*report*/) {}
+  virtual void write(const SkippedReport& /*report*/) {}
   virtual void write(const FinalReport& /*report*/) {}
   /// A checkpoint is taken: what was written is on record before it is.
   virtual void flush() {}

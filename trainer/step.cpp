@@ -81,6 +81,7 @@ void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
   step.targets = targets_of(step.plan);
   step.norm = norm_ = finds_norm(step.step);
   scale_ = step.targets > 0 ? options_.loss_scale / static_cast<float>(step.targets) : 0.0f;
+  own_finite_ = true;
   optimizer_->begin_step(step.lr, step.momentum);
   ddp_.set_step(step.step);
   if (options_.carried != nullptr && step.plan.global_begin == 0) options_.carried->reset();
@@ -152,6 +153,7 @@ void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const
           pass.tape.set_dropout_state(state);
         }
         const nn::Loss loss = forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, scale_);
+        look_at(loss);
         pass.backend.pointwise().add_to(loss.totals(), 1.0f, pass.scalars.slice(kLoss, kCount));
         pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops), static_cast<float>(part.count));
         return loss.value;
@@ -168,6 +170,7 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   if (part.count < plan.local_count) write_dropout_state(backend_, dropout_state_, step, plan, part);
   flight::set_phase(flight::Phase::kForward);
   const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, scale_);
+  look_at(loss);
   backend_.pointwise().add_to(loss.totals(), 1.0f, ddp_.scalars().slice(kLoss, kCount));
   flight::set_phase(flight::Phase::kBackward);
   if (last) begin_update();
@@ -190,6 +193,11 @@ void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& t
       .step = step,
       .first_sample = static_cast<std::int64_t>(plan.local_begin - plan.global_begin + part.begin)};
   backend.write(std::as_bytes(std::span(&state, 1)), to);
+}
+
+// Of several shards at a time, on the thread of each.
+void TrainingStep::look_at(const nn::Loss& loss) {
+  if (options_.skips_losses && !std::isfinite(loss.totals().f32()[0])) own_finite_ = false;
 }
 
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping or a scaler, all at the end.
@@ -246,7 +254,8 @@ void TrainingStep::end_update() {
   }
   ddp_.start_gathering_parameters();
   if (options_.average != nullptr)
-    options_.scaler != nullptr ? options_.average->update(optimizer_->control()) : options_.average->update();
+    options_.scaler != nullptr || options_.skips_losses ? options_.average->update(optimizer_->control())
+                                                        : options_.average->update();
   if (options_.scaler != nullptr) {
     options_.scaler->update();
     backend_.pointwise().copy(options_.scaler->numbers(), scaling_);
@@ -285,6 +294,18 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
   }
   if (outcome.totals.unused > 0) ddp_.refuse_unused();
   return outcome;
+}
+
+StepReport report_of(const TrainingStep::Outcome& outcome, double seconds) {
+  return {.step = outcome.step,
+          .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
+          .loss = outcome.targets > 0 ? outcome.totals.loss / outcome.targets : 0,
+          .lr = outcome.lr,
+          .grad_norm = outcome.grad_norm,
+          .step_ms = 1e3 * seconds,
+          .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
+          .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
+          .scaling = outcome.scaling};
 }
 
 void TrainingStep::ask_to_stop(bool mine) {

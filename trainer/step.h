@@ -1,6 +1,8 @@
 // One training step: forward, backward, and the update as the sums arrive.
 #pragma once
 
+#include <atomic>
+
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -72,6 +74,9 @@ class TrainingStep {
     const comm::ReductionTree* tree = nullptr;  // `ddp`'s, along whose shards a step is computed; nullptr: none
     nn::MovingAverage* average = nullptr;       // of `ddp`'s parameters, which follows each step; nullptr: none
     nn::GradScaler* scaler = nullptr;           // of the losses, and the optimizer's; nullptr: they are not scaled
+    /// On the CPU: of a step whose loss is not finite nothing stays but running statistics and the optimizer's count
+    /// (forget_step()).
+    bool skips_losses = false;
     CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 
@@ -96,6 +101,11 @@ class TrainingStep {
 
   /// Collective, between steps: DistributedDataParallel::set_tree(). Gradients of the last step are gone.
   void set_tree(const comm::ReductionTree& tree);
+
+  /// With Options::skips_losses, after a step: whether the losses of this rank's own samples were finite.
+  bool own_loss_is_finite() const { return own_finite_; }
+  /// The optimizer does not count the last step, which has changed nothing.
+  void forget_step() { optimizer_->set_steps(optimizer_->steps() - 1); }
 
   const nn::Optimizer& optimizer() const { return *optimizer_; }
 
@@ -125,6 +135,7 @@ class TrainingStep {
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step, const sampler::StepPlan& plan,
                            const sampler::Slice& part) const;
+  void look_at(const nn::Loss& loss);
   void begin_update();
   void update_bucket(std::span<const std::size_t> slots);
   void clip_values(std::span<const std::size_t> slots);
@@ -148,6 +159,7 @@ class TrainingStep {
   bool first_bucket_ = true;         // of that
   bool norm_ = false;                // whether that finds the gradients' norm
   bool choice_reported_ = false;     // DistributedDataParallel::bucket_choice()
+  std::atomic<bool> own_finite_ = true;
   Clock::time_point waiting_since_;
 
   // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64) and
@@ -155,5 +167,8 @@ class TrainingStep {
   nn::Tensor numbers_, squares_, scaling_;
   InFlight<StepInFlight> in_flight_;
 };
+
+/// Of a step that took so long: all but samples and memory, which the run knows.
+StepReport report_of(const TrainingStep::Outcome& outcome, double seconds);
 
 }  // namespace lockstep::trainer

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "ddp/shard_sums.h"
+#include "trainer/bad_batches.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {
@@ -26,7 +27,7 @@ std::size_t most_places(const comm::ReductionTree& tree) {
 }  // namespace
 
 StepShares::StepShares(const TrainConfig& config, session::Session& session)
-    : config_(config), group_(*session.group), gradients_(session.gradients()) {
+    : config_(config), group_(*session.group), gradients_(session.gradients()), backend_(*session.backend) {
   if (config_.shards > 0) tree_ = &gradients_.define_tree(static_cast<std::size_t>(config_.shards));
   const BalanceSetting setting = parse_balance(config_.balance);
   const auto most = [&] { return setting.on() ? config_.shards : tree_->run_of(gradients_.rank()).count; };
@@ -62,9 +63,22 @@ void StepShares::take_shares() {
   if (tree_ != nullptr) tree_ = &gradients_.define_tree(tree_->leaves(), balance_->shares());
 }
 
-void StepShares::open(std::uint64_t length) {
-  length_ = length;
+void StepShares::open(std::shared_ptr<const data::Dataset> dataset) {
+  dataset_ = std::move(dataset);
   make_sampler();
+}
+
+void StepShares::start() {
+  loader_.reset();
+  loader_.emplace(dataset_, *sampler_,
+                  data::LoaderOptions{.workers = config_.workers,
+                                      .memory = backend_.staging_memory(),
+                                      .keeps_going = parse_bad_batch(config_.on_bad_batch).most > 0});
+}
+
+const data::Batch& StepShares::next() {
+  backend_.finish_inputs();
+  return loader_->next();
 }
 
 // Its ranks are the runs, which follow the hosts; without shards the ranks themselves.
@@ -77,7 +91,7 @@ void StepShares::make_sampler() {
     for (std::size_t run = 0; run < shares.size(); ++run)
       shares[run] = balance_->shares()[static_cast<std::size_t>(tree_->order()[run])];
   }
-  sampler_.emplace(trainer::make_sampler(config_, length_, position, group_.size(), std::move(shares)));
+  sampler_.emplace(trainer::make_sampler(config_, dataset_->size(), position, group_.size(), std::move(shares)));
 }
 
 std::size_t StepShares::places() const {
@@ -104,6 +118,8 @@ std::optional<BalanceReport> StepShares::follow(std::span<const StepTimes> windo
   take_shares();
   make_sampler();
   sampler_->restore(position);
+  backend_.finish_inputs();
+  start();
   return found;
 }
 

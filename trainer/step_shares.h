@@ -1,13 +1,15 @@
-// Which part of each step this rank computes.
+// Which part of each step this rank computes, and its batches.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/reduction_tree.h"
+#include "lockstep/data/loader.h"
 #include "lockstep/sampler/sampler.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/config.h"
@@ -21,11 +23,15 @@ class StepShares {
  public:
   /// Collective. Throws UsageError for shares that cannot be.
   StepShares(const TrainConfig& config, session::Session& session);
-  /// The sampler over `length` samples. Throws what sampler::check() throws.
-  void open(std::uint64_t length);
+  /// The sampler. Throws what sampler::check() throws.
+  void open(std::shared_ptr<const data::Dataset> dataset);
+  /// The batches, from the sampler's state on.
+  void start();
 
   /// Once it is open; follow() makes another one.
   sampler::DistributedSampler& sampler() { return *sampler_; }
+  /// Once it has started. The batch before gives its memory back.
+  const data::Batch& next();
   /// Along which shards are summed; nullptr: there are none.
   const comm::ReductionTree* tree() const { return tree_; }
   /// Of its shards, as many as this rank has cores for.
@@ -40,7 +46,7 @@ class StepShares {
   /// Whether follow() may find something.
   bool follows() const { return follows_; }
   /// Collective where it finds something: after `step`, from which `position` is where to go on. `window` is of all
-  /// ranks.
+  /// ranks. The last batch is gone then.
   std::optional<BalanceReport> follow(std::span<const StepTimes> window, std::int64_t step, std::int64_t steps_left,
                                       const sampler::SamplerState& position);
   /// Collective. How long it took this rank to take them.
@@ -53,13 +59,15 @@ class StepShares {
   const TrainConfig& config_;
   comm::ProcessGroup& group_;      // of the host's numbers
   comm::ProcessGroup& gradients_;  // which are summed along the tree
+  nn::Backend& backend_;
   const comm::ReductionTree* tree_ = nullptr;
   int at_once_ = 1;
   std::optional<Balance> balance_;  // nothing: shares are equal
   std::optional<BalanceReport> first_;
   bool follows_ = false;
-  std::uint64_t length_ = 0;
+  std::shared_ptr<const data::Dataset> dataset_;
   std::optional<sampler::DistributedSampler> sampler_;
+  std::optional<data::Loader> loader_;
 };
 
 /// "shards 11, 5 (were 8, 8): rank 1 takes 2.1 times as long for one".

@@ -16,12 +16,12 @@
 #include "comm/agree.h"
 #include "data/class_report.h"
 #include "lockstep/base/env.h"
-#include "lockstep/data/loader.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
+#include "trainer/bad_batches.h"
 #include "trainer/best.h"
 #include "trainer/build.h"
 #include "trainer/carried_state.h"
@@ -62,7 +62,7 @@ class Run {
         check_needs_no_evaluations(config_);
       else
         check_metric(config_, *splits_.validation);
-      shares_->open(splits_.train->size());
+      shares_->open(splits_.train);
     });
     // Where not all see it, rank 0 gathers the moments of all, which counts.
     if (in_parts(config_, group_.size())) seen_ = look_at_directory(config_.checkpoint_dir, group_);
@@ -106,7 +106,7 @@ class Run {
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
-    comm::run_collectively(group_, [&] { open_loader(); });
+    comm::run_collectively(group_, [&] { shares_->start(); });
     if (auto first = shares_->first()) {
       first->step = first_steps();
       report_shares(*first);
@@ -153,6 +153,8 @@ class Run {
     options.norm_every = reports_ ? norm_interval(backend_.device()) : 0;
     if (config_.zero > 0) options.norm_every = group_.all_gather_numbers(options.norm_every).front();
     options.trace = trace();
+    bad_.emplace(config_.on_bad_batch, group_, backend_, *model_, ddp_->reducer().comm_hook());
+    options.skips_losses = bad_->skips_losses();
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), training_format_of(*splits_.train), options);
     if (resumed_ && mirror_) write_missing_copies();
@@ -207,7 +209,10 @@ class Run {
       flight::set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
-      begin_step(step, batch);
+      if (const auto left_out = bad_->look(step, batch))
+        leave_out(*left_out);
+      else
+        begin_step(step, batch);
       const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
@@ -343,10 +348,10 @@ class Run {
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
-  void open_loader() {
-    loader_.reset();
-    loader_.emplace(splits_.train, shares_->sampler(),
-                    data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
+  // See Note [Bad batches].
+  void leave_out(const SkippedReport& report) {
+    reports_.write(report);
+    report_progress(report.step);
   }
 
   void report_shares(const BalanceReport& report) {
@@ -359,8 +364,6 @@ class Run {
     const auto since = Clock::now();
     const auto found = shares_->follow(stragglers_->window(), step, total_steps_ - step, position_);
     if (!found) return;
-    backend_.finish_inputs();
-    open_loader();
     if (shares_->tree() != nullptr) step_->set_tree(*shares_->tree());
     report_shares(*found);
     shares_->change_took(seconds_between(since, Clock::now()));
@@ -372,8 +375,7 @@ class Run {
     const TraceSpan span(trace(), Trace::kComputation, "data");
     flight::set_phase(flight::Phase::kData);
     const auto asked = Clock::now();
-    backend_.finish_inputs();  // the batch before gives its memory back
-    const data::Batch& batch = loader_->next();
+    const data::Batch& batch = shares_->next();
     stragglers_->data_took(Clock::now() - asked);
     if (trace_ && !batch.empty())
       trace_->span(Trace::kFirstLoader + batch.worker, "assemble batch", batch.assembly_begin, batch.assembly_end);
@@ -384,6 +386,8 @@ class Run {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
+    bad_->keep_statistics();
+    batch_ = &batch;
     step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr),
                rate_->momentum_at(step - 1));
   }
@@ -404,24 +408,19 @@ class Run {
 
     LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == outcome.plan.global_count, "{} of {} samples",
                     outcome.totals.count, outcome.plan.global_count);
-    const StepReport report{.step = outcome.step,
-                            .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
-                            .loss = outcome.targets > 0 ? outcome.totals.loss / outcome.targets : 0,
-                            .lr = outcome.lr,
-                            .grad_norm = outcome.grad_norm,
-                            .step_ms = 1e3 * seconds,
-                            .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-                            .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds,
-                            .samples = samples_ + static_cast<std::int64_t>(outcome.plan.global_count),
-                            .memory_bytes = reports_.memory_bytes(backend_, now),
-                            .scaling = outcome.scaling};
+    if (const auto left_out = bad_->look(outcome, *batch_, !step_->own_loss_is_finite())) {
+      step_->forget_step();
+      return leave_out(*left_out);
+    }
+    StepReport report = report_of(outcome, seconds);
+    report.samples = samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
+    report.memory_bytes = reports_.memory_bytes(backend_, now);
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
     tell_launcher(seconds, now);
     divergence_->follow(report);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
-    samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
     if (log_enabled(LogLevel::kDebug))
       for (const auto& line : split(describe(ddp_->reducer().timeline()), '\n'))
         log_debug("step {}: {}", report.step, line);
@@ -492,6 +491,7 @@ class Run {
                              .scaling = scaling_of(scaler_.get()),
                              .best = best_ ? best_->history().best : std::nullopt,
                              .gave_up = gave_up_,
+                             .skipped = bad_->count(),
                              .kept = best_ ? best_->history().kept : std::vector<BestEvaluation>()};
     reports_.write(report);
     if (group_.rank() == 0)
@@ -539,7 +539,6 @@ class Run {
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
   std::optional<StepShares> shares_;
-  std::optional<data::Loader> loader_;
   Reports reports_;  // rank 0's
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
@@ -563,7 +562,9 @@ class Run {
   std::optional<BestWatch> best_;  // nothing: evaluations decide nothing
   bool gave_up_ = false;
   std::optional<StragglerWatch> stragglers_;
-  Clock::time_point last_end_{};  // of a step
+  std::optional<BadBatches> bad_;
+  const data::Batch* batch_ = nullptr;  // of the last step that has begun, until the next one
+  Clock::time_point last_end_{};        // of a step
   Clock::time_point next_status_{};
   double train_seconds_ = 0, wait_seconds_ = 0;
   std::int64_t samples_ = 0;

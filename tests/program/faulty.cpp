@@ -2,6 +2,8 @@
 // the flags of `lockstep train`.
 //   halt       its data set sleeps for so long (a minute) at the 200th sample that it reads: a slow disk
 //   loop       it computes for so long there: an endless loop
+//   unreadable each 200th sample that it reads throws IoError
+//   nan        each 200th has a NaN
 //   slow-data  each of its samples takes so long
 //   slow       each of its forward passes computes so much longer
 //   neighbour  it and ten processes that compute share one processor
@@ -22,6 +24,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -86,7 +89,11 @@ class Points final : public data::Dataset {
     if (fault().kind == "slow-data") std::this_thread::sleep_for(fault().time);
     if (fault().kind == "halt" && is_last) std::this_thread::sleep_for(fault().time);
     if (fault().kind == "loop" && is_last) compute_for(fault().time);
+    const bool is_bad = reads_ % 200 == 0;
+    if (fault().kind == "unreadable" && is_bad)
+      throw IoError("cannot read sample " + std::to_string(index), "mend the disk");
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((index + 1) * (i + 3) % 7) / 7;
+    if (fault().kind == "nan" && is_bad) x[0] = std::numeric_limits<float>::quiet_NaN();
     label = static_cast<std::int32_t>(index % 2);
   }
 

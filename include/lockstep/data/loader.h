@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -32,7 +33,10 @@ struct Batch {
   std::span<float> targets;        // (count, target dims…); empty where they are labels
   std::span<const Array> further;  // (count, dims…) each: the data set's further inputs
   sampler::StepPlan plan;
-  sampler::SamplerState state_after;  // resuming from here continues with the following step
+  sampler::SamplerState state_after;       // resuming from here continues with the following step
+  std::span<const std::uint64_t> indices;  // (count) samples of the data set, in the batch's order
+  std::exception_ptr
+      error;  // with LoaderOptions::keeps_going: what reading has thrown; x and targets mean nothing then
 
   // For traces: the thread that assembled it (from 0; next() itself where there are none), and when.
   int worker = 0;
@@ -46,6 +50,9 @@ struct LoaderOptions {
   int depth = 0;    // batches kept ready, at most; 0: two per worker
   /// Where the buffers come from; nullptr: the heap. Backend::staging_memory() is what a GPU copies from fastest.
   std::shared_ptr<MemorySource> memory = nullptr;
+  /// A batch that cannot be read has an error (Batch::error), and the ones after it follow; else next() throws for
+  /// good.
+  bool keeps_going = false;
 };
 
 /// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
@@ -55,7 +62,8 @@ struct LoaderOptions {
 /// can be detected, for a temporary loader at compile time. It shares the data set and the memory's source, and copies
 /// the sampler: what is done to that one later changes nothing. Workers block all signals, so that handlers run on the
 /// program's own threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each
-/// later one. The destructor waits for at most one sample per worker.
+/// later one, or lies in that batch (LoaderOptions::keeps_going). The destructor waits for at most one sample per
+/// worker.
 ///
 /// Constructors throw UsageError for no data set, a sampler of another length, a range outside of the data set, a batch
 /// of 0, numbers of workers (0 to 1024) or depths that cannot be, and batches for which there is no memory; DeviceError
@@ -101,6 +109,7 @@ class Loader {
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<MemorySource> memory_;
   const bool mixes_;  // Dataset::Info::mixing
+  const bool keeps_going_;
   std::vector<Slot> slots_;
 
   std::mutex mutex_;  // guards the members below and the ownership of slots

@@ -66,6 +66,9 @@ struct TrainConfig : session::SessionOptions,
   /// (sampler: Note [Columns]), and each epoch begins with zeros.
   bool stateful = false;
   int workers = 1;  // loader threads per rank; 0: the training thread assembles batches
+  /// What happens if a rank cannot read its part of a batch, or, on CPUs, the loss is not finite: "stop"; "skip",
+  /// "skip:N": all ranks leave the batch out, at most N (10) times.
+  std::string on_bad_batch = "stop";
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;

@@ -117,6 +117,7 @@ struct FinalReport {
   std::optional<LossScaling> scaling = {};
   std::optional<checkpoint::BestEvaluation> best = {};  // of a run that looks for it
   bool gave_up = false;                                 // it ended early, for want of a better one
+  std::int64_t skipped = 0;                             // steps that were left out, since this process began
   std::vector<checkpoint::BestEvaluation> kept = {};    // whose checkpoints stay, the best first
 };
 
@@ -137,6 +138,17 @@ struct BalanceReport {
   std::vector<std::uint32_t> shares = {};  // by rank: shards, or samples of a whole global batch
   std::vector<double> own_ms = {};         // by rank: data and computation of a step before; empty: speeds were given
   double expected_ms = 0;                  // then: of the slowest rank from now on
+};
+
+/// A step that all ranks have left out (--on-bad-batch).
+struct SkippedReport {
+  std::int64_t step = 0, epoch = 0;
+  std::int64_t count = 0;  // of such steps since this process began, this one included
+  struct Cause {
+    int rank = 0;
+    std::string text;  // what could not be read, or whose loss is not finite
+  };
+  std::vector<Cause> causes = {};  // by rank; empty: the loss is not finite, and no rank's own is
 };
 
 /// A checkpoint that is on the disk.
@@ -178,6 +190,7 @@ class Metrics {
   void write(const RestartReport& report);
   void write(const CheckpointReport& report);
   void write(const BalanceReport& report);
+  void write(const SkippedReport& report);
   /// Writes the lines of steps that wait: before a checkpoint, from which a run resumes without them.
   void flush();
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where

@@ -1,0 +1,109 @@
+#include "trainer/bad_batches.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/agree.h"
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr std::int64_t kUsualMost = 10, kMost = 1'000'000;
+constexpr std::size_t kMostNamed = 8;  // samples
+
+/// "samples 17, 203 and 30 more".
+std::string samples_of(const data::Batch& batch) {
+  const auto named = batch.indices.first(std::min(kMostNamed, batch.indices.size()));
+  const std::string more =
+      named.size() < batch.indices.size() ? fmt::format(" and {} more", batch.indices.size() - named.size()) : "";
+  return fmt::format("samples {}{}", fmt::join(named, ", "), more);
+}
+
+std::string error_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    return caught.what();
+  } catch (...) {
+    return "the thrown object is no std::exception";
+  }
+}
+
+}  // namespace
+
+BadBatchSetting parse_bad_batch(const std::string& text) {
+  if (text == "stop") return {};
+  if (text == "skip") return {.most = kUsualMost};
+  constexpr std::string_view kSkip{"skip:"};
+  if (text.starts_with(kSkip))
+    if (const auto most = parse_int(text.substr(kSkip.size())); most && *most >= 1 && *most <= kMost)
+      return {.most = *most};
+  throw UsageError(fmt::format("'{}' for bad batches", text),
+                   fmt::format("give stop, skip, or skip:N of at most N batches, 1 to {}", kMost));
+}
+
+BadBatches::BadBatches(const std::string& setting, comm::ProcessGroup& group, nn::Backend& backend, nn::Module& model,
+                       ddp::CommHook* hook)
+    : group_(group),
+      backend_(backend),
+      most_(parse_bad_batch(setting).most),
+      looks_at_losses_(most_ > 0 && backend.device().kind == DeviceKind::kCpu) {
+  if (!looks_at_losses_) return;
+  comm::run_collectively(group_, [&] {
+    if (hook != nullptr && !hook->state().empty())
+      throw UsageError(
+          fmt::format("--on-bad-batch skip with --comm-hook {}, which would keep of a batch what it has not sent",
+                      hook->name()),
+          "use another hook, or leave one of the two out");
+  });
+  buffers_ = model.named_buffers();
+  for (const auto& buffer : buffers_) before_.push_back(backend_.empty(buffer.tensor->shape(), buffer.tensor->dtype()));
+}
+
+std::optional<SkippedReport> BadBatches::look(std::int64_t step, const data::Batch& batch) {
+  if (!skips()) return std::nullopt;
+  const auto all = group_.all_gather_numbers(batch.error != nullptr ? 1 : 0);
+  if (std::ranges::max(all) == 0) return std::nullopt;
+  if (count_ == most_)
+    comm::run_collectively(group_, [&] {
+      if (batch.error == nullptr) return;
+      if (group_.rank() == std::ranges::find(all, 1) - all.begin())
+        log_warn("--on-bad-batch has left out {} batches already, as many as it may", count_);
+      std::rethrow_exception(batch.error);
+    });
+  return report(step, batch, batch.error != nullptr ? error_of(batch.error) : std::string());
+}
+
+void BadBatches::keep_statistics() {
+  for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(*buffers_[i].tensor, before_[i]);
+}
+
+std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outcome, const data::Batch& batch,
+                                              bool own) {
+  if (!looks_at_losses_ || outcome.scaling || std::isfinite(outcome.totals.loss) || count_ == most_)
+    return std::nullopt;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
+  return report(outcome.step, batch,
+                own ? fmt::format("the loss of {} is not finite", samples_of(batch)) : std::string());
+}
+
+SkippedReport BadBatches::report(std::int64_t step, const data::Batch& batch, const std::string& own) {
+  ++count_;
+  SkippedReport made{.step = step, .epoch = static_cast<std::int64_t>(batch.plan.epoch) + 1, .count = count_};
+  const auto texts = group_.all_gather_text(own);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank)
+    if (!texts[rank].empty()) made.causes.push_back({static_cast<int>(rank), texts[rank]});
+  if (group_.rank() == 0)
+    for (const auto& [rank, text] : made.causes)
+      log_warn("step {} is left out, {} of at most {}: rank {}: {}", step, count_, most_, rank, text);
+  return made;
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,71 @@
+// Batches that cannot be trained on: all ranks leave them out, or the run ends.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/ddp/comm_hook.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/ops/backend.h"
+#include "lockstep/trainer/metrics.h"
+#include "trainer/step.h"
+
+namespace lockstep::trainer {
+
+/// Note [Bad batches]
+/// With --on-bad-batch skip all ranks leave a batch out if one of them cannot read its part, or if the loss is not
+/// finite. The first is agreed on before the step, in one small exchange between the hosts' processes: nothing is
+/// computed then. The second shows in the step's sums, which all ranks have: parameters and moments have stayed as they
+/// were (Optimizer::compute_update_scale()), so has the moving average, the optimizer does not count the step, and
+/// running statistics are taken back from a copy of before. So a run has the bits of one whose data never had the
+/// batch at that step; steps and learning rates count on. What would keep a trace is refused: carried states, and hooks
+/// with a residual. A device's loss comes a step later, so there only what cannot be read is left out.
+
+struct BadBatchSetting {
+  std::int64_t most = 0;  // batches that are left out before the run ends; 0: it ends with the first
+};
+/// "stop", "skip" (10) or "skip:N". Throws UsageError for another text.
+BadBatchSetting parse_bad_batch(const std::string& text);
+
+/// The same calls on all ranks. Group and backend outlive it.
+class BadBatches {
+ public:
+  /// Collective. `hook` carries gradients; nullptr: none. Throws UsageError for one with a residual.
+  BadBatches(const std::string& setting, comm::ProcessGroup& group, nn::Backend& backend, nn::Module& model,
+             ddp::CommHook* hook);
+
+  /// Whether any is left out.
+  bool skips() const { return most_ > 0; }
+  /// Whether a loss that is not finite leaves its batch out.
+  bool skips_losses() const { return looks_at_losses_; }
+
+  /// Collective, before the step of `batch`: what all leave out; nothing: train. One batch more than may be left out
+  /// throws what reading has thrown, PeerError on the other ranks.
+  std::optional<SkippedReport> look(std::int64_t step, const data::Batch& batch);
+  /// Before a step is computed.
+  void keep_statistics();
+  /// After it: what it has come to, and whether this rank's own loss is not finite. Collective where that of all is
+  /// not.
+  std::optional<SkippedReport> look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own);
+
+  /// So far.
+  std::int64_t count() const { return count_; }
+
+ private:
+  SkippedReport report(std::int64_t step, const data::Batch& batch, const std::string& own);
+
+  comm::ProcessGroup& group_;
+  nn::Backend& backend_;
+  const std::int64_t most_;
+  const bool looks_at_losses_;
+  std::int64_t count_ = 0;
+  std::vector<nn::NamedBuffer> buffers_;
+  std::vector<nn::Tensor> before_;
+};
+
+}  // namespace lockstep::trainer
