@@ -54,8 +54,8 @@ BadBatches::BadBatches(const std::string& setting, comm::ProcessGroup& group, nn
     : group_(group),
       backend_(backend),
       most_(parse_bad_batch(setting).most),
-      looks_at_losses_(most_ > 0 && backend.device().kind == DeviceKind::kCpu) {
-  if (!looks_at_losses_) return;
+      on_cpu_(backend.device().kind == DeviceKind::kCpu) {
+  if (!skips_losses()) return;
   comm::run_collectively(group_, [&] {
     if (hook != nullptr && !hook->state().empty())
       throw UsageError(
@@ -78,7 +78,7 @@ std::optional<SkippedReport> BadBatches::look(std::int64_t step, const data::Bat
         log_warn("--on-bad-batch has left out {} batches already, as many as it may", count_);
       std::rethrow_exception(batch.error);
     });
-  return report(step, batch, batch.error != nullptr ? error_of(batch.error) : std::string());
+  return left_out(causes_of(step, batch, batch.error != nullptr ? error_of(batch.error) : std::string()));
 }
 
 void BadBatches::keep_statistics() {
@@ -87,23 +87,35 @@ void BadBatches::keep_statistics() {
 
 std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outcome, const data::Batch& batch,
                                               bool own) {
-  if (!looks_at_losses_ || outcome.scaling || std::isfinite(outcome.totals.loss) || count_ == most_)
-    return std::nullopt;
-  for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
-  return report(outcome.step, batch,
-                own ? fmt::format("the loss of {} is not finite", samples_of(batch)) : std::string());
+  if (!on_cpu_ || outcome.scaling || std::isfinite(outcome.totals.loss)) return std::nullopt;
+  SkippedReport report = causes_of(outcome.step, batch, own ? samples_of(batch) : std::string());
+  if (count_ < most_) {
+    for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
+    for (auto& cause : report.causes) cause.text = fmt::format("the loss of {} is not finite", cause.text);
+    return left_out(std::move(report));
+  }
+  whose_.clear();
+  if (std::ssize(report.causes) < group_.size())
+    for (const auto& [rank, text] : report.causes)
+      whose_ += fmt::format("{}rank {}, {}", whose_.empty() ? "" : "; ", rank, text);
+  return std::nullopt;
 }
 
-SkippedReport BadBatches::report(std::int64_t step, const data::Batch& batch, const std::string& own) {
-  ++count_;
-  SkippedReport made{.step = step, .epoch = static_cast<std::int64_t>(batch.plan.epoch) + 1, .count = count_};
+SkippedReport BadBatches::causes_of(std::int64_t step, const data::Batch& batch, const std::string& own) {
+  SkippedReport report{.step = step, .epoch = static_cast<std::int64_t>(batch.plan.epoch) + 1};
   const auto texts = group_.all_gather_text(own);
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
-    if (!texts[rank].empty()) made.causes.push_back({static_cast<int>(rank), texts[rank]});
-  if (group_.rank() == 0)
-    for (const auto& [rank, text] : made.causes)
-      log_warn("step {} is left out, {} of at most {}: rank {}: {}", step, count_, most_, rank, text);
-  return made;
+    if (!texts[rank].empty()) report.causes.push_back({static_cast<int>(rank), texts[rank]});
+  return report;
+}
+
+SkippedReport BadBatches::left_out(SkippedReport report) {
+  report.count = ++count_;
+  if (group_.rank() != 0) return report;
+  const std::string which = fmt::format("step {} is left out, {} of at most {}", report.step, count_, most_);
+  for (const auto& [rank, text] : report.causes) log_warn("{}: rank {}: {}", which, rank, text);
+  if (report.causes.empty()) log_warn("{}: the sum of losses is not finite", which);
+  return report;
 }
 
 }  // namespace lockstep::trainer

@@ -42,28 +42,32 @@ class BadBatches {
   /// Whether any is left out.
   bool skips() const { return most_ > 0; }
   /// Whether a loss that is not finite leaves its batch out.
-  bool skips_losses() const { return looks_at_losses_; }
+  bool skips_losses() const { return skips() && on_cpu_; }
 
   /// Collective, before the step of `batch`: what all leave out; nothing: train. One batch more than may be left out
   /// throws what reading has thrown, PeerError on the other ranks.
   std::optional<SkippedReport> look(std::int64_t step, const data::Batch& batch);
   /// Before a step is computed.
   void keep_statistics();
-  /// After it: what it has come to, and whether this rank's own loss is not finite. Collective where that of all is
-  /// not.
+  /// After it: what it has come to, and whether this rank's own loss is not finite. On CPUs collective where that of
+  /// all is not; whose() then says which rank's it is.
   std::optional<SkippedReport> look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own);
+  /// "rank 1, samples 17, 203 and 30 more"; empty: of all ranks, or it is not known.
+  const std::string& whose() const { return whose_; }
 
   /// So far.
   std::int64_t count() const { return count_; }
 
  private:
-  SkippedReport report(std::int64_t step, const data::Batch& batch, const std::string& own);
+  SkippedReport causes_of(std::int64_t step, const data::Batch& batch, const std::string& own);
+  SkippedReport left_out(SkippedReport report);
 
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   const std::int64_t most_;
-  const bool looks_at_losses_;
+  const bool on_cpu_;
   std::int64_t count_ = 0;
+  std::string whose_;
   std::vector<nn::NamedBuffer> buffers_;
   std::vector<nn::Tensor> before_;
 };

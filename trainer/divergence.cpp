@@ -7,10 +7,10 @@
 
 namespace lockstep::trainer {
 
-void DivergenceWatch::follow(const StepReport& report) {
+void DivergenceWatch::follow(const StepReport& report, const std::string& whose) {
   if (report.scaling) follow(report.step, report.epoch, *report.scaling);
   if (report.scaling && report.scaling->skipped) return;
-  check("loss", report.loss, report.step, report.epoch);
+  check("loss", report.loss, report.step, report.epoch, whose);
   // Clipped by such a norm, no gradient means anything: the parameters are those of before (compute_update_scale()).
   if (clips_) check("gradients' norm", report.grad_norm, report.step, report.epoch);
 }
@@ -40,11 +40,13 @@ void DivergenceWatch::follow(std::int64_t step, std::int64_t epoch, const LossSc
              "lower --loss-scale, or leave it out: it is dynamic then");
 }
 
-void DivergenceWatch::check(const char* which, double value, std::int64_t step, std::int64_t epoch) const {
+void DivergenceWatch::check(const char* which, double value, std::int64_t step, std::int64_t epoch,
+                            const std::string& whose) const {
   if (std::isfinite(value)) return;
-  diverged(
-      fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(value) ? "NaN" : "infinite", step, epoch),
-      "lower --lr, add --warmup or --clip-norm, or look at the data");
+  diverged(fmt::format("the {} is {} at step {} (epoch {}){}", which, std::isnan(value) ? "NaN" : "infinite", step,
+                       epoch, whose.empty() ? "" : ": that of " + whose),
+           whose.empty() ? "lower --lr, add --warmup or --clip-norm, or look at the data"
+                         : "look at these samples, or leave such batches out: --on-bad-batch skip");
 }
 
 // All ranks see the same sum: one of them says so.

@@ -24,13 +24,15 @@ class DivergenceWatch {
   DivergenceWatch(const comm::ProcessGroup& group, bool clips, bool dynamic)
       : rank_(group.rank()), clips_(clips), dynamic_(dynamic) {}
 
-  /// Steps in their order. Rank 0 logs those that are skipped.
-  void follow(const StepReport& report);
+  /// Steps in their order. Rank 0 logs those that are skipped. `whose`: of a loss that is not finite, where not of all
+  /// ranks; empty: it is not known.
+  void follow(const StepReport& report, const std::string& whose = {});
   void follow(const EvalReport& report, std::int64_t epoch) const;
 
  private:
   void follow(std::int64_t step, std::int64_t epoch, const LossScaling& scaling);
-  void check(const char* which, double value, std::int64_t step, std::int64_t epoch) const;
+  void check(const char* which, double value, std::int64_t step, std::int64_t epoch,
+             const std::string& whose = {}) const;
   [[noreturn]] void diverged(const std::string& what, const std::string& remedy) const;
 
   int rank_;

@@ -197,7 +197,7 @@ void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& t
 
 // Of several shards at a time, on the thread of each.
 void TrainingStep::look_at(const nn::Loss& loss) {
-  if (options_.skips_losses && !std::isfinite(loss.totals().f32()[0])) own_finite_ = false;
+  if (backend_.device().kind == DeviceKind::kCpu && !std::isfinite(loss.totals().f32()[0])) own_finite_ = false;
 }
 
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping or a scaler, all at the end.

@@ -102,7 +102,7 @@ class TrainingStep {
   /// Collective, between steps: DistributedDataParallel::set_tree(). Gradients of the last step are gone.
   void set_tree(const comm::ReductionTree& tree);
 
-  /// With Options::skips_losses, after a step: whether the losses of this rank's own samples were finite.
+  /// On the CPU, after a step: whether the losses of this rank's own samples were finite.
   bool own_loss_is_finite() const { return own_finite_; }
   /// The optimizer does not count the last step, which has changed nothing.
   void forget_step() { optimizer_->set_steps(optimizer_->steps() - 1); }

@@ -418,7 +418,7 @@ class Run {
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
     tell_launcher(seconds, now);
-    divergence_->follow(report);
+    divergence_->follow(report, bad_->whose());
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
     if (log_enabled(LogLevel::kDebug))

@@ -54,7 +54,8 @@ TEST_F(BadBatches, CostABatchAndLeaveNoTrace) {
 
 TEST_F(BadBatches, EndTheRunUnlessTheyMayBeLeftOut) {
   EXPECT_THAT(start("unreadable", 2, ""), fails_with(3, "cannot read sample ", "mend the disk"));
-  EXPECT_THAT(start("nan", 2, ""), fails_with(7, "the loss is NaN at step "));
+  EXPECT_THAT(start("nan", 2, ""), fails_with(7, "the loss is NaN at step ", ": that of rank 1, samples ",
+                                              " and 8 more", "look at these samples"));
   EXPECT_THAT(start("unreadable", 2, "--on-bad-batch skip:2", 60),
               fails_with(3, "has left out 2 batches already", "cannot read sample "));
   EXPECT_EQ(events("skipped").size(), 2u);
