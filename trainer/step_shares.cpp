@@ -16,6 +16,8 @@
 namespace lockstep::trainer {
 namespace {
 
+constexpr std::size_t kMostShares = 250;  // each is a tree of the group's, of which it has few more
+
 /// Of any run of a tree that begins and ends anywhere, at least as many as its sums take.
 std::size_t most_places(const comm::ReductionTree& tree) {
   // Two for each level of nodes, and the leaf that is being computed.
@@ -113,8 +115,14 @@ std::int64_t StepShares::samples_at_once() const {
 
 std::optional<BalanceReport> StepShares::follow(std::span<const StepTimes> window, std::int64_t step,
                                                 std::int64_t steps_left, const sampler::SamplerState& position) {
+  if (!follows_ || window.empty()) return std::nullopt;
   auto found = balance_->follow(window, step, steps_left);
   if (!found) return found;
+  taken_.insert(found->shares);
+  if (taken_.size() == kMostShares) {
+    follows_ = false;
+    if (group_.rank() == 0) log_info("--balance auto has taken {} different shares, and keeps these", kMostShares);
+  }
   take_shares();
   make_sampler();
   sampler_->restore(position);

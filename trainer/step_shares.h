@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/reduction_tree.h"
@@ -43,10 +45,8 @@ class StepShares {
 
   /// With which shares a run begins, where they are not equal.
   const std::optional<BalanceReport>& first() const { return first_; }
-  /// Whether follow() may find something.
-  bool follows() const { return follows_; }
   /// Collective where it finds something: after `step`, from which `position` is where to go on. `window` is of all
-  /// ranks. The last batch is gone then.
+  /// ranks, or empty. The last batch is gone then.
   std::optional<BalanceReport> follow(std::span<const StepTimes> window, std::int64_t step, std::int64_t steps_left,
                                       const sampler::SamplerState& position);
   /// Collective. How long it took this rank to take them.
@@ -65,6 +65,7 @@ class StepShares {
   std::optional<Balance> balance_;  // nothing: shares are equal
   std::optional<BalanceReport> first_;
   bool follows_ = false;
+  std::set<std::vector<std::uint32_t>> taken_;  // shares that there were
   std::shared_ptr<const data::Dataset> dataset_;
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -77,9 +78,9 @@ class StragglerWatch {
   /// 0.
   std::optional<Straggler> end_step(Clock::duration step_time, std::uint64_t samples);
 
-  /// Of all ranks, if a window has ended with the last end_step(); else empty.
-  std::span<const StepTimes> window() const {
-    return ended_ ? std::span<const StepTimes>(all_) : std::span<const StepTimes>();
+  /// Of all ranks, once after a window has ended; else empty. Until the next end_step().
+  std::span<const StepTimes> take_window() {
+    return std::exchange(ended_, false) ? std::span<const StepTimes>(all_) : std::span<const StepTimes>();
   }
 
   /// Of all whole windows, by rank, on rank 0; empty where there was none.
@@ -98,7 +99,7 @@ class StragglerWatch {
   StepTimes times_;
   std::vector<StepTimes> all_, totals_;
   std::int64_t steps_ = 0;  // of this process
-  bool ended_ = false;      // a window, with the last of them
+  bool ended_ = false;      // a window, with the last of them, and nobody has taken it
   std::int64_t waited_before_ = 0;
   double delayed_before_ = 0;
   std::vector<double> peers_before_;  // by rank

@@ -232,7 +232,7 @@ class Run {
         return leave(step, progress);
       if (plan.last_of_epoch && hooks_.on_epoch) hooks_.on_epoch(epoch);
       if (!last && best_ && best_->gives_up()) return give_up(step, progress, evaluation);
-      if (!last && shares_->follows() && !stragglers_->window().empty()) follow_shares(step);
+      if (!last) follow_shares(step);
     }
     finish(progress, evaluation, total_steps_);
     return 0;
@@ -362,7 +362,7 @@ class Run {
   // See Note [Balance].
   void follow_shares(std::int64_t step) {
     const auto since = Clock::now();
-    const auto found = shares_->follow(stragglers_->window(), step, total_steps_ - step, position_);
+    const auto found = shares_->follow(stragglers_->take_window(), step, total_steps_ - step, position_);
     if (!found) return;
     if (shares_->tree() != nullptr) step_->set_tree(*shares_->tree());
     report_shares(*found);
