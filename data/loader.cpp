@@ -148,7 +148,7 @@ struct Loader::Slot {
   std::vector<Buffer> further;
   std::vector<Array> arrays, sample;  // in `further`: of the batch, and of the sample that is read
   Batch batch;
-  std::exception_ptr error;  // once set, the caller never gets past this step
+  std::exception_ptr error;  // once set, the caller never gets past this step, unless keeps_going_
   bool ready = false;
 };
 

@@ -59,18 +59,20 @@ BadBatches::BadBatches(const std::string& setting, comm::ProcessGroup& group, nn
   comm::run_collectively(group_, [&] {
     if (hook != nullptr && !hook->state().empty())
       throw UsageError(
-          fmt::format("--on-bad-batch skip with --comm-hook {}, which would keep of a batch what it has not sent",
-                      hook->name()),
+          fmt::format("--on-bad-batch skip with --comm-hook {}, which keeps something from step to step", hook->name()),
           "use another hook, or leave one of the two out");
   });
   buffers_ = model.named_buffers();
   for (const auto& buffer : buffers_) before_.push_back(backend_.empty(buffer.tensor->shape(), buffer.tensor->dtype()));
 }
 
-std::optional<SkippedReport> BadBatches::look(std::int64_t step, const data::Batch& batch) {
+std::optional<SkippedReport> BadBatches::look(std::int64_t step, const data::Batch& batch, bool stop) {
   if (!skips()) return std::nullopt;
-  const auto all = group_.all_gather_numbers(batch.error != nullptr ? 1 : 0);
+  auto all = group_.all_gather_numbers((batch.error != nullptr ? 1 : 0) + (stop ? 2 : 0));
+  const bool wanted = std::ranges::max(all) >= 2;
+  for (auto& each : all) each &= 1;
   if (std::ranges::max(all) == 0) return std::nullopt;
+  stop_wanted_ = wanted;
   if (count_ == most_)
     comm::run_collectively(group_, [&] {
       if (batch.error == nullptr) return;
@@ -95,7 +97,7 @@ std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outco
     return left_out(std::move(report));
   }
   whose_.clear();
-  if (std::ssize(report.causes) < group_.size())
+  if (std::ssize(report.causes) < group_.size() || group_.size() == 1)
     for (const auto& [rank, text] : report.causes)
       whose_ += fmt::format("{}rank {}, {}", whose_.empty() ? "" : "; ", rank, text);
   return std::nullopt;

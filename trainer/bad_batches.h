@@ -24,7 +24,7 @@ namespace lockstep::trainer {
 /// were (Optimizer::compute_update_scale()), so has the moving average, the optimizer does not count the step, and
 /// running statistics are taken back from a copy of before. So a run has the bits of one whose data never had the
 /// batch at that step; steps and learning rates count on. What would keep a trace is refused: carried states, and hooks
-/// with a residual. A device's loss comes a step later, so there only what cannot be read is left out.
+/// with a state (residuals, scales). A device's loss comes a step later, so there only what cannot be read is left out.
 
 struct BadBatchSetting {
   std::int64_t most = 0;  // batches that are left out before the run ends; 0: it ends with the first
@@ -35,7 +35,7 @@ BadBatchSetting parse_bad_batch(const std::string& text);
 /// The same calls on all ranks. Group and backend outlive it.
 class BadBatches {
  public:
-  /// Collective. `hook` carries gradients; nullptr: none. Throws UsageError for one with a residual.
+  /// Collective. `hook` carries gradients; nullptr: none. Throws UsageError for one with a state.
   BadBatches(const std::string& setting, comm::ProcessGroup& group, nn::Backend& backend, nn::Module& model,
              ddp::CommHook* hook);
 
@@ -45,8 +45,10 @@ class BadBatches {
   bool skips_losses() const { return skips() && on_cpu_; }
 
   /// Collective, before the step of `batch`: what all leave out; nothing: train. One batch more than may be left out
-  /// throws what reading has thrown, PeerError on the other ranks.
-  std::optional<SkippedReport> look(std::int64_t step, const data::Batch& batch);
+  /// throws what reading has thrown, PeerError on the other ranks. `stop`: this rank wants all to stop.
+  std::optional<SkippedReport> look(std::int64_t step, const data::Batch& batch, bool stop);
+  /// Whether a rank wanted that when the last batch was left out: no step has sent it.
+  bool stop_wanted() const { return stop_wanted_; }
   /// Before a step is computed.
   void keep_statistics();
   /// After it: what it has come to, and whether this rank's own loss is not finite. On CPUs collective where that of
@@ -67,6 +69,7 @@ class BadBatches {
   const std::int64_t most_;
   const bool on_cpu_;
   std::int64_t count_ = 0;
+  bool stop_wanted_ = false;
   std::string whose_;
   std::vector<nn::NamedBuffer> buffers_;
   std::vector<nn::Tensor> before_;

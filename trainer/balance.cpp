@@ -23,7 +23,7 @@ constexpr std::size_t kMostLeavesToChoose = 1024;
 /// The most parts with which a rank is done by `time`.
 std::uint32_t parts_within(double time, const RankSpeed& rank, std::uint32_t most) {
   const double turns = std::floor(time / rank.turn * (1 + 1e-12));
-  return static_cast<std::uint32_t>(std::min<double>(most, turns * rank.lanes));
+  return static_cast<std::uint32_t>(std::min<double>(most, turns * rank.at_once));
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ BalanceSetting parse_balance(const std::string& text) {
 }
 
 double RankSpeed::time_of(std::uint32_t parts) const {
-  const auto width = static_cast<std::uint32_t>(lanes);
+  const auto width = static_cast<std::uint32_t>(at_once);
   return turn * static_cast<double>((parts + width - 1) / width);
 }
 
@@ -59,11 +59,21 @@ double time_of(std::span<const std::uint32_t> shares, std::span<const RankSpeed>
   return longest;
 }
 
+double time_in_turns(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks) {
+  double longest = 0;
+  std::uint32_t begin = 0;
+  for (std::size_t run = 0; run < ranks.size(); begin += shares[run++]) {
+    const auto width = static_cast<std::uint32_t>(ranks[run].at_once), end = begin + shares[run];
+    longest = std::max(longest, ranks[run].turn * static_cast<double>((end - 1) / width - begin / width + 1));
+  }
+  return longest;
+}
+
 // One part after the other to the rank that is done with it first. It begins with what a rank does in the time that all
 // parts but one for each rank would take together if they could be cut: less than it has in the best shares.
 std::vector<std::uint32_t> share_out(std::uint32_t parts, std::span<const RankSpeed> ranks) {
   double rate = 0;
-  for (const auto& rank : ranks) rate += rank.lanes / rank.turn;
+  for (const auto& rank : ranks) rate += rank.at_once / rank.turn;
   const auto spare = parts - static_cast<std::uint32_t>(ranks.size());
   std::vector<std::uint32_t> shares;
   for (const auto& rank : ranks)
@@ -105,17 +115,18 @@ std::vector<std::uint32_t> share_out(const comm::ReductionTree& tree, std::span<
     least = std::move(next);
   }
   LOCKSTEP_ASSERT(least[leaves] != kNone, "no shares of {} shards are as good as the best", leaves);
+  std::vector<std::uint32_t> fewest(ranks.size());
   std::uint32_t end = leaves;
   for (std::size_t run = ranks.size(); run > 0; --run) {
-    best[run - 1] = from[run - 1][end];
-    end -= best[run - 1];
+    fewest[run - 1] = from[run - 1][end];
+    end -= fewest[run - 1];
   }
-  return best;
+  return time_in_turns(fewest, ranks) <= kSlack * time_in_turns(best, ranks) ? fewest : best;
 }
 
-Balance::Balance(std::uint32_t parts, std::vector<int> lanes, const comm::ReductionTree* tree)
-    : parts_(parts), lanes_(std::move(lanes)), tree_(tree), look_ns_(kLeastNs) {
-  const std::size_t ranks = lanes_.size();
+Balance::Balance(std::uint32_t parts, std::vector<int> at_once, const comm::ReductionTree* tree)
+    : parts_(parts), at_once_(std::move(at_once)), tree_(tree), look_ns_(kLeastNs) {
+  const std::size_t ranks = at_once_.size();
   for (std::size_t rank = 0; rank < ranks; ++rank)
     shares_.push_back(tree_ != nullptr ? tree_->run_of(static_cast<int>(rank)).count
                                        : static_cast<std::uint32_t>(parts * std::uint64_t{rank + 1} / ranks -
@@ -131,6 +142,25 @@ std::vector<std::uint32_t> Balance::share_out_by_rank(std::span<const RankSpeed>
   for (std::size_t run = 0; run < shares.size(); ++run)
     made[static_cast<std::size_t>(tree_->order()[run])] = shares[run];
   return made;
+}
+
+// That a rank needs now.
+double Balance::turns_of(int rank) const {
+  std::vector<RankSpeed> ranks(shares_.size(), {.turn = 0});
+  const auto own = static_cast<std::size_t>(rank);
+  ranks[own] = {.turn = 1, .at_once = at_once_[own]};
+  return time_by_rank(shares_, ranks);
+}
+
+double Balance::time_by_rank(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks) const {
+  if (tree_ == nullptr) return time_of(shares, ranks);
+  std::vector<RankSpeed> by_run;
+  std::vector<std::uint32_t> in_order;
+  for (const int rank : tree_->order()) {
+    by_run.push_back(ranks[static_cast<std::size_t>(rank)]);
+    in_order.push_back(shares[static_cast<std::size_t>(rank)]);
+  }
+  return time_in_turns(in_order, by_run);
 }
 
 BalanceReport Balance::take_speeds(std::span<const double> speeds) {
@@ -160,15 +190,17 @@ std::optional<BalanceReport> Balance::follow(std::span<const StepTimes> window, 
     if (!(own > 0)) return std::nullopt;
     now = std::max(now, own);
     report.own_ms.push_back(1e-6 * own);
-    const RankSpeed one{.turn = 1, .lanes = lanes_[r]};
-    const double turn = own / one.time_of(shares_[r]);
+    const double turn = own / turns_of(static_cast<int>(r));
     if (turns_.size() <= r) turns_.push_back(turn);
     turns_[r] = (turns_[r] + turn) / 2;
-    ranks.push_back({.turn = turns_[r], .lanes = lanes_[r]});
+    ranks.push_back({.turn = turns_[r], .at_once = at_once_[r]});
   }
-  report.shares = share_out_by_rank(ranks);
-  const double then = time_of(report.shares, ranks), gain = time_of(shares_, ranks) - then;
-  const bool asks = report.shares != shares_ && gain >= kLeastGain * (gain + then);
+  const double known = time_by_rank(shares_, ranks);
+  // Looking for few partial sums takes longer than looking whether there is anything to gain.
+  report.shares =
+      time_of(share_out(parts_, ranks), ranks) > (1 - kLeastGain) * known ? shares_ : share_out_by_rank(ranks);
+  const double then = time_by_rank(report.shares, ranks), gain = known - then;
+  const bool asks = report.shares != shares_ && gain >= kLeastGain * known;
   if (const auto change = std::exchange(judged_, std::nullopt);
       change && now > 0.5 * (change->before_ns + change->expected_ns))
     look_ns_ = std::min(2 * look_ns_, kMostNs);

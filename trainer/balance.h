@@ -18,14 +18,14 @@ namespace lockstep::trainer {
 /// different numbers of its parts: of its shards, or, without shards, of its samples. The sum over shards is one tree
 /// whoever computes which of them, so the bits stay those of any other split; samples round otherwise.
 ///
-/// At the end of each window of StragglerWatch every rank knows how long each of them has read and computed in a step;
-/// when windows are kLeastNs long together, it finds the same shares from that. A rank that computes `lanes` parts at a
-/// time needs ⌈parts / lanes⌉ turns; what it takes for one is the mean of what this look shows and what was known. The
-/// shares whose slowest rank is done first (share_out()) are taken if they shorten the step by kLeastGain, and in the
-/// steps that are left by more than a change costs. Where ranks share processors, one that gets less to do leaves the
-/// others more of them, and times follow the shares: a change that has not brought half of what it should doubles the
-/// time of a look; a look that asks for none halves it. What does not depend on parts (updates, sums) counts as if it
-/// did: so a change falls short, and the next window makes up for it.
+/// At the end of each window of StragglerWatch every rank knows how long each of them has read and computed in a step.
+/// Once windows are kLeastNs long together, all find the same shares from that. A rank that computes `at_once` parts at
+/// a time needs ⌈parts / at_once⌉ turns; the time of one is the mean of this look's and of the one known before.
+/// share_out() finds the shares whose slowest rank is done first. They are taken if the step gets shorter by
+/// kLeastGain, and the steps that are left gain more than the change costs.
+///
+/// Where ranks share processors, one with less to do leaves the others more of them, and times follow the shares. So a
+/// change with less than half of the expected gain doubles the time of a look; a look without a change halves it.
 
 /// What --balance says.
 struct BalanceSetting {
@@ -38,7 +38,7 @@ BalanceSetting parse_balance(const std::string& text);
 
 struct RankSpeed {
   double turn = 1;  // time for a turn; any unit
-  int lanes = 1;    // parts of a turn, at most
+  int at_once = 1;  // parts of a turn, at most
   double time_of(std::uint32_t parts) const;
 };
 
@@ -50,13 +50,16 @@ std::vector<std::uint32_t> share_out(std::uint32_t parts, std::span<const RankSp
 std::vector<std::uint32_t> share_out(const comm::ReductionTree& tree, std::span<const RankSpeed> ranks);
 /// When the slowest rank is done.
 double time_of(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks);
+/// The same of shards, whose turns end at multiples of `at_once` (ddp: ShardSums), for ranks in the order of their
+/// runs.
+double time_in_turns(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks);
 
 /// Decides. The same calls with the same arguments on all ranks; a tree outlives it.
 class Balance {
  public:
-  /// `lanes`, by rank: parts that it computes at a time. `tree`: equal runs of the `parts`, if they are shards; else
+  /// `at_once`, by rank: parts that it computes at a time. `tree`: equal runs of the `parts`, if they are shards; else
   /// nullptr.
-  Balance(std::uint32_t parts, std::vector<int> lanes, const comm::ReductionTree* tree);
+  Balance(std::uint32_t parts, std::vector<int> at_once, const comm::ReductionTree* tree);
 
   /// Of now, by rank.
   const std::vector<std::uint32_t>& shares() const { return shares_; }
@@ -69,9 +72,11 @@ class Balance {
 
  private:
   std::vector<std::uint32_t> share_out_by_rank(std::span<const RankSpeed> ranks) const;
+  double turns_of(int rank) const;
+  double time_by_rank(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks) const;
 
   const std::uint32_t parts_;
-  const std::vector<int> lanes_;
+  const std::vector<int> at_once_;
   const comm::ReductionTree* const tree_;
   std::vector<std::uint32_t> shares_;
   std::vector<StepTimes> seen_;  // since the last decision

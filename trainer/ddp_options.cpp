@@ -94,13 +94,15 @@ void add_balance_option(OptionTable& table, TrainConfig& config) {
              .default_text = config.balance,
              .value = options::parsed_text(config.balance, parse_balance, "none"),
              .applies = {.to = "training without --stateful, --local-sgd and --parallel dp, and without --shards not "
-                               "with --tail pad",
+                               "with --tail pad or of models with batch normalisation",
                          .unless = [&config]() -> std::optional<std::string> {
                            if (config.stateful) return "--stateful carries the state of each rank's rows";
                            if (config.local_sgd > 0) return "--local-sgd lets ranks take steps alone";
                            if (config.parallel == Parallel::kDp) return "--parallel dp has one rank";
-                           return when(config.shards == 0 && config.tail == sampler::Tail::kPad,
-                                       "--tail pad makes ranks' parts equal");
+                           if (config.shards == 0 && config.tail == sampler::Tail::kPad)
+                             return "--tail pad makes ranks' parts equal";
+                           return when(config.shards == 0 && nn::model_family(config.model.name).batch_norm,
+                                       "batch normalisation has the statistics of a rank's samples: give --shards");
                          }},
              .agree = Agree::kValue,
              .may_change = true});

@@ -45,8 +45,7 @@ void DivergenceWatch::check(const char* which, double value, std::int64_t step, 
   if (std::isfinite(value)) return;
   diverged(fmt::format("the {} is {} at step {} (epoch {}){}", which, std::isnan(value) ? "NaN" : "infinite", step,
                        epoch, whose.empty() ? "" : ": that of " + whose),
-           whose.empty() ? "lower --lr, add --warmup or --clip-norm, or look at the data"
-                         : "look at these samples, or leave such batches out: --on-bad-batch skip");
+           "lower --lr, add --warmup or --clip-norm, or look at the data");
 }
 
 // All ranks see the same sum: one of them says so.

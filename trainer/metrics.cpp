@@ -99,8 +99,7 @@ Kept kept_of(const std::string& path, std::int64_t step) {
   bool later = false;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     const LineOf of = line_of(line, is_table(path));
-    const bool of_step =
-        of.event == kStepEvent || of.event == "checkpoint" || of.event == "balance" || of.event == "skipped";
+    const bool of_step = of.event == kStepEvent || of.event == "checkpoint" || of.event == "skipped";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
     if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';

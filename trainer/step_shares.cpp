@@ -32,9 +32,11 @@ StepShares::StepShares(const TrainConfig& config, session::Session& session)
     : config_(config), group_(*session.group), gradients_(session.gradients()), backend_(*session.backend) {
   if (config_.shards > 0) tree_ = &gradients_.define_tree(static_cast<std::size_t>(config_.shards));
   const BalanceSetting setting = parse_balance(config_.balance);
-  const auto most = [&] { return setting.on() ? config_.shards : tree_->run_of(gradients_.rank()).count; };
-  if (tree_ != nullptr && session.device.kind == DeviceKind::kCpu)
-    at_once_ = static_cast<int>(std::clamp<std::int64_t>(session.cores / session.threads, 1, most()));
+  const auto take_cores = [&](std::int64_t most) {
+    if (tree_ != nullptr && session.device.kind == DeviceKind::kCpu)
+      at_once_ = static_cast<int>(std::clamp<std::int64_t>(session.cores / session.threads, 1, most));
+  };
+  if (tree_ != nullptr) take_cores(tree_->run_of(gradients_.rank()).count);
   if (!setting.on()) return;
   const auto ranks = static_cast<std::size_t>(group_.size());
   comm::run_collectively(group_, [&] {
@@ -52,13 +54,15 @@ StepShares::StepShares(const TrainConfig& config, session::Session& session)
                tree_ != nullptr ? "shards" : "samples", ranks);
     return;
   }
-  std::vector<int> lanes;
-  for (const auto each : group_.all_gather_numbers(at_once_)) lanes.push_back(static_cast<int>(each));
-  balance_.emplace(static_cast<std::uint32_t>(parts), std::move(lanes), tree_);
+  if (setting.automatic) take_cores(parts - group_.size() + 1);
+  std::vector<int> at_once;
+  for (const auto each : group_.all_gather_numbers(at_once_)) at_once.push_back(static_cast<int>(each));
+  balance_.emplace(static_cast<std::uint32_t>(parts), std::move(at_once), tree_);
   follows_ = setting.automatic;
   if (setting.automatic) return;
   first_ = balance_->take_speeds(setting.speeds);
   take_shares();
+  if (tree_ != nullptr) take_cores(tree_->run_of(gradients_.rank()).count);
 }
 
 void StepShares::take_shares() {
@@ -100,7 +104,7 @@ std::size_t StepShares::places() const {
   if (tree_ == nullptr) return 1;
   const auto at_once = static_cast<std::size_t>(at_once_);
   const std::size_t own = ddp::ShardSums(*tree_, gradients_.rank(), at_once).places();
-  return follows_ ? std::max(own, most_places(*tree_) + at_once - 1) : own;
+  return follows_ ? std::max(own, std::min(most_places(*tree_) + at_once - 1, tree_->leaves())) : own;
 }
 
 std::int64_t StepShares::samples_at_once() const {
@@ -113,12 +117,18 @@ std::int64_t StepShares::samples_at_once() const {
   return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (samples + parts - 1) / parts));
 }
 
+std::int64_t StepShares::most_at_once() const {
+  if (tree_ != nullptr) return samples_at_once();
+  const auto own = static_cast<std::int64_t>(sampler_->max_local_count()), parts = std::int64_t{config_.accumulate};
+  return std::max(samples_at_once(), (own + parts - 1) / parts);
+}
+
 std::optional<BalanceReport> StepShares::follow(std::span<const StepTimes> window, std::int64_t step,
                                                 std::int64_t steps_left, const sampler::SamplerState& position) {
   if (!follows_ || window.empty()) return std::nullopt;
   auto found = balance_->follow(window, step, steps_left);
   if (!found) return found;
-  taken_.insert(found->shares);
+  if (tree_ != nullptr) taken_.insert(found->shares);
   if (taken_.size() == kMostShares) {
     follows_ = false;
     if (group_.rank() == 0) log_info("--balance auto has taken {} different shares, and keeps these", kMostShares);
@@ -127,7 +137,7 @@ std::optional<BalanceReport> StepShares::follow(std::span<const StepTimes> windo
   make_sampler();
   sampler_->restore(position);
   backend_.finish_inputs();
-  start();
+  comm::run_collectively(group_, [&] { start(); });
   return found;
 }
 

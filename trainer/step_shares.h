@@ -40,12 +40,14 @@ class StepShares {
   int shards_at_once() const { return at_once_; }
   /// Places for gradients that its sums take, whatever --balance may find.
   std::size_t places() const;
-  /// The most samples that a rank computes with at a time, where no rank has more than its part.
+  /// The most samples that a rank computes with at a time, where all ranks have equal shares.
   std::int64_t samples_at_once() const;
+  /// Likewise, of this rank with the shares of now, or equal ones.
+  std::int64_t most_at_once() const;
 
   /// With which shares a run begins, where they are not equal.
   const std::optional<BalanceReport>& first() const { return first_; }
-  /// Collective where it finds something: after `step`, from which `position` is where to go on. `window` is of all
+  /// Collective where it finds something: after `step`, and `position` is where to continue. `window` is of all
   /// ranks, or empty. The last batch is gone then.
   std::optional<BalanceReport> follow(std::span<const StepTimes> window, std::int64_t step, std::int64_t steps_left,
                                       const sampler::SamplerState& position);

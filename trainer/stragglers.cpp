@@ -184,7 +184,9 @@ bool Straggler::is_same(const Straggler& other) const {
   return phase(by) == phase(other.by) && rank == other.rank;
 }
 
-void StragglerWatch::data_took(Clock::duration time) { times_.data_ns += double_of(time); }
+void StragglerWatch::data_took(Clock::duration time) { times_.data_ns += last_data_ns_ = double_of(time); }
+
+void StragglerWatch::forget_data() { times_.data_ns -= std::exchange(last_data_ns_, 0); }
 
 StragglerWatch::StragglerWatch(comm::ProcessGroup& group, bool on_device) : group_(group), on_device_(on_device) {
   hosts_ = group_.all_gather_text(host_name());
@@ -236,6 +238,7 @@ std::vector<RankTimes> StragglerWatch::means() const {
 
 void StragglerWatch::begin_window() {
   times_ = {};
+  last_data_ns_ = 0;
   delayed_before_ = delayed_ns();
   for (const auto& peer : group_.sending_times())
     peers_before_[static_cast<std::size_t>(peer.rank)] = double_of(peer.time);

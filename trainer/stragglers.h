@@ -73,6 +73,8 @@ class StragglerWatch {
 
   /// Around the wait for a batch, and around a step with its outcome.
   void data_took(Clock::duration time);
+  /// The last batch was not trained on.
+  void forget_data();
   void begin_step();
   /// Collective at the end of a window. `step_time` is the step's; `samples` this rank's. What is new to say, on rank
   /// 0.
@@ -101,6 +103,7 @@ class StragglerWatch {
   std::int64_t steps_ = 0;  // of this process
   bool ended_ = false;      // a window, with the last of them, and nobody has taken it
   std::int64_t waited_before_ = 0;
+  double last_data_ns_ = 0;
   double delayed_before_ = 0;
   std::vector<double> peers_before_;  // by rank
   std::optional<Straggler> suspect_;  // of the window before

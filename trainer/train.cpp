@@ -70,7 +70,7 @@ class Run {
       const std::size_t devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1;
       if (config_.estimate_memory)
         needs = estimate_memory(config_, backend_, *splits_.train,
-                                {.samples = shares_->samples_at_once(),
+                                {.samples = shares_->most_at_once(),
                                  .smallest = smallest_pass(config_, shares_->sampler(), devices),
                                  .devices = devices,
                                  .passes = static_cast<std::size_t>(shares_->shards_at_once()),
@@ -209,7 +209,7 @@ class Run {
       flight::set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
-      if (const auto left_out = bad_->look(step, batch))
+      if (const auto left_out = bad_->look(step, batch, checkpoints_.wanted() && stop_request() != 0))
         leave_out(*left_out);
       else
         begin_step(step, batch);
@@ -350,6 +350,9 @@ class Run {
 
   // See Note [Bad batches].
   void leave_out(const SkippedReport& report) {
+    throw_if_stopped("training");
+    if (bad_->stop_wanted()) stop_wanted_ = true;
+    stragglers_->forget_data();
     reports_.write(report);
     report_progress(report.step);
   }
@@ -377,7 +380,7 @@ class Run {
     const auto asked = Clock::now();
     const data::Batch& batch = shares_->next();
     stragglers_->data_took(Clock::now() - asked);
-    if (trace_ && !batch.empty())
+    if (trace_ && !batch.empty() && batch.error == nullptr)
       trace_->span(Trace::kFirstLoader + batch.worker, "assemble batch", batch.assembly_begin, batch.assembly_end);
     return batch;
   }
@@ -405,9 +408,9 @@ class Run {
     const auto now = Clock::now();
     const double seconds = seconds_between(std::max(outcome.begin, last_end_), now);
     last_end_ = now;
-
     LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == outcome.plan.global_count, "{} of {} samples",
                     outcome.totals.count, outcome.plan.global_count);
+    if (outcome.totals.stops > 0) stop_wanted_ = true;
     if (const auto left_out = bad_->look(outcome, *batch_, !step_->own_loss_is_finite())) {
       step_->forget_step();
       return leave_out(*left_out);
@@ -415,7 +418,6 @@ class Run {
     StepReport report = report_of(outcome, seconds);
     report.samples = samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
     report.memory_bytes = reports_.memory_bytes(backend_, now);
-    if (outcome.totals.stops > 0) stop_wanted_ = true;
     report_progress(report.step);
     tell_launcher(seconds, now);
     divergence_->follow(report, bad_->whose());

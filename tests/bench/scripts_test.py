@@ -419,6 +419,24 @@ class Inference(ScriptTest):
         self.assertIn("| lockstep, 1 stream |", out)
 
 
+class Balance(ScriptTest):
+    def test_beside_a_load(self):
+        if len(os.sched_getaffinity(0)) < 2:
+            self.skipTest("one processor")
+        code, out, err = self.run_script("balance", "--speeds", "load", "--rounds", 1, "--seconds", 1, "--global-batch", 96,
+                                         "--shards", 8, "--peers-dir", self.no_torch(), "--no-peer")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"load +equal +\d+\.\d%")
+        self.assertRegex(out, r"load +auto +\d+\.\d%")
+
+    def test_wrong_usage(self):
+        for arguments, says in ((["--speeds", "1:x", "--no-peer"], "'1:x' is no list of speeds"),
+                                (["--peers-dir", self.no_torch()], "or leave it out: --no-peer")):
+            code, _, err = self.run_script("balance", *arguments)
+            self.assertGreater(code, 0)
+            self.assert_one_line(err, says)
+
+
 class LibTorch(ScriptTest):
     def test_it_needs_pytorch(self):
         code, out, err = self.run_script("libtorch", "--peers-dir", self.no_torch())

@@ -91,7 +91,8 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   --steps 1 --balance speeds:1,2 | 2 speeds for 1 ranks
   --steps 1 --on-bad-batch ignore | 'ignore' for bad batches
   --steps 1 --on-bad-batch skip:0 | skip:N of at most N
-  --steps 1 --on-bad-batch skip --comm-hook powersgd:2 | which would keep of a batch what it has not sent
+  --steps 1 --on-bad-batch skip --comm-hook powersgd:2 | which keeps something from step to step
+  --steps 1 --on-bad-batch skip --comm-hook fp16 | which keeps something from step to step
   --steps 1 --on-bad-batch skip --local-sgd 2 | --local-sgd lets
   --steps 1 --on-bad-batch skip --parallel dp --device cpu:0,1 | --parallel dp has a copy
   --steps 1 --balance auto --tail pad | --tail pad makes

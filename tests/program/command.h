@@ -1,6 +1,8 @@
 // Runs a command and keeps what it said.
 #pragma once
 
+#include <sched.h>
+
 #include <gmock/gmock.h>
 
 #include <cstdint>
@@ -50,6 +52,25 @@ std::string big_endian(std::uint32_t value);
 
 /// The error lines among what a run wrote, without the launcher's account of the failure.
 std::vector<std::string> error_lines(const std::string& said);
+
+/// While it lives, programs that are started have two processors at most.
+class OnTwoProcessors {
+ public:
+  OnTwoProcessors() {
+    sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t two;
+    CPU_ZERO(&two);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&two) < 2; ++cpu)
+      if (CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &two);
+    sched_setaffinity(0, sizeof two, &two);
+  }
+  ~OnTwoProcessors() { sched_setaffinity(0, sizeof before_, &before_); }
+  OnTwoProcessors(const OnTwoProcessors&) = delete;
+  OnTwoProcessors& operator=(const OnTwoProcessors&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
 
 /// A command that is refused: its exit code, and what is on its one error line besides a remedy.
 struct BadInput {

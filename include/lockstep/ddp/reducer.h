@@ -157,7 +157,7 @@ class Reducer {
   bool in_shards() const { return options_.tree != nullptr; }
   /// Collective, between steps: shards are summed along `tree` from now on, of as many leaves, whose ranks have other
   /// runs: the same bits. True when storage has moved, with its content lost, and producers must ask for it again. It
-  /// may take memory.
+  /// may take memory; what it throws leaves a reducer that can only be destroyed.
   bool set_tree(const comm::ReductionTree& tree);
   /// Starts the next turn: all slots become not ready. What it says are the turn's shards.
   comm::TreeNode begin_shards();
@@ -268,7 +268,7 @@ class Reducer {
   std::vector<std::size_t> order_;
   BucketPlan plan_;
   std::size_t tail_bytes_;
-  std::size_t arena_places_ = 1;     // for which there is room
+  std::size_t arena_places_ = 1;     // that it has
   std::size_t stride_ = 0;           // between places; 0: there is one
   std::unique_ptr<ShardSums> sums_;  // nullptr: ranks are summed
   std::size_t turns_ = 0;            // of this step that have begun

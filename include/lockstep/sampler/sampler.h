@@ -78,11 +78,12 @@ constexpr Slice shard_of(const SamplerConfig& config, std::uint64_t count, std::
   return slice_of(count, shard, config.shards);
 }
 
-/// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world,
-/// more than 2^63 - 1 samples, a global batch of 0, shards fewer than ranks or more than the global batch, or with
-/// columns, Tail::kPad with a global batch that is no multiple of the world size (of the shards, if there are any), or
-/// with columns, which no sample may be added to, Tail::kDrop with a global batch above the length, and shares that are
-/// not one for each rank, are zero, are not `shards` together, or go with what they exclude.
+/// Throws unless the three can go together. IoError for an empty data set. UsageError for
+/// - a rank outside the world, more than 2^63 - 1 samples, a global batch of 0;
+/// - shards fewer than ranks or more than the global batch, or with columns;
+/// - Tail::kPad with a global batch that is no multiple of the world size (of the shards, if there are any), or with
+///   columns, which no sample may be added to; Tail::kDrop with a global batch above the length;
+/// - shares that are zero, not one for each rank, not `shards` together, or go with what they exclude.
 void check(const SamplerConfig& config, int rank, int world_size);
 
 // The pure functions below require arguments that passed check(); plan_step looks again.

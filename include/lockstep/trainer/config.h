@@ -67,7 +67,7 @@ struct TrainConfig : session::SessionOptions,
   bool stateful = false;
   int workers = 1;  // loader threads per rank; 0: the training thread assembles batches
   /// What happens if a rank cannot read its part of a batch, or, on CPUs, the loss is not finite: "stop"; "skip",
-  /// "skip:N": all ranks leave the batch out, at most N (10) times.
+  /// "skip:N": all ranks leave the batch out, at most N (10) times in this process.
   std::string on_bad_batch = "stop";
 
   // Length. steps wins over epochs when given.

@@ -30,7 +30,8 @@ namespace lockstep::trainer {
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
 /// What a run calls, on every rank, on the thread of train(): what it throws ends the run with that error. A report is
-/// the same on all ranks but for times. Between steps of a GPU reports come later than their steps.
+/// the same on all ranks but for times. Between steps of a GPU reports come later than their steps. A step that is left
+/// out (TrainConfig::on_bad_batch) has none.
 struct TrainHooks {
   std::function<void(const StepReport& report)> on_step = {};
   /// Also of the moving average (EvalReport::of_average); not of `PROGRAM eval`, which trains nothing.
