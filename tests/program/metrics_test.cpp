@@ -96,7 +96,8 @@ TEST(MetricsFile, HasTheDocumentedFields) {
            directory.path());
   add_fields(in("b.jsonl"), written);
   run_well("PATH=$(dirname " FAULTY_PROGRAM
-           "):$PATH; LOCKSTEP_TEST_FAULT=unreadable:0 faulty --steps 15 --on-bad-batch skip --quiet --metrics s.jsonl",
+           "):$PATH; LOCKSTEP_TEST_FAULT=unreadable:1 lockstep launch -n 2 -- faulty --steps 15 --on-bad-batch skip "
+           "--quiet --metrics s.jsonl",
            directory.path());
   add_fields(in("s.jsonl"), written);
 
