@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -47,10 +48,10 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
       group_lifetime_(group.lifetime()),
       slots_(std::move(slots)),
       limits_(limits),
-      options_(options),
-      tail_bytes_(comm::align_up((kTailFloats + options.more_tail_floats) * sizeof(float))),
+      options_(std::move(options)),
+      tail_bytes_(comm::align_up((kTailFloats + options_.more_tail_floats) * sizeof(float))),
       is_ready_(slots_.size(), false),
-      may_start_(!options.start_late) {
+      may_start_(!options_.start_late) {
   comm::run_collectively(group_, [&] {
     check_usage(!options_.static_graph || !options_.find_unused, "static_graph with find_unused_parameters",
                 "give one of the two: a static graph finds unused parameters in its first step");

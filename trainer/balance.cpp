@@ -50,7 +50,8 @@ BalanceSetting parse_balance(const std::string& text) {
 
 double RankSpeed::time_of(std::uint32_t parts) const {
   const auto width = static_cast<std::uint32_t>(at_once);
-  return turn * static_cast<double>((parts + width - 1) / width);
+  const std::uint32_t turns = (parts + width - 1) / width;
+  return turn * static_cast<double>(turns);
 }
 
 double time_of(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks) {
@@ -64,7 +65,8 @@ double time_in_turns(std::span<const std::uint32_t> shares, std::span<const Rank
   std::uint32_t begin = 0;
   for (std::size_t run = 0; run < ranks.size(); begin += shares[run++]) {
     const auto width = static_cast<std::uint32_t>(ranks[run].at_once), end = begin + shares[run];
-    longest = std::max(longest, ranks[run].turn * static_cast<double>((end - 1) / width - begin / width + 1));
+    const std::uint32_t turns = (end - 1) / width - begin / width + 1;
+    longest = std::max(longest, ranks[run].turn * static_cast<double>(turns));
   }
   return longest;
 }

@@ -187,8 +187,10 @@ TEST(Balance, ShardsAtOnceCount) {
   Balance balance(20, {4, 1}, &tree);
   for (int window = 0; window < 10; ++window) {
     std::vector<StepTimes> times;
-    for (const auto& [share, at_once] : {std::pair{balance.shares()[0], 4u}, {balance.shares()[1], 1u}})
-      times.push_back({.steps = 20, .compute_ns = 20e6 * 10 * static_cast<double>((share + at_once - 1) / at_once)});
+    for (const auto& [share, at_once] : {std::pair{balance.shares()[0], 4u}, {balance.shares()[1], 1u}}) {
+      const std::uint32_t turns = (share + at_once - 1) / at_once;
+      times.push_back({.steps = 20, .compute_ns = 20e6 * 10 * static_cast<double>(turns)});
+    }
     balance.follow(times, 20, 10'000);
   }
   EXPECT_THAT(balance.shares(), ElementsAre(16, 4));
