@@ -69,9 +69,8 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed), limits_);
+  if (options_.tree == nullptr) unused_by_shard_.emplace_back().reserve(slots_.size());
   allocate(options_.tree != nullptr ? take_shards() : 1);
-  if (options_.tree == nullptr) unused_by_shard_.resize(1);
-  for (auto& unused : unused_by_shard_) unused.reserve(slots_.size());
   ready_order_.reserve(slots_.size());
   unused_.reserve(slots_.size());
   present_.reserve(slots_.size());

@@ -10,7 +10,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "lockstep/base/deadline.h"
 
 namespace lockstep::trainer {
 namespace {

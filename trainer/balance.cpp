@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/sampler/slice.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -128,18 +129,15 @@ std::vector<std::uint32_t> share_out(const comm::ReductionTree& tree, std::span<
 
 Balance::Balance(std::uint32_t parts, std::vector<int> at_once, const comm::ReductionTree* tree)
     : parts_(parts), at_once_(std::move(at_once)), tree_(tree), look_ns_(kLeastNs) {
-  const std::size_t ranks = at_once_.size();
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    shares_.push_back(tree_ != nullptr ? tree_->run_of(static_cast<int>(rank)).count
-                                       : static_cast<std::uint32_t>(parts * std::uint64_t{rank + 1} / ranks -
-                                                                    parts * std::uint64_t{rank} / ranks));
+  for (std::size_t rank = 0; rank < at_once_.size(); ++rank)
+    shares_.push_back(tree_ != nullptr
+                          ? tree_->run_of(static_cast<int>(rank)).count
+                          : static_cast<std::uint32_t>(sampler::slice_of(parts, rank, at_once_.size()).count));
 }
 
 std::vector<std::uint32_t> Balance::share_out_by_rank(std::span<const RankSpeed> ranks) const {
   if (tree_ == nullptr) return share_out(parts_, ranks);
-  std::vector<RankSpeed> by_run;
-  for (const int rank : tree_->order()) by_run.push_back(ranks[static_cast<std::size_t>(rank)]);
-  const auto shares = share_out(*tree_, by_run);
+  const auto shares = share_out(*tree_, in_runs(*tree_, ranks));
   std::vector<std::uint32_t> made(shares.size());
   for (std::size_t run = 0; run < shares.size(); ++run)
     made[static_cast<std::size_t>(tree_->order()[run])] = shares[run];
@@ -156,13 +154,7 @@ double Balance::turns_of(int rank) const {
 
 double Balance::time_by_rank(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks) const {
   if (tree_ == nullptr) return time_of(shares, ranks);
-  std::vector<RankSpeed> by_run;
-  std::vector<std::uint32_t> in_order;
-  for (const int rank : tree_->order()) {
-    by_run.push_back(ranks[static_cast<std::size_t>(rank)]);
-    in_order.push_back(shares[static_cast<std::size_t>(rank)]);
-  }
-  return time_in_turns(in_order, by_run);
+  return time_in_turns(in_runs(*tree_, shares), in_runs(*tree_, ranks));
 }
 
 BalanceReport Balance::take_speeds(std::span<const double> speeds) {

@@ -54,6 +54,14 @@ double time_of(std::span<const std::uint32_t> shares, std::span<const RankSpeed>
 /// runs.
 double time_in_turns(std::span<const std::uint32_t> shares, std::span<const RankSpeed> ranks);
 
+/// What there is for each rank, in the order of the runs.
+template <class T>
+std::vector<T> in_runs(const comm::ReductionTree& tree, std::span<const T> by_rank) {
+  std::vector<T> by_run;
+  for (const int rank : tree.order()) by_run.push_back(by_rank[static_cast<std::size_t>(rank)]);
+  return by_run;
+}
+
 /// Decides. The same calls with the same arguments on all ranks; a tree outlives it.
 class Balance {
  public:

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "comm/agree.h"
 #include "ddp/shard_sums.h"
 #include "trainer/bad_batches.h"
@@ -94,8 +93,7 @@ void StepShares::make_sampler() {
   int position = group_.rank();
   if (tree_ != nullptr) {
     position = tree_->position_of(gradients_.rank());
-    for (std::size_t run = 0; run < shares.size(); ++run)
-      shares[run] = balance_->shares()[static_cast<std::size_t>(tree_->order()[run])];
+    if (balance_) shares = in_runs<std::uint32_t>(*tree_, balance_->shares());
   }
   sampler_.emplace(trainer::make_sampler(config_, dataset_->size(), position, group_.size(), std::move(shares)));
 }
