@@ -35,6 +35,7 @@ class BasicJsonMembers {
   [[noreturn]] void refuse(const std::string& problem) const;
   /// Whether `name` is there and is this text.
   bool has(const char* name, std::string_view text) const;
+  bool has(const char* name) const { return object_->contains(name); }
   std::string text(const char* name) const;
   std::uint64_t whole(const char* name, std::uint64_t least, std::uint64_t most = kMostWhole) const;
   double number(const char* name) const;

@@ -84,6 +84,12 @@ std::int64_t peak_resident_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
 }
 
+double cpu_seconds() {
+  struct timespec time = {};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 std::int64_t resident_bytes() {
   std::ifstream in("/proc/self/statm");
   std::int64_t size = 0, resident = 0;

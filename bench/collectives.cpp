@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/kernel.h"
 #include "base/signals.h"
 #include "base/text.h"
 #include "bench/ceilings.h"
@@ -31,6 +32,7 @@ struct Column {
   Rival* rival = nullptr;  // whose it is
   int repeats = 1;         // in a round
   std::vector<double> times_us = {};
+  double cpu_us = 0;  // of its rounds
 };
 
 class CollectiveBenchmark {
@@ -78,6 +80,7 @@ class CollectiveBenchmark {
     for (const Column& column : columns) {
       speeds.push_back(speed_of(column.times_us, case_.bytes_moved(), family_.bus_factor(host_.size())));
       speeds.back().wrong = column.wrong;
+      speeds.back().cpu_us = column.cpu_us;
     }
     std::size_t next = 0;
     if (twice) result.out_of_place = speeds[next++];
@@ -93,11 +96,13 @@ class CollectiveBenchmark {
  private:
   /// Rounds of all columns alternate.
   void time(std::vector<Column>& columns) {
-    const auto round = [&](const Column& column, int repeats) {
+    const auto round = [&](Column& column, int repeats) {
       host_.barrier().wait_host();
+      const double cpu_before = cpu_seconds();
       const auto begin = Clock::now();
       for (int i = 0; i < repeats; ++i) column.run();
       const double us = seconds_between(begin, Clock::now()) * 1e6 / repeats;
+      column.cpu_us += 1e6 * (cpu_seconds() - cpu_before) / repeats;
       if (column.rival != nullptr) column.rival->settle();
       return us;
     };
@@ -109,6 +114,7 @@ class CollectiveBenchmark {
       const double about = std::max(1e-3, median(comm::largest_of_ranks(host_, tries)));
       column.repeats = static_cast<int>(std::clamp(kRoundUs / about, 1.0, 1000.0));
       longest = std::max(longest, about * column.repeats);
+      column.cpu_us = 0;
     }
     const double rounds = std::clamp<double>(options_.seconds * 1e6 / longest, kFewestRounds, kMostRounds);
     const auto count = static_cast<std::size_t>(options_.iterations > 0 ? options_.iterations : rounds);
@@ -119,6 +125,8 @@ class CollectiveBenchmark {
     for (Column& column : columns) {
       column.times_us = comm::largest_of_ranks(host_, column.times_us);
       for (double& time : column.times_us) time /= column.units;
+      const double mine = column.cpu_us / static_cast<double>(count) / column.units;
+      column.cpu_us = comm::largest_of_ranks(host_, {&mine, 1}).front();
     }
   }
 

@@ -97,6 +97,7 @@ struct Speed {
   double time_us = 0;  // the median of rounds
   double min_us = 0, p99_us = 0;
   double algbw_gbs = 0, busbw_gbs = 0;
+  double cpu_us = 0;        // that a rank's threads ran meanwhile, waits that poll among them; the rank's with most
   std::int64_t wrong = -1;  // elements, of all ranks; -1: not checked
 };
 /// `rounds`: of each, its microseconds; not empty.

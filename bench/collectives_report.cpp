@@ -43,8 +43,8 @@ std::string cells(const std::optional<Speed>& speed) {
 /// Keys and values of one column, each key after `prefix`.
 std::string fields(const Speed& speed, const char* prefix) {
   return fmt::format(
-      R"("{0}time_us":{1:.3f},"{0}min_us":{2:.3f},"{0}p99_us":{3:.3f},"{0}algbw_gbs":{4:.4f},"{0}busbw_gbs":{5:.4f},"{0}wrong":{6})",
-      prefix, speed.time_us, speed.min_us, speed.p99_us, speed.algbw_gbs, speed.busbw_gbs, speed.wrong);
+      R"("{0}time_us":{1:.3f},"{0}min_us":{2:.3f},"{0}p99_us":{3:.3f},"{0}algbw_gbs":{4:.4f},"{0}busbw_gbs":{5:.4f},"{0}cpu_us":{6:.3f},"{0}wrong":{7})",
+      prefix, speed.time_us, speed.min_us, speed.p99_us, speed.algbw_gbs, speed.busbw_gbs, speed.cpu_us, speed.wrong);
 }
 
 std::string csv_cells(const std::optional<Speed>& speed) {

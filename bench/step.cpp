@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <sstream>
@@ -20,6 +21,7 @@
 #include "bench/flops.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
+#include "devices/cpus.h"
 #include "lockstep/base/env.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/session/session.h"
@@ -294,6 +296,14 @@ class StepBenchmark {
     profile.backward_ms = median(std::move(backward));
     profile.update_ms = median(std::move(update));
     profile.arena_alignment = reducer.limits().slot_alignment;
+    devices::CpuMask cpus;
+    const devices::CpuMask own = devices::allowed_cpus();
+    for (const auto& bytes : group_.all_gather_objects(std::as_bytes(std::span(&own, 1)))) {
+      devices::CpuMask of_rank;
+      std::memcpy(&of_rank, bytes.data(), sizeof of_rank);
+      cpus |= of_rank;
+    }
+    profile.cores = static_cast<int>(cpus.count());
     return profile;
   }
   static void complete(simulate::StepProfile& profile, const StepResult& result) {

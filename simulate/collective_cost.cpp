@@ -14,6 +14,8 @@
 namespace lockstep::simulate {
 namespace {
 
+constexpr double kMostUs = 1e15;
+
 constexpr std::array kAlgorithms = {Algorithm::kAuto, Algorithm::kRing, Algorithm::kTree, Algorithm::kTwoLevel,
                                     Algorithm::kDirect};
 
@@ -42,17 +44,21 @@ const char* name_of(Algorithm algorithm) {
 
 std::span<const Algorithm> algorithms() { return kAlgorithms; }
 
-double MeasuredTimes::at(double n) const {
-  if (n <= bytes.front()) return seconds.front();
-  if (n >= bytes.back()) return seconds.back() * n / bytes.back();
+double MeasuredTimes::between(const std::vector<double>& values, double n) const {
+  if (n <= bytes.front()) return values.front();
+  if (n >= bytes.back()) return values.back() * n / bytes.back();
   const auto i = static_cast<std::size_t>(std::ranges::upper_bound(bytes, n) - bytes.begin());
   const double share = (n - bytes[i - 1]) / (bytes[i] - bytes[i - 1]);
-  return seconds[i - 1] + share * (seconds[i] - seconds[i - 1]);
+  return values[i - 1] + share * (values[i] - values[i - 1]);
 }
 
 std::vector<MeasuredTimes> parse_measured(std::string_view text, const std::string& name, int nodes) {
   constexpr const char* kRemedy = "give what lockstep bench allreduce --json prints";
-  std::map<int, std::map<double, double>> times;  // by ranks: seconds by bytes
+  struct Time {
+    double seconds = 0;
+    std::optional<double> cpu_seconds;
+  };
+  std::map<int, std::map<double, Time>> times;  // by ranks and bytes
   std::size_t number = 0;
   for (const auto& line : split(text, '\n')) {
     ++number;
@@ -60,16 +66,20 @@ std::vector<MeasuredTimes> parse_measured(std::string_view text, const std::stri
     const JsonMembers one(line, /*deepest=*/2, fmt::format("{}, line {}", name, number), kRemedy);
     if (!one.has("collective", "allreduce")) one.refuse("this is no line of an allreduce");
     const auto ranks = static_cast<int>(one.whole("world_size", 2, 1 << 20));
-    times[ranks][static_cast<double>(one.whole("bytes", 1, std::uint64_t{1} << 40))] = 1e-6 * one.positive("time_us");
+    Time& time = times[ranks][static_cast<double>(one.whole("bytes", 1, std::uint64_t{1} << 40))];
+    time.seconds = 1e-6 * one.positive("time_us");
+    if (one.has("cpu_us")) time.cpu_seconds = 1e-6 * one.number("cpu_us", 0, kMostUs);
   }
   if (times.empty()) throw IoError(fmt::format("{}, line 1: there is no time", name), kRemedy);
   std::vector<MeasuredTimes> all;
   for (const auto& [ranks, by_bytes] : times) {
     MeasuredTimes& one = all.emplace_back(MeasuredTimes{.ranks = ranks, .nodes = nodes, .bytes = {}, .seconds = {}});
-    for (const auto& [bytes, seconds] : by_bytes) {
+    for (const auto& [bytes, time] : by_bytes) {
       one.bytes.push_back(bytes);
-      one.seconds.push_back(seconds);
+      one.seconds.push_back(time.seconds);
+      if (time.cpu_seconds) one.cpu_seconds.push_back(*time.cpu_seconds);
     }
+    if (one.cpu_seconds.size() < one.bytes.size()) one.cpu_seconds.clear();
   }
   return all;
 }
@@ -121,9 +131,12 @@ Cost CollectiveCosts::allreduce(double bytes) const {
   // Inside a node the thread is what moves the bytes, all the time; between nodes the kernel and the wire do their
   // part.
   if (nodes_ == 1) return {seconds, seconds};
+  const auto cpu = measured_ != nullptr ? measured_->cpu_at(bytes) : std::nullopt;
+  if (cpu) return {seconds, std::min(seconds, fabric_.threads_per_core * *cpu)};
   const double busy =
-      twice_share(nodes_) * bytes / fabric_.ranks_per_node / fabric_.thread_bytes_per_s +
-      (fabric_.ranks_per_node > 1 ? twice_share(fabric_.ranks_per_node) * bytes / fabric_.inside.bytes_per_s : 0);
+      fabric_.threads_per_core *
+      (twice_share(nodes_) * bytes / fabric_.ranks_per_node / fabric_.thread_bytes_per_s +
+      (fabric_.ranks_per_node > 1 ? twice_share(fabric_.ranks_per_node) * bytes / fabric_.inside.bytes_per_s : 0));
   return {std::max(seconds, busy), std::min(std::max(seconds, busy), busy)};
 }
 

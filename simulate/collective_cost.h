@@ -27,6 +27,9 @@ struct Fabric {
   /// Of a rank that moves bytes on its own thread: bytes that it sends, receives and adds per second at most. 0: no
   /// limit (a GPU, or a network card that does it).
   double thread_bytes_per_s = 0;
+  /// Threads that the ranks compute with, of all that share a machine, for each of its cores; 1 where each has a core of
+  /// its own. What such a thread does takes so many times as long.
+  double threads_per_core = 1;
 
   /// Of the links that `nodes` nodes use.
   double rate_between(int nodes) const;
@@ -64,10 +67,17 @@ struct Cost {
 /// Times of one collective that were measured (`lockstep bench allreduce --json`).
 struct MeasuredTimes {
   int ranks = 0, nodes = 1;
-  std::vector<double> bytes, seconds;  // ascending bytes
+  std::vector<double> bytes, seconds;    // ascending bytes
+  std::vector<double> cpu_seconds = {};  // of them, those in which a rank's threads ran; none: it was not measured
 
   /// Linear between sizes; beyond them as the nearest size's rate, below as its time.
-  double at(double bytes) const;
+  double at(double n) const { return between(seconds, n); }
+  std::optional<double> cpu_at(double n) const {
+    return cpu_seconds.empty() ? std::optional<double>() : between(cpu_seconds, n);
+  }
+
+ private:
+  double between(const std::vector<double>& values, double n) const;
 };
 /// One for each number of ranks in the lines of such output. `nodes` is that of all lines. Throws IoError for other
 /// content.

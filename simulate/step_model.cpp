@@ -93,7 +93,7 @@ class Model {
         job_(job),
         contention_(cluster.contention),
         inline_(cluster.fabric.thread_bytes_per_s > 0),
-        costs_(cluster.fabric, nodes, cluster.algorithm, cluster.measured) {
+        costs_(fabric_of(cluster, profile), nodes, cluster.algorithm, cluster.measured) {
     std::vector<ddp::SlotSpec> slots;
     for (const auto& each : profile.gradients) slots.push_back(each.slot);
     ddp::BucketLimits limits;
@@ -144,9 +144,8 @@ class Model {
       return std::max(backward + factor * updates, 1e-3 * job_.data_ms);
     }
     if (job_.zero > 0) {
-      const double hidden = inline_ ? std::max(0.0, gather_.seconds - gather_.thread_s) : gather_.seconds;
-      const double exposed = std::max(0.0, hidden - factor * forward_s_);
-      shift = exposed + (inline_ ? gather_.thread_s : contention_ * std::min(gather_.seconds, factor * forward_s_));
+      const double exposed = inline_ ? gather_.seconds : std::max(0.0, gather_.seconds - factor * forward_s_);
+      shift = exposed + (inline_ ? 0 : contention_ * std::min(gather_.seconds, factor * forward_s_));
     }
     // Collectives that start while backward runs.
     std::size_t next = 0;
@@ -185,6 +184,13 @@ class Model {
   std::size_t buckets() const { return stages_.size(); }
 
  private:
+  static Fabric fabric_of(const Cluster& cluster, const StepProfile& profile) {
+    Fabric fabric = cluster.fabric;
+    if (profile.cores > 0)
+      fabric.threads_per_core = std::max(1.0, static_cast<double>(profile.ranks) * profile.threads / profile.cores);
+    return fabric;
+  }
+
   struct Stage {
     double ready_s = 0, local_s = 0, update_s = 0;
     Cost cost;

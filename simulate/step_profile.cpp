@@ -56,6 +56,7 @@ std::string text_of(const StepProfile& p) {
                            {"device", p.device},
                            {"threads", p.threads},
                            {"ranks", p.ranks},
+                           {"cores", p.cores},
                            {"version", p.version},
                            {"backward_ms", p.backward_ms},
                            {"update_ms", p.update_ms},
@@ -80,6 +81,7 @@ StepProfile parse_profile(std::string_view text, const std::string& name) {
   p.batch = static_cast<std::int64_t>(file.whole("batch", 1, std::uint64_t{1} << 24));
   p.threads = static_cast<int>(file.whole("threads", 1, kMostRanks));
   p.ranks = static_cast<int>(file.whole("ranks", 1, kMostRanks));
+  if (file.has("cores")) p.cores = static_cast<int>(file.whole("cores", 0, kMostRanks));
   p.backward_ms = file.number("backward_ms", 0, kMostMs);
   p.update_ms = file.number("update_ms", 0, kMostMs);
   p.copy_bytes_per_s = file.number("copy_bytes_per_s", 0, 1e15);

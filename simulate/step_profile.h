@@ -21,6 +21,7 @@ struct StepProfile {
   std::string model = {}, precision = {}, device = {}, version = {};
   std::int64_t batch = 0;                // samples per rank
   int threads = 1;                       // per rank
+  int cores = 0;                         // that they may run on together; 0: not known
   int ranks = 1;                         // that computed beside each other on this host meanwhile
   std::vector<Gradient> gradients = {};  // in the order in which the model registers them
   double backward_ms = 0;                // backward was over
