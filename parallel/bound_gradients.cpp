@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "ddp/bucket_tuner.h"
 #include "lockstep/comm/agree.h"
 
@@ -16,7 +17,22 @@ std::size_t rows_of(const nn::Shape& shape) {
   return shape.dims().size() < 2 ? 1 : static_cast<std::size_t>(shape.dims()[0]);
 }
 
+/// What a gradient adds to the sum for all of them, which does not depend on their order.
+std::uint64_t hash_of(std::size_t slot, const nn::Parameter& parameter) {
+  const nn::Tensor& gradient = parameter.gradient();
+  Hash64 hash;
+  hash.update({static_cast<const std::byte*>(gradient.raw()), gradient.bytes()});
+  return mixed(slot + 1, hash.finish());
+}
+
 }  // namespace
+
+std::uint64_t hash_of_gradients(const std::vector<nn::NamedParameter>& parameters) {
+  std::uint64_t hash = 0;
+  for (std::size_t slot = 0; slot < parameters.size(); ++slot)
+    if (parameters[slot].parameter->has_gradient()) hash += hash_of(slot, *parameters[slot].parameter);
+  return hash;
+}
 
 std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
   std::vector<ddp::SlotSpec> slots;
@@ -220,6 +236,7 @@ comm::TreeNode BoundGradients::begin_turn() {
           nn::Tensor::view_of(reducer_.storage(slot, i).data(), parameter.value().shape(), parameter.value().dtype()));
     }
   computes_.assign(shards.count, true);
+  hashes_ = {};
   mine_.clear();
   reduced_ = 0;
   return shards;
@@ -237,6 +254,8 @@ void BoundGradients::begin_passes() {
 
 // On the thread of that pass.
 void BoundGradients::pass_has(std::size_t slot, std::size_t module) {
+  if (!hashes_.empty())
+    hashes_[module] += hash_of(slot, *(module == 0 ? parameters_ : copies_[module - 1])[slot].parameter);
   missing_[slot].fetch_sub(1, std::memory_order_release);
   if (module != 0) return;
   mine_.push_back(slot);

@@ -27,31 +27,36 @@ void DistributedDataParallel::list_statistics() {
   }
 }
 
-// Copies have the module's parameters in the same memory, and buffers of their own.
+std::unique_ptr<nn::Module> DistributedDataParallel::copy_of_module(nn::Backend& backend) const {
+  check_usage(module_.factory() != nullptr, "a copy of a module that nobody knows how to build again",
+              "build it by nn::build()");
+  nn::Generator generator = nn::Generator::zeros();
+  nn::Context context{backend, generator};
+  auto copy = module_.factory()(context);
+  check_usage(copy != nullptr, "the factory of a module builds nothing", "let it return the module");
+  const auto all = module_.named_parameters();
+  const auto theirs = copy->named_parameters();
+  for (std::size_t p = 0; p < std::min(all.size(), theirs.size()); ++p)
+    theirs[p].parameter->set_requires_grad(all[p].parameter->requires_grad());
+  check_usage(manifest_of(*copy) == manifest_of(module_), "the factory of a module builds another one",
+              "let it build the same parameters and buffers each time");
+  for (std::size_t p = 0; p < all.size(); ++p) theirs[p].parameter->share_value(*all[p].parameter);
+  return copy;
+}
+
 void DistributedDataParallel::make_shard_copies(const Options& options) {
   if (options.shards_at_once == 1) return;
   check_usage(backend_->device().kind == DeviceKind::kCpu, "several shards at a time on a device that is not the CPU",
               "leave shards_at_once out: a GPU computes one after the other");
   check_usage(options.shard_backend != nullptr, "several shards at a time, and nothing to compute them with",
               "give Options::shard_backend");
-  check_usage(module_.factory() != nullptr, "several shards at a time of a module that nobody knows how to build again",
-              "build it by nn::build(), or leave shards_at_once out");
   for (int i = 1; i < options.shards_at_once; ++i) {
     auto copy = std::make_unique<ShardCopy>();
     copy->backend = options.shard_backend();
     check_usage(copy->backend != nullptr && copy->backend->device().kind == DeviceKind::kCpu,
                 "a shard's backend that is none of the CPU's", "let shard_backend make one: nn::make_cpu_backend()");
-    nn::Generator generator = nn::Generator::zeros();
-    nn::Context context{*copy->backend, generator};
-    copy->module = module_.factory()(context);
-    check_usage(copy->module != nullptr, "the factory of a module builds nothing", "let it return the module");
-    const auto all = module_.named_parameters();
+    copy->module = copy_of_module(*copy->backend);
     auto theirs = copy->module->named_parameters();
-    for (std::size_t p = 0; p < std::min(all.size(), theirs.size()); ++p)
-      theirs[p].parameter->set_requires_grad(all[p].parameter->requires_grad());
-    check_usage(manifest_of(*copy->module) == manifest_of(module_), "the factory of a module builds another one",
-                "let it build the same parameters and buffers each time");
-    for (std::size_t p = 0; p < all.size(); ++p) theirs[p].parameter->share_value(*all[p].parameter);
     std::erase_if(theirs, [](const auto& named) { return !named.parameter->requires_grad(); });
     copy->parameters = theirs;
     copy->versions.assign(theirs.size(), 0);
@@ -78,12 +83,19 @@ void DistributedDataParallel::set_tree(const comm::ReductionTree& tree) {
   tree_ = &tree;
 }
 
+void DistributedDataParallel::hash_shards(bool wanted) {
+  check_usage(tree_ != nullptr && backend_->device().kind == DeviceKind::kCpu,
+              "hash_shards() without Options::tree, or on a device that is not the CPU", "leave it out");
+  hashes_shards_ = wanted;
+}
+
 void DistributedDataParallel::begin_sharded_step() {
   begin_pass();
   check_cleared("a step in shards begins while gradients of the last one are there");
   check_usage(no_syncs_ == 0, "no_sync() where shards are summed along a tree",
               "leave it out: run_shards() sums after a rank's last shard");
   sums_held_ = false;
+  shard_hashes_.assign(tree_->run_of(group_.rank()).count, 0);
   gradients_->apply_layout();
   gradients_->begin_reduction(++step_);
   for (const Statistic& statistic : statistics_)
@@ -121,6 +133,7 @@ void DistributedDataParallel::run_turn(nn::Tape& tape, FunctionRef<std::int64_t(
   const std::uint32_t first = tree_->run_of(group_.rank()).first;
   if (shards.first == first && scalars_.defined())
     backend_->pointwise().copy(scalars_, nn::Tensor::view_of(gradients_->reducer().tail().data(), {kScalars}));
+  if (hashes_shards_) gradients_->set_hashes(std::span(shard_hashes_).subspan(shards.first - first, shards.count));
   // Before a thread computes: what throws here leaves none running.
   samples_of_turn_.clear();
   for (std::size_t i = 0; i < shards.count; ++i)

@@ -136,7 +136,7 @@ Cost CollectiveCosts::allreduce(double bytes) const {
   const double busy =
       fabric_.threads_per_core *
       (twice_share(nodes_) * bytes / fabric_.ranks_per_node / fabric_.thread_bytes_per_s +
-      (fabric_.ranks_per_node > 1 ? twice_share(fabric_.ranks_per_node) * bytes / fabric_.inside.bytes_per_s : 0));
+       (fabric_.ranks_per_node > 1 ? twice_share(fabric_.ranks_per_node) * bytes / fabric_.inside.bytes_per_s : 0));
   return {std::max(seconds, busy), std::min(std::max(seconds, busy), busy)};
 }
 

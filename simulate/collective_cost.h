@@ -27,8 +27,8 @@ struct Fabric {
   /// Of a rank that moves bytes on its own thread: bytes that it sends, receives and adds per second at most. 0: no
   /// limit (a GPU, or a network card that does it).
   double thread_bytes_per_s = 0;
-  /// Threads that the ranks compute with, of all that share a machine, for each of its cores; 1 where each has a core of
-  /// its own. What such a thread does takes so many times as long.
+  /// Threads that the ranks compute with, of all that share a machine, for each of its cores; 1 where each has a core
+  /// of its own. What such a thread does takes so many times as long.
   double threads_per_core = 1;
 
   /// Of the links that `nodes` nodes use.

@@ -73,8 +73,8 @@ struct Prediction {
 /// many, by the quantile U^(1/P) of one uniform U. Where the rank's own thread moves bytes (Cost::thread_s), that time
 /// is added to what it computes; else computation is slower by Cluster::contention meanwhile. After backward, each
 /// bucket is updated when its sums are there, in order. With ZeRO a bucket is scattered, a share of it updated, and
-/// all-gathered while the next step's forward runs (until the first gradient is ready); where the rank's own thread moves
-/// bytes it does so before, since nothing does while it computes.
+/// all-gathered while the next step's forward runs (until the first gradient is ready); where the rank's own thread
+/// moves bytes it does so before, since nothing does while it computes.
 ///
 /// Hooks: bf16 and fp16 send half of the bytes, and read and write 12 bytes per element at the rate of a copy;
 /// powersgd:R sends 4 R (rows + columns) bytes of a matrix that this makes smaller, reads it three times and writes it

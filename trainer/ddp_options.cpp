@@ -126,6 +126,22 @@ void add_bad_batch_option(OptionTable& table, TrainConfig& config) {
              .may_change = true});
 }
 
+void add_audit_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "audit",
+             .placeholder = "P",
+             .help = "in this share of the steps, and in those that end with a checkpoint, two ranks compute each of "
+                     "--shards and compare the bits: a rank that computes wrongly is named",
+             .default_text = "0",
+             .value = number(config.audit, {.low = 0, .high = 1}),
+             .applies = {.to = "training with --shards in f32 or bf16",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (config.precision == Precision::kFp16) return "--precision fp16 moves the losses' scale";
+                           return when(config.shards == 0, "without --shards no rank has another one's bits");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
 void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
              .placeholder = "X|auto",

@@ -376,6 +376,7 @@ void Metrics::write(const FinalReport& r) {
         {{"data_ms", rounded(data, 1e4)}, {"compute_ms", rounded(compute, 1e4)}, {"wait_ms", rounded(wait, 1e4)}});
   if (!times.empty()) json.add("times", times);
   if (r.skipped > 0) json.add("skipped", r.skipped);
+  if (r.audits > 0) json.add("audits", r.audits);
   if (const auto& hook = r.hook) {
     json.add("comm_hook", hook->name)
         .add("comm_bytes", std::round(hook->bytes_sent))

@@ -446,6 +446,7 @@ OptionTable train_options(TrainConfig& config) {
   add_recompute_option(table, config);
   add_shards_option(table, config);
   add_balance_option(table, config);
+  add_audit_option(table, config);
   add_bad_batch_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);

@@ -51,6 +51,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config);
 /// Parts of a step, and which rank computes how many of them.
 void add_shards_option(OptionTable& table, TrainConfig& config);
 void add_balance_option(OptionTable& table, TrainConfig& config);
+void add_audit_option(OptionTable& table, TrainConfig& config);
 void add_bad_batch_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
 /// What carries gradients between the ranks.

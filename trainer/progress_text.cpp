@@ -140,6 +140,9 @@ std::string text_of(const Summary& s) {
   if (!s.final.kept.empty()) text += fmt::format("checkpoints of the best evaluations: {}\n", describe(s.final.kept));
   if (const auto& scaling = s.final.scaling)
     text += fmt::format("losses scaled by {:g} in the end  skipped_steps {}\n", scaling->scale, scaling->skipped_steps);
+  if (s.final.audits > 0)
+    text +=
+        fmt::format("{} step{} audited: no rank computed otherwise\n", s.final.audits, s.final.audits == 1 ? "" : "s");
   if (s.final.skipped > 0)
     text += fmt::format("{} step{} left out for bad batches\n", s.final.skipped, s.final.skipped == 1 ? "" : "s");
   if (s.final.hook) text += describe(*s.final.hook) + '\n';

@@ -77,10 +77,19 @@ double TrainingStep::targets_of(const sampler::StepPlan& plan) {
   return all;
 }
 
+void TrainingStep::set_scale(double targets) {
+  scale_ = targets > 0 ? options_.loss_scale / static_cast<float>(targets) : 0.0f;
+}
+
+void TrainingStep::expect(const data::Batch& batch) {
+  if (options_.ignored) counted_ = counted_targets(batch, options_.ignored);
+  set_scale(targets_of(batch.plan));
+}
+
 void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
   step.targets = targets_of(step.plan);
   step.norm = norm_ = finds_norm(step.step);
-  scale_ = step.targets > 0 ? options_.loss_scale / static_cast<float>(step.targets) : 0.0f;
+  set_scale(step.targets);
   own_finite_ = true;
   optimizer_->begin_step(step.lr, step.momentum);
   ddp_.set_step(step.step);
@@ -134,31 +143,51 @@ void TrainingStep::set_tree(const comm::ReductionTree& tree) {
 
 /// Each shard is a pass of its own; backward of the last one ends when all ranks' sums are there.
 void TrainingStep::compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
-  const std::uint64_t first = plan.local_begin - plan.global_begin;
-  const auto part_of = [&](std::uint32_t shard) {
-    const sampler::Slice all = sampler::slice_of(plan.global_count, shard, options_.tree->leaves());
-    return sampler::Slice{.begin = all.begin - first, .count = all.count};
-  };
   begin_update();
   ddp_.run_shards(
       tape_, static_cast<std::int64_t>(plan.global_count),
-      [&](std::uint32_t shard) { return static_cast<std::int64_t>(part_of(shard).count); },
+      [&](std::uint32_t shard) { return static_cast<std::int64_t>(shard_of(plan, shard).count); },
       [&](const DistributedDataParallel::ShardPass& pass) {
-        const sampler::Slice part = part_of(pass.shard);
-        pass.tape.set_activations(options_.activations);
-        pass.tape.set_loss_scale(options_.scaler != nullptr ? options_.scaler->scale() : nn::Tensor());
-        if (options_.dropout) {
-          const nn::Tensor state = &pass.tape == &tape_ ? dropout_state_ : pass.backend.empty({3}, DType::kI64);
-          write_dropout_state(pass.backend, state, step, plan, part);
-          pass.tape.set_dropout_state(state);
-        }
-        const nn::Loss loss = forward(pass.tape, pass.module, rows_of(inputs, part), options_.loss, scale_);
+        const nn::Loss loss = forward_shard(step, inputs, plan, pass.shard, pass.module, pass.tape, pass.backend);
         look_at(loss);
         pass.backend.pointwise().add_to(loss.totals(), 1.0f, pass.scalars.slice(kLoss, kCount));
-        pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops), static_cast<float>(part.count));
+        pass.backend.pointwise().fill(pass.scalars.slice(kCount, kStops),
+                                      static_cast<float>(shard_of(plan, pass.shard).count));
         return loss.value;
       });
   end_update();
+}
+
+/// Its rows of the rank's batch.
+sampler::Slice TrainingStep::shard_of(const sampler::StepPlan& plan, std::uint32_t shard) const {
+  const sampler::Slice all = sampler::slice_of(plan.global_count, shard, options_.tree->leaves());
+  return {.begin = all.begin - (plan.local_begin - plan.global_begin), .count = all.count};
+}
+
+nn::Loss TrainingStep::forward_shard(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan,
+                                     std::uint32_t shard, nn::Module& module, nn::Tape& tape, nn::Backend& backend) {
+  const sampler::Slice part = shard_of(plan, shard);
+  tape.set_activations(options_.activations);
+  tape.set_loss_scale(options_.scaler != nullptr ? options_.scaler->scale() : nn::Tensor());
+  if (options_.dropout) {
+    const nn::Tensor state = &tape == &tape_ ? dropout_state_ : backend.empty({3}, DType::kI64);
+    write_dropout_state(backend, state, step, plan, part);
+    tape.set_dropout_state(state);
+  }
+  return forward(tape, module, rows_of(inputs, part), options_.loss, scale_);
+}
+
+std::uint64_t TrainingStep::hash_shard(std::int64_t step, const data::Batch& batch, std::uint32_t shard,
+                                       nn::Module& copy, nn::Tape& tape) {
+  if (shard_of(batch.plan, shard).count == 0) return 0;
+  const Inputs inputs = with_activations(backend_, upload(batch), options_.activations);
+  auto parameters = copy.named_parameters();
+  std::erase_if(parameters, [](const auto& named) { return !named.parameter->requires_grad(); });
+  for (const auto& [name, parameter] : parameters) parameter->clear_grad();
+  tape.reset();
+  tape.backward(forward_shard(step, inputs, batch.plan, shard, copy, tape, backend_).value);
+  tape.reset();
+  return parallel::hash_of_gradients(parameters);
 }
 
 // Of the last part, backward ends when all ranks' sums are there, and has called update_bucket() for each bucket.

@@ -102,6 +102,15 @@ class TrainingStep {
   /// Collective, between steps: DistributedDataParallel::set_tree(). Gradients of the last step are gone.
   void set_tree(const comm::ReductionTree& tree);
 
+  /// Collective, before hash_shard() that comes ahead of run() with this batch: losses are scaled as they will be
+  /// there.
+  void expect(const data::Batch& batch);
+  /// On the CPU, with a tree and with the parameters that step `step` begins with: the hash of the gradients of one of
+  /// `batch`'s shards (DistributedDataParallel::shard_hashes()), computed on `copy`, a copy of the module; 0 for a
+  /// shard without samples.
+  std::uint64_t hash_shard(std::int64_t step, const data::Batch& batch, std::uint32_t shard, nn::Module& copy,
+                           nn::Tape& tape);
+
   /// On the CPU, after a step: whether the losses of this rank's own samples were finite.
   bool own_loss_is_finite() const { return own_finite_; }
   /// The optimizer does not count the last step, which has changed nothing.
@@ -131,7 +140,11 @@ class TrainingStep {
   void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
                     bool last);
   void compute_shards(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
+  sampler::Slice shard_of(const sampler::StepPlan& plan, std::uint32_t shard) const;
+  nn::Loss forward_shard(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, std::uint32_t shard,
+                         nn::Module& module, nn::Tape& tape, nn::Backend& backend);
   double targets_of(const sampler::StepPlan& plan);
+  void set_scale(double targets);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(nn::Backend& backend, const nn::Tensor& to, std::int64_t step, const sampler::StepPlan& plan,
                            const sampler::Slice& part) const;

@@ -87,15 +87,28 @@ const data::Batch& StepShares::next() {
 }
 
 // Its ranks are the runs, which follow the hosts; without shards the ranks themselves.
-void StepShares::make_sampler() {
+sampler::DistributedSampler StepShares::sampler_of(int position) const {
   std::vector<std::uint32_t> shares;
   if (balance_) shares = balance_->shares();
-  int position = group_.rank();
-  if (tree_ != nullptr) {
-    position = tree_->position_of(gradients_.rank());
-    if (balance_) shares = in_runs<std::uint32_t>(*tree_, balance_->shares());
-  }
-  sampler_.emplace(trainer::make_sampler(config_, dataset_->size(), position, group_.size(), std::move(shares)));
+  if (balance_ && tree_ != nullptr) shares = in_runs<std::uint32_t>(*tree_, balance_->shares());
+  return trainer::make_sampler(config_, dataset_->size(), position, group_.size(), std::move(shares));
+}
+
+void StepShares::make_sampler() {
+  sampler_.emplace(sampler_of(tree_ != nullptr ? tree_->position_of(gradients_.rank()) : group_.rank()));
+}
+
+MemoryPlan StepShares::memory_plan(std::size_t devices) const {
+  const std::size_t of_audits = config_.audit > 0 ? 2 : 0;  // a copy's gradients, and the parameters of before
+  return {.samples = most_at_once(),
+          .smallest = smallest_pass(config_, *sampler_, devices),
+          .devices = devices,
+          .passes = static_cast<std::size_t>(at_once_),
+          .gradients = places() + of_audits,
+          .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
+          .workers = config_.workers,
+          .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+          .ranks = group_.size()};
 }
 
 std::size_t StepShares::places() const {
@@ -115,6 +128,7 @@ std::int64_t StepShares::samples_at_once() const {
   return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (samples + parts - 1) / parts));
 }
 
+// Of this rank with the shares of now, or equal ones.
 std::int64_t StepShares::most_at_once() const {
   if (tree_ != nullptr) return samples_at_once();
   const auto own = static_cast<std::int64_t>(sampler_->max_local_count()), parts = std::int64_t{config_.accumulate};

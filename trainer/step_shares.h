@@ -16,6 +16,7 @@
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/config.h"
 #include "trainer/balance.h"
+#include "trainer/memory_estimate.h"
 
 namespace lockstep::trainer {
 
@@ -32,18 +33,19 @@ class StepShares {
 
   /// Once it is open; follow() makes another one.
   sampler::DistributedSampler& sampler() { return *sampler_; }
+  /// Likewise: that of the rank that has run `position` of the tree (or of that rank, without one), at the beginning.
+  sampler::DistributedSampler sampler_of(int position) const;
+  const std::shared_ptr<const data::Dataset>& dataset() const { return dataset_; }
   /// Once it has started. The batch before gives its memory back.
   const data::Batch& next();
   /// Along which shards are summed; nullptr: there are none.
   const comm::ReductionTree* tree() const { return tree_; }
   /// Of its shards, as many as this rank has cores for.
   int shards_at_once() const { return at_once_; }
-  /// Places for gradients that its sums take, whatever --balance may find.
-  std::size_t places() const;
+  /// What a rank with `devices` does in a step, whatever --balance may find.
+  MemoryPlan memory_plan(std::size_t devices) const;
   /// The most samples that a rank computes with at a time, where all ranks have equal shares.
   std::int64_t samples_at_once() const;
-  /// Likewise, of this rank with the shares of now, or equal ones.
-  std::int64_t most_at_once() const;
 
   /// With which shares a run begins, where they are not equal.
   const std::optional<BalanceReport>& first() const { return first_; }
@@ -55,6 +57,8 @@ class StepShares {
   void change_took(double seconds);
 
  private:
+  std::size_t places() const;  // for gradients, that its sums take
+  std::int64_t most_at_once() const;
   void make_sampler();
   void take_shares();
 

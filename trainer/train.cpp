@@ -21,6 +21,7 @@
 #include "lockstep/parallel/model_averaging.h"
 #include "lockstep/session/session.h"
 #include "lockstep/trainer/evaluate.h"
+#include "trainer/audit.h"
 #include "trainer/bad_batches.h"
 #include "trainer/best.h"
 #include "trainer/build.h"
@@ -67,20 +68,11 @@ class Run {
     // Where not all see it, rank 0 gathers the moments of all, which counts.
     if (in_parts(config_, group_.size())) seen_ = look_at_directory(config_.checkpoint_dir, group_);
     comm::run_collectively(group_, [&] {
-      const std::size_t devices = config_.parallel == Parallel::kDp ? session.devices.size() : 1;
-      if (config_.estimate_memory)
-        needs = estimate_memory(config_, backend_, *splits_.train,
-                                {.samples = shares_->most_at_once(),
-                                 .smallest = smallest_pass(config_, shares_->sampler(), devices),
-                                 .devices = devices,
-                                 .passes = static_cast<std::size_t>(shares_->shards_at_once()),
-                                 .gradients = shares_->places(),
-                                 .updates = config_.zero > 0 ? static_cast<std::size_t>(group_.size()) : 1,
-                                 .workers = config_.workers,
-                                 .batch = static_cast<std::int64_t>(shares_->sampler().max_local_count()),
-                                 .ranks = group_.size(),
-                                 .checkpoints = !checkpoint_directories(config_, mirror_, group_.rank()).empty(),
-                                 .checkpoint_part = seen_ && seen_->elsewhere.empty()});
+      if (!config_.estimate_memory) return;
+      MemoryPlan plan = shares_->memory_plan(config_.parallel == Parallel::kDp ? session.devices.size() : 1);
+      plan.checkpoints = !checkpoint_directories(config_, mirror_, group_.rank()).empty();
+      plan.checkpoint_part = seen_ && seen_->elsewhere.empty();
+      needs = estimate_memory(config_, backend_, *splits_.train, plan);
     });
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
@@ -107,6 +99,7 @@ class Run {
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
     comm::run_collectively(group_, [&] { shares_->start(); });
+    position_ = shares_->sampler().state();
     if (auto first = shares_->first()) {
       first->step = first_steps();
       report_shares(*first);
@@ -155,6 +148,7 @@ class Run {
     options.trace = trace();
     bad_.emplace(config_.on_bad_batch, group_, backend_, *model_, ddp_->reducer().comm_hook());
     options.skips_losses = bad_->skips_losses();
+    if (config_.audit > 0) audit_.emplace(config_.audit, session, *ddp_, *shares_);
     if (averages()) options.loss_scale = static_cast<float>(group_.size());
     step_.emplace(backend_, *ddp_, std::move(optimizer), training_format_of(*splits_.train), options);
     if (resumed_ && mirror_) write_missing_copies();
@@ -209,21 +203,22 @@ class Run {
       flight::set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
-      if (const auto left_out = bad_->look(step, batch, checkpoints_.wanted() && stop_request() != 0))
-        leave_out(*left_out);
-      else
-        begin_step(step, batch);
-      const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
       const bool evaluates = evaluation_due(step, plan.last_of_epoch ? plan.epoch + 1 : 0);
       const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last) || (evaluates && config_.keep_best > 0);
+      if (const auto left_out = bad_->look(step, batch, checkpoints_.wanted() && stop_request() != 0))
+        leave_out(*left_out);
+      else
+        begin_step(step, batch, checkpoint);
+      const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
       const bool looks = config_.histogram_steps > 0 && step % config_.histogram_steps == 0;
       const bool pause = check || last || evaluates || checkpoint || looks || (plan.last_of_epoch && hooks_.on_epoch);
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
+      if (audit_) audit_->end(*step_);
       if (looks) reports_.write(TensorReport{step, backend_, ddp_->parameters()});
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step, progress);
@@ -385,12 +380,13 @@ class Run {
     return batch;
   }
 
-  void begin_step(std::int64_t step, const data::Batch& batch) {
+  void begin_step(std::int64_t step, const data::Batch& batch, bool checkpoint) {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
     stragglers_->begin_step();
     bad_->keep_statistics();
     batch_ = &batch;
+    if (audit_ && audit_->due(step, checkpoint)) audit_->begin(step, batch, position_, *step_);
     step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr),
                rate_->momentum_at(step - 1));
   }
@@ -494,6 +490,7 @@ class Run {
                              .best = best_ ? best_->history().best : std::nullopt,
                              .gave_up = gave_up_,
                              .skipped = bad_->count(),
+                             .audits = audit_ ? audit_->count() : 0,
                              .kept = best_ ? best_->history().kept : std::vector<BestEvaluation>()};
     reports_.write(report);
     if (group_.rank() == 0)
@@ -565,6 +562,7 @@ class Run {
   bool gave_up_ = false;
   std::optional<StragglerWatch> stragglers_;
   std::optional<BadBatches> bad_;
+  std::optional<Audit> audit_;          // nothing: no step is audited
   const data::Batch* batch_ = nullptr;  // of the last step that has begun, until the next one
   Clock::time_point last_end_{};        // of a step
   Clock::time_point next_status_{};

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include <cstring>
+#include <set>
 
 #include "base/error.h"
 #include "base/splitmix.h"
@@ -176,6 +177,41 @@ TEST(Shards, ThatMoveBetweenRanksLeaveTheBits) {
   }
 }
 
+// A shard's gradients have one hash, whoever computes them, and with how many others.
+TEST(Shards, HaveHashesOfTheirOwn) {
+  constexpr std::size_t kShards = 11;
+  if (rank_backend().device().kind != DeviceKind::kCpu) {
+    Training training(group(), kShards, {});
+    EXPECT_REFUSED("a device that is not the CPU", training.ddp().hash_shards(true));
+    return;
+  }
+  if (static_cast<std::size_t>(group().size()) > kShards) GTEST_SKIP() << "more ranks than shards";
+  const auto alone = make_self_group();
+  for (const int at_once : {1, 3}) {
+    Training training(group(), kShards, {.shards_at_once = at_once});
+    training.ddp().hash_shards(true);
+    Training again(*alone, kShards, {});
+    again.ddp().hash_shards(true);
+    for (const std::uint64_t samples : {37u, 5u}) {
+      again.step(1, samples);
+      training.step(1, samples);
+      const auto expected = again.ddp().shard_hashes(), got = training.ddp().shard_hashes();
+      const comm::TreeNode run = group().define_tree(kShards).run_of(group().rank());
+      ASSERT_EQ(got.size(), run.count);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i], expected[run.first + i]);
+        EXPECT_EQ(got[i] == 0, sampler::slice_of(samples, run.first + i, kShards).count == 0);
+      }
+      // No two are alike but those without samples.
+      const std::set<std::uint64_t> different(expected.begin(), expected.end());
+      EXPECT_EQ(different.size(), samples >= kShards ? kShards : samples + 1);
+    }
+    training.ddp().hash_shards(false);
+    training.step(2, 37);
+    for (const std::uint64_t hash : training.ddp().shard_hashes()) EXPECT_EQ(hash, 0u);
+  }
+}
+
 // A shard is as good as a rank: with as many of both, gradients are those of the global batch within rounding.
 TEST(Shards, SumToTheGradientOfTheGlobalBatch) {
   const auto alone = make_self_group();
@@ -217,6 +253,7 @@ TEST(Shards, RefuseWhatTheyCannotDo) {
   const auto none = [](std::uint32_t) { return std::int64_t{0}; };
   const auto loss = [](const DistributedDataParallel::ShardPass&) { return nn::Var(); };
   EXPECT_REFUSED("where ranks are summed", plain.run_shards(tape, 1, none, loss));
+  EXPECT_REFUSED("hash_shards() without Options::tree", plain.hash_shards(true));
 
   Training training(group(), ranks + 1, {});
   EXPECT_REFUSED("in a step in shards", training.ddp().contribute_nothing());

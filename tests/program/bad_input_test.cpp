@@ -89,6 +89,9 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   --steps 1 --balance speeds:1,0 | above 0
   --steps 1 --balance speeds:1,nan | above 0
   --steps 1 --balance speeds:1,2 | 2 speeds for 1 ranks
+  --steps 1 --audit 2 --shards 2 | at least 0 and at most 1
+  --steps 1 --audit 0.1 | without --shards
+  --steps 1 --audit 0.1 --shards 2 --precision fp16 | moves the losses' scale
   --steps 1 --on-bad-batch ignore | 'ignore' for bad batches
   --steps 1 --on-bad-batch skip:0 | skip:N of at most N
   --steps 1 --on-bad-batch skip --comm-hook powersgd:2 | which keeps something from step to step

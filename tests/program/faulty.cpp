@@ -4,6 +4,9 @@
 //   loop       it computes for so long there: an endless loop
 //   unreadable each 200th sample that it reads throws IoError
 //   nan        each 200th has a NaN
+//   flip-weight     a bit of a weight flips in the rank's Nth forward pass (N in place of MILLISECONDS)
+//   flip-activation a bit of an activation flips there
+//   wrong-products  one activation of each 7th pass from there on is off by 2^-12 of it
 //   slow-data  each of its samples takes so long
 //   slow       each of its forward passes computes so much longer
 //   neighbour  it and ten processes that compute share one processor
@@ -20,7 +23,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -41,6 +46,8 @@ struct Fault {
   std::string kind;
   int rank = -1;
   milliseconds time{};
+
+  bool computes_wrongly() const { return kind.starts_with("flip-") || kind == "wrong-products"; }
 };
 
 Fault read_fault() {
@@ -127,11 +134,28 @@ class Net final : public nn::Module {
     if (fault().kind == "slow") compute_for(fault().time);
     if (++passes_ == 1 && fault().kind == "neighbour") share_processor();
     if (passes_ == 10) go_wrong(fault().kind);
+    if (fault().computes_wrongly()) return compute_wrongly(tape, x);
     compute(2e6);
     return out_.forward(tape, nn::relu(tape, hidden_.forward(tape, x)));
   }
 
  private:
+  /// Passes of all copies of the module count.
+  nn::Var compute_wrongly(nn::Tape& tape, nn::Var x) {
+    static std::atomic<int> all = 0;
+    const int pass = ++all - static_cast<int>(fault().time.count());
+    const auto flip = [](float& value) {
+      value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) ^ 1u << 20);
+    };
+    if (fault().kind == "flip-weight" && pass == 0) flip(named_parameters().front().parameter->value().f32()[5]);
+    const nn::Var middle = nn::relu(tape, hidden_.forward(tape, x));
+    // Some element that is not 0.
+    float* const values = middle.value().f32();
+    float* const one = std::find_if(values, values + middle.value().count(), [](float value) { return value > 0; });
+    if (fault().kind == "flip-activation" && pass == 0) flip(*one);
+    if (fault().kind == "wrong-products" && pass >= 0 && pass % 7 == 0) *one *= 1 + 0x1p-12f;
+    return out_.forward(tape, middle);
+  }
   static void go_wrong(const std::string& kind) {
     if (kind == "crash") *static_cast<volatile int*>(nullptr) = 1;
     if (kind == "overflow") std::exit(use_up_stack(0));
@@ -167,6 +191,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::string(argv[1]) == "collectives") return collectives();
     trainer::TrainConfig defaults;
     defaults.batch = 16;
+    defaults.estimate_memory = !fault().computes_wrongly();
     return train(argc, argv, defaults,
                  {.model = nn::factory<Net>(),
                   .data = {.train = std::make_shared<Points>(100000), .validation = nullptr},

@@ -92,7 +92,7 @@ TEST(MetricsFile, HasTheDocumentedFields) {
   const OnTwoProcessors few;  // a rank with more computes all its shards at a time
   run_well("PATH=$(dirname " FAULTY_PROGRAM
            "):$PATH; LOCKSTEP_TEST_FAULT=slow:1:30 lockstep launch -n 2 -- "
-           "faulty --steps 20 --batch 8 --shards 8 --balance auto --quiet --metrics b.jsonl",
+           "faulty --steps 20 --batch 8 --shards 8 --balance auto --audit 0.5 --quiet --metrics b.jsonl",
            directory.path());
   add_fields(in("b.jsonl"), written);
   run_well("PATH=$(dirname " FAULTY_PROGRAM

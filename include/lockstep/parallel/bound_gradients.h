@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ namespace lockstep::parallel {
 
 /// A slot for each parameter.
 std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters);
+
+/// Of the gradients that the parameters have: 64 bits that differ, but for rare accidents, where any of their bits do.
+/// On the CPU.
+std::uint64_t hash_of_gradients(const std::vector<nn::NamedParameter>& parameters);
 
 /// Binds each trained parameter's gradient to the reducer's arena, or to memory of its own, which is copied there and
 /// back, and marks it ready from the tape's hook, so that collectives run during backward. Group, backend, parameters
@@ -80,6 +85,8 @@ class BoundGradients {
   /// there yet. What it says are the turn's shards.
   comm::TreeNode begin_turn();
   void skip_shard(std::size_t shard);
+  /// Likewise, for this turn: hash_of_gradients() of each of its shards, which were 0 before. Empty: none are found.
+  void set_hashes(std::span<std::uint64_t> hashes) { hashes_ = hashes; }
   /// Passes of the shards that were not skipped begin, number 0's on this thread and each other one on a thread of its
   /// own.
   void begin_passes();
@@ -137,6 +144,7 @@ class BoundGradients {
   std::unique_ptr<std::atomic<int>[]> missing_;          // by slot: passes that have not written it
   std::vector<std::size_t> mine_;                        // slots that module 0's pass has written, as it has
   std::size_t reduced_ = 0;                              // of those
+  std::span<std::uint64_t> hashes_;                      // by module
 };
 
 }  // namespace lockstep::parallel

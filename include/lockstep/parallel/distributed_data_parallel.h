@@ -229,6 +229,17 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   /// shards, and where gradients are still there.
   void set_tree(const comm::ReductionTree& tree);
 
+  /// With a tree, on the CPU: whether, from the next step on, run_shards() finds a hash of each shard's gradients
+  /// before they are added: it costs a reading of them. Throws UsageError otherwise.
+  void hash_shards(bool wanted);
+  /// Of the last step, for this rank's shards in their order: hash_of_gradients(); 0: it had no samples, or they were
+  /// not wanted.
+  std::span<const std::uint64_t> shard_hashes() const { return shard_hashes_; }
+  /// Another module with the same parameters, in the same memory, and with buffers of its own. Whoever changes a value
+  /// calls changed() of both. Throws UsageError for a module without a factory (nn::build), or whose factory builds
+  /// another one.
+  std::unique_ptr<nn::Module> copy_of_module(nn::Backend& backend) const;
+
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
   /// all but the last. Several may live at once, and end in any order, also after the DistributedDataParallel. An
   /// optimizer refuses such gradients until a pass has summed them.
@@ -369,8 +380,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::vector<std::unique_ptr<ShardCopy>> shard_copies_;  // for the second, third, … shard at a time
   std::vector<std::int64_t> samples_of_turn_;             // by shard
   std::vector<std::exception_ptr> shard_errors_;          // likewise
-  std::size_t counted_by_ = 0;                            // whose buffers have counted the step: 0, or a copy's number
-  bool in_shards_ = false;                                // run_shards() is at it
+  bool hashes_shards_ = false;
+  std::vector<std::uint64_t> shard_hashes_;  // of the last step's
+  std::size_t counted_by_ = 0;               // whose buffers have counted the step: 0, or a copy's number
+  bool in_shards_ = false;                   // run_shards() is at it
 
   ThreadId owner_thread_ = nullptr;  // that has pass_ under way
   Lifetime::Ref pass_;               // the tape's, until backward has walked it

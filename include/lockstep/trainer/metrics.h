@@ -118,6 +118,7 @@ struct FinalReport {
   std::optional<checkpoint::BestEvaluation> best = {};  // of a run that looks for it
   bool gave_up = false;                                 // it ended early, for want of a better one
   std::int64_t skipped = 0;                             // steps that were left out, since this process began
+  std::int64_t audits = 0;                              // steps that two ranks have computed alike, likewise
   std::vector<checkpoint::BestEvaluation> kept = {};    // whose checkpoints stay, the best first
 };
 

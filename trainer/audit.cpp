@@ -1,0 +1,161 @@
+#include "trainer/audit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/agree.h"
+#include "devices/cpus.h"
+#include "lockstep/base/env.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr const char* kRemedy =
+    "test that machine's memory and processors, or leave it out of the hosts; --resume auto resumes from the last "
+    "checkpoint";
+
+/// The run `by` after run `position`, around.
+int after(int position, int by, int runs) { return (position + by) % runs; }
+
+}  // namespace
+
+Audit::Audit(double share, session::Session& session, parallel::DistributedDataParallel& ddp, StepShares& shares)
+    : group_(*session.group),
+      backend_(*session.backend),
+      ddp_(ddp),
+      shares_(shares),
+      every_(static_cast<std::int64_t>(std::ceil(1 / share))) {
+  comm::run_collectively(group_, [&] {
+    if (backend_.device().kind != DeviceKind::kCpu)
+      throw UsageError("--audit on a GPU, whose gradients stay there", "leave it out, or use --device cpu");
+    copy_ = ddp_.copy_of_module(backend_);
+  });
+  if (group_.size() == 1) {
+    log_warn("--audit compares ranks, and there is one: nothing is audited");
+    return;
+  }
+  on_ = true;
+  tape_.emplace(backend_);
+  for (const auto& [name, parameter] : ddp_.parameters())
+    before_.push_back(backend_.empty(parameter->value().shape(), parameter->value().dtype()));
+  places_ = group_.all_gather_text(
+      fmt::format("{}, processors {}", host_name(), devices::ranges_text(devices::allowed_cpus())));
+}
+
+void Audit::begin(std::int64_t step, const data::Batch& batch, const sampler::SamplerState& position,
+                  TrainingStep& training) {
+  step_ = step;
+  position_ = position;
+  ddp_.wait_for_parameters();
+  for (std::size_t i = 0; i < before_.size(); ++i)
+    backend_.pointwise().copy(ddp_.parameters()[i].parameter->value(), before_[i]);
+  training.expect(batch);
+  const comm::ReductionTree& tree = *shares_.tree();
+  const int next = after(tree.position_of(ddp_.group().rank()), 1, tree.ranks());
+  comm::run_collectively(group_, [&] { audited_ = compute(next, std::nullopt, training); });
+  ddp_.hash_shards(true);
+}
+
+// Hashes of the shards of that run; or of one of them alone.
+std::vector<std::uint64_t> Audit::compute(int position, std::optional<std::uint32_t> shard, TrainingStep& training) {
+  sampler::DistributedSampler sampler = shares_.sampler_of(position);
+  sampler.restore(position_);
+  data::Loader loader(shares_.dataset(), sampler, {.workers = 0, .memory = backend_.staging_memory()});
+  const data::Batch& batch = loader.next();
+  const comm::ReductionTree& tree = *shares_.tree();
+  const comm::TreeNode run = tree.run_of(tree.order()[static_cast<std::size_t>(position)]);
+  copy_->take_modes(ddp_.module());
+  for (const auto& [name, parameter] : copy_->named_parameters()) parameter->changed();
+  std::vector<std::uint64_t> hashes;
+  for (std::uint32_t each = run.first; each < run.end(); ++each)
+    if (!shard || each == *shard) hashes.push_back(training.hash_shard(*step_, batch, each, *copy_, *tape_));
+  return hashes;
+}
+
+void Audit::end(TrainingStep& training) {
+  if (!step_) return;
+  ddp_.hash_shards(false);
+  if (const auto found = compare()) accuse(*found, training);
+  ddp_.check();
+  ++count_;
+  verified_ = *std::exchange(step_, std::nullopt);
+}
+
+std::optional<Audit::Difference> Audit::compare() const {
+  std::vector<std::uint64_t> mine(ddp_.shard_hashes().begin(), ddp_.shard_hashes().end());
+  mine.insert(mine.end(), audited_.begin(), audited_.end());
+  const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
+  const comm::ReductionTree& tree = *shares_.tree();
+  const auto hash_of = [&](int position, std::size_t place) {
+    std::uint64_t hash = 0;
+    const auto rank = static_cast<std::size_t>(tree.order()[static_cast<std::size_t>(position)]);
+    std::memcpy(&hash, all[rank].data() + place * sizeof hash, sizeof hash);
+    return hash;
+  };
+  for (int position = 0; position < tree.ranks(); ++position) {
+    const int auditor = after(position, tree.ranks() - 1, tree.ranks());
+    const auto run_of = [&](int of) { return tree.run_of(tree.order()[static_cast<std::size_t>(of)]); };
+    for (std::size_t place = 0; place < run_of(position).count; ++place) {
+      const Difference found = {.position = position,
+                                .place = place,
+                                .owners = hash_of(position, place),
+                                .auditors = hash_of(auditor, run_of(auditor).count + place)};
+      if (found.owners != found.auditors) return found;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Audit::where(int rank) const {
+  return fmt::format("rank {} ({})", rank, places_[static_cast<std::size_t>(rank)]);
+}
+
+void Audit::accuse(const Difference& found, TrainingStep& training) {
+  const comm::ReductionTree& tree = *shares_.tree();
+  const int runs = tree.ranks(), me = ddp_.group().rank();
+  const auto rank_of = [&](int position) { return tree.order()[static_cast<std::size_t>(position)]; };
+  const int owner = rank_of(found.position), auditor = rank_of(after(found.position, runs - 1, runs));
+  const int third = rank_of(after(found.position, 1, runs));  // of two ranks the auditor
+  const auto shard = tree.run_of(owner).first + static_cast<std::uint32_t>(found.place);
+
+  std::uint64_t again = 0;
+  ddp_.wait_for_parameters();
+  for (std::size_t i = 0; i < before_.size(); ++i)
+    backend_.pointwise().copy(before_[i], ddp_.parameters()[i].parameter->value());
+  comm::run_collectively(group_, [&] {
+    if (me == third || (runs == 2 && me == owner)) again = compute(found.position, shard, training).front();
+  });
+  const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(again));
+  const auto hash_of = [&](int rank) { return static_cast<std::uint64_t>(all[static_cast<std::size_t>(rank)]); };
+  std::optional<int> culprit;
+  if (runs > 2) {
+    if (hash_of(third) == found.owners) culprit = auditor;
+    if (hash_of(third) == found.auditors) culprit = owner;
+  } else {
+    if (hash_of(owner) == found.auditors) culprit = owner;
+    if (hash_of(auditor) == found.owners) culprit = auditor;
+  }
+  const std::string verified = verified_ > 0 ? fmt::format("; all was right at step {}", verified_) : "";
+  if (!culprit)
+    throw OutOfStepError(fmt::format("step {}: {} and {} have computed different gradients of shard {}{}", *step_,
+                                     where(owner), where(auditor), shard, verified),
+                         kRemedy);
+  comm::run_collectively(group_, [&] {
+    if (group_.rank() != *culprit) return;
+    const std::string other = runs > 2 ? fmt::format("ranks {} and {} do", *culprit == owner ? auditor : owner, third)
+                                       : "it does the second time";
+    throw DeviceError(fmt::format("step {}: {} has computed other gradients of shard {} than {}: its memory or a "
+                                  "processor is at fault{}",
+                                  *step_, where(*culprit), shard, other, verified),
+                      kRemedy);
+  });
+  LOCKSTEP_ASSERT(false, "rank {} has not thrown", *culprit);
+}
+
+}  // namespace lockstep::trainer
