@@ -39,6 +39,9 @@ struct SessionChecks {
 /// open_session(), with checks of the caller's; throws what they throw.
 Session open_session(const SessionOptions& options, const SessionChecks& checks);
 
+/// "node1, processors 0-3": where this process computes.
+std::string place_of_process();
+
 /// Warns of options that have no effect because of the machine and the number of ranks. On one rank.
 void warn_of_unused(const SessionOptions& options, const Session& session);
 

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "comm/backends.h"
+#include "devices/cpus.h"
 #include "devices/nvml.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/device_group.h"
@@ -180,6 +181,10 @@ void Session::shutdown() {
 void Session::leave() {
   if (gradient_group != nullptr) gradient_group->shutdown();
   group->barrier().wait_host();
+}
+
+std::string place_of_process() {
+  return fmt::format("{}, processors {}", host_name(), devices::ranges_text(devices::allowed_cpus()));
 }
 
 Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {

@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agree.h"
-#include "devices/cpus.h"
-#include "lockstep/base/env.h"
+#include "session/opening.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -44,8 +43,7 @@ Audit::Audit(double share, session::Session& session, parallel::DistributedDataP
   tape_.emplace(backend_);
   for (const auto& [name, parameter] : ddp_.parameters())
     before_.push_back(backend_.empty(parameter->value().shape(), parameter->value().dtype()));
-  places_ = group_.all_gather_text(
-      fmt::format("{}, processors {}", host_name(), devices::ranges_text(devices::allowed_cpus())));
+  places_ = group_.all_gather_text(session::place_of_process());
 }
 
 void Audit::begin(std::int64_t step, const data::Batch& batch, const sampler::SamplerState& position,
