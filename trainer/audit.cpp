@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/splitmix.h"
 #include "comm/agree.h"
 #include "session/opening.h"
 
@@ -44,6 +45,13 @@ Audit::Audit(double share, session::Session& session, parallel::DistributedDataP
   for (const auto& [name, parameter] : ddp_.parameters())
     before_.push_back(backend_.empty(parameter->value().shape(), parameter->value().dtype()));
   places_ = group_.all_gather_text(session::place_of_process());
+}
+
+bool Audit::due(std::int64_t step, bool checkpoint) const {
+  const std::int64_t window = (step - 1) / every_, place = (step - 1) % every_;
+  return on_ &&
+         (checkpoint || static_cast<std::uint64_t>(place) == SplitMix64::word(static_cast<std::uint64_t>(window), 0) %
+                                                                 static_cast<std::uint64_t>(every_));
 }
 
 void Audit::begin(std::int64_t step, const data::Batch& batch, const sampler::SamplerState& position,

@@ -19,19 +19,21 @@ namespace lockstep::trainer {
 
 /// Note [Audits]
 /// A bit that flips in memory, or a core that multiplies wrongly, gives gradients that look like any others. With
-/// --shards a shard's gradients have the same bits whoever computes them. So with --audit P, in each ⌈1/P⌉th step and
-/// each one that ends with a checkpoint, every rank first computes the shards of the next run as well (of the rank that
-/// has it: ReductionTree::order()), on a copy of the module that shares its parameters, and keeps a hash of each
-/// shard's gradients. Then comes the step as always, which finds the same hashes on the way, before shards are added.
-/// After it all ranks compare: every shard has been computed by two of them, and all parameters are compared, too.
+/// --shards a shard's gradients have the same bits whoever computes them. So with --audit P, in one of each ⌈1/P⌉
+/// steps, at a random place, and in those that end with a checkpoint, every rank first computes the shards of the next
+/// run as well (of the rank that has it: ReductionTree::order()), on a copy of the module that shares its parameters,
+/// and keeps a hash of each shard's gradients. Then comes the step as always, which finds the same hashes on the way,
+/// before shards are added. After it all ranks compare: every shard has been computed by two of them, and all
+/// parameters are compared, too.
 ///
 /// Where two ranks differ in a shard, a third one computes it again from a copy of the parameters that the step began
 /// with: who differs from the two others computes wrongly. Of two ranks both compute it again: who then finds what the
 /// other had found before has computed wrongly. The run ends before the step's checkpoint; the newest one is of a step
 /// that was verified itself, or is older.
 ///
-/// A rank that always computes wrongly, or whose parameters or moments have changed, is found within 1 / P steps,
-/// since no rank's part of an audited step is left out; a single wrong step with probability P. What is not seen: what
+/// A rank that always computes wrongly, or whose parameters or moments have changed, is found within 2 / P steps,
+/// since no rank's part of an audited step is left out; a single wrong step with probability P. Places are random so
+/// that a fault with a period of its own is not missed for ever. What is not seen: what
 /// all ranks get alike (a wrong sample on a disk), statistics of batch normalisation, and, with --zero, moments and
 /// parameters that a rank has updated wrongly for all. An audited step computes twice: a share of P of the run.
 
@@ -42,7 +44,7 @@ class Audit {
   Audit(double share, session::Session& session, parallel::DistributedDataParallel& ddp, StepShares& shares);
 
   /// Whether step `step` is audited; `checkpoint`: one is taken after it.
-  bool due(std::int64_t step, bool checkpoint) const { return on_ && (checkpoint || step % every_ == 0); }
+  bool due(std::int64_t step, bool checkpoint) const;
   /// Collective, before that step, whose batch `position` has as the next one.
   void begin(std::int64_t step, const data::Batch& batch, const sampler::SamplerState& position,
              TrainingStep& training);
