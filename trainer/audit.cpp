@@ -154,8 +154,10 @@ void Audit::accuse(const Difference& found, TrainingStep& training) {
                          kRemedy);
   comm::run_collectively(group_, [&] {
     if (group_.rank() != *culprit) return;
-    const std::string other = runs > 2 ? fmt::format("ranks {} and {} do", *culprit == owner ? auditor : owner, third)
-                                       : "it does the second time";
+    const int right = *culprit == owner ? auditor : owner;
+    const std::string other = runs > 2
+                                  ? fmt::format("ranks {} and {} do", std::min(right, third), std::max(right, third))
+                                  : "it does the second time";
     throw DeviceError(fmt::format("step {}: {} has computed other gradients of shard {} than {}: its memory or a "
                                   "processor is at fault{}",
                                   *step_, where(*culprit), shard, other, verified),

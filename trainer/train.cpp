@@ -383,10 +383,10 @@ class Run {
   void begin_step(std::int64_t step, const data::Batch& batch, bool checkpoint) {
     throw_if_stopped("training");
     if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
+    if (audit_ && audit_->due(step, checkpoint)) audit_->begin(step, batch, position_, *step_);
     stragglers_->begin_step();
     bad_->keep_statistics();
     batch_ = &batch;
-    if (audit_ && audit_->due(step, checkpoint)) audit_->begin(step, batch, position_, *step_);
     step_->run(step, batch, rate_of(hooks_, *rate_, step - 1, total_steps_, best_ ? &*best_ : nullptr),
                rate_->momentum_at(step - 1));
   }
