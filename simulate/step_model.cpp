@@ -89,8 +89,7 @@ Payload payload_of(const ddp::Bucket& bucket, std::span<const ddp::SlotSpec> slo
 class Model {
  public:
   Model(const StepProfile& profile, const Job& job, const Cluster& cluster, int nodes)
-      : profile_(profile),
-        job_(job),
+      : job_(job),
         contention_(cluster.contention),
         inline_(cluster.fabric.thread_bytes_per_s > 0),
         costs_(fabric_of(cluster, profile), nodes, cluster.algorithm, cluster.measured) {
@@ -195,7 +194,6 @@ class Model {
     double ready_s = 0, local_s = 0, update_s = 0;
     Cost cost;
   };
-  const StepProfile& profile_;
   const Job& job_;
   double contention_;
   bool inline_;
