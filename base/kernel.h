@@ -28,8 +28,8 @@ std::vector<ControlGroup> control_groups(const std::string& controller, bool uni
 /// What this process has resident, in bytes: the most so far, and now (which costs a few microseconds; 0 where /proc
 /// does not say).
 std::int64_t peak_resident_bytes();
+std::int64_t resident_bytes();
 /// Seconds that this process's threads have run, in the program and in the kernel for it.
 double cpu_seconds();
-std::int64_t resident_bytes();
 
 }  // namespace lockstep

@@ -23,6 +23,8 @@ constexpr const char* kRemedy =
 /// The run `by` after run `position`, around.
 int after(int position, int by, int runs) { return (position + by) % runs; }
 
+int rank_at(const comm::ReductionTree& tree, int position) { return tree.order()[static_cast<std::size_t>(position)]; }
+
 }  // namespace
 
 Audit::Audit(double share, session::Session& session, parallel::DistributedDataParallel& ddp, StepShares& shares)
@@ -64,33 +66,28 @@ void Audit::begin(std::int64_t step, const data::Batch& batch, const sampler::Sa
   training.expect(batch);
   const comm::ReductionTree& tree = *shares_.tree();
   const int next = after(tree.position_of(ddp_.group().rank()), 1, tree.ranks());
-  comm::run_collectively(group_, [&] { audited_ = compute(next, std::nullopt, training); });
+  comm::run_collectively(group_, [&] { audited_ = compute(next, tree.run_of(rank_at(tree, next)), training); });
   ddp_.hash_shards(true);
 }
 
-// Hashes of the shards of that run; or of one of them alone.
-std::vector<std::uint64_t> Audit::compute(int position, std::optional<std::uint32_t> shard, TrainingStep& training) {
+// Hashes of some shards of that run.
+std::vector<std::uint64_t> Audit::compute(int position, const comm::TreeNode& shards, TrainingStep& training) {
   sampler::DistributedSampler sampler = shares_.sampler_of(position);
   sampler.restore(position_);
   data::Loader loader(shares_.dataset(), sampler, {.workers = 0, .memory = backend_.staging_memory()});
   const data::Batch& batch = loader.next();
-  const comm::ReductionTree& tree = *shares_.tree();
-  const comm::TreeNode run = tree.run_of(tree.order()[static_cast<std::size_t>(position)]);
   copy_->take_modes(ddp_.module());
   for (const auto& [name, parameter] : copy_->named_parameters()) parameter->changed();
-  std::vector<std::uint64_t> hashes;
-  for (std::uint32_t each = run.first; each < run.end(); ++each)
-    if (!shard || each == *shard) hashes.push_back(training.hash_shard(*step_, batch, each, *copy_, *tape_));
-  return hashes;
+  return training.hash_shards(*step_, batch, shards, *copy_, *tape_);
 }
 
-void Audit::end(TrainingStep& training) {
-  if (!step_) return;
+bool Audit::end(TrainingStep& training) {
+  if (!step_) return false;
   ddp_.hash_shards(false);
   if (const auto found = compare()) accuse(*found, training);
-  ddp_.check();
   ++count_;
   verified_ = *std::exchange(step_, std::nullopt);
+  return true;
 }
 
 std::optional<Audit::Difference> Audit::compare() const {
@@ -100,13 +97,13 @@ std::optional<Audit::Difference> Audit::compare() const {
   const comm::ReductionTree& tree = *shares_.tree();
   const auto hash_of = [&](int position, std::size_t place) {
     std::uint64_t hash = 0;
-    const auto rank = static_cast<std::size_t>(tree.order()[static_cast<std::size_t>(position)]);
-    std::memcpy(&hash, all[rank].data() + place * sizeof hash, sizeof hash);
+    std::memcpy(&hash, all[static_cast<std::size_t>(rank_at(tree, position))].data() + place * sizeof hash,
+                sizeof hash);
     return hash;
   };
   for (int position = 0; position < tree.ranks(); ++position) {
     const int auditor = after(position, tree.ranks() - 1, tree.ranks());
-    const auto run_of = [&](int of) { return tree.run_of(tree.order()[static_cast<std::size_t>(of)]); };
+    const auto run_of = [&](int of) { return tree.run_of(rank_at(tree, of)); };
     for (std::size_t place = 0; place < run_of(position).count; ++place) {
       const Difference found = {.position = position,
                                 .place = place,
@@ -125,9 +122,8 @@ std::string Audit::where(int rank) const {
 void Audit::accuse(const Difference& found, TrainingStep& training) {
   const comm::ReductionTree& tree = *shares_.tree();
   const int runs = tree.ranks(), me = ddp_.group().rank();
-  const auto rank_of = [&](int position) { return tree.order()[static_cast<std::size_t>(position)]; };
-  const int owner = rank_of(found.position), auditor = rank_of(after(found.position, runs - 1, runs));
-  const int third = rank_of(after(found.position, 1, runs));  // of two ranks the auditor
+  const int owner = rank_at(tree, found.position), auditor = rank_at(tree, after(found.position, runs - 1, runs));
+  const int third = rank_at(tree, after(found.position, 1, runs));  // of two ranks the auditor
   const auto shard = tree.run_of(owner).first + static_cast<std::uint32_t>(found.place);
 
   std::uint64_t again = 0;
@@ -135,7 +131,8 @@ void Audit::accuse(const Difference& found, TrainingStep& training) {
   for (std::size_t i = 0; i < before_.size(); ++i)
     backend_.pointwise().copy(before_[i], ddp_.parameters()[i].parameter->value());
   comm::run_collectively(group_, [&] {
-    if (me == third || (runs == 2 && me == owner)) again = compute(found.position, shard, training).front();
+    if (me == third || (runs == 2 && me == owner))
+      again = compute(found.position, {.first = shard, .count = 1}, training).front();
   });
   const auto all = group_.all_gather_numbers(static_cast<std::int64_t>(again));
   const auto hash_of = [&](int rank) { return static_cast<std::uint64_t>(all[static_cast<std::size_t>(rank)]); };

@@ -48,15 +48,16 @@ class Audit {
   /// Collective, before that step, whose batch `position` has as the next one.
   void begin(std::int64_t step, const data::Batch& batch, const sampler::SamplerState& position,
              TrainingStep& training);
-  /// Collective, after it; does nothing where none has begun. Throws DeviceError on the rank that computes wrongly and
-  /// PeerError on the others; OutOfStepError on all where it is not known which of two does, or parameters differ.
-  void end(TrainingStep& training);
+  /// Collective, after it: whether one had begun, after which the caller compares the replicas. Throws DeviceError on
+  /// the rank that computes wrongly and PeerError on the others; OutOfStepError on all where it is not known which of
+  /// two does.
+  bool end(TrainingStep& training);
 
   /// Steps that were, and with which no rank has differed.
   std::int64_t count() const { return count_; }
 
  private:
-  std::vector<std::uint64_t> compute(int position, std::optional<std::uint32_t> shard, TrainingStep& training);
+  std::vector<std::uint64_t> compute(int position, const comm::TreeNode& shards, TrainingStep& training);
   /// A shard, by the number of its run and its place in it.
   struct Difference {
     int position = 0;

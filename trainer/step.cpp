@@ -177,17 +177,22 @@ nn::Loss TrainingStep::forward_shard(std::int64_t step, const Inputs& inputs, co
   return forward(tape, module, rows_of(inputs, part), options_.loss, scale_);
 }
 
-std::uint64_t TrainingStep::hash_shard(std::int64_t step, const data::Batch& batch, std::uint32_t shard,
-                                       nn::Module& copy, nn::Tape& tape) {
-  if (shard_of(batch.plan, shard).count == 0) return 0;
+std::vector<std::uint64_t> TrainingStep::hash_shards(std::int64_t step, const data::Batch& batch,
+                                                     const comm::TreeNode& shards, nn::Module& copy, nn::Tape& tape) {
   const Inputs inputs = with_activations(backend_, upload(batch), options_.activations);
   auto parameters = copy.named_parameters();
   std::erase_if(parameters, [](const auto& named) { return !named.parameter->requires_grad(); });
-  for (const auto& [name, parameter] : parameters) parameter->clear_grad();
-  tape.reset();
-  tape.backward(forward_shard(step, inputs, batch.plan, shard, copy, tape, backend_).value);
-  tape.reset();
-  return parallel::hash_of_gradients(parameters);
+  std::vector<std::uint64_t> hashes;
+  for (std::uint32_t shard = shards.first; shard < shards.end(); ++shard) {
+    for (const auto& [name, parameter] : parameters) parameter->clear_grad();
+    if (shard_of(batch.plan, shard).count > 0) {
+      tape.reset();
+      tape.backward(forward_shard(step, inputs, batch.plan, shard, copy, tape, backend_).value);
+      tape.reset();
+    }
+    hashes.push_back(parallel::hash_of_gradients(parameters));  // of none: 0
+  }
+  return hashes;
 }
 
 // Of the last part, backward ends when all ranks' sums are there, and has called update_bucket() for each bucket.

@@ -102,14 +102,14 @@ class TrainingStep {
   /// Collective, between steps: DistributedDataParallel::set_tree(). Gradients of the last step are gone.
   void set_tree(const comm::ReductionTree& tree);
 
-  /// Collective, before hash_shard() that comes ahead of run() with this batch: losses are scaled as they will be
+  /// Collective, before hash_shards() that comes ahead of run() with this batch: losses are scaled as they will be
   /// there.
   void expect(const data::Batch& batch);
-  /// On the CPU, with a tree and with the parameters that step `step` begins with: the hash of the gradients of one of
-  /// `batch`'s shards (DistributedDataParallel::shard_hashes()), computed on `copy`, a copy of the module; 0 for a
+  /// On the CPU, with a tree and with the parameters that step `step` begins with: hashes of the gradients of `shards`,
+  /// which `batch` has (DistributedDataParallel::shard_hashes()), computed on `copy`, a copy of the module; 0 for a
   /// shard without samples.
-  std::uint64_t hash_shard(std::int64_t step, const data::Batch& batch, std::uint32_t shard, nn::Module& copy,
-                           nn::Tape& tape);
+  std::vector<std::uint64_t> hash_shards(std::int64_t step, const data::Batch& batch, const comm::TreeNode& shards,
+                                         nn::Module& copy, nn::Tape& tape);
 
   /// On the CPU, after a step: whether the losses of this rank's own samples were finite.
   bool own_loss_is_finite() const { return own_finite_; }

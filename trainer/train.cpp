@@ -211,14 +211,14 @@ class Run {
         leave_out(*left_out);
       else
         begin_step(step, batch, checkpoint);
-      const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
+      bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       position_ = batch.state_after;
       const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
       if (averaging) average(step);
       const bool looks = config_.histogram_steps > 0 && step % config_.histogram_steps == 0;
       const bool pause = check || last || evaluates || checkpoint || looks || (plan.last_of_epoch && hooks_.on_epoch);
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
-      if (audit_) audit_->end(*step_);
+      if (audit_ && audit_->end(*step_)) check = true;
       if (looks) reports_.write(TensorReport{step, backend_, ddp_->parameters()});
       if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step, progress);
