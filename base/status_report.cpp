@@ -1,6 +1,7 @@
 #include "base/status_report.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
@@ -79,7 +81,7 @@ std::optional<StatusReport> decode_status(std::string_view bytes) {
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
   const std::size_t rank_bytes = header.ranks * sizeof(std::int32_t);
-  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kDone ||
+  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kStranded ||
       header.ranks > StatusReport::kMaxRanks || header.text_bytes > StatusReport::kMaxTextBytes ||
       bytes.size() != sizeof header + rank_bytes + header.text_bytes || !std::isfinite(header.seconds))
     return std::nullopt;
@@ -93,11 +95,15 @@ std::optional<StatusReport> decode_status(std::string_view bytes) {
 std::optional<StatusReport> parse_status_line(std::string_view line) {
   using Kind = StatusReport::Kind;
   if (line == "done") return StatusReport{.kind = Kind::kDone};
+  if (line == "rejoins") return StatusReport{.kind = Kind::kRejoins};
   const auto blank = line.find(' ');
   if (blank == std::string_view::npos) return std::nullopt;
   const std::string_view word = line.substr(0, blank);
   const auto step = parse_int(std::string(line.substr(blank + 1)));
-  if ((word != "progress" && word != "checkpointed") || !step || *step < 0) return std::nullopt;
+  const bool stranded = word == "stranded";
+  if ((word != "progress" && word != "checkpointed" && !stranded) || !step || *step < (stranded ? -1 : 0))
+    return std::nullopt;
+  if (stranded) return StatusReport{.kind = Kind::kStranded, .step = *step};
   return StatusReport{.kind = word == "progress" ? Kind::kProgress : Kind::kCheckpointed, .step = *step};
 }
 
@@ -113,6 +119,38 @@ bool report_status(const StatusReport& report) noexcept {
   } catch (...) {
     return false;  // no memory left: the reported work continues without it
   }
+}
+
+std::string encode_place(const Place& place) {
+  std::string bytes;
+  for (const auto& [name, value] : place) bytes += fmt::format("{}={}", name, value) + '\0';
+  return bytes;
+}
+
+std::optional<Place> decode_place(std::string_view bytes) {
+  Place place;
+  while (!bytes.empty()) {
+    const auto end = bytes.find('\0'), equals = bytes.find('=');
+    if (end == std::string_view::npos || equals == 0 || equals > end) return std::nullopt;
+    place.emplace_back(bytes.substr(0, equals), bytes.substr(equals + 1, end - equals - 1));
+    bytes.remove_prefix(end + 1);
+  }
+  return place;
+}
+
+std::optional<Place> wait_for_place(FunctionRef<bool()> gives_up) {
+  constexpr int kLookEveryMs = 10;
+  constexpr std::size_t kMostBytes = 1 << 16;
+  std::string bytes(kMostBytes, '\0');
+  while (listener().fd >= 0 && !gives_up()) {
+    pollfd look{listener().fd, POLLIN, 0};
+    if (::poll(&look, 1, kLookEveryMs) <= 0) continue;
+    const ssize_t got = ::recv(listener().fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got <= 0) return std::nullopt;
+    if (auto place = decode_place(std::string_view(bytes).substr(0, static_cast<std::size_t>(got)))) return place;
+  }
+  return std::nullopt;
 }
 
 namespace {

@@ -6,7 +6,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep {
 
@@ -24,6 +27,8 @@ struct StatusReport {
     kProgress,         // `step` is complete
     kCheckpointed,     // a checkpoint from which the job could resume after `step` is complete
     kDone,             // the job's work is complete
+    kRejoins,   // it outlives the loss of other ranks, and can connect to others in their place: wait_for_place()
+    kStranded,  // it has lost ranks and waits for that; `step` is complete here, of -1 there is nothing left
   };
   static constexpr std::size_t kMaxRanks = 64;
   static constexpr std::size_t kMaxTextBytes = 4096;
@@ -42,7 +47,8 @@ struct StatusReport {
 std::string encode_status(const StatusReport& report);
 /// Nothing for bytes that no encode_status() made.
 std::optional<StatusReport> decode_status(std::string_view bytes);
-/// What programs write that know nothing of encode_status(): a line "progress STEP", "checkpointed STEP" or "done".
+/// What programs write that know nothing of encode_status(): a line "progress STEP", "checkpointed STEP", "done",
+/// "rejoins" or "stranded STEP".
 /// Nothing for any other text.
 std::optional<StatusReport> parse_status_line(std::string_view line);
 
@@ -54,6 +60,16 @@ inline constexpr const char* kStatusFdVariable = "LOCKSTEP_STATUS_FD";
 
 /// Sends a message if a launcher listens, and never waits. Whether it was sent. Thread-safe.
 bool report_status(const StatusReport& report) noexcept;
+/// Variables of the environment, by name.
+using Place = std::vector<std::pair<std::string, std::string>>;
+/// A place as a message on the status socket, from the wrapper to the program.
+std::string encode_place(const Place& place);
+/// Nothing for bytes that no encode_place() made.
+std::optional<Place> decode_place(std::string_view bytes);
+/// For a process that has reported kStranded: the environment with which it would be started now, beside the ranks that
+/// take the lost ones' places. Looks at `gives_up` every 10 ms: nothing where that says so, or nobody listens.
+std::optional<Place> wait_for_place(FunctionRef<bool()> gives_up);
+
 /// `step` is complete. Sends at most one in a tenth of a second, and the first at once: a message wakes two processes.
 void report_progress(std::int64_t step) noexcept;
 /// The last report_progress() that has not been sent, if any: at the end of the work, or of the process.

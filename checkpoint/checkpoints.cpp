@@ -27,7 +27,8 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
                        const std::optional<Resumed>& resumed, const std::optional<OwnPart>& part) {
   plan_ = std::move(plan);
   part_ = part;
-  if (resumed) taken_ = collected_ = older_ = resumed->manifest.step;
+  if (resumed) older_ = resumed->manifest.step;
+  if (resumed && !resumed->in_memory) taken_ = collected_ = older_;
   if (wanted() && writes_part_alone()) {
     copy_ = std::make_unique<StateCopy>(optimizer, *part_);
     places_.push_back({.directory = options_.checkpoint_dir});
@@ -45,7 +46,8 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
     older.push_back(refuse_others(directory, resumed));
   }
   // Where the job resumes after another failure, and what a launcher counts lost steps from.
-  if (resumed) report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
+  if (resumed && !resumed->in_memory)
+    report_status({.kind = StatusReport::Kind::kCheckpointed, .step = resumed->manifest.step});
   copy_ = std::make_unique<StateCopy>(module, optimizer, average, part_ ? &*part_ : nullptr);
   for (const std::string& directory : writes_) {
     const std::size_t at = places_.size();

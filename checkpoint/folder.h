@@ -90,6 +90,8 @@ struct Resumed {
   std::vector<CorruptCheckpoint> corrupt;  // newer than that, in the directories that this rank has looked into
   int reader = 0;                          // the rank that reads it
   bool from_own_directories = false;       // it lies where this run's own checkpoints go
+  bool in_memory = false;                  // the reader has its state already: there are no files
+  bool all_have_it = false;                // as have all others
 };
 
 /// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is given and returns the

@@ -114,6 +114,11 @@ void add_restart_options(OptionTable& table, launcher::LaunchOptions& options) {
              .help = "how often to restart the job from its newest checkpoint after a failure",
              .default_text = "0",
              .value = integer(options.max_restarts, 0, launcher::kMaxRestarts)});
+  table.add({.name = "in-place",
+             .kind = OptionKind::kFlag,
+             .help = "with --max-restarts, of lockstep train on CPUs: ranks that others outlive are replaced, and the "
+                     "job continues from the others' memory",
+             .value = boolean(options.in_place)});
   table.add({.name = "min-ranks",
              .placeholder = "M",
              .help = "after two failures in a row without a new checkpoint, restart with one rank fewer, down to M; "

@@ -86,7 +86,8 @@ Cpu read_cpu() {
 }
 
 std::vector<Core> discover_cores(const CpuMask& allowed) {
-  const Topology topology = load_topology(Part::kCores);
+  // Each time anew hwloc would load its plugins too, which takes 20 ms.
+  static const Topology& topology = *new Topology(load_topology(Part::kCores));
   if (topology == nullptr) return processors_as_cores(allowed);
   std::vector<Core> cores;
   CpuMask seen;

@@ -68,6 +68,11 @@ class Starter {
     if (!preload_) prepare_mpirun(facts);
     return start_mpirun(mpirun_command(options, facts, env), facts, preload_ ? &*preload_ : nullptr, output);
   }
+  /// Of own ranks on this host: others in the place of `lost`, which all connect at another port.
+  Replacements replace(const LaunchOptions& options, const HostFacts& facts, const std::vector<int>& lost, int output) {
+    port_.emplace();
+    return replace_own_ranks(options, facts, *port_, lost, output);
+  }
   const char* name() const { return own_ ? "wrapper" : "mpirun"; }
 
  private:
@@ -126,6 +131,13 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
                         gathered.hosts.empty() ? "" : facts.name);
   supervisor.on_checkpoint(context.on_checkpoint);
   supervisor.on_first_step(context.on_first_step);
+  if (options.in_place)
+    supervisor.on_survivors(
+        [&](const Loss& loss) -> std::optional<Replacements> {
+          if (!context.on_survivors(loss, facts)) return std::nullopt;
+          return starter.replace(options, facts, loss.to_start, output.get());
+        },
+        [&] { return start_spare(options, facts, output.get()); });
   supervisor.on_starter_output([&](std::string_view bytes) {
     [[maybe_unused]] const auto written = ::write(output.get(), bytes.data(), bytes.size());
   });

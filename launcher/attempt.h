@@ -13,6 +13,7 @@
 #include "launcher/process.h"
 #include "launcher/rank_log.h"
 #include "launcher/root_cause.h"
+#include "launcher/survivors.h"
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::launcher {
@@ -26,6 +27,8 @@ struct JobContext {
   RemoteHosts& hosts;
   std::function<void(std::int64_t step)> on_first_step = {};  // of an attempt, that a rank has reported
   std::function<bool(std::int64_t step)> on_checkpoint = {};  // Supervisor::on_checkpoint()
+  /// Supervisor::on_survivors(), but for starting ranks: whether they are to be, with what it makes of `facts`.
+  std::function<bool(const Loss& loss, HostFacts& facts)> on_survivors = {};
 };
 
 struct AttemptResult {

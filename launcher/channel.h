@@ -2,8 +2,8 @@
 // shown each other that they are of the same job (Note [Handshake]).
 //
 // Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, perhaps Flight, then Ended.
-// Launcher → wrapper: Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which
-// mpirun starts in the place of ssh, sends StartDaemon and gets Output and Ended.
+// Launcher → wrapper: Signal and Rejoin. A connection that ends without Ended means that the wrapper itself died.
+// `_rsh`, which mpirun starts in the place of ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +59,12 @@ struct Signal {
 
   void fields(auto& io) { io(signal_number); }
 };
+/// Give the program, which is stranded, this place (base/status_report.h).
+struct Rejoin {
+  std::string place;
+
+  void fields(auto& io) { io(rest(place)); }
+};
 /// Run this shell command, which starts Open MPI's daemon, on `host`.
 struct StartDaemon {
   std::string host;
@@ -88,7 +94,7 @@ struct Flight {
 
   void fields(auto& io) { io(at_ns, rest(bytes)); }
 };
-using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status, Flight>;
+using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status, Flight, Rejoin>;
 
 inline std::string encode(const Message& message) { return encode_frame(message); }
 using Decoder = FrameDecoder<Message>;

@@ -55,6 +55,14 @@ class FrameCutter {
   std::size_t start_ = 0;  // of the first frame not yet handed out
 };
 
+/// For std::visit() of a message.
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <class... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang wants it spelled out
+
 template <class Message>
 std::string encode_frame(const Message& message) {
   return frame(message.index(), std::visit([](const auto& one) { return pack(one); }, message));

@@ -7,6 +7,33 @@
 
 namespace lockstep::launcher {
 
+void JobProcesses::replace(int rank, pid_t pid) {
+  forget(rank);
+  add(rank, pid);
+}
+
+bool JobProcesses::has_spare() const {
+  return std::ranges::any_of(all_, [](const One& one) { return one.rank == kNoRank && !one.exit_status; });
+}
+
+void JobProcesses::replace_by_spare(int rank) {
+  forget(rank);
+  for (One& one : all_) {
+    if (one.rank != kNoRank || one.exit_status) continue;
+    one.rank = rank;
+    one.replaced = false;
+  }
+}
+
+void JobProcesses::forget(int rank) {
+  for (One& one : all_) {
+    if (one.rank != rank) continue;
+    one.replaced = true;
+    one.failed = false;
+  }
+  if (first_failed_ && all_[*first_failed_].replaced) first_failed_.reset();
+}
+
 void JobProcesses::collect() {
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const One& one = all_[i];
@@ -20,7 +47,7 @@ void JobProcesses::end(std::size_t index, ExitStatus exit_status) {
   One& one = all_[index];
   one.exit_status = exit_status;
   one.ended_at = Clock::now();
-  one.failed = !killed_ && !exit_status.ok();
+  one.failed = !killed_ && !exit_status.ok() && !one.replaced;
   if (one.failed && !first_failed_) first_failed_ = index;
 }
 

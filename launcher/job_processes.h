@@ -26,6 +26,14 @@ class JobProcesses {
   /// A wrapper that the helper on another host starts, and reports the end of: end_remote().
   void add_remote(int rank, std::size_t host) { all_.push_back({.rank = rank, .host = host}); }
 
+  /// Another wrapper for that rank: what becomes of those before it is no failure.
+  void replace(int rank, pid_t pid);
+
+  /// One for no rank yet, which ends unnoticed; and the place that it takes.
+  void add_spare(pid_t pid) { all_.push_back({.rank = kNoRank, .pid = pid, .replaced = true}); }
+  bool has_spare() const;
+  void replace_by_spare(int rank);
+
   bool are_mpirun() const { return are_mpirun_; }
   /// Takes the exit statuses of those that have ended: at SIGCHLD.
   void collect();
@@ -54,16 +62,19 @@ class JobProcesses {
   bool were_killed() const { return killed_; }
 
  private:
+  static constexpr int kNoRank = -1;
   struct One {
     int rank = 0;
     pid_t pid = 0;
     std::optional<std::size_t> host = {};
     std::optional<ExitStatus> exit_status = {};
     Clock::time_point ended_at = {};
-    bool failed = false;  // without kill()
+    bool failed = false;    // without kill()
+    bool replaced = false;  // so that it does not matter
   };
   explicit JobProcesses(bool are_mpirun) : are_mpirun_(are_mpirun) {}
   void end(std::size_t index, ExitStatus exit_status);
+  void forget(int rank);
 
   std::vector<One> all_;
   bool are_mpirun_;

@@ -36,6 +36,12 @@ void check(const LaunchOptions& options) {
   if (options.min_ranks && options.max_restarts == 0)
     throw UsageError("launch: --min-ranks without --max-restarts: a job that is not restarted keeps its ranks",
                      "add --max-restarts K, or leave --min-ranks out");
+  if (options.in_place && options.max_restarts == 0)
+    throw UsageError("launch: --in-place without --max-restarts: a job that is not restarted needs no survivors",
+                     "add --max-restarts K, or leave --in-place out");
+  if (options.in_place && !options.hosts.empty())
+    throw UsageError("launch: --in-place with --hosts: ranks outlive others on one host alone",
+                     "leave one of the two out");
   if (const auto seconds = options.host_return_seconds) {
     if (!(*seconds >= 0 && *seconds <= kMaxHostReturnSeconds))
       throw UsageError(fmt::format("launch: a wait of {} s for hosts", *seconds),
@@ -85,6 +91,10 @@ HostFacts facts_of_this_host(const LaunchOptions& options) {
   facts.self = std::filesystem::read_symlink("/proc/self/exe").string();
   const bool own = starts_own_ranks(options, facts.self, env);
   if (options.hosts.empty()) check_open_files(options.ranks > 0 ? options.ranks : facts.cores, !own);
+  if (options.in_place && !own)
+    throw UsageError(fmt::format("launch: --in-place: mpirun starts the ranks of {}, and ends all when one does",
+                                 options.program[0]),
+                     "leave --in-place out, or start lockstep itself without --mpi");
   if (own) return facts;
   check_mpiruns_loopback();
   const auto mpirun = find_program("mpirun");

@@ -131,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> job_environment(const LaunchOpt
       {kBindVariable, name_of(options.bind_to)},
       {kAttemptVariable, std::to_string(facts.attempt)},
       {kCheckpointStepVariable, std::to_string(facts.checkpoint_step)}};
+  if (options.in_place) variables.emplace_back(kInPlaceVariable, "1");
   if (!facts.restart_cause.empty()) variables.emplace_back(kRestartCauseVariable, facts.restart_cause);
   if (!facts.flight_dir.empty()) variables.emplace_back(flight::kDirectoryVariable, facts.flight_dir);
   if (facts.tty_columns > 0) {
@@ -170,10 +171,10 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,         kLauncherVariable, kBindVariable,    kTtyVariable,
-                                  kShmDirVariable,      kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
-                                  kJobSecretVariable,   kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable,
-                                  kRestartCauseVariable};
+  constexpr const char* kOwn[] = {kJobVariable,          kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable,       kHostNameVariable, kJobIdVariable,   kUserTmpVariable,
+                                  kJobSecretVariable,    kPreloadVariable,  kAttemptVariable, kCheckpointStepVariable,
+                                  kRestartCauseVariable, kInPlaceVariable,  kSpareVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

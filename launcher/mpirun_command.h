@@ -23,6 +23,8 @@ inline constexpr const char* kAttemptVariable =
 inline constexpr const char* kCheckpointStepVariable =
     "LOCKSTEP_CHECKPOINT_STEP";  // of the newest checkpoint that earlier attempts have reported; 0: none
 inline constexpr const char* kRestartCauseVariable = "LOCKSTEP_RESTART_CAUSE";  // why the attempt before has ended
+inline constexpr const char* kInPlaceVariable = "LOCKSTEP_IN_PLACE";            // 1: ranks may outlive others
+inline constexpr const char* kSpareVariable = "LOCKSTEP_SPARE";                 // 1: a process that has no rank yet
 inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper

@@ -36,6 +36,7 @@ struct LaunchOptions {
   bool no_prefix = false;               // lines without "[rank] "
   std::vector<std::string> program;     // program and arguments
   int max_restarts = 0;                 // how often a job that failed is started again
+  bool in_place = false;                // ranks may outlive the failure of others (Note [Survivors])
   std::optional<int> min_ranks;         // with how few ranks, after failures in a row; nothing: always as many
   bool mpi = false;  // mpirun starts the ranks, also where they are this very binary on this host and need none
 

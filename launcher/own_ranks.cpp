@@ -55,9 +55,7 @@ std::vector<std::string> wrapper_command(const LaunchOptions& options, const Hos
   return argv;
 }
 
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-void add_place(const RankPlace& place, Variables& variables) {
+void add_place(const RankPlace& place, Place& variables) {
   variables.emplace_back("RANK", std::to_string(place.rank));
   variables.emplace_back("WORLD_SIZE", std::to_string(place.ranks));
   variables.emplace_back("LOCAL_RANK", std::to_string(place.local_rank));
@@ -83,11 +81,12 @@ bool on_several(const HostFacts& facts) { return !facts.several.shares.empty(); 
 
 }  // namespace
 
-SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place) {
+namespace {
+
+SpawnRequest own_process(const LaunchOptions& options, const HostFacts& facts) {
   SpawnRequest request;
   request.argv = wrapper_command(options, facts);
   request.set_env = job_environment(options, facts, /*on_this_host=*/true);
-  add_place(place, request.set_env);
   request.unset_env = kNotForOwnRanks;
   if (on_several(facts)) {
     request.set_env.emplace_back(kJobIdVariable, facts.several.job_id);
@@ -95,6 +94,14 @@ SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, cons
   } else {
     request.unset_env.insert(request.unset_env.end(), {"LOCKSTEP_LISTEN", kJobIdVariable});
   }
+  return request;
+}
+
+}  // namespace
+
+SpawnRequest own_rank(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place) {
+  SpawnRequest request = own_process(options, facts);
+  add_place(place, request.set_env);
   return request;
 }
 
@@ -131,6 +138,28 @@ JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& fact
   for (; place.rank < options.ranks; place.local_rank = ++place.rank)
     processes.add(place.rank, start_here(own_rank(options, facts, place), output));
   return processes;
+}
+
+pid_t start_spare(const LaunchOptions& options, const HostFacts& facts, int output) {
+  SpawnRequest request = own_process(options, facts);
+  request.set_env.emplace_back(kSpareVariable, "1");
+  request.unset_env.insert(request.unset_env.end(), {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+  return start_here(std::move(request), output);
+}
+
+Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port,
+                               const std::vector<int>& lost, int output) {
+  Replacements made;
+  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks, .address = port.address()};
+  place.port = port.number();
+  for (; place.rank < options.ranks; place.local_rank = ++place.rank) {
+    SpawnRequest request = own_rank(options, facts, place);
+    Place& all = made.places.emplace_back(request.set_env);
+    if (place.rank != 0) std::erase_if(all, [](const auto& variable) { return variable.first == kTtyVariable; });
+    if (std::ranges::find(lost, place.rank) != lost.end())
+      made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
+  }
+  return made;
 }
 
 JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,

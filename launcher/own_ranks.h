@@ -11,6 +11,7 @@
 #include "launcher/job_processes.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/options.h"
+#include "launcher/survivors.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
@@ -61,6 +62,13 @@ StartRank remote_rank(const LaunchOptions& options, const HostFacts& facts, cons
 /// Starts all ranks on this host; what the wrappers themselves have to say goes to `output`. `port`: nullptr for one
 /// rank, which has nobody to find. Throws DeviceError.
 JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort* port, int output);
+
+/// Starts a wrapper for a program that waits for a place (Note [Survivors]). Throws DeviceError.
+pid_t start_spare(const LaunchOptions& options, const HostFacts& facts, int output);
+
+/// Starts ranks in the place of `lost`, which connect to the others at `port`. Throws DeviceError.
+Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port,
+                               const std::vector<int>& lost, int output);
 
 /// Starts the ranks on several hosts, which are `gathered`: those of this one here and the others through `hosts`.
 /// Throws DeviceError.

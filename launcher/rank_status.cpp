@@ -48,13 +48,20 @@ void RankStatus::add(int rank, const StatusReport& report) {
     case StatusReport::Kind::kDataOnStdout:
     case StatusReport::Kind::kProgress:
     case StatusReport::Kind::kCheckpointed:
-    case StatusReport::Kind::kDone: break;
+    case StatusReport::Kind::kDone:
+    case StatusReport::Kind::kRejoins:
+    case StatusReport::Kind::kStranded: break;
   }
 }
 
 bool RankStatus::was_waited_for(int rank) const {
   return std::ranges::any_of(
       ranks_, [rank](const One& other) { return std::ranges::find(other.missing, rank) != other.missing.end(); });
+}
+
+void RankStatus::replace(const std::vector<int>& lost) {
+  for (One& one : ranks_) one.missing.clear();
+  for (const int rank : lost) ranks_[static_cast<std::size_t>(rank)] = {};
 }
 
 void RankStatus::remove(int rank) {

@@ -25,6 +25,8 @@ class RankStatus {
   RankStatus(int ranks, std::optional<double> grace_seconds);
 
   void add(int rank, const StatusReport& report);
+  /// Others take the places of `lost`: what was said of waiting is of the past.
+  void replace(const std::vector<int>& lost);
   /// The rank's program has ended.
   void remove(int rank);
 

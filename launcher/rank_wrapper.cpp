@@ -22,6 +22,7 @@
 #include "launcher/channel.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
+#include "launcher/survivors.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
@@ -189,8 +190,10 @@ class Wrapper {
   void listen_to_launcher() {
     launcher_.flush();
     const auto received = launcher_.receive();
-    while (const auto message = launcher_.next())
+    while (const auto message = launcher_.next()) {
       if (const auto* signal = std::get_if<Signal>(&*message)) pass_signal(signal->signal_number);
+      if (const auto* rejoin = std::get_if<Rejoin>(&*message)) give_place(rejoin->place);
+    }
     if (received != Channel::Received::kGone) return;
     // The launcher has died, or let this wrapper go.
     connected_ = false;
@@ -198,6 +201,14 @@ class Wrapper {
       kill_program(SIGKILL);
       end_with({ExitStatus::How::kSignalled, SIGKILL});
     }
+  }
+
+  void give_place(const std::string& bytes) {
+    const auto place = decode_place(bytes);
+    if (!place || !status_) return;
+    for (const auto& [name, value] : *place)
+      if (name == "RANK") rank_ = static_cast<int>(parse_int(value).value_or(rank_));
+    ::send(status_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
 
   void take_signals() {
@@ -289,7 +300,8 @@ int rank_wrapper(const std::vector<std::string>& program) {
   // checking.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   open_standard_fds();
-  const auto rank = parse_int(env("OMPI_COMM_WORLD_RANK").value_or(env("RANK").value_or("")));
+  const auto rank = env(kSpareVariable) ? std::optional<std::int64_t>(kSpare)
+                                        : parse_int(env("OMPI_COMM_WORLD_RANK").value_or(env("RANK").value_or("")));
   const auto address = env(kLauncherVariable);
   check_usage(rank && address, "_rank is started by `lockstep launch`, not by hand",
               "run `lockstep launch -- PROGRAM`");

@@ -4,15 +4,14 @@
 
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "base/error.h"
 #include "base/status_report.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {
-namespace {
 
-/// Why a failure with this code would repeat, or was wanted; empty where neither is known.
 std::string permanence_of(int exit_code) {
   switch (exit_code) {
     case static_cast<int>(ExitCode::kUsage): return "wrong usage";
@@ -28,6 +27,8 @@ std::string permanence_of(int exit_code) {
   return {};
 }
 
+namespace {
+
 /// Whether `value` is further than `best`, which it then becomes.
 bool advance(std::optional<std::int64_t>& best, const std::optional<std::int64_t>& value) {
   if (!value || (best && *value <= *best)) return false;
@@ -40,6 +41,15 @@ bool advance(std::optional<std::int64_t>& best, const std::optional<std::int64_t
 bool RestartPolicy::is_progress(const JobProgress& progress) const {
   auto step = furthest_step_, checkpoint = newest_checkpoint_;
   return advance(step, progress.step) || advance(checkpoint, progress.checkpoint);
+}
+
+bool RestartPolicy::continue_after(std::int64_t step) {
+  if (restarts_ == max_restarts_) return false;
+  ++restarts_;
+  ++attempt_;
+  continued_ = true;
+  advance(furthest_step_, std::optional(step));
+  return true;
 }
 
 RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
@@ -77,10 +87,11 @@ RestartDecision RestartPolicy::plan_after(const AttemptEnd& end) {
   const bool checkpointed = advance(newest_checkpoint_, end.progress.checkpoint);
   const bool advanced = advance(furthest_step_, end.progress.step) || checkpointed;
   failures_without_checkpoint_ = checkpointed ? 0 : failures_without_checkpoint_ + 1;
+  const bool continued = std::exchange(continued_, false);
   const int ranks = end.ranks > 0 ? std::min(end.ranks, ranks_) : ranks_;
   if (failures_without_checkpoint_ >= 2 && ranks > min_ranks_ && !end.hosts_change) {
     ranks_ = ranks - 1;
-  } else if (!advanced && attempt_ > 0 && !end.hosts_change) {
+  } else if (!advanced && attempt_ > 0 && !end.hosts_change && !continued) {
     decision.why_not = fmt::format(
         "not restarted: no further step and no newer checkpoint was reported since the failure before → look at the "
         "failures; programs report both through {}",

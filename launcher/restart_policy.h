@@ -38,13 +38,17 @@ struct RestartDecision {
   std::int64_t lost_steps = 0;  // complete ones after it
 };
 
+/// Why a failure with this code would repeat, or was wanted; empty where neither is known.
+std::string permanence_of(int exit_code);
+
 /// Note [Restarts]
 /// A job is restarted after a failure that may not repeat: a rank was killed or crashed, a host was lost, a timeout. It
 /// is not restarted after a failure that would repeat (wrong usage, bad data, an unusable checkpoint, divergence, a
 /// program that cannot be started), nor after a wanted end (a signal, exit code 75, finished work).
 ///
 /// Progress is a step further than any before, or a newer checkpoint. After an attempt without either, the job is not
-/// restarted with as many ranks: it would fail for ever. Between failures in a row without a newer checkpoint there are
+/// restarted with as many ranks: it would fail for ever. One that has continued with other ranks (Note [Survivors]) and
+/// then got no further is: from the checkpoint it may. Between failures in a row without a newer checkpoint there are
 /// pauses: kFirstPause, doubled each time, up to kLongestPause. From the second such failure on, the job resumes with
 /// one rank fewer, if `min_ranks` allows that: hosts that cannot run as many ranks may run fewer. These ranks do not
 /// come back, because the hosts would fail again. The ranks of a lost host come back with the host.
@@ -58,6 +62,9 @@ class RestartPolicy {
       : max_restarts_(max_restarts), ranks_(ranks), min_ranks_(min_ranks) {}
 
   RestartDecision plan_after(const AttemptEnd& end);
+  /// Whether the job may continue without an end after `step`, with other ranks in the place of some (Note
+  /// [Survivors]): it counts as a restart then.
+  bool continue_after(std::int64_t step);
   /// Whether an attempt has got further than all before that have ended.
   bool is_progress(const JobProgress& progress) const;
   /// The number of the attempt that runs, from 0.
@@ -77,6 +84,7 @@ class RestartPolicy {
   int min_ranks_;
   int attempt_ = 0, restarts_ = 0;
   int failures_without_checkpoint_ = 0;  // in a row
+  bool continued_ = false;               // since the last attempt has ended
   std::optional<std::int64_t> furthest_step_, newest_checkpoint_;
 };
 

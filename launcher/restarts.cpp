@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "launcher/rank_status.h"
 #include "launcher/restart_policy.h"
 
 namespace lockstep::launcher {
@@ -94,7 +95,8 @@ class Attempts {
       logs_.start_attempt();
       placed_ = gathered;
       run_attempt({options_, console_, logs_, signals_, hosts_, [this](std::int64_t step) { note_first_step(step); },
-                   [this](std::int64_t step) { return grows_at(step); }},
+                   [this](std::int64_t step) { return grows_at(step); },
+                   [this](const Loss& loss, HostFacts& facts) { return continues(loss, facts); }},
                   facts_, gathered, [this](const AttemptResult& result) { conclude(result); });
       if (!decision_.restart) break;
       const auto until = Clock::now() + decision_.pause;
@@ -124,6 +126,27 @@ class Attempts {
     if (policy_.attempt() == 0) return;
     note("resumed",
          {{"attempt", policy_.attempt()}, {"step", step}, {"down_seconds", seconds_between(failed_at_, Clock::now())}});
+  }
+
+  /// See Note [Survivors].
+  bool continues(const Loss& loss, HostFacts& facts) {
+    if (!policy_.continue_after(loss.step)) return false;
+    failed_at_ = loss.since;
+    const std::string who =
+        loss.ranks.empty() ? "all ranks connecting again" : ranks_text(loss.ranks) + " started again";
+    facts_.attempt = facts.attempt = policy_.attempt();
+    facts_.restart_cause = facts.restart_cause =
+        loss.cause.line.empty() ? "the ranks have lost each other" : cut(loss.cause.line);
+    console_.say(fmt::format("restart {} of {} in place: {}; the job continues after step {} with {}",
+                             policy_.restarts(), policy_.max_restarts(), facts.restart_cause, loss.step, who));
+    note("replace", {{"attempt", policy_.attempt()},
+                     {"cause", facts.restart_cause},
+                     {"exit_code", loss.cause.exit_code},
+                     {"rank", loss.cause.rank},
+                     {"replaced", loss.ranks},
+                     {"ranks", options_.ranks},
+                     {"after_step", loss.step}});
+    return true;
   }
 
   /// A resuming program reports the checkpoint it resumes from; that does not count as a newer one.

@@ -115,6 +115,12 @@ std::string describe(const RankReport& report, const JobReport& job) {
     return fmt::format("{}) cannot start {}: {} → check the program's path{}", who, job.program,
                        errno_text(report.exit_status->value),
                        report.exit_status->value == EACCES ? " and that it is executable" : "");
+  if (report.given_up)
+    return fmt::format(
+        "{}, pid {}) held up the others: they waited for it in vain, and it was ended {:.1f} s after the start → look "
+        "at "
+        "its log; if it was only slow, raise --timeout-seconds",
+        who, report.pid, seconds_between(job.started_at, report.ended_at));
   std::string how;
   if (report.lost) {
     how = "was lost, the wrapper that watches its program was killed";
@@ -287,7 +293,9 @@ RootCause find_root_cause(const JobReport& job) {
     }
     first = cause;
   }
-  root_cause.exit_code = first->lost ? code_of_lost_wrapper(job) : first->exit_status->exit_code();
+  root_cause.exit_code = first->given_up ? static_cast<int>(ExitCode::kTimeout)
+                         : first->lost   ? code_of_lost_wrapper(job)
+                                         : first->exit_status->exit_code();
   root_cause.rank = first->rank;
   root_cause.show_mpirun = !explained;
   root_cause.line = describe(*first, job);

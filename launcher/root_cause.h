@@ -20,6 +20,7 @@ struct RankReport {
   std::string host;
   std::optional<ExitStatus> exit_status;  // of the program, as its wrapper saw it
   bool lost = false;                      // the wrapper ended without saying how its program did
+  bool given_up = false;                  // lost, for the launcher has ended it: others had waited for it in vain
   bool stop_requested = false;            // a signal had asked it to end before it did
   Clock::time_point ended_at;             // valid with `ending` or `lost`
   std::vector<int> missing = {};          // ranks for which it has waited in vain, as it said itself

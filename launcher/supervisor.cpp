@@ -15,7 +15,8 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr auto kPatience = Millis(100);
+// Until the end of another rank shows, where ranks are stranded.
+constexpr auto kAllStrandWithin = std::chrono::seconds(1);
 // What limits a process's time of the CPU (cpulimit) stops it fifty times a second: a line for the first of so long.
 constexpr auto kStopsApart = std::chrono::seconds(10);
 // A lost wrapper may be due to mpirun's death, which shows a moment later.
@@ -40,21 +41,6 @@ constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
 // While a job ends nothing holds its ranks back, and one that writes on and on must not fill the memory.
 constexpr std::size_t kEndingBacklogBytes = 64 << 20;
 
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang wants it spelled out
-
-/// The signal that ended a program, or as a shell reports it; 0 if none did.
-int signal_of(ExitStatus exit_status) {
-  if (exit_status.how == ExitStatus::How::kSignalled) return exit_status.value;
-  const bool by_shell =
-      exit_status.how == ExitStatus::How::kExited && exit_status.value > 128 && exit_status.value <= 128 + SIGSYS;
-  return by_shell ? exit_status.value - 128 : 0;
-}
-
 }  // namespace
 
 Supervisor::Supervisor(AuthenticatedListener listener, JobProcesses processes, int ranks,
@@ -63,6 +49,7 @@ Supervisor::Supervisor(AuthenticatedListener listener, JobProcesses processes, i
     : listener_(std::move(listener)),
       processes_(std::move(processes)),
       status_(ranks, grace_seconds),
+      survivors_(ranks),
       console_(console),
       logs_(logs),
       signals_(signals),
@@ -176,7 +163,7 @@ void Supervisor::close(Connection& connection) {
   } else {
     connection.link->closed = true;
   }
-  if (connection.starts) return;
+  if (connection.starts || connection.spare) return;
   if (connection.rank < 0) return begin_ending();  // died before it could say which rank it is
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
   console_.finish(connection.rank);
@@ -188,73 +175,12 @@ void Supervisor::close(Connection& connection) {
   begin_ending();
 }
 
-/// What a helper says.
-void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
-  const auto with_connection = [&](std::uint32_t id, const auto& act) {
-    const auto found = std::ranges::find_if(connections_, [&](const Connection& connection) {
-      return connection.link && connection.link->host == host && connection.link->id == id && !connection.closed();
-    });
-    if (found != connections_.end()) act(*found);
-  };
-  const auto tell_starter = [&](const Message& news) {
-    for (auto& connection : connections_)
-      if (connection.starts == host && !connection.closed()) send(connection, news);
-  };
-  std::visit(Overloaded{
-                 [&](const ConnectionOpened& opened) {
-                   connections_.emplace_back(RemoteWire{host, opened.id});
-                 },
-                 [&](const FromRank& from) {
-                   with_connection(from.id, [&](Connection& connection) {
-                     connection.link->decoder.feed(from.bytes);
-                     while (const auto said = connection.link->decoder.next()) handle(connection, *said);
-                   });
-                 },
-                 [&](const ConnectionClosed& it) { with_connection(it.id, [&](Connection& each) { close(each); }); },
-                 [&](const Notice& notice) { console_.say(notice.text); },
-                 [&](const RunOutput& output) {
-                   if (!processes_.are_mpirun() && on_starter_output_) on_starter_output_(output.bytes);
-                   tell_starter(Output{2, output.bytes});
-                 },
-                 [&](const RankEnded& ended) {
-                   processes_.end_remote(host, ended.rank, ended.exit_status);
-                   collect_processes();
-                 },
-                 [&](const RunEnded& ended) {
-                   tell_starter(Ended{ended.exit_status, false, Clock::now()});
-                   const int signal_number = signal_of(ended.exit_status);
-                   if (!daemon_end_ && signal_number != 0 && !processes_.were_killed())
-                     daemon_end_ = DaemonEnd{hosts_.name(host), signal_number};
-                 },
-                 [](const auto&) {},
-             },
-             message);
-}
-
-void Supervisor::lose_hosts() {
-  for (auto& lost : hosts_.take_lost()) {
-    for (auto& connection : connections_) {
-      if (!connection.link || connection.link->host != lost.host || connection.closed()) continue;
-      connection.link->closed = true;
-      if (connection.rank < 0) continue;
-      console_.finish(connection.rank);
-      auto& report = reports_[static_cast<std::size_t>(connection.rank)];
-      if (report.ended()) continue;
-      report.lost = true;
-      report.stop_requested = report.stop_requested || last_signal_ != 0;
-      report.ended_at = lost.last_heard;
-      status_.remove(connection.rank);
-    }
-    for (const auto& report : reports_)
-      if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
-    processes_.lose_host(lost.host);
-    lost_hosts_.push_back(std::move(lost));
-    begin_ending();
-    collect_processes();
-  }
-}
-
 void Supervisor::greet(Connection& connection, const Hello& hello) {
+  if (hello.rank == kSpare && start_spare_) {
+    connection.spare = hello;
+    if (last_signal_ != 0) send(connection, Signal{last_signal_});
+    return;
+  }
   if (hello.rank < 0 || hello.rank >= static_cast<int>(reports_.size()))
     throw MpiError(fmt::format("a rank {} was started in a job of {}", hello.rank, reports_.size()),
                    "check that mpirun is Open MPI's");
@@ -271,15 +197,9 @@ void Supervisor::greet(Connection& connection, const Hello& hello) {
   if (last_signal_ != 0) send(connection, Signal{last_signal_});
 }
 
-void Supervisor::start_daemon(Connection& connection, const StartDaemon& start) {
-  connection.starts = hosts_.find(start.host);
-  if (!connection.starts)
-    throw MpiError(fmt::format("mpirun wants to start its daemon on {}, which is no host of this job", start.host));
-  hosts_.send(*connection.starts, Run{start.command});
-}
-
 void Supervisor::handle(Connection& connection, const Message& message) {
   if (const auto* hello = std::get_if<Hello>(&message)) return greet(connection, *hello);
+  if (connection.spare) return hear_spare(connection, message);
   if (const auto* start = std::get_if<StartDaemon>(&message)) return start_daemon(connection, *start);
   if (connection.rank < 0) throw MpiError("a rank's first message is not its greeting");
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
@@ -359,6 +279,9 @@ void Supervisor::look_at_reader() {
 void Supervisor::take_status(int rank, const StatusReport& report) {
   status_.add(rank, report);
   take_progress(report);
+  survivors_.add(rank, report);
+  if (report.kind == StatusReport::Kind::kStranded) begin_ending();
+  if (report.kind == StatusReport::Kind::kProgress) keep_spare();
   auto& known = reports_[static_cast<std::size_t>(rank)];
   known.missing = status_.missing(rank);
   // A stop request lets all of them run again.
@@ -386,7 +309,7 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
 void Supervisor::take_progress(const StatusReport& report) {
   switch (report.kind) {
     case StatusReport::Kind::kProgress:
-      if (!progress_.step && on_first_step_) on_first_step_(report.step);
+      if ((!progress_.step || survivors_.is_first(report.step)) && on_first_step_) on_first_step_(report.step);
       progress_.step = std::max(progress_.step.value_or(0), report.step);
       break;
     case StatusReport::Kind::kCheckpointed:
@@ -483,7 +406,11 @@ void Supervisor::enter(Phase phase, Clock::duration lasts) {
 }
 
 void Supervisor::begin_ending() {
-  if (phase_ == Phase::kRunning) enter(Phase::kPatience, kPatience);
+  if (phase_ != Phase::kRunning) return;
+  if (replace_ && survivors_.may_rejoin())
+    enter(Phase::kStranded, kAllStrandWithin);
+  else
+    enter(Phase::kPatience, kPatience);
 }
 
 void Supervisor::advance() {
@@ -500,10 +427,12 @@ void Supervisor::take_step() {
   const bool all_ended = all_programs_ended();
   switch (phase_) {
     case Phase::kRunning:
+      if (Connection* const idle = all_ended ? spare() : nullptr; idle != nullptr) idle->channel->close();
       // Only mpirun still runs, or wrappers, and they end by themselves.
       if (all_ended && phase_until_ == Clock::time_point::max()) phase_until_ = Clock::now() + kStarterEnds;
       if (expired) kill_starter();
       break;
+    case Phase::kStranded: look_at_survivors(); break;
     case Phase::kPatience:
       if (all_ended) {
         const bool lost = std::any_of(reports_.begin(), reports_.end(), [](const auto& report) { return report.lost; });
@@ -584,7 +513,7 @@ void Supervisor::flush_console() {
     std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
     for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
     // As long as the reader lets us wait, unless the user does not want to wait.
-    const int timeout_ms = stopped ? static_cast<int>(Millis(kPatience).count()) : -1;
+    const int timeout_ms = stopped ? static_cast<int>(std::chrono::duration_cast<Millis>(kPatience).count()) : -1;
     const int ready = ::poll(entries.data(), entries.size(), timeout_ms);
     if (ready == 0 && !drop_stdout()) return;
     if (ready <= 0) continue;

@@ -17,6 +17,7 @@
 #include "launcher/rank_log.h"
 #include "launcher/rank_status.h"
 #include "launcher/root_cause.h"
+#include "launcher/survivors.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
@@ -25,6 +26,8 @@ namespace lockstep::launcher {
 /// The launcher ends the ranks. Where mpirun is between, it only starts them: it would wait whole seconds and could not
 /// say who failed first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not
 /// notice.
+///   0. A rank fails that others may outlive: they get time to say so, and 1 begins only if the job cannot continue
+///      with them (Note [Survivors]).
 ///   1. A rank fails: the others get kPatience to see it themselves and say so, or to start at all.
 ///   2. They get SIGTERM (or the user's signal) and time to end, more of it if they save a checkpoint (RankStatus).
 ///   3. They get SIGKILL.
@@ -45,11 +48,19 @@ class Supervisor {
   Supervisor(AuthenticatedListener listener, JobProcesses processes, int ranks, std::optional<double> grace_seconds,
              Console& console, RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
 
-  /// Has `handle` called with the first step that a rank reports complete. Before run().
+  /// Has `handle` called with the first step that a rank reports complete, and with the first one after ranks have been
+  /// replaced. Before run().
   void on_first_step(std::function<void(std::int64_t step)> handle) { on_first_step_ = std::move(handle); }
   /// Has `handle` called with each newer checkpoint that a rank reports; if it says so, all ranks are asked to end,
   /// since the job is to continue from there with more of them. Before run().
   void on_checkpoint(std::function<bool(std::int64_t step)> handle) { on_checkpoint_ = std::move(handle); }
+  /// Ranks may outlive others (Note [Survivors]): `replace` starts ranks in the lost ones' places, or says with nothing
+  /// that the job is to end; `start_spare` starts a spare and returns its process. Before run().
+  void on_survivors(std::function<std::optional<Replacements>(const Loss&)> replace,
+                    std::function<pid_t()> start_spare) {
+    replace_ = std::move(replace);
+    start_spare_ = std::move(start_spare);
+  }
   /// Has `handle` called with what those write that start ranks on other hosts, or are their wrappers. Before run().
   void on_starter_output(std::function<void(std::string_view bytes)> handle) { on_starter_output_ = std::move(handle); }
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
@@ -76,12 +87,16 @@ class Supervisor {
     explicit Connection(RemoteWire wire) : link(std::move(wire)) {}
     std::optional<Channel> channel;
     std::optional<RemoteWire> link;
-    int rank = -1;                      // until Hello
+    int rank = -1;                      // until Hello; of a spare, until it has one
+    std::optional<Hello> spare;         // what a spare has said of itself
+    bool waits = false;                 // a spare: for a place
     std::optional<std::size_t> starts;  // a `_rsh`: the host whose daemon it stands for
     int fd() const { return channel ? channel->fd() : -1; }
     bool closed() const { return channel ? channel->fd() < 0 : link->closed; }
   };
-  enum class Phase { kRunning, kPatience, kGrace, kKilling, kStarterKilled };
+  static constexpr Clock::duration kPatience = std::chrono::milliseconds(100);
+  static constexpr int kMostEndedSpares = 3;
+  enum class Phase { kRunning, kStranded, kPatience, kGrace, kKilling, kStarterKilled };
 
   bool done() const {
     return starter_ended_ && ((connections_.empty() && hosts_.all_concluded()) || Clock::now() >= drain_until_);
@@ -105,6 +120,11 @@ class Supervisor {
   void note_lost_wrappers();
   void enter(Phase phase, Clock::duration lasts);
   void begin_ending();
+  void look_at_survivors();
+  bool replace_ranks();
+  void hear_spare(Connection& connection, const Message& message);
+  void keep_spare();
+  Connection* spare();
   void begin_grace(int signal_number);
   void begin_growing();
   void end_grace();
@@ -123,6 +143,7 @@ class Supervisor {
   AuthenticatedListener listener_;
   JobProcesses processes_;  // what has started the ranks: the starter
   RankStatus status_;
+  Survivors survivors_;
   Console& console_;
   RankLogs& logs_;
   SignalQueue& signals_;
@@ -150,6 +171,9 @@ class Supervisor {
   std::function<void(std::int64_t step)> on_first_step_;
   std::function<bool(std::int64_t step)> on_checkpoint_;
   std::function<void(std::string_view bytes)> on_starter_output_;
+  std::function<std::optional<Replacements>(const Loss&)> replace_;
+  std::function<pid_t()> start_spare_;
+  int ended_spares_ = 0;                             // in a row
   bool hurry_ = false;                               // the user asked again
   bool flushing_ = false;                            // a signal can only end the wait for the console
   std::map<int, Clock::time_point> say_stop_again_;  // by rank: not before

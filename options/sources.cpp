@@ -23,6 +23,7 @@ constexpr std::array kReservedVariables = {
     "LOCKSTEP_JOB_SECRET",      "LOCKSTEP_LAUNCHER",   "LOCKSTEP_LISTEN",        "LOCKSTEP_MEETING",
     "LOCKSTEP_PRELOAD",         "LOCKSTEP_SHM",        "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_STATUS",
     "LOCKSTEP_TMPDIR",          "LOCKSTEP_TTY",        "LOCKSTEP_RESTART_CAUSE", "LOCKSTEP_STATUS_TOKEN",
+    "LOCKSTEP_IN_PLACE",        "LOCKSTEP_SPARE",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 

@@ -39,6 +39,10 @@ struct SessionChecks {
 /// open_session(), with checks of the caller's; throws what they throw.
 Session open_session(const SessionOptions& options, const SessionChecks& checks);
 
+/// A call of what it returns lets the calling thread run on the processors that it may run on now: sessions narrow
+/// that, and the next one is to divide all of them again.
+std::function<void()> keep_processors();
+
 /// "node1, processors 0-3": where this process computes.
 std::string place_of_process();
 

@@ -183,6 +183,10 @@ void Session::leave() {
   group->barrier().wait_host();
 }
 
+std::function<void()> keep_processors() {
+  return [cpus = devices::allowed_cpus()] { devices::set_allowed_cpus(cpus); };
+}
+
 std::string place_of_process() {
   return fmt::format("{}, processors {}", host_name(), devices::ranges_text(devices::allowed_cpus()));
 }

@@ -49,14 +49,14 @@ BadBatchSetting parse_bad_batch(const std::string& text) {
 }
 
 BadBatches::BadBatches(const std::string& setting, comm::ProcessGroup& group, nn::Backend& backend, nn::Module& model,
-                       ddp::CommHook* hook)
+                       ddp::CommHook* hook, bool keeps)
     : group_(group),
       backend_(backend),
       most_(parse_bad_batch(setting).most),
       on_cpu_(backend.device().kind == DeviceKind::kCpu) {
-  if (!skips_losses()) return;
+  if (!skips_losses() && !keeps) return;
   comm::run_collectively(group_, [&] {
-    if (hook != nullptr && !hook->state().empty())
+    if (skips_losses() && hook != nullptr && !hook->state().empty())
       throw UsageError(
           fmt::format("--on-bad-batch skip with --comm-hook {}, which keeps something from step to step", hook->name()),
           "use another hook, or leave one of the two out");
@@ -86,12 +86,16 @@ void BadBatches::keep_statistics() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(*buffers_[i].tensor, before_[i]);
 }
 
+void BadBatches::take_statistics_back() {
+  for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
+}
+
 std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outcome, const data::Batch& batch,
                                               bool own) {
   if (!on_cpu_ || outcome.scaling || std::isfinite(outcome.totals.loss)) return std::nullopt;
   SkippedReport report = causes_of(outcome.step, batch, own ? samples_of(batch) : std::string());
   if (count_ < most_) {
-    for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
+    take_statistics_back();
     for (auto& cause : report.causes) cause.text = fmt::format("the loss of {} is not finite", cause.text);
     return left_out(std::move(report));
   }

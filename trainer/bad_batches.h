@@ -35,9 +35,10 @@ BadBatchSetting parse_bad_batch(const std::string& text);
 /// The same calls on all ranks. Group and backend outlive it.
 class BadBatches {
  public:
-  /// Collective. `hook` carries gradients; nullptr: none. Throws UsageError for one with a state.
+  /// Collective. `hook` carries gradients; nullptr: none. Throws UsageError for one with a state. `keeps`: the caller
+  /// takes statistics back itself, whatever becomes of bad batches.
   BadBatches(const std::string& setting, comm::ProcessGroup& group, nn::Backend& backend, nn::Module& model,
-             ddp::CommHook* hook);
+             ddp::CommHook* hook, bool keeps = false);
 
   /// Whether any is left out.
   bool skips() const { return most_ > 0; }
@@ -49,8 +50,9 @@ class BadBatches {
   std::optional<SkippedReport> look(std::int64_t step, const data::Batch& batch, bool stop);
   /// Whether a rank wanted that when the last batch was left out: no step has sent it.
   bool stop_wanted() const { return stop_wanted_; }
-  /// Before a step is computed.
+  /// Before a step is computed, and to have them as they were before it.
   void keep_statistics();
+  void take_statistics_back();
   /// After it: what it has come to, and whether this rank's own loss is not finite. On CPUs collective where that of
   /// all is not; whose() then says which rank's it is.
   std::optional<SkippedReport> look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own);

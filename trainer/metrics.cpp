@@ -90,18 +90,42 @@ bool is_standard_stream(const struct stat& file) {
 struct Kept {
   std::uint64_t bytes = 0;  // from its beginning: the run up to that step
   std::string lines = {};   // of what follows, those that are true all the same
+  std::int64_t step = 0;    // the last one there
 };
+
+/// Steps are in order: where the line of one begins that is no later than `step`, and not far from the end; 0: there is
+/// none.
+std::streamoff begin_near_end(std::ifstream& in, std::int64_t step, bool table) {
+  constexpr std::streamoff kNear = 1 << 20;
+  std::streamoff begin = 0;
+  in.seekg(0, std::ios::end);
+  if (const std::streamoff size = in.tellg(); size > kNear) {
+    in.seekg(size - kNear);
+    std::string line;
+    std::getline(in, line);  // a part of one
+    begin = in.tellg();
+    while (std::getline(in, line) && line_of(line, table).event != kStepEvent) begin = in.tellg();
+    const auto found = line_of(line, table);
+    if (found.event != kStepEvent || !found.step || *found.step > step) begin = 0;
+  }
+  in.clear();
+  in.seekg(begin);
+  return begin;
+}
 
 // The run up to `step`, without what follows once it is done: the evaluation, the end, another resume.
 Kept kept_of(const std::string& path, std::int64_t step) {
   std::ifstream in(path, std::ios::binary);
+  const bool table = is_table(path);
   Kept kept;
+  kept.bytes = static_cast<std::uint64_t>(begin_near_end(in, step, table));
   bool later = false;
   for (std::string line; std::getline(in, line) && !in.eof();) {
-    const LineOf of = line_of(line, is_table(path));
+    const LineOf of = line_of(line, table);
     const bool of_step = of.event == kStepEvent || of.event == "checkpoint" || of.event == "skipped";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
+    if (!later && of.event == kStepEvent) kept.step = of.step.value_or(kept.step);
     if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
   }
   return kept;
@@ -235,6 +259,7 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
         length < there.st_size && ::ftruncate(file.fd(), length) != 0)
       throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)), kOtherFile);
     file.add(kept.lines, /*soon=*/true);
+    metrics.last_step_ = kept.step;
   }
   return metrics;
 }

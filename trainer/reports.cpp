@@ -29,6 +29,7 @@ class MetricsFile final : public Follower {
   void write(const SkippedReport& report) override { metrics_.write(report); }
   void write(const FinalReport& report) override { metrics_.write(report); }
   void flush() override { metrics_.flush(); }
+  std::int64_t last_step() const override { return metrics_.last_step(); }
   std::string failure() const override { return metrics_.failure(); }
 
  private:

@@ -1,6 +1,8 @@
 // Where the reports of a run go while it trains, on rank 0. What they are is in lockstep/trainer/metrics.h.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,6 +45,8 @@ class Follower {
   virtual void write(const FinalReport& /*report*/) {}
   /// A checkpoint is taken: what was written is on record before it is.
   virtual void flush() {}
+  /// Of a run that resumes: the last step that it has on record.
+  virtual std::int64_t last_step() const { return std::numeric_limits<std::int64_t>::max(); }
   /// Empty, or what it lacks.
   virtual std::string failure() const { return {}; }
 };
@@ -61,6 +65,11 @@ class Reports {
   explicit operator bool() const { return !followers_.empty(); }
   void write(const auto& report) {
     for (const auto& follower : followers_) follower->write(report);
+  }
+  /// Writes it to those that do not have that step, for whoever was to write it is gone.
+  void complete(const StepReport& report) {
+    for (const auto& follower : followers_)
+      if (follower->last_step() < report.step) follower->write(report);
   }
   void flush() {
     for (const auto& follower : followers_) follower->flush();

@@ -252,7 +252,7 @@ void resume_from_whole(const Resumed& resumed, comm::ProcessGroup& group, comm::
                        nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
   std::vector<std::vector<std::byte>> whole;  // of an optimizer of slices
   comm::run_collectively(group, [&] {
-    if (group.rank() != resumed.reader) return;
+    if (group.rank() != resumed.reader || resumed.in_memory) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
       auto entries = nn::entries_of(optimizer);
@@ -271,7 +271,7 @@ void resume_from_whole(const Resumed& resumed, comm::ProcessGroup& group, comm::
   const auto moments = pieces_of(optimizer.moments());
   if (optimizer.is_sliced())
     ddp.scatter_moments(optimizer, whole, resumed.reader);
-  else
+  else if (!resumed.all_have_it)
     ddp::broadcast_state(gradients, moments, resumed.reader);
 }
 
@@ -422,7 +422,7 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
 void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                     nn::MovingAverage& average) {
   comm::run_collectively(group, [&] {
-    if (group.rank() != resumed.reader) return;
+    if (group.rank() != resumed.reader || resumed.in_memory) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, checkpoint::kAverageFile);
       if (!resumed.manifest.files.contains(checkpoint::kAverageFile))
@@ -439,7 +439,7 @@ void resume_average(const Resumed& resumed, comm::ProcessGroup& group, comm::Pro
     }
   });
   const auto pieces = pieces_of(average.values());
-  ddp::broadcast_state(gradients, pieces, resumed.reader);
+  if (!resumed.all_have_it) ddp::broadcast_state(gradients, pieces, resumed.reader);
   ddp::check_replicas(gradients, pieces);
 }
 

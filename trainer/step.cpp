@@ -25,7 +25,7 @@ constexpr std::size_t kNumbers = static_cast<std::size_t>(kScaling) + nn::Scaler
 
 }  // namespace
 
-TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, std::unique_ptr<nn::Optimizer> optimizer,
+TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, std::shared_ptr<nn::Optimizer> optimizer,
                            SampleFormat format, const Options& options)
     : backend_(backend),
       ddp_(ddp),
@@ -250,7 +250,7 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   flight::set_phase(flight::Phase::kOptimizer);
   if (std::exchange(first_bucket_, false) && !late) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
-    const TraceSpan span(options_.trace, Trace::kComputation, late ? "gradient norm" : "optimizer");
+    const TraceSpan span(options_.trace, Trace::kComputation, needs_norm() ? "gradient norm" : "optimizer");
     if (norm_) optimizer_->add_squares(slots);
     if (options_.clip_value > 0) clip_values(slots);
     if (!late) optimizer_->update(slots);
@@ -261,7 +261,7 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
 
 bool TrainingStep::finds_norm(std::int64_t step) const {
   const std::int64_t every = options_.norm_every;
-  return updates_late() || (every > 0 && (step == 1 || step % every == 0));
+  return needs_norm() || (every > 0 && (step == 1 || step % every == 0));
 }
 
 // As torch.nn.utils.clip_grad_value_ does it.
@@ -283,7 +283,7 @@ void TrainingStep::end_update() {
   if (norm_) optimizer_->sum_squares(squares_);
   if (updates_late()) {
     const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
-    optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
+    optimizer_->compute_update_scale(sums, needs_norm() ? squares_ : nn::Tensor(), options_.clip_norm);
     optimizer_->update(summed_);
   }
   ddp_.start_gathering_parameters();

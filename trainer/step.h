@@ -77,10 +77,11 @@ class TrainingStep {
     /// On the CPU: of a step whose loss is not finite nothing stays but running statistics and the optimizer's count
     /// (forget_step()).
     bool skips_losses = false;
+    bool late = false;                // parameters move all at once, after the last bucket's sums
     CarriedState* carried = nullptr;  // what the module carries from step to step, within an epoch; nullptr: nothing
   };
 
-  TrainingStep(nn::Backend& backend, parallel::DistributedDataParallel& ddp, std::unique_ptr<nn::Optimizer> optimizer,
+  TrainingStep(nn::Backend& backend, parallel::DistributedDataParallel& ddp, std::shared_ptr<nn::Optimizer> optimizer,
                SampleFormat format, const Options& options);
   ~TrainingStep() { ddp_.set_bucket_callback(nullptr); }
   TrainingStep(const TrainingStep&) = delete;
@@ -155,11 +156,12 @@ class TrainingStep {
   void end_update();
   bool finds_norm(std::int64_t step) const;
   /// All parameters after the last bucket's sums, and not each bucket's after its own.
-  bool updates_late() const { return options_.clip_norm > 0 || options_.scaler != nullptr; }
+  bool updates_late() const { return options_.late || needs_norm(); }
+  bool needs_norm() const { return options_.clip_norm > 0 || options_.scaler != nullptr; }
 
   nn::Backend& backend_;
   parallel::DistributedDataParallel& ddp_;
-  std::unique_ptr<nn::Optimizer> optimizer_;
+  std::shared_ptr<nn::Optimizer> optimizer_;
   SampleFormat format_;
   Options options_;
   nn::Tape tape_;

@@ -417,7 +417,10 @@ CNN = ("lockstep", "train", "cnn", "--data", "digits", "--global-batch", "64", "
 
 
 def kills_rank(job):
-    os.kill(random.choice([process.pid for process in job.processes() if process.role == "program"]), signal.SIGKILL)
+    programs = [process for process in job.processes() if process.role == "program"]
+    if any("LOCKSTEP_SPARE" in process.variables for process in programs):
+        programs.remove(max(programs, key=lambda process: process.pid))  # the spare, which started last
+    os.kill(random.choice(programs).pid, signal.SIGKILL)
 
 
 def kills_host(job, stays_away=False):
@@ -439,3 +442,28 @@ for ranks in (2, 4):
 for what, act, ranks in (("a random rank is killed", kills_rank, (2, 2)), ("a host is killed", kills_host, (1, 1, 1)),
                          ("a host is killed and stays away", lambda job: kills_host(job, True), (1, 1, 1))):
     again(what, act, hosts=ranks, needs=("root", "network namespaces"), launch=("--min-ranks", str(ranks[0])))
+
+
+# Ranks that outlive others, and keep their processes.
+def in_place(what, phase, culprit, fault, **more):
+    add(f"{what}, in place", phase[0], rf"restart 1 of 3 in place: {culprit}", f"{fault.split()[0]} {phase[1]} {fault.split()[1]}",
+        launch=("--in-place",), **more)
+
+
+for phase, quick in ((DATA, False), (FORWARD, False), (BACKWARD, True), (EVALUATION, False)):
+    in_place("rank 1 is killed", phase, rf"{rank_of(1)} failed first: it was ended by SIGKILL", "rank=1 do=kill", quick=quick)
+for phase, quick in ((FORWARD, True), (CHECKPOINT, False), (EVALUATION, False), (SAVE, False)):
+    in_place("rank 0 is killed", phase, rf"{rank_of(0)} failed first: it was ended by SIGKILL", "rank=0 do=kill", quick=quick)
+in_place("rank 2 breaks memory (SIGSEGV)", BACKWARD, rf"{rank_of(2)} failed first: .*SIGSEGV", "rank=2 do=segv")
+in_place("rank 1 throws an exception", EVALUATION, rf"{rank_of(1)} failed first: it exited with code 1", "rank=1 do=throw")
+add("rank 1 is killed before it can be replaced, in place", START[0], rf"restart 1 of 3 in .* s: {rank_of(1)} failed first: .*SIGKILL",
+    f"rank=1 {START[1]} do=kill", launch=("--in-place",))
+add("rank 1 finds a sample that cannot be read, in place", "data", "not restarted: exit code 3 is for bad or missing input data",
+    f"rank=1 {DATA[1]} do=bad-data", Then.AGAIN, 3, launch=("--in-place",))
+add("rank 1 is stopped (SIGSTOP), in place", BACKWARD[0], rf"{rank_of(1)} was stopped by SIGSTOP(.|\n)*restart 1 of 3 in place: "
+    rf"{rank_of(1)} held up the others", f"rank=1 {BACKWARD[1]} do=stop", launch=("--in-place",))
+add("the launcher is asked to end while rank 1 is replaced", BACKWARD[0], "", f"rank=0 {BACKWARD[1]} do=hold", Then.AGAIN, 137,
+    act=lambda job: (job.signal(signal.SIGKILL, "program", 1), job.signal(signal.SIGTERM, "launcher"), job.release()),
+    launch=("--in-place",))
+for ranks in (2, 4):
+    again(f"one of {ranks} ranks is killed, in place", kills_rank, ranks=ranks, launch=("--in-place",))

@@ -93,7 +93,8 @@ class Matrix:
             words += ["-n", str(case.ranks)]
         if restarts:
             words += ["--max-restarts", str(max(3, self.repeats(case)))]
-        return [*words, "--log-dir", "logs", *case.launch, "--"]
+        own = [word for word in case.launch if restarts or word != "--in-place"]
+        return [*words, "--log-dir", "logs", *own, "--"]
 
     def expected(self, case):
         """The hash of the run that nobody disturbs, and its steps."""

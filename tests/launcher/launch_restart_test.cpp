@@ -71,6 +71,95 @@ TEST(RestartTest, AFailureIsRestartedFromTheCheckpointThatWasReported) {
        .then = is_told});
 }
 
+/// What a program does that outlives others: says so, and gets its next place.
+const std::string kRejoins =
+    kSay +
+    "say rejoins\n"
+    "next() { say stranded $1\n"
+    "  eval \"$(dd bs=65536 count=1 2>/dev/null <&$LOCKSTEP_STATUS_FD | tr '\\000' '\\n' |\n"
+    "    grep -E '^(RANK|WORLD_SIZE|MASTER_PORT|LOCKSTEP_ATTEMPT)=' | sed 's/^/export /')\"; }\n"
+    "[ -z \"$LOCKSTEP_SPARE\" ] || next -1\n"
+    "port=$MASTER_PORT\n";
+
+TEST(RestartTest, RanksThatOutliveAnotherOneKeepTheirProcesses) {
+  const auto has_replaced = [](const Job& job) {
+    has_restarts(1)(job);
+    EXPECT_THAT(restart_lines(job).at(0),
+                AllOf(HasSubstr("restart 1 of 3 in place: rank 1 of 3 (host "), HasSubstr("it was ended by SIGKILL"),
+                      HasSubstr("; the job continues after step 12 with rank 1 started again")));
+    const auto events = history(job);
+    ASSERT_EQ(events.size(), 4u);
+    const auto replace = parse_json(
+        R"({"event": "replace", "attempt": 1, "exit_code": 137, "rank": 1, "replaced": [1], "ranks": 3, "after_step": 12})",
+        2);
+    for (const auto& [key, value] : replace.items()) EXPECT_EQ(events[1][key], value) << key;
+    EXPECT_EQ(events[2]["event"], "resumed");
+    EXPECT_EQ(events[2]["step"], 13);
+    EXPECT_EQ(events[3]["exit_code"], 0);
+  };
+  for (const bool spare : {true, false})
+    expect_job("-n 3 --max-restarts 3 --in-place" + kLogs,
+               kRejoins +
+                   "pid=$$\n"
+                   "if [ $LOCKSTEP_ATTEMPT = 0 ]; then\n" +
+                   // A spare is started when there is a step.
+                   (spare ? "  [ $RANK = 0 ] && say progress 11; sleep 0.5\n" : "") +
+                   "  sleep 0.2; [ $RANK = 1 ] && kill -KILL $$\n"
+                   "  next $((12 - RANK / 2))\n"
+                   "fi\n"
+                   "echo $RANK of $WORLD_SIZE, attempt $LOCKSTEP_ATTEMPT\n"
+                   "[ $RANK = 0 ] && say progress 13; sleep 0.2; say done",
+               {.start = kOwn,
+                .out = {"[0] 0 of 3, attempt 1", "[1] 1 of 3, attempt 1", "[2] 2 of 3, attempt 1"},
+                .not_err = {"the last lines", "spare process"},
+                .then = has_replaced});
+}
+
+TEST(RestartTest, ARankThatTheOthersWaitForInVainIsReplaced) {
+  expect_job("-n 2 --max-restarts 3 --in-place" + kLogs,
+             kRejoins +
+                 "[ $LOCKSTEP_ATTEMPT = 1 ] && { say progress 3; exit 0; }\n"
+                 "[ $RANK = 1 ] && sleep 100\nsleep 0.2; next 2; say progress 3",
+             {.start = kOwn,
+              .err = {"restart 1 of 3 in place: rank 1 of 2 (host ", "held up the others: they waited for it in vain",
+                      "the job continues after step 2 with rank 1 started again"},
+              .then = has_restarts(1)});
+}
+
+TEST(RestartTest, RanksThatHaveLostEachOtherConnectAgain) {
+  expect_job(
+      "-n 2 --max-restarts 3 --in-place" + kLogs,
+      kRejoins + "sleep 0.2; before=$port; next 2; [ $before = $MASTER_PORT ] || echo another port; say progress 3",
+      {.start = kOwn,
+       .out = {"[0] another port", "[1] another port"},
+       .err = {"restart 1 of 3 in place: the ranks have lost each other; the job continues after step 2 with all "
+               "ranks connecting again"},
+       .then = has_restarts(1)});
+}
+
+TEST(RestartTest, SurvivorsEndWithAFailureThatWouldRepeat) {
+  expect_job(
+      "-n 2 --max-restarts 3 --in-place" + kLogs,
+      kRejoins + "sleep 0.2; [ $RANK = 1 ] && exit 3\ntrap 'exit 4' TERM; say stranded 2; sleep 100 & wait",
+      {.start = kOwn,
+       .code = 3,
+       .err = {"rank 1 of 2", "exited with code 3", "not restarted: exit code 3 is for bad or missing input data"},
+       .then = has_restarts(0)});
+}
+
+// A spare that ends is missed by nobody, and takes no place.
+TEST(RestartTest, ASpareThatEndsIsReplacedByAStart) {
+  expect_job("-n 2 --max-restarts 3 --in-place" + kLogs,
+             kSay + "[ -z \"$LOCKSTEP_SPARE\" ] || { echo I end; exit 7; }\n" + kRejoins +
+                 "[ $LOCKSTEP_ATTEMPT = 1 ] && { say progress 3; exit 0; }\n"
+                 "for i in 1 2 3 4 5; do say progress $i; sleep 0.2; done; [ $RANK = 1 ] && kill -KILL $$\nnext 2; say "
+                 "progress 6",
+             {.start = kOwn,
+              .err = {"lockstep: the spare process: I end", "spare processes end by themselves",
+                      "continues after step 2 with rank 1 started again"},
+              .then = has_restarts(1)});
+}
+
 TEST(RestartTest, ALoopOfCrashesEndsWithTheReason) {
   expect_job("-n 2 --max-restarts 100", "[ $RANK = 1 ] && { echo I crash; exit 9; }; sleep 100",
              {.start = kOwn,
@@ -140,6 +229,9 @@ TEST(RestartTest, NothingIsLeftWhereTheLauncherIsKilledInALaterAttempt) {
 TEST(RestartTest, WrongNumbersAreRefused) {
   for (const auto& [flags, says] : std::vector<std::pair<std::string, std::string>>{
            {"-n 2 --min-ranks 1", "--min-ranks without --max-restarts"},
+           {"-n 2 --in-place", "--in-place without --max-restarts"},
+           {"-n 2 --in-place --max-restarts 1 --mpi", "mpirun starts the ranks"},
+           {"--hosts a:1,b:1 --in-place --max-restarts 1", "ranks outlive others on one host alone"},
            {"-n 2 --max-restarts 1 --min-ranks 3", "--min-ranks 3 of 2 ranks"},
            {"-n 2 --max-restarts 1 --min-ranks 0", "--min-ranks 0 of 2 ranks"},
            {"-n 2 --max-restarts -1", "-1 restarts"}})

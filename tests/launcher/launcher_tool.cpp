@@ -1,7 +1,7 @@
 // A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other module.
 //   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
 //                        [--host-timeout-seconds S] [--host-return-seconds S] [-x NAME[=VALUE]] [--max-restarts K]
-//                        [--min-ranks M] [--mpi]
+//                        [--min-ranks M] [--mpi] [--in-place]
 //                        -- PROGRAM ARGS…
 //   launcher_tool run PROGRAM ARGS…   (becomes that program: ranks of the launcher's own binary)
 //   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage|progress STEP|
@@ -30,8 +30,8 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
       options.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1, arguments.end());
       break;
     }
-    if (flag == "--no-prefix" || flag == "--mpi") {
-      (flag == "--mpi" ? options.mpi : options.no_prefix) = true;
+    if (flag == "--no-prefix" || flag == "--mpi" || flag == "--in-place") {
+      (flag == "--mpi" ? options.mpi : flag == "--in-place" ? options.in_place : options.no_prefix) = true;
       continue;
     }
     const std::string& value = arguments.at(++i);

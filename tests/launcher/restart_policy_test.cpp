@@ -151,5 +151,27 @@ TEST(RestartPolicyTest, ProgressIsAFurtherStepOrCheckpoint) {
   EXPECT_TRUE(policy.is_progress({.checkpoint = 11}));
 }
 
+TEST(RestartPolicyTest, ContinuingInPlaceCountsAsARestart) {
+  RestartPolicy policy(2, 2, 2);
+  EXPECT_TRUE(policy.continue_after(10));
+  EXPECT_EQ(policy.attempt(), 1);
+  EXPECT_EQ(policy.restarts(), 1);
+  EXPECT_TRUE(policy.continue_after(20));
+  EXPECT_FALSE(policy.continue_after(30));
+  EXPECT_EQ(policy.restarts(), 2);
+  EXPECT_THAT(policy.plan_after(killed(31, 25)).why_not, HasSubstr("allows no more"));
+}
+
+// Where continuing leads nowhere, the checkpoint may help; where that leads nowhere either, nothing does.
+TEST(RestartPolicyTest, AfterContinuingInVainAJobIsRestartedOnce) {
+  RestartPolicy policy(9, 2, 2);
+  EXPECT_TRUE(policy.continue_after(10));
+  const auto decision = policy.plan_after(killed(10, 5));
+  EXPECT_TRUE(decision.restart);
+  EXPECT_EQ(decision.from_step, 5);
+  EXPECT_EQ(decision.lost_steps, 5);
+  EXPECT_FALSE(policy.plan_after(killed(9, 5)).restart);
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

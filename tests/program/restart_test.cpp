@@ -57,6 +57,54 @@ TEST(Restarted, KilledRanksChangeNoBit) {
   }
 }
 
+// The others keep their processes: no step is lost, and none is reported twice.
+TEST(Restarted, InPlaceNoStepIsLost) {
+  for (const int ranks : {2, 3}) {
+    const TemporaryDirectory whole, killed;
+    const std::string launch = "lockstep launch -n " + std::to_string(ranks) + " ";
+    run_well(launch + "-- " + kTrain + "--ema 0.9 --patience 90", whole.path());
+    const auto outcome =
+        run_well(kKillOne + launch + "--max-restarts 20 --in-place --log-dir logs -- " + kTrain + kResumes +
+                     "--ema 0.9 --patience 90 & pid=$!; kill_one 0 1; kill_one 1 2; wait $pid",
+                 killed.path());
+    const auto disturbed = read_metrics(killed.path() / "m.jsonl"),
+               undisturbed = read_metrics(whole.path() / "m.jsonl");
+    EXPECT_EQ(disturbed.final["params_sha256"], undisturbed.final["params_sha256"]);
+    EXPECT_EQ(disturbed.final["ema_params_sha256"], undisturbed.final["ema_params_sha256"]);
+    EXPECT_EQ(disturbed.losses, undisturbed.losses);
+    EXPECT_EQ(disturbed.losses.size(), 400u);
+    const auto history = killed.path() / "logs" / "restarts.jsonl";
+    const auto replaced = events_of(history, "replace"), resumed = events_of(history, "resumed");
+    ASSERT_EQ(replaced.size(), 2u) << outcome.err;
+    ASSERT_EQ(resumed.size(), 2u);
+    EXPECT_EQ(events_of(history, "restart").size(), 0u);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(replaced[i]["replaced"], std::vector<int>{static_cast<int>(i)});
+      EXPECT_EQ(resumed[i]["step"].get<int>(), replaced[i]["after_step"].get<int>() + 1);
+    }
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 2 of 20 in place: rank 1 of " + std::to_string(ranks)),
+                                   Not(HasSubstr("error:"))));
+  }
+}
+
+TEST(Restarted, WhereNothingOutlivesARankOneLineSaysWhy) {
+  const TemporaryDirectory directory;
+  for (const auto& [ranks, flags, why] : std::vector<std::tuple<int, std::string, std::string>>{
+           {2, "--zero 1", "--zero has each moment on one rank alone"},
+           {2, "--comm-hook powersgd:2", "--comm-hook powersgd:2 keeps something on each rank"},
+           {2, "--local-sgd 5", "--local-sgd has parameters that differ"},
+           {1, "", "it has one rank"}}) {
+    std::filesystem::remove_all(directory.path() / "ck");
+    const auto outcome = run("lockstep launch -n " + std::to_string(ranks) +
+                                 " --max-restarts 1 --in-place -- lockstep train cnn --data digits --steps 10 "
+                                 "--threads 1 --checkpoint-dir ck --resume auto " +
+                                 flags,
+                             directory.path());
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out + outcome.err, HasSubstr("--in-place changes nothing for this run: " + why));
+  }
+}
+
 // Two failures without a checkpoint between: the job continues with a rank fewer, and in shards that changes no bit.
 TEST(Restarted, InShardsFewerRanksChangeNoBit) {
   const TemporaryDirectory whole, killed;

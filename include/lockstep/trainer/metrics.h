@@ -192,6 +192,8 @@ class Metrics {
   void write(const CheckpointReport& report);
   void write(const BalanceReport& report);
   void write(const SkippedReport& report);
+  /// Of a run that resumes: the last step whose line was there.
+  std::int64_t last_step() const { return last_step_; }
   /// Writes the lines of steps that wait: before a checkpoint, from which a run resumes without them.
   void flush();
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where
@@ -206,7 +208,8 @@ class Metrics {
   explicit Metrics(std::shared_ptr<File> file);
   void write(const JsonObject& event, bool soon = true);
 
-  std::shared_ptr<File> file_;       // nullptr: nothing is written
+  std::shared_ptr<File> file_;  // nullptr: nothing is written
+  std::int64_t last_step_ = 0;
   std::shared_ptr<void> observing_;  // with which the last one ends what take_warnings() has begun
 };
 
