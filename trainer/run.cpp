@@ -166,8 +166,9 @@ void Run::look_at_survival(const session::Session& session) {
     log_info("--in-place changes nothing for this run: {}; all ranks restart after a failure", why);
 }
 
-// Parameters, moments, averages and statistics are those after `step`.
+// Parameters, moments, averages and statistics are those after `step`, and the optimizer counts it or has forgotten it.
 void Run::complete(std::int64_t step) {
+  if (!own_.rejoins) return;
   own_.step = step;
   own_.position = position_;
   own_.optimizer_steps = step_->optimizer().steps();
@@ -179,7 +180,8 @@ void Run::keep_state() {
   if (statistics_kept_) bad_->take_statistics_back();
   own_.optimizer->set_steps(own_.optimizer_steps);
   own_.buckets = bucket_layout_of(*ddp_);
-  if (best_) own_.evaluations = best_->history_before();
+  // The one of that step is repeated.
+  if (best_) own_.evaluations = evaluated_ == own_.step ? best_->history_before() : best_->history();
 }
 
 void Run::take_checkpoint(std::int64_t step, Progress& progress) {

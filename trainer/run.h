@@ -50,6 +50,7 @@ class Run {
   void average(std::int64_t step);
   std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
   bool evaluation_due(std::int64_t step, std::uint64_t epoch) const;
+  bool checkpoint_due(std::int64_t step, bool last_of_epoch, bool evaluates) const;
   void check_replicas(std::int64_t step);
   void take_checkpoint(std::int64_t step, Progress& progress);
   checkpoint::ExtraState gather_extra_state(int root);
@@ -99,6 +100,7 @@ class Run {
   checkpoint::Checkpoints checkpoints_;  // its thread only has what it was given
   sampler::SamplerState position_;       // after the last step that has begun
   bool statistics_kept_ = false;         // before the step under way
+  std::int64_t evaluated_ = -1;          // the step whose evaluation best_ has followed last
   std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<nn::LearningRate> rate_;

@@ -49,12 +49,11 @@ int Run::train_and_report() {
     progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
     // Checkpoints are taken before the evaluation that is due after their steps.
     const sampler::SamplerState at = shares_->sampler().state();
-    const bool between = at.cursor == 0;
+    const bool between = at.cursor == 0, evaluates = evaluation_due(first_steps(), between ? at.epoch : 0);
     // The failure may have kept it from being taken.
-    if (resumed_->in_memory && first_steps() > 0 &&
-        checkpoints_.due(first_steps(), between, first_steps() == total_steps_))
+    if (resumed_->in_memory && first_steps() > 0 && checkpoint_due(first_steps(), between, evaluates))
       take_checkpoint(first_steps(), progress);
-    if ((first_steps() == total_steps_ || evaluation_due(first_steps(), between ? at.epoch : 0)) &&
+    if ((first_steps() == total_steps_ || evaluates) &&
         !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
       return leave(first_steps(), progress);
   }
@@ -67,14 +66,12 @@ int Run::train_and_report() {
     const bool last = step == total_steps_;
     const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
     const bool evaluates = evaluation_due(step, plan.last_of_epoch ? plan.epoch + 1 : 0);
-    const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last) || (evaluates && config_.keep_best > 0);
-    if (const auto left_out = bad_->look(step, batch, checkpoints_.wanted() && stop_request() != 0))
-      leave_out(*left_out);
-    else
-      begin_step(step, batch, checkpoint);
+    const bool checkpoint = checkpoint_due(step, plan.last_of_epoch, evaluates);
+    const auto left_out = bad_->look(step, batch, checkpoints_.wanted() && stop_request() != 0);
+    if (!left_out) begin_step(step, batch, checkpoint);
     bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
     position_ = batch.state_after;
-    if (own_.rejoins) complete(step);
+    if (left_out) leave_out(*left_out);
     const bool averaging = averages() && (step % config_.local_sgd == 0 || plan.last_of_epoch || last);
     if (averaging) average(step);
     const bool looks = config_.histogram_steps > 0 && step % config_.histogram_steps == 0;
@@ -110,6 +107,10 @@ bool Run::evaluation_due(std::int64_t step, std::uint64_t epoch) const {
   return epoch > 0 && config_.eval_every > 0 && epoch % static_cast<std::uint64_t>(config_.eval_every) == 0;
 }
 
+bool Run::checkpoint_due(std::int64_t step, bool last_of_epoch, bool evaluates) const {
+  return checkpoints_.due(step, last_of_epoch, step == total_steps_) || (evaluates && config_.keep_best > 0);
+}
+
 // What one rank saves is to be what all of them have.
 void Run::check_replicas(std::int64_t step) {
   if (std::exchange(checked_, step) != step) ddp_->check();
@@ -118,6 +119,7 @@ void Run::check_replicas(std::int64_t step) {
 // See Note [Bad batches].
 void Run::leave_out(const SkippedReport& report) {
   throw_if_stopped("training");
+  complete(report.step);
   if (bad_->stop_wanted()) stop_wanted_ = true;
   stragglers_->forget_data();
   reports_.write(report);
@@ -185,6 +187,8 @@ void Run::report_step(Progress& progress) {
   StepReport report = report_of(outcome, seconds);
   report.samples = samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
   report.memory_bytes = reports_.memory_bytes(backend_, now);
+  complete(report.step);
+  own_.report = report;
   report_progress(report.step);
   if (report.step == first_steps() + 1) flush_progress();  // somebody may wait for it
   tell_launcher(seconds, now);
@@ -195,10 +199,7 @@ void Run::report_step(Progress& progress) {
     for (const auto& line : split(describe(ddp_->reducer().timeline()), '\n'))
       log_debug("step {}: {}", report.step, line);
   reports_.write(report);
-  if (own_.rejoins) {
-    own_.report = report;
-    reports_.flush();  // the next one may not come
-  }
+  if (own_.rejoins) reports_.flush();  // the next one may not come
   progress.step(report);
   if (hooks_.on_step) hooks_.on_step(report);
   if (const auto slow = stragglers_->end_step(duration_of(seconds), outcome.plan.local_count))
@@ -223,7 +224,10 @@ bool Run::evaluate(std::optional<Evaluator>& evaluator, std::int64_t step, std::
     report.split = kSplitValidation;
     if (report.stopped) return false;
     // As timm does: the average's result is the run's.
-    report.best = best_ && average == average_.has_value() && best_->follow(report);
+    if (best_ && average == average_.has_value()) {
+      report.best = best_->follow(report);
+      evaluated_ = step;
+    }
     reports_.write(report);
     progress.evaluation(report, epoch, best_ ? best_->history().best : std::nullopt);
     if (hooks_.on_evaluation) hooks_.on_evaluation(report);
@@ -280,9 +284,7 @@ int run_training(const TrainConfig& given, const std::optional<UsageError>& refu
   if (config.shards > 0) config.default_threads = threads_of_a_shard(config);
   Survivor own;
   const auto processors = session::keep_processors();
-  if (is_spare()) {
-    if (!wait_for_others(own)) return 0;
-  }
+  if (is_spare() && !wait_for_others(own)) return 0;
   for (;;) {
     try {
       return run_once(config, refusal, hooks, own);

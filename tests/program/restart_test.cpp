@@ -87,6 +87,21 @@ TEST(Restarted, InPlaceNoStepIsLost) {
   }
 }
 
+// With parameters that do not move the first evaluation stays the best, and the run gives up when so many have
+// followed.
+TEST(Restarted, InPlaceEachEvaluationCountsOnce) {
+  const std::string train = kTrain + "--lr 0 --weight-decay 0 --eval-steps 5 --patience 40 --save-best loss --save w ";
+  const TemporaryDirectory whole, killed;
+  run_well("lockstep launch -n 2 -- " + train, whole.path());
+  run_well(kKillOne + "lockstep launch -n 2 --max-restarts 20 --in-place --log-dir logs -- " + train + kResumes +
+               "& pid=$!; kill_one 1 1; kill_one 0 2; wait $pid",
+           killed.path());
+  EXPECT_EQ(events_of(killed.path() / "logs" / "restarts.jsonl", "replace").size(), 2u);
+  const auto undisturbed = read_metrics(whole.path() / "m.jsonl").final;
+  EXPECT_EQ(undisturbed["steps"], 205);
+  EXPECT_EQ(read_metrics(killed.path() / "m.jsonl").final["steps"], undisturbed["steps"]);
+}
+
 TEST(Restarted, WhereNothingOutlivesARankOneLineSaysWhy) {
   const TemporaryDirectory directory;
   for (const auto& [ranks, flags, why] : std::vector<std::tuple<int, std::string, std::string>>{
