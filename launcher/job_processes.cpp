@@ -13,13 +13,13 @@ void JobProcesses::replace(int rank, pid_t pid) {
 }
 
 bool JobProcesses::has_spare() const {
-  return std::ranges::any_of(all_, [](const One& one) { return one.rank == kNoRank && !one.exit_status; });
+  return std::ranges::any_of(all_, [](const One& one) { return one.rank == kSpare && !one.exit_status; });
 }
 
 void JobProcesses::replace_by_spare(int rank) {
   forget(rank);
   for (One& one : all_) {
-    if (one.rank != kNoRank || one.exit_status) continue;
+    if (one.rank != kSpare || one.exit_status) continue;
     one.rank = rank;
     one.replaced = false;
   }

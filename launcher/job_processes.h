@@ -11,6 +11,9 @@
 
 namespace lockstep::launcher {
 
+/// The rank of a spare (Note [Survivors]), until it has one.
+inline constexpr int kSpare = -1;
+
 /// mpirun, which starts a wrapper for each rank, or the wrappers themselves. Not thread-safe; the thread that has
 /// started them uses it.
 class JobProcesses {
@@ -30,7 +33,7 @@ class JobProcesses {
   void replace(int rank, pid_t pid);
 
   /// One for no rank yet, which ends unnoticed; and the place that it takes.
-  void add_spare(pid_t pid) { all_.push_back({.rank = kNoRank, .pid = pid, .replaced = true}); }
+  void add_spare(pid_t pid) { all_.push_back({.rank = kSpare, .pid = pid, .replaced = true}); }
   bool has_spare() const;
   void replace_by_spare(int rank);
 
@@ -62,7 +65,6 @@ class JobProcesses {
   bool were_killed() const { return killed_; }
 
  private:
-  static constexpr int kNoRank = -1;
   struct One {
     int rank = 0;
     pid_t pid = 0;

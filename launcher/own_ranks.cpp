@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/network.h"
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep::launcher {
 
@@ -79,10 +80,6 @@ const std::vector<std::string> kNotForOwnRanks = {"OMPI_COMM_WORLD_RANK",
 
 bool on_several(const HostFacts& facts) { return !facts.several.shares.empty(); }
 
-}  // namespace
-
-namespace {
-
 SpawnRequest own_process(const LaunchOptions& options, const HostFacts& facts) {
   SpawnRequest request;
   request.argv = wrapper_command(options, facts);
@@ -129,14 +126,21 @@ pid_t start_here(SpawnRequest request, int output) {
   return started.pid;
 }
 
+/// All ranks of a job on this host alone, in their order.
+void for_each_own_rank(const LaunchOptions& options, const HeldPort* port,
+                       FunctionRef<void(const RankPlace& place)> act) {
+  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks};
+  if (port != nullptr) place.address = port->address(), place.port = port->number();
+  for (; place.rank < options.ranks; place.local_rank = ++place.rank) act(place);
+}
+
 }  // namespace
 
 JobProcesses start_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort* port, int output) {
   auto processes = JobProcesses::of_wrappers();
-  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks};
-  if (port != nullptr) place.address = port->address(), place.port = port->number();
-  for (; place.rank < options.ranks; place.local_rank = ++place.rank)
+  for_each_own_rank(options, port, [&](const RankPlace& place) {
     processes.add(place.rank, start_here(own_rank(options, facts, place), output));
+  });
   return processes;
 }
 
@@ -150,15 +154,13 @@ pid_t start_spare(const LaunchOptions& options, const HostFacts& facts, int outp
 Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port,
                                const std::vector<int>& lost, int output) {
   Replacements made;
-  RankPlace place{.ranks = options.ranks, .local_ranks = options.ranks, .address = port.address()};
-  place.port = port.number();
-  for (; place.rank < options.ranks; place.local_rank = ++place.rank) {
+  for_each_own_rank(options, &port, [&](const RankPlace& place) {
     SpawnRequest request = own_rank(options, facts, place);
     Place& all = made.places.emplace_back(request.set_env);
     if (place.rank != 0) std::erase_if(all, [](const auto& variable) { return variable.first == kTtyVariable; });
     if (std::ranges::find(lost, place.rank) != lost.end())
       made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
-  }
+  });
   return made;
 }
 

@@ -20,9 +20,9 @@
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
+#include "launcher/job_processes.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
-#include "launcher/survivors.h"
 #include "lockstep/base/env.h"
 
 namespace lockstep::launcher {

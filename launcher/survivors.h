@@ -32,9 +32,6 @@ namespace lockstep::launcher {
 /// One that neither ends nor strands in patience() is ended, and replaced too; where none has ended, in a second: the
 /// others have waited for it in vain. If all are stranded, they connect again.
 
-/// The rank of a spare, until it has one.
-inline constexpr int kSpare = -1;
-
 /// Not thread-safe.
 class Survivors {
  public:

@@ -388,14 +388,16 @@ std::optional<Resumed> resume_module(const checkpoint::CheckpointOptions& option
     resumed->path = path;
   }
   // DistributedDataParallel begins with rank 0's.
-  if (resumed->reader != 0) {
-    std::vector<ddp::NamedBytes> pieces;
-    for (const auto& entry : nn::entries_of(module))
-      pieces.push_back({entry.name, {static_cast<std::byte*>(entry.value.raw()), entry.value.bytes()}});
-    ddp::broadcast_state(gradients, pieces, resumed->reader);
-    for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
-  }
+  if (resumed->reader != 0) broadcast_module(gradients, module, resumed->reader);
   return resumed;
+}
+
+void broadcast_module(comm::ProcessGroup& gradients, nn::Module& module, int root) {
+  std::vector<ddp::NamedBytes> pieces;
+  for (const auto& entry : nn::entries_of(module))
+    pieces.push_back({entry.name, {static_cast<std::byte*>(entry.value.raw()), entry.value.bytes()}});
+  ddp::broadcast_state(gradients, pieces, root);
+  for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
 }
 
 checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp) {

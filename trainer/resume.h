@@ -90,6 +90,9 @@ std::optional<checkpoint::Resumed> resume_module(const checkpoint::CheckpointOpt
                                                  comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
+/// Collective: all ranks' modules get rank `root`'s parameters and buffers.
+void broadcast_module(comm::ProcessGroup& gradients, nn::Module& module, int root);
+
 /// For a checkpoint's manifest.
 checkpoint::BucketLayout bucket_layout_of(const parallel::DistributedDataParallel& ddp);
 

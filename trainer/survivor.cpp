@@ -12,8 +12,7 @@
 #include "base/status_report.h"
 #include "base/text.h"
 #include "lockstep/base/env.h"
-#include "lockstep/ddp/replicate.h"
-#include "lockstep/nn/io/state.h"
+#include "trainer/resume.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -90,11 +89,7 @@ std::optional<checkpoint::Resumed> resume_from_survivors(Survivor& own, comm::Pr
   own.report = state.report;
   if (resumed.all_have_it) return resumed;
   if (own.step < furthest) own.step = -1;  // what is there is half of one step and half of another meanwhile
-  std::vector<ddp::NamedBytes> pieces;
-  for (const auto& entry : nn::entries_of(module))
-    pieces.push_back({entry.name, {static_cast<std::byte*>(entry.value.raw()), entry.value.bytes()}});
-  ddp::broadcast_state(gradients, pieces, resumed.reader);
-  for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
+  broadcast_module(gradients, module, resumed.reader);
   return resumed;
 }
 
