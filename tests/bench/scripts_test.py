@@ -90,8 +90,8 @@ class Lists(ScriptTest):
     def test_names_that_are_none_are_refused(self):
         # A part that is misspelled would measure nothing, and say nothing.
         for script, *arguments in (("compare", "--only", "step"), ("hosts/compare", "--only", "steps"),
-                                   ("infer", "--models", "resnet19"), ("predictions", "predict", "x.csv", "--models", "nlp"),
-                                   ("predictions", "measure", "x.csv", "--rates", "2gbit"),
+                                   ("infer", "--models", "resnet19"), ("predictions", "check", "x.csv", "--models", "nlp"),
+                                   ("predictions", "check", "x.csv", "--rates", "2gbit"),
                                    ("predictions", "advice", "x.csv", "--ranks", "12")):
             with self.subTest(script=script):
                 code, _, err = self.run_script(script, *arguments)
