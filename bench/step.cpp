@@ -295,6 +295,10 @@ class StepBenchmark {
       profile.gradients.push_back({.slot = reducer.specs()[slot], .ready_ms = median(std::move(ready[slot]))});
     profile.backward_ms = median(std::move(backward));
     profile.update_ms = median(std::move(update));
+    // A step takes as long as the slowest of the ranks beside each other.
+    std::vector<double> slowest = comm::largest_of_ranks(group_, profile.step_ms);
+    profile.scale_to(median(slowest));
+    profile.step_ms = std::move(slowest);
     profile.arena_alignment = reducer.limits().slot_alignment;
     devices::CpuMask cpus;
     const devices::CpuMask own = devices::allowed_cpus();

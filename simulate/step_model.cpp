@@ -227,7 +227,9 @@ Prediction simulate_step(std::span<const StepProfile> profiles, const Job& job, 
   std::ranges::sort(measured);
   const Model model(profile, job, cluster, nodes);
   const int ranks = model.costs().ranks();
-  const auto factors = largest_factors(cluster.variation, measured, ranks, options);
+  // What was measured of several ranks is the slowest one's already.
+  const int beside = cluster.variation.kind == Variation::Kind::kMeasured ? profile.ranks : 1;
+  const auto factors = largest_factors(cluster.variation, measured, std::max(1, ranks / beside), options);
   std::vector<double> steps, exposed;
   for (const double factor : factors) {
     steps.push_back(1e3 * model.step(factor, true));

@@ -22,11 +22,11 @@ struct StepProfile {
   std::int64_t batch = 0;                // samples per rank
   int threads = 1;                       // per rank
   int cores = 0;                         // that they may run on together; 0: not known
-  int ranks = 1;                         // that computed beside each other on this host meanwhile
+  int ranks = 1;                         // that computed beside each other meanwhile; all times are the slowest one's
   std::vector<Gradient> gradients = {};  // in the order in which the model registers them
   double backward_ms = 0;                // backward was over
   double update_ms = 0;                  // of all parameters, after that
-  std::vector<double> step_ms = {};      // of every measured step: their spread is what differs from step to step
+  std::vector<double> step_ms = {};      // of every measured step, of the slowest rank: what differs from step to step
   double copy_bytes_per_s = 0;           // bytes read and written per second, when large memory is copied on the device
   double flops_per_step = 0;             // bench/flops.h
   std::uint64_t memory_bytes = 0;        // most that the rank took

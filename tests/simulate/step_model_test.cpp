@@ -34,6 +34,21 @@ TEST(StepModel, OneRankIsWhatWasMeasured) {
   EXPECT_EQ(p.limit, "computation");
 }
 
+// Four that were measured beside each other, of which each step had waited for the slowest: no other is drawn.
+TEST(StepModel, RanksBesideEachOtherAreSlowestOnce) {
+  StepProfile profile = example_profile();
+  profile.step_ms = {100, 105, 110, 120, 200};
+  profile.ranks = 4;
+  Cluster cluster = steady(1e6, 0);
+  cluster.variation.kind = Variation::Kind::kMeasured;
+  cluster.fabric.ranks_per_node = 4;
+  const Prediction four = predict({}, cluster, 1, profile);
+  EXPECT_NEAR(four.step_ms, 110, 1);
+  EXPECT_GT(predict({}, cluster, 8, profile).step_ms, 119);  // of eight such hosts one is slower
+  profile.ranks = 1;
+  EXPECT_GT(predict({}, cluster, 1, profile).step_ms, four.step_ms + 5);
+}
+
 // A bucket per gradient, 4 ms each on the wire: they are ready every 8 ms, so that all but the last one are hidden.
 // That one is ready at 92 ms, and there at 96.
 TEST(StepModel, FastLinksAreHiddenBehindBackward) {
