@@ -32,9 +32,13 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   if (wanted() && writes_part_alone()) {
     copy_ = std::make_unique<StateCopy>(optimizer, *part_);
     places_.push_back({.directory = options_.checkpoint_dir});
-    places_.front().writer = std::make_unique<CheckpointWriter>(
-        *copy_, CheckpointWriter::Options{
-                    .directory = options_.checkpoint_dir, .keep = 0, .corrupt = {}, .metadata = {}, .part = part_});
+    places_.front().writer =
+        std::make_unique<CheckpointWriter>(*copy_, CheckpointWriter::Options{.directory = options_.checkpoint_dir,
+                                                                             .keep = 0,
+                                                                             .corrupt = {},
+                                                                             .metadata = {},
+                                                                             .part = part_,
+                                                                             .record = {}});
     return;
   }
   if (!wanted() || writes_.empty()) return;
@@ -64,7 +68,8 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
                                           .keep = options_.keep.value_or(kDefaultKeep),
                                           .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
                                           .metadata = metadata,
-                                          .part = part_});
+                                          .part = part_,
+                                          .record = record_});
   }
 }
 

@@ -25,8 +25,10 @@ namespace lockstep::checkpoint {
 class Checkpoints {
  public:
   /// None are taken before open(). `writes`: directories that this rank writes to, the run's first, if it does.
-  Checkpoints(CheckpointOptions options, std::vector<std::string> writes)
-      : options_(std::move(options)), writes_(std::move(writes)) {}
+  /// `record`: a file that this rank keeps of the run's steps, which is on the disk before their checkpoint is; empty:
+  /// none.
+  Checkpoints(CheckpointOptions options, std::vector<std::string> writes, std::string record = {})
+      : options_(std::move(options)), writes_(std::move(writes)), record_(std::move(record)) {}
 
   /// Module, optimizer and `average`, nullptr where there is none, must outlive it. `plan`: the common part of this
   /// run's manifests; `metadata`: of the weights; `resumed`: the checkpoint to resume from, if any; `part`: each rank
@@ -106,6 +108,7 @@ class Checkpoints {
 
   CheckpointOptions options_;
   std::vector<std::string> writes_;
+  std::string record_;
   CheckpointManifest plan_;
   std::optional<OwnPart> part_;
   std::int64_t older_ = 0, taken_ = 0, collected_ = 0;  // steps

@@ -1,15 +1,30 @@
 #include "checkpoint/writer.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <exception>
 
 #include "base/error.h"
+#include "base/scope.h"
 #include "base/signals.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
+
+namespace {
+
+void flush_record(const std::string& path) {
+  struct stat there = {};
+  if (path.empty() || ::stat(path.c_str(), &there) != 0 || !S_ISREG(there.st_mode)) return;
+  if (const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)); fd) ::fsync(fd.get());
+}
+
+}  // namespace
 
 CheckpointWriter::CheckpointWriter(const StateCopy& copy, Options options) : copy_(copy), options_(std::move(options)) {
   thread_ = start_thread([this] { work(); });
@@ -77,6 +92,7 @@ void CheckpointWriter::work() {
         {.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", manifest.step)});
     // Whatever it is, training continues without this one.
     try {
+      flush_record(options_.record);
       bytes = write(manifest);
     } catch (const Error& error) {
       failure = error.line();

@@ -27,6 +27,9 @@ class CheckpointWriter {
     std::vector<CorruptCheckpoint> corrupt;       // removed once there is a newer one
     std::map<std::string, std::string> metadata;  // of the weights
     std::optional<OwnPart> part;                  // of a checkpoint in parts, whose first one writes all else
+    /// A file with a record of the steps before, which is flushed first: after a loss of power a run that resumes has
+    /// both.
+    std::string record = {};
   };
   static constexpr std::chrono::seconds kPartsGrace{2};
   CheckpointWriter(const StateCopy& copy, Options options);

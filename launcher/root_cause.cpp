@@ -86,7 +86,8 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
   const RankReport* first = *std::min_element(failed.begin(), failed.end(), order);
   if (!may_be_an_effect(*first)) return first;
   const auto has_caused_it = [&](const RankReport* other) {
-    const auto later = other->ended_at - first->ended_at;
+    // A launcher that was stopped, or had no core, has noticed late that a wrapper ended.
+    const auto later = (other->lost ? other->there_at : other->ended_at) - first->ended_at;
     return other->stop_requested == first->stop_requested &&
            ((was_killed(*other) && later < kTooCloseToAKill) ||
             (is_sudden(*other) && blames_a_peer(*first) && later < kTooCloseToCall));

@@ -22,7 +22,8 @@ struct RankReport {
   bool lost = false;                      // the wrapper ended without saying how its program did
   bool given_up = false;                  // lost, for the launcher has ended it: others had waited for it in vain
   bool stop_requested = false;            // a signal had asked it to end before it did
-  Clock::time_point ended_at;             // valid with `ending` or `lost`
+  Clock::time_point ended_at;             // valid with `exit_status` or `lost`; of `lost`, when it was noticed
+  Clock::time_point there_at = {};        // of `lost`: when the launcher looked last and it had not ended
   std::vector<int> missing = {};          // ranks for which it has waited in vain, as it said itself
   int stopped_by = 0;                     // the signal that had stopped its program; 0: it was not stopped
   bool had_usage_error = false;           // which has been shown

@@ -117,6 +117,7 @@ void Supervisor::wait_and_serve() {
     check_system(errno == EINTR, "waiting for the ranks");
     return;
   }
+  const auto now = Clock::now();
 
   std::size_t index = first_queue;
   for (auto& queue : console_.queues())
@@ -137,6 +138,7 @@ void Supervisor::wait_and_serve() {
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
   if (entries[1].revents != 0) accept_ranks();
   if (entries[0].revents != 0) take_signals();
+  looked_at_ = now;
 }
 
 void Supervisor::serve(Connection& connection) {
@@ -171,6 +173,7 @@ void Supervisor::close(Connection& connection) {
   report.lost = true;
   report.stop_requested = report.stop_requested || last_signal_ != 0;
   report.ended_at = Clock::now();
+  report.there_at = looked_at_;
   status_.remove(connection.rank);
   begin_ending();
 }
@@ -395,6 +398,7 @@ void Supervisor::note_lost_wrappers() {
     report.pid = failed.pid;
     report.host = failed.host ? hosts_.name(*failed.host) : !own_host_.empty() ? own_host_ : host_name();
     report.ended_at = failed.at;
+    report.there_at = started_at_;
   }
 }
 

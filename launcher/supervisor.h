@@ -151,6 +151,7 @@ class Supervisor {
   std::string own_host_;
 
   Clock::time_point started_at_ = Clock::now();
+  Clock::time_point looked_at_ = started_at_;  // at the connections, last time
   std::list<Connection> connections_;
   std::vector<RankReport> reports_;
   std::vector<RankFlight> flights_;

@@ -79,7 +79,7 @@ void Supervisor::lose_hosts() {
       if (report.ended()) continue;
       report.lost = true;
       report.stop_requested = report.stop_requested || last_signal_ != 0;
-      report.ended_at = lost.last_heard;
+      report.ended_at = report.there_at = lost.last_heard;
       status_.remove(connection.rank);
     }
     for (const auto& report : reports_)

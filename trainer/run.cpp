@@ -26,7 +26,8 @@ Run::Run(const TrainConfig& config, session::Session& session, const TrainHooks&
       group_(*session.group),
       backend_(*session.backend),
       mirror_(place_mirror(config, *session.group)),
-      checkpoints_(config, checkpoint_directories(config, mirror_, group_.rank())) {
+      checkpoints_(config, checkpoint_directories(config, mirror_, group_.rank()),
+                   group_.rank() == 0 ? config.metrics : std::string()) {
   RunWeights weights;
   session::MemoryNeeds needs;
   shares_.emplace(config_, session);

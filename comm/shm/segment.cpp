@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <fstream>
 #include <limits>
 #include <new>
@@ -58,6 +59,10 @@ UniqueFd open_at(const std::string& text) {
   std::istringstream(text) >> address.pid >> address.fd >> address.device >> address.inode;
   const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd && errno == ENOENT && ::kill(address.pid, 0) != 0 && errno == ESRCH)
+    throw DeviceError(
+        fmt::format("rank 0's process {} is not there: it has ended, or ranks cannot see each other", address.pid),
+        "look at the log of rank 0; in containers that hide processes, use --backend mpi");
   if (!fd)
     throw DeviceError(fmt::format("cannot open rank 0's shared memory {}: {}", path, errno_text(errno)), kRemedy);
   const struct stat status = status_of(fd);

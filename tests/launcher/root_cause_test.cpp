@@ -30,6 +30,7 @@ RankReport lost_rank(int rank, int after_ms, bool stop_requested = false) {
   RankReport report = rank_that(rank, {}, after_ms, stop_requested);
   report.exit_status.reset();
   report.lost = true;
+  report.there_at = report.ended_at;
   return report;
 }
 
@@ -116,6 +117,14 @@ TEST(RootCauseTest, ADeathBySignalBeatsAPeersComplaintWithinSchedulingDelay) {
   EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 4}, 100), rank_that(1, aborted, 110)}).rank, 1);
   EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 4}, 100), rank_that(1, aborted, 200)}).rank, 0);
   EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 1}, 100), rank_that(1, aborted, 110)}).rank, 0);
+}
+
+TEST(RootCauseTest, ALostWrapperIsTheCauseHoweverLateALauncherThatWasStoppedNoticesIt) {
+  RankReport lost = lost_rank(1, 900);
+  lost.there_at = kStart + Millis(50);
+  EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 4}, 100), lost}).rank, 1);
+  lost.there_at = kStart + Millis(600);
+  EXPECT_EQ(find_root_cause_of_ranks({rank_that(0, {How::kExited, 4}, 100), lost}).rank, 0);
 }
 
 TEST(RootCauseTest, NamesOfHostsThatAreTooLongForOpenMpi) {
