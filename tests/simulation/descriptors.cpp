@@ -70,38 +70,27 @@ ssize_t write(int fd, const void* bytes, std::size_t count) {
   }
   return static_cast<ssize_t>(done);
 }
+static void before_transfer(int fd, int flags, short events, const char* call) {
+  if (!simulated()) return;
+  maybe_pass(call);
+  if (blocks(fd) && (flags & MSG_DONTWAIT) == 0) await(fd, events, call);
+  world->change();
+  if (events == POLLOUT) send_away(fd);
+}
 ssize_t recv(int fd, void* bytes, std::size_t count, int flags) {
-  if (simulated()) {
-    maybe_pass("recv");
-    if (blocks(fd) && (flags & MSG_DONTWAIT) == 0) await(fd, POLLIN, "recv");
-    world->change();
-  }
+  before_transfer(fd, flags, POLLIN, "recv");
   return result_of(raw_syscall(SYS_recvfrom, fd, reinterpret_cast<long>(bytes), static_cast<long>(count), flags));
 }
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  if (simulated()) {
-    maybe_pass("recvmsg");
-    if (blocks(fd) && (flags & MSG_DONTWAIT) == 0) await(fd, POLLIN, "recvmsg");
-    world->change();
-  }
+  before_transfer(fd, flags, POLLIN, "recvmsg");
   return result_of(raw_syscall(SYS_recvmsg, fd, reinterpret_cast<long>(message), flags));
 }
 ssize_t send(int fd, const void* bytes, std::size_t count, int flags) {
-  if (simulated()) {
-    maybe_pass("send");
-    if (blocks(fd) && (flags & MSG_DONTWAIT) == 0) await(fd, POLLOUT, "send");
-    world->change();
-    send_away(fd);
-  }
+  before_transfer(fd, flags, POLLOUT, "send");
   return result_of(raw_syscall(SYS_sendto, fd, reinterpret_cast<long>(bytes), static_cast<long>(count), flags));
 }
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
-  if (simulated()) {
-    maybe_pass("sendmsg");
-    if (blocks(fd) && (flags & MSG_DONTWAIT) == 0) await(fd, POLLOUT, "sendmsg");
-    world->change();
-    send_away(fd);
-  }
+  before_transfer(fd, flags, POLLOUT, "sendmsg");
   return result_of(raw_syscall(SYS_sendmsg, fd, reinterpret_cast<long>(message), flags));
 }
 int shutdown(int fd, int how) noexcept {

@@ -68,19 +68,19 @@ void full_path(int directory, const char* name, char (&path)[512]) {
   std::snprintf(path + length, sizeof path - static_cast<std::size_t>(length), "%s%s", length > 0 ? "/" : "", name);
 }
 
-int remove_name(long call, long directory, const char* name, int flags) {
+int remove_name(int directory, const char* name, int flags) {
   if (!simulated())
-    return static_cast<int>(result_of(raw_syscall(call, directory, reinterpret_cast<long>(name), flags)));
+    return static_cast<int>(result_of(raw_syscall(SYS_unlinkat, directory, reinterpret_cast<long>(name), flags)));
   maybe_pass("unlink");
   char path[512];
-  full_path(static_cast<int>(directory), name, path);
+  full_path(directory, name, path);
   const bool noted = is_kept(path) && exists(path);
   if (noted) {
     const bool is_directory = (flags & AT_REMOVEDIR) != 0;
     keep(is_directory ? DiskChange::kRemoveDirectory : DiskChange::kRemove, path, nullptr,
          is_directory ? nullptr : path);
   }
-  const long result = raw_syscall(call, directory, reinterpret_cast<long>(name), flags);
+  const long result = raw_syscall(SYS_unlinkat, directory, reinterpret_cast<long>(name), flags);
   return noted ? done(result) : static_cast<int>(result_of(result));
 }
 
@@ -156,11 +156,9 @@ int renameat2(int from_directory, const char* from, int to_directory, const char
   return noted ? done(result) : static_cast<int>(result_of(result));
 }
 int rename(const char* from, const char* to) noexcept { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int unlink(const char* path) noexcept { return remove_name(SYS_unlinkat, AT_FDCWD, path, 0); }
-int unlinkat(int directory, const char* path, int flags) noexcept {
-  return remove_name(SYS_unlinkat, directory, path, flags);
-}
-int rmdir(const char* path) noexcept { return remove_name(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR); }
+int unlink(const char* path) noexcept { return remove_name(AT_FDCWD, path, 0); }
+int unlinkat(int directory, const char* path, int flags) noexcept { return remove_name(directory, path, flags); }
+int rmdir(const char* path) noexcept { return remove_name(AT_FDCWD, path, AT_REMOVEDIR); }
 int remove(const char* path) noexcept {
   const int code = ::unlink(path);
   return code != 0 && errno == EISDIR ? ::rmdir(path) : code;

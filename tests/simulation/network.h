@@ -117,7 +117,7 @@ class Network {
       const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&name), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd < 0) return;
       Place from;
-      std::sscanf(name.sun_path + 1, "simulated-%*8x-%d-%d", &from.host, &from.port);
+      World::read_name(name, from);
       for (std::uint32_t i = 0; i < world_.call_count; ++i) {
         if (world_.calls[i].from != from) continue;
         Connection& made = connections_.emplace_back(from, world_.calls[i].to);

@@ -124,7 +124,6 @@ inline void sleep_ns(std::uint64_t ns) {
 /// The supervisor looks at which processes are there before this one continues.
 inline void settle() {
   if (world->request == Request::kNone) world->request = Request::kSettle;
-  world->asks = self;
   world->change();
   note("settle");
   world->pass(self);

@@ -137,7 +137,7 @@ def schedule_of(seed: int) -> Schedule:
 
 class Simulation:
     def __init__(self, build: pathlib.Path, directory: pathlib.Path):
-        self._build, self._directory = build, directory
+        self._build = build
         self._shas = {}
         for variant in VARIANTS:
             ranks = 2 if variant in FOR_SEVERAL_RANKS else 1

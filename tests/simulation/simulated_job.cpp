@@ -35,6 +35,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -308,7 +309,7 @@ class Supervisor {
         continues_.emplace(world_.now + static_cast<std::uint64_t>(fault.lasts_ns), process.pid);
       settle();
     }
-    done_.emplace(&fault, true);
+    done_.insert(&fault);
   }
 
   /// Whom it is meant for; a spare that has taken the rank's place, where there is one; 0: nobody.
@@ -380,11 +381,7 @@ class Supervisor {
     if (const int fd = descriptors_[index]; fd > 0) ::close(fd);
     for (std::uint32_t i = 1; i < world_.task_count; ++i)
       if (world_.tasks[i].process == index) world_.tasks[i].state = TaskState::kFree;
-    for (std::uint32_t i = 0; i < world_.listener_count;)
-      if (world_.listeners[i].pid == process.pid)
-        world_.listeners[i] = world_.listeners[--world_.listener_count];
-      else
-        ++i;
+    world_.stop_listening(process.pid);
     int status = 0;
     if (::waitpid(process.pid, &status, WNOHANG) == process.pid && index == launcher_) exit_ = status;
     for (const std::uint32_t child : alive())
@@ -439,7 +436,7 @@ class Supervisor {
   int outputs_[2];
   Network network_;
   std::uint32_t launcher_ = 0;
-  std::map<const Fault*, bool> done_;
+  std::set<const Fault*> done_;
   std::map<std::uint32_t, int> descriptors_;
   std::multimap<std::uint64_t, int> continues_;
   std::vector<std::string> applied_;
@@ -467,7 +464,7 @@ int supervise(const Options& options, std::uint32_t id) {
   void* const memory = ::mmap(nullptr, sizeof(World), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   check(memory != MAP_FAILED, "mapping its file");
   auto& world = *static_cast<World*>(memory);
-  world.seed = world.random = options.seed;
+  world.random = options.seed;
   world.id = id;
   world.switches = options.switches;
   world.pace = options.pace;

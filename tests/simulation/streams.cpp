@@ -55,7 +55,7 @@ void adopt_streams() {
     socklen_t own_length = sizeof own, peer_length = sizeof peer;
     Place here, there;
     if (raw_syscall(SYS_getsockname, fd, reinterpret_cast<long>(&own), reinterpret_cast<long>(&own_length)) < 0 ||
-        own.sun_family != AF_UNIX || std::sscanf(own.sun_path + 1, "simulated-%*8x-%d-%d", &here.host, &here.port) != 2)
+        own.sun_family != AF_UNIX || !World::read_name(own, here))
       continue;
     files[fd] = {.kind = File::kStream};
     files[fd].own = {.sin_family = AF_INET,
@@ -63,7 +63,7 @@ void adopt_streams() {
                      .sin_addr = address_of_host(here.host),
                      .sin_zero = {}};
     if (raw_syscall(SYS_getpeername, fd, reinterpret_cast<long>(&peer), reinterpret_cast<long>(&peer_length)) >= 0 &&
-        std::sscanf(peer.sun_path + 1, "simulated-%*8x-%d-%d", &there.host, &there.port) == 2)
+        World::read_name(peer, there))
       files[fd].far = there.host > static_cast<int>(kMostHosts);
   }
 }
@@ -71,8 +71,7 @@ void adopt_streams() {
 void close_stream(int fd) {
   if (!files[fd].listens) return;
   const Place place = place_of(files[fd].own);
-  for (std::uint32_t i = 0; i < world->listener_count; ++i)
-    if (world->listeners[i].place == place) world->listeners[i] = world->listeners[--world->listener_count];
+  world->stop_listening(0, &place);
 }
 
 }  // namespace lockstep::simulation
@@ -187,8 +186,7 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
       raw_syscall(SYS_accept4, fd, reinterpret_cast<long>(&name), reinterpret_cast<long>(&name_length), flags)));
   if (made < 0) return made;
   Place there;
-  if (name_length > offsetof(sockaddr_un, sun_path) + 1)
-    std::sscanf(name.sun_path + 1, "simulated-%*8x-%d-%d", &there.host, &there.port);
+  World::read_name(name, there);
   File& file = files[made];
   file = {.kind = File::kStream, .own = files[fd].own};
   file.far = there.host > static_cast<int>(kMostHosts);

@@ -114,10 +114,9 @@ struct Call {
   Place from, to;
 };
 
-enum class Request : std::uint32_t { kNone, kSettle, kStuck, kTraffic };
+enum class Request : std::uint32_t { kNone, kSettle, kStuck };
 
 struct World {
-  std::uint64_t seed;
   std::uint32_t id;      // of no other simulation that runs now
   std::uint64_t random;  // its state
   std::uint64_t now;     // ns
@@ -131,7 +130,6 @@ struct World {
   bool quiet;                // nobody has done anything since all have looked
   std::atomic<std::uint32_t> current;
   Request request;
-  std::uint32_t asks;  // the task that has
   std::uint32_t task_count, process_count, listener_count, call_count;
   std::uint32_t next_port;
   bool traffic;               // there are bytes of another host's
@@ -161,6 +159,19 @@ struct World {
         std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "simulated-%08x-%d-%d", id, place.host, place.port);
     length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(written));
     return name;
+  }
+
+  /// Of such a name; false where it is none.
+  static bool read_name(const sockaddr_un& name, Place& place) {
+    return std::sscanf(name.sun_path + 1, "simulated-%*8x-%d-%d", &place.host, &place.port) == 2;
+  }
+  /// Of a process that has ended, or of one place.
+  void stop_listening(int pid, const Place* place = nullptr) {
+    for (std::uint32_t i = 0; i < listener_count;)
+      if (place != nullptr ? listeners[i].place == *place : listeners[i].pid == pid)
+        listeners[i] = listeners[--listener_count];
+      else
+        ++i;
   }
 
   std::uint32_t add_process(int pid, int parent) {
@@ -234,15 +245,13 @@ struct World {
   /// The thread of task `self`, whose state says what it waits for, lets the next one run and returns when it is its
   /// turn.
   void pass(std::uint32_t self) {
-    for (;;) {
-      now += 1 + draw_below(pace);
-      const std::uint32_t next = choose();
-      ++turns;
-      hash = (hash ^ (next + 0x100 * now)) * 0x100000001b3ULL;
-      if (next == self) break;
+    now += 1 + draw_below(pace);
+    const std::uint32_t next = choose();
+    ++turns;
+    hash = (hash ^ (next + 0x100 * now)) * 0x100000001b3ULL;
+    if (next != self) {
       give(next);
       wait(self);
-      break;
     }
     if (tasks[self].state != TaskState::kLooks) quiet = false;
     tasks[self].state = TaskState::kRuns;
