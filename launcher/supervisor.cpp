@@ -170,12 +170,16 @@ void Supervisor::close(Connection& connection) {
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
   console_.finish(connection.rank);
   if (report.ended()) return;
+  lose(report, Clock::now(), looked_at_);
+  begin_ending();
+}
+
+void Supervisor::lose(RankReport& report, Clock::time_point ended_at, Clock::time_point there_at) {
   report.lost = true;
   report.stop_requested = report.stop_requested || last_signal_ != 0;
-  report.ended_at = Clock::now();
-  report.there_at = looked_at_;
-  status_.remove(connection.rank);
-  begin_ending();
+  report.ended_at = ended_at;
+  report.there_at = there_at;
+  status_.remove(report.rank);
 }
 
 void Supervisor::greet(Connection& connection, const Hello& hello) {

@@ -77,10 +77,7 @@ void Supervisor::lose_hosts() {
       console_.finish(connection.rank);
       auto& report = reports_[static_cast<std::size_t>(connection.rank)];
       if (report.ended()) continue;
-      report.lost = true;
-      report.stop_requested = report.stop_requested || last_signal_ != 0;
-      report.ended_at = report.there_at = lost.last_heard;
-      status_.remove(connection.rank);
+      lose(report, lost.last_heard, lost.last_heard);
     }
     for (const auto& report : reports_)
       if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
