@@ -81,7 +81,7 @@ std::optional<StatusReport> decode_status(std::string_view bytes) {
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
   const std::size_t rank_bytes = header.ranks * sizeof(std::int32_t);
-  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kStranded ||
+  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kComputesWrongly ||
       header.ranks > StatusReport::kMaxRanks || header.text_bytes > StatusReport::kMaxTextBytes ||
       bytes.size() != sizeof header + rank_bytes + header.text_bytes || !std::isfinite(header.seconds))
     return std::nullopt;
@@ -96,6 +96,7 @@ std::optional<StatusReport> parse_status_line(std::string_view line) {
   using Kind = StatusReport::Kind;
   if (line == "done") return StatusReport{.kind = Kind::kDone};
   if (line == "rejoins") return StatusReport{.kind = Kind::kRejoins};
+  if (line == "computes wrongly") return StatusReport{.kind = Kind::kComputesWrongly};
   const auto blank = line.find(' ');
   if (blank == std::string_view::npos) return std::nullopt;
   const std::string_view word = line.substr(0, blank);

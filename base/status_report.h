@@ -29,6 +29,7 @@ struct StatusReport {
     kDone,             // the job's work is complete
     kRejoins,   // it outlives the loss of other ranks, and can connect to others in their place: wait_for_place()
     kStranded,  // it has lost ranks and waits for that; `step` is complete here, of -1 there is nothing left
+    kComputesWrongly,  // other ranks have found that it does: its memory or a processor is at fault
   };
   static constexpr std::size_t kMaxRanks = 64;
   static constexpr std::size_t kMaxTextBytes = 4096;
@@ -48,7 +49,7 @@ std::string encode_status(const StatusReport& report);
 /// Nothing for bytes that no encode_status() made.
 std::optional<StatusReport> decode_status(std::string_view bytes);
 /// What programs write that know nothing of encode_status(): a line "progress STEP", "checkpointed STEP", "done",
-/// "rejoins" or "stranded STEP".
+/// "rejoins", "stranded STEP" or "computes wrongly".
 /// Nothing for any other text.
 std::optional<StatusReport> parse_status_line(std::string_view line);
 

@@ -68,8 +68,10 @@ class Starter {
     if (!preload_) prepare_mpirun(facts);
     return start_mpirun(mpirun_command(options, facts, env), facts, preload_ ? &*preload_ : nullptr, output);
   }
-  /// Of own ranks on this host: others in the place of `lost`, which all connect at another port.
-  Replacements replace(const LaunchOptions& options, const HostFacts& facts, const std::vector<int>& lost, int output) {
+  /// Of own ranks: others in the place of `lost`, which all connect anew.
+  Replacements replace(const LaunchOptions& options, const GatheredHosts& gathered, HostFacts& facts,
+                       RemoteHosts& hosts, const std::vector<int>& lost, int output) {
+    if (!here_) return replace_ranks_on(gathered, options, facts, hosts, lost, output);
     port_.emplace();
     return replace_own_ranks(options, facts, *port_, lost, output);
   }
@@ -135,9 +137,9 @@ void run_attempt(const JobContext& context, HostFacts facts, const GatheredHosts
     supervisor.on_survivors(
         [&](const Loss& loss) -> std::optional<Replacements> {
           if (!context.on_survivors(loss, facts)) return std::nullopt;
-          return starter.replace(options, facts, loss.to_start, output.get());
+          return starter.replace(options, gathered, facts, hosts, loss.to_start, output.get());
         },
-        [&] { return start_spare(options, facts, output.get()); });
+        gathered.hosts.empty() ? [&] { return start_spare(options, facts, output.get()); } : std::function<pid_t()>());
   supervisor.on_starter_output([&](std::string_view bytes) {
     [[maybe_unused]] const auto written = ::write(output.get(), bytes.data(), bytes.size());
   });

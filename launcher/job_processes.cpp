@@ -12,6 +12,11 @@ void JobProcesses::replace(int rank, pid_t pid) {
   add(rank, pid);
 }
 
+void JobProcesses::replace_remote(int rank, std::size_t host) {
+  forget(rank);
+  add_remote(rank, host);
+}
+
 bool JobProcesses::has_spare() const {
   return std::ranges::any_of(all_, [](const One& one) { return one.rank == kSpare && !one.exit_status; });
 }
@@ -53,7 +58,7 @@ void JobProcesses::end(std::size_t index, ExitStatus exit_status) {
 
 void JobProcesses::end_remote(std::size_t host, int rank, ExitStatus exit_status) {
   for (std::size_t i = 0; i < all_.size(); ++i)
-    if (all_[i].host == host && all_[i].rank == rank && !all_[i].exit_status) end(i, exit_status);
+    if (all_[i].host == host && all_[i].rank == rank && !all_[i].exit_status) return end(i, exit_status);
 }
 
 void JobProcesses::lose_host(std::size_t host) {

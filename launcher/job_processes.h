@@ -31,6 +31,7 @@ class JobProcesses {
 
   /// Another wrapper for that rank: what becomes of those before it is no failure.
   void replace(int rank, pid_t pid);
+  void replace_remote(int rank, std::size_t host);
 
   /// One for no rank yet, which ends unnoticed; and the place that it takes.
   void add_spare(pid_t pid) { all_.push_back({.rank = kSpare, .pid = pid, .replaced = true}); }
@@ -40,6 +41,7 @@ class JobProcesses {
   bool are_mpirun() const { return are_mpirun_; }
   /// Takes the exit statuses of those that have ended: at SIGCHLD.
   void collect();
+  /// The oldest of that rank that has not: who takes its place comes later.
   void end_remote(std::size_t host, int rank, ExitStatus exit_status);
   /// All on that host have ended with it.
   void lose_host(std::size_t host);

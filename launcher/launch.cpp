@@ -39,9 +39,6 @@ void check(const LaunchOptions& options) {
   if (options.in_place && options.max_restarts == 0)
     throw UsageError("launch: --in-place without --max-restarts: a job that is not restarted needs no survivors",
                      "add --max-restarts K, or leave --in-place out");
-  if (options.in_place && !options.hosts.empty())
-    throw UsageError("launch: --in-place with --hosts: ranks outlive others on one host alone",
-                     "leave one of the two out");
   if (const auto seconds = options.host_return_seconds) {
     if (!(*seconds >= 0 && *seconds <= kMaxHostReturnSeconds))
       throw UsageError(fmt::format("launch: a wait of {} s for hosts", *seconds),

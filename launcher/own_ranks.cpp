@@ -7,7 +7,10 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/flight_record.h"
 #include "base/network.h"
+#include "launcher/hosts/local_addresses.h"
+#include "launcher/job_dir.h"
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::launcher {
@@ -151,13 +154,39 @@ pid_t start_spare(const LaunchOptions& options, const HostFacts& facts, int outp
   return start_here(std::move(request), output);
 }
 
+namespace {
+
+/// The same of all hosts.
+void for_each_rank_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
+                      FunctionRef<void(std::size_t host, const RankPlace& place)> act) {
+  RankPlace place{.ranks = options.ranks, .address = facts.several.address, .port = facts.several.port};
+  for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
+    place.local_ranks = gathered.ranks_on[i];
+    for (place.local_rank = 0; place.local_rank < place.local_ranks; ++place.local_rank, ++place.rank)
+      act(gathered.hosts[i], place);
+  }
+}
+
+/// What a process that runs would not be started with again: the launcher's terminal is rank 0's, and of another host
+/// these are what its helper has set.
+Place place_of(Place variables, int rank, bool on_this_host) {
+  std::erase_if(variables, [&](const auto& variable) {
+    const auto is = [&](const char* name) { return variable.first == name; };
+    if (is(kTtyVariable)) return rank != 0;
+    return !on_this_host && (is(kJobVariable) || is(kLauncherVariable) || is(kJobSecretVariable) ||
+                             is(kHostNameVariable) || is(flight::kDirectoryVariable));
+  });
+  return variables;
+}
+
+}  // namespace
+
 Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port,
                                const std::vector<int>& lost, int output) {
   Replacements made;
   for_each_own_rank(options, &port, [&](const RankPlace& place) {
     SpawnRequest request = own_rank(options, facts, place);
-    Place& all = made.places.emplace_back(request.set_env);
-    if (place.rank != 0) std::erase_if(all, [](const auto& variable) { return variable.first == kTtyVariable; });
+    made.places.push_back(place_of(request.set_env, place.rank, /*on_this_host=*/true));
     if (std::ranges::find(lost, place.rank) != lost.end())
       made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
   });
@@ -167,20 +196,37 @@ Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& fa
 JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
                             RemoteHosts& hosts, int output) {
   auto processes = JobProcesses::of_wrappers();
-  RankPlace place{.ranks = options.ranks, .address = facts.several.address, .port = facts.several.port};
-  for (std::size_t i = 0; i < gathered.hosts.size(); ++i) {
-    place.local_ranks = gathered.ranks_on[i];
-    const std::size_t host = gathered.hosts[i];
-    for (place.local_rank = 0; place.local_rank < place.local_ranks; ++place.local_rank, ++place.rank) {
-      if (hosts.is_own(host)) {
-        processes.add(place.rank, start_here(own_rank(options, facts, place), output));
-      } else {
-        processes.add_remote(place.rank, host);
-        hosts.send(host, remote_rank(options, facts, place, env));
-      }
+  for_each_rank_on(gathered, options, facts, [&](std::size_t host, const RankPlace& place) {
+    if (hosts.is_own(host)) {
+      processes.add(place.rank, start_here(own_rank(options, facts, place), output));
+    } else {
+      processes.add_remote(place.rank, host);
+      hosts.send(host, remote_rank(options, facts, place, env));
     }
-  }
+  });
   return processes;
+}
+
+Replacements replace_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, HostFacts& facts,
+                              RemoteHosts& hosts, const std::vector<int>& lost, int output) {
+  // Elsewhere the one that is there is free again: rank 0 has ended, or has closed it.
+  if (hosts.is_own(gathered.hosts.front()) && !env("MASTER_PORT")) facts.several.port = find_free_port();
+  Replacements made;
+  for_each_rank_on(gathered, options, facts, [&](std::size_t host, const RankPlace& place) {
+    const bool is_lost = std::ranges::find(lost, place.rank) != lost.end();
+    if (hosts.is_own(host)) {
+      SpawnRequest request = own_rank(options, facts, place);
+      made.places.push_back(place_of(request.set_env, place.rank, /*on_this_host=*/true));
+      if (is_lost) made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
+    } else {
+      StartRank start = remote_rank(options, facts, place, env);
+      made.places.push_back(place_of(start.set_env, place.rank, /*on_this_host=*/false));
+      if (!is_lost) return;
+      made.remote.emplace_back(place.rank, host);
+      hosts.send(host, start);
+    }
+  });
+  return made;
 }
 
 }  // namespace lockstep::launcher

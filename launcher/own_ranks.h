@@ -75,4 +75,9 @@ Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& fa
 JobProcesses start_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, const HostFacts& facts,
                             RemoteHosts& hosts, int output);
 
+/// Starts ranks in the place of `lost` there; where rank 0 is on this host, all connect at another port, which `facts`
+/// then has. Throws DeviceError.
+Replacements replace_ranks_on(const GatheredHosts& gathered, const LaunchOptions& options, HostFacts& facts,
+                              RemoteHosts& hosts, const std::vector<int>& lost, int output);
+
 }  // namespace lockstep::launcher

@@ -50,7 +50,8 @@ void RankStatus::add(int rank, const StatusReport& report) {
     case StatusReport::Kind::kCheckpointed:
     case StatusReport::Kind::kDone:
     case StatusReport::Kind::kRejoins:
-    case StatusReport::Kind::kStranded: break;
+    case StatusReport::Kind::kStranded:
+    case StatusReport::Kind::kComputesWrongly: break;
   }
 }
 

@@ -203,6 +203,23 @@ class Attempts {
     return true;
   }
 
+  /// A host that computes wrongly is not used any more.
+  bool leave_out_faulty(const RootCause& cause) {
+    if (!cause.computes_wrongly || options_.hosts.empty()) return false;
+    const auto host = host_to_leave_out(cause.rank);
+    if (!host) {
+      console_.say(fmt::format(
+          "rank {}, which has computed wrongly, starts again on the same host: it is the launcher's own, or the others "
+          "have too few slots → --min-ranks",
+          *cause.rank));
+      return false;
+    }
+    console_.say(fmt::format("host {} is left out from now on: rank {} has computed wrongly there", hosts_.name(*host),
+                             *cause.rank));
+    hosts_.dismiss(*host, "a rank has computed wrongly there");
+    return true;
+  }
+
   /// "host b: it fell silent; host c: …", of those that are not there.
   std::string away() const {
     std::vector<std::string> texts;
@@ -260,7 +277,8 @@ class Attempts {
     const int code = result.root_cause.exit_code;
     failed_at_ = result.failed_at;
     const bool final = options_.max_restarts == 0 || code == 0 || result.requested || reader_gone();
-    const bool left_out = !final && !result.growing && leave_out_culprit(result);
+    const bool left_out =
+        !final && !result.growing && (leave_out_faulty(result.root_cause) || leave_out_culprit(result));
     if (!final) probe();
     decision_ =
         policy_.plan_after({.exit_code = code,

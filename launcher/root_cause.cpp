@@ -133,7 +133,8 @@ std::string describe(const RankReport& report, const JobReport& job) {
       how += fmt::format(", while its host's kernel ended {} process{} for lack of memory", report.memory_kills,
                          report.memory_kills == 1 ? "" : "es");
   }
-  return fmt::format("{}, pid {}) failed first: it {}, {:.1f} s after the start{}", who, report.pid, how,
+  return fmt::format("{}, pid {}) {}: it {}, {:.1f} s after the start{}", who, report.pid,
+                     report.computes_wrongly ? "has computed wrongly" : "failed first", how,
                      seconds_between(job.started_at, report.ended_at),
                      was_killed(report) ? remedy_of_killed(report) : "");
 }
@@ -251,6 +252,13 @@ std::optional<RootCause> ended_by_mpirun(const JobReport& job) {
 
 RootCause find_root_cause(const JobReport& job) {
   if (job.interrupted_by != 0) return interrupted(job);
+  const auto wrong = std::ranges::find_if(
+      job.ranks, [](const RankReport& report) { return report.computes_wrongly && report.failed(); });
+  if (wrong != job.ranks.end())
+    return {.exit_code = wrong->lost ? code_of_lost_wrapper(job) : wrong->exit_status->exit_code(),
+            .line = describe(*wrong, job),
+            .rank = wrong->rank,
+            .computes_wrongly = true};
 
   const RankReport* first = first_failure(job.ranks);
   const bool explained = first != nullptr && !first->stop_requested && !first->lost;

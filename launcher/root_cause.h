@@ -28,6 +28,7 @@ struct RankReport {
   int stopped_by = 0;                     // the signal that had stopped its program; 0: it was not stopped
   bool had_usage_error = false;           // which has been shown
   std::int64_t memory_kills = -1;         // by its host's kernel while it ran; -1: unknown
+  bool computes_wrongly = false;          // as others have found
 
   bool ended() const { return exit_status.has_value() || lost; }
   bool failed() const { return lost || (exit_status && !exit_status->ok()); }
@@ -76,15 +77,17 @@ bool ended_on_request(ExitStatus exit_status);
 
 struct RootCause {
   int exit_code = 0;
-  std::string line;          // for people, one line; empty when all went well
-  std::optional<int> rank;   // whose last lines and log explain it
-  bool show_mpirun = false;  // what mpirun wrote explains it
+  std::string line;               // for people, one line; empty when all went well
+  std::optional<int> rank;        // whose last lines and log explain it
+  bool show_mpirun = false;       // what mpirun wrote explains it
+  bool computes_wrongly = false;  // the memory or a processor of the rank's host is at fault
 };
 
 /// The first failure is the earliest among the ranks without a stop request; the others ended because of the request.
 /// Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a cause; codes 4
 /// and 5 (the network, another rank) are its effects on peers, and code 1 may be. If peers name a rank that they waited
-/// for, that rank is the cause. All failures after a host was last heard from are caused by its loss.
+/// for, that rank is the cause. One that computes wrongly is the cause in any case. All failures after a host was last
+/// heard from are caused by its loss.
 RootCause find_root_cause(const JobReport& job);
 
 }  // namespace lockstep::launcher

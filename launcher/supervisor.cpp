@@ -20,7 +20,7 @@ constexpr auto kAllStrandWithin = std::chrono::seconds(1);
 // What limits a process's time of the CPU (cpulimit) stops it fifty times a second: a line for the first of so long.
 constexpr auto kStopsApart = std::chrono::seconds(10);
 // A lost wrapper may be due to mpirun's death, which shows a moment later.
-constexpr auto kMomentForMpirun = Millis(20);
+constexpr auto kMomentForMpirun = Millis(100);
 // From SIGKILL to the end of a program.
 constexpr auto kKillTakes = Millis(300);
 // Connections that are still open after mpirun has ended: the wrappers die with it.
@@ -174,6 +174,11 @@ void Supervisor::close(Connection& connection) {
   begin_ending();
 }
 
+void Supervisor::let_go(Connection& connection) {
+  if (connection.link && !connection.closed()) hosts_.send(connection.link->host, CloseConnection{connection.link->id});
+  close(connection);
+}
+
 void Supervisor::lose(RankReport& report, Clock::time_point ended_at, Clock::time_point there_at) {
   report.lost = true;
   report.stop_requested = report.stop_requested || last_signal_ != 0;
@@ -294,6 +299,7 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
   // A stop request lets all of them run again.
   if (last_signal_ == 0) known.stopped_by = status_.stopped_by(rank);
   known.had_usage_error = status_.had_usage_error(rank);
+  known.computes_wrongly = known.computes_wrongly || report.kind == StatusReport::Kind::kComputesWrongly;
   if (report.kind == StatusReport::Kind::kDataOnStdout) console_.set_plain(rank);
   if (report.kind == StatusReport::Kind::kUsageError) {
     const std::string line = fmt::format("error: {}\n", report.text);
@@ -415,7 +421,7 @@ void Supervisor::enter(Phase phase, Clock::duration lasts) {
 
 void Supervisor::begin_ending() {
   if (phase_ != Phase::kRunning) return;
-  if (replace_ && survivors_.may_rejoin())
+  if (replace_ && survivors_.may_rejoin() && lost_hosts_.empty())
     enter(Phase::kStranded, kAllStrandWithin);
   else
     enter(Phase::kPatience, kPatience);

@@ -108,6 +108,8 @@ class Supervisor {
   void start_daemon(Connection& connection, const StartDaemon& start);
   void send(Connection& connection, const Message& message);
   void close(Connection& connection);
+  /// Its wrapper ends then, wherever it is.
+  void let_go(Connection& connection);
   /// Its wrapper has ended without a word of its program.
   void lose(RankReport& report, Clock::time_point ended_at, Clock::time_point there_at);
   void serve_host(std::size_t host, const HostMessage& message);

@@ -10,10 +10,15 @@ namespace lockstep::launcher {
 
 void Supervisor::look_at_survivors() {
   using enum Survivors::Outlook;
-  const auto outlook = survivors_.outlook(reports_);
+  const auto outlook = lost_hosts_.empty() ? survivors_.outlook(reports_) : kHopeless;
   if (outlook == kReady && !stop_asked_ && !reader_gone_ && replace_ranks()) return;
   if (outlook != kWaits || stop_asked_ || reader_gone_) return enter(Phase::kPatience, kPatience);
   if (Clock::now() < phase_until_) return;
+  // A host that does not answer just now may be lost, and is what the others wait for.
+  if (hosts_.any_overdue()) {
+    phase_until_ = Clock::now() + kPatience;
+    return;
+  }
   const bool lost = std::ranges::any_of(reports_, &RankReport::ended);
   if (lost && Clock::now() < ending_since_ + survivors_.patience()) {
     phase_until_ = ending_since_ + survivors_.patience();
@@ -23,7 +28,7 @@ void Supervisor::look_at_survivors() {
     if (connection.rank >= 0 && !connection.closed() && !survivors_.is_stranded(connection.rank)) {
       auto& report = reports_[static_cast<std::size_t>(connection.rank)];
       report.given_up = !report.ended();
-      close(connection);
+      let_go(connection);
     }
   if (survivors_.outlook(reports_) != kReady) enter(Phase::kPatience, kPatience);
 }
@@ -44,7 +49,7 @@ bool Supervisor::replace_ranks() {
   if (!started) return false;
   for (const int rank : lost) {
     for (auto& connection : connections_)
-      if (connection.rank == rank) close(connection);
+      if (connection.rank == rank) let_go(connection);
     reports_[static_cast<std::size_t>(rank)] = {};
     reports_[static_cast<std::size_t>(rank)].rank = rank;
     flights_[static_cast<std::size_t>(rank)] = {};
@@ -59,6 +64,7 @@ bool Supervisor::replace_ranks() {
     greet(*waiting, hello);
   }
   for (const auto& [rank, pid] : started->wrappers) processes_.replace(rank, pid);
+  for (const auto& [rank, host] : started->remote) processes_.replace_remote(rank, host);
   for (auto& connection : connections_)
     if (!connection.closed() && connection.rank >= 0)
       send(connection, Rejoin{encode_place(started->places[static_cast<std::size_t>(connection.rank)])});

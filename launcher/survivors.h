@@ -21,12 +21,13 @@ namespace lockstep::launcher {
 /// places, and gives each stranded one the environment that it would be started with now: another port for the
 /// rendezvous, another attempt. They connect there, and those that have got furthest give the others their state.
 ///
-/// A spare, a process that waits for such an environment from its beginning, takes the first lost one's place at once.
-/// The launcher starts another one when the job has made a step again.
+/// On one host a spare, a process that waits for such an environment from its beginning, takes the first lost one's
+/// place at once. The launcher starts another one when the job has made a step again.
 ///
 /// All ranks are ended, and the job is restarted from its newest checkpoint as Note [Restarts] has it, where
 ///   - a program does not say that it can,
 ///   - the failure would repeat, or somebody has asked a rank to end,
+///   - a host is lost: there are fewer ranks then,
 ///   - no rank that is left has a state to give,
 ///   - ranks were replaced kMostTries times without a step between: what keeps new ones from joining does not go away.
 /// One that neither ends nor strands in patience() is ended, and replaced too; where none has ended, in a second: the
@@ -79,8 +80,9 @@ struct Loss {
 
 /// What the launcher starts in their places.
 struct Replacements {
-  std::vector<std::pair<int, int>> wrappers;  // rank and process of those to start
-  std::vector<Place> places = {};             // of all ranks
+  std::vector<std::pair<int, int>> wrappers;             // rank and process of those on this host
+  std::vector<std::pair<int, std::size_t>> remote = {};  // rank and host of those on others
+  std::vector<Place> places = {};                        // of all ranks
 };
 
 }  // namespace lockstep::launcher

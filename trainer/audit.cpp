@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/splitmix.h"
+#include "base/status_report.h"
 #include "comm/agree.h"
 #include "session/opening.h"
 
@@ -151,6 +152,7 @@ void Audit::accuse(const Difference& found, TrainingStep& training) {
                          kRemedy);
   comm::run_collectively(group_, [&] {
     if (group_.rank() != *culprit) return;
+    report_status({.kind = StatusReport::Kind::kComputesWrongly});
     const int right = *culprit == owner ? auditor : owner;
     const std::string other = runs > 2
                                   ? fmt::format("ranks {} and {} do", std::min(right, third), std::max(right, third))

@@ -154,6 +154,8 @@ class Helper {
     if (const auto found = ranks_.find(to.id); found != ranks_.end()) found->second.send(to.bytes);
   }
 
+  void obey(const CloseConnection& close) { ranks_.erase(close.id); }
+
   void obey(const Run& run) {
     if (!job_ || daemon_ > 0) throw MpiError("a second daemon of Open MPI is asked for");
     const UniqueFd output = open_starter_output();

@@ -2,10 +2,10 @@
 // binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
 // to the host this way.
 //
-// Launcher → helper, for each attempt: JobSetup, then FileRequest, StartRank or Run, ToRank, Hold, EndRanks in any
-// number, then Conclude. Ping and Pause at any time, Finish at the end.
-// Helper → launcher: Ready or Refused, then FileReply, ConnectionOpened, FromRank, ConnectionClosed, Notice, RunOutput,
-// RunEnded, RankEnded, then Concluded. Pong at any time.
+// Launcher → helper, for each attempt: JobSetup, then FileRequest, StartRank or Run, ToRank, CloseConnection, Hold,
+// EndRanks in any number, then Conclude. Ping and Pause at any time, Finish at the end. Helper → launcher: Ready or
+// Refused, then FileReply, ConnectionOpened, FromRank, ConnectionClosed, Notice, RunOutput, RunEnded, RankEnded, then
+// Concluded. Pong at any time.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,12 @@ struct ToRank {
   std::string bytes;
 
   void fields(auto& io) { io(id, rest(bytes)); }
+};
+/// Close connection `id`: its wrapper then ends, and its program if it still runs.
+struct CloseConnection {
+  std::uint32_t id = 0;
+
+  void fields(auto& io) { io(id); }
 };
 /// Run this shell command, which starts Open MPI's daemon.
 struct Run {
@@ -149,7 +155,7 @@ struct Pong {
 
 using HostMessage = std::variant<JobSetup, ToRank, Run, Hold, Ping, Pause, Finish, Ready, Refused, ConnectionOpened,
                                  FromRank, ConnectionClosed, RunOutput, RunEnded, Pong, Notice, StartRank, EndRanks,
-                                 RankEnded, Conclude, Concluded, FileRequest, FileReply>;
+                                 RankEnded, Conclude, Concluded, FileRequest, FileReply, CloseConnection>;
 
 inline std::string encode_host(const HostMessage& message) { return encode_frame(message); }
 using HostDecoder = FrameDecoder<HostMessage>;

@@ -56,9 +56,10 @@ bool RemoteHosts::is_there(std::size_t host) const {
   return state == State::kOwn || state == State::kIdle || state == State::kTakesPart;
 }
 
-void RemoteHosts::dismiss(std::size_t host) {
+void RemoteHosts::dismiss(std::size_t host, std::string problem) {
   hosts_[host].link.reset();
   hosts_[host].state = State::kDismissed;
+  hosts_[host].problem = std::move(problem);
 }
 
 void RemoteHosts::call(Host& host) {

@@ -65,8 +65,8 @@ class RemoteHosts {
   }
   /// Why it is not there, for people; empty where nothing is known.
   const std::string& problem(std::size_t host) const { return hosts_[host].problem; }
-  /// It takes no part in this job, ever.
-  void dismiss(std::size_t host);
+  /// It takes no part in this job any more.
+  void dismiss(std::size_t host, std::string problem = {});
 
   /// The host is to take part in the next attempt: sends `setup`. What it answers is handed out by serve().
   void begin(std::size_t host, const JobSetup& setup);

@@ -12,6 +12,12 @@
 
 namespace lockstep::launcher {
 
+/// For scripts: `next STEP` says that this rank is stranded, and takes its next place.
+inline const std::string kNextPlace =
+    "next() { echo stranded $1 >&$LOCKSTEP_STATUS_FD\n"
+    "  eval \"$(dd bs=65536 count=1 2>/dev/null <&$LOCKSTEP_STATUS_FD | tr '\\000' '\\n' |\n"
+    "    grep -E '^(RANK|WORLD_SIZE|MASTER_PORT|LOCKSTEP_ATTEMPT)=' | sed 's/^/export /')\"; }\n";
+
 /// A process of the job, found by a mark in its environment.
 struct JobProcess {
   enum class Role { kLauncher, kMpirun, kWrapper, kProgram };

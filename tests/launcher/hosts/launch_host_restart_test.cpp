@@ -203,12 +203,62 @@ TEST(HostRestartTest, RepeatedlyLostHostStaysOut) {
                   {.then = twice});
 }
 
+TEST(HostRestartTest, RanksOnAllHostsOutliveAnotherOne) {
+  for (const char* dies : {"0", "1", "3"})
+    expect_restarts("--hosts a:1,b:2,localhost:1 --max-restarts 3 --in-place",
+                    kNextPlace + "say rejoins; echo process $$\n" + "if attempt 0; then sleep 0.3; [ $rank = " + dies +
+                        " ] && kill -KILL $$; next 7; echo continues $LOCKSTEP_ATTEMPT as $RANK of $WORLD_SIZE; fi\n"
+                        "say progress 8; sleep 0.2; say done",
+                    {.err = {std::string("restart 1 of 3 in place: rank ") + dies + " of 4 (host ",
+                             std::string("; the job continues after step 7 with rank ") + dies + " started again"},
+                     .not_err = {"left out", "the last lines"},
+                     .then = [&](const Job& job) {
+                       std::size_t went_on = 0;
+                       for (const char* rank : {"0", "1", "2", "3"})
+                         went_on +=
+                             job.out().find(std::string("continues 1 as ") + rank + " of 4") != std::string::npos;
+                       EXPECT_EQ(went_on, 3u) << job.out();
+                     }});
+}
+
+TEST(HostRestartTest, ARankElsewhereThatTheOthersWaitForInVainIsReplaced) {
+  expect_restarts("--hosts a:1,b:1 --max-restarts 3 --in-place",
+                  kNextPlace +
+                      "say rejoins; attempt 1 && { say progress 3; exit 0; }\n"
+                      "[ $rank = 1 ] && sleep 100\nsleep 0.3; next 2; say progress 3",
+                  {.err = {"restart 1 of 3 in place: rank 1 of 2 (host b", "held up the others",
+                           "the job continues after step 2 with rank 1 started again"}});
+}
+
+TEST(HostRestartTest, ALostHostIsNotReplacedInPlace) {
+  expect_restarts("--hosts a:1,b:2 --max-restarts 3 --min-ranks 1 --in-place",
+                  kNextPlace + "say rejoins; attempt 1 && exit 0\n" + kLosesB + "\nsleep 0.5; next 2; exit 4",
+                  {.err = {"restart 1 of 3", ": host b (rank"}, .not_err = {"in place"}});
+}
+
 // Its network, its memory or its devices may be broken, although it answers.
 TEST(HostRestartTest, AHostWhoseRanksFailAgainIsLeftOut) {
   expect_restarts("--hosts a:2,b:1,c:1 --max-restarts 100 --min-ranks 2",
                   "[ $FAKE_HOST = a ] && exit 4; [ $size = 2 ] && exit 0" + kForEver,
                   {.out = {"attempt 2: 0 of 2 on b\n", "attempt 2: 1 of 2 on c\n"},
                    .err = {"host a is left out for now: its ranks were the cause of a failure without progress"}});
+}
+
+// At its first failure, although it answers, and for good. Whoever notices it first is not to blame.
+TEST(HostRestartTest, AHostThatComputesWronglyIsLeftOut) {
+  expect_restarts(
+      "--hosts a:1,b:1,c:1 --max-restarts 3 --min-ranks 2",
+      "attempt 1 && exit 0; say progress 7; [ $FAKE_HOST = a ] && { say computes wrongly; wait_for go; exit 4; }\n"
+      "[ $FAKE_HOST = b ] && { sleep 0.5; > $TMPDIR/../go; exit 4; }" +
+          kForEver,
+      {.out = {"attempt 1: 0 of 2 on b\n", "attempt 1: 1 of 2 on c\n"},
+       .err = {"host a is left out from now on: rank 0 has computed wrongly there",
+               "restart 1 of 3 in 0.25 s: rank 0 of 3 (host a, pid ", "has computed wrongly: it exited with"}});
+  expect_restarts(
+      "--hosts a:1,b:1 --max-restarts 3",
+      "attempt 1 && exit 0; say progress 7; [ $FAKE_HOST = a ] && { say computes wrongly; exit 4; }" + kForEver,
+      {.out = {"attempt 1: 0 of 2 on a\n"},
+       .err = {"rank 0, which has computed wrongly, starts again on the same host", "--min-ranks"}});
 }
 
 TEST(HostRestartTest, AHostThatFallsSilentIsLeftOut) {

@@ -34,7 +34,8 @@ std::vector<HostMessage> one_of_each() {
           Conclude{},
           Concluded{},
           FileRequest{FileRequest::What::kRemove, "ck/x"},
-          FileReply{true}};
+          FileReply{true},
+          CloseConnection{4}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {
@@ -83,7 +84,9 @@ TEST(HostProtocol, BytesOfEveryMessage) {
       "0000000013",
       "0000000014",
       "050000001502636b2f78",
-      "010000001601"};
+      "010000001601",
+      "040000001704000000",
+  };
   const auto messages = one_of_each();
   ASSERT_EQ(std::size(kGolden), messages.size());
   for (std::size_t i = 0; i < messages.size(); ++i)
