@@ -256,6 +256,9 @@ void RunReader::add_event(std::string_view line) {
           fmt::format("{}rank {:.0f}: {}", text.empty() ? "" : "; ", number_of(cause, "rank"), text_of(cause, "text"));
     });
     run_.incidents.push_back({event, step, number_of(json, "unix_s"), text});
+  } else if (event == "rewind") {
+    run_.incidents.push_back({event, step, number_of(json, "unix_s"),
+                              fmt::format("back to step {:.0f}: {}", number_of(json, "to"), text_of(json, "cause"))});
   } else if (event == "resume") {
     run_.incidents.push_back(
         {event, step, kNone, fmt::format("at step {:.0f}, by ranks: {:.0f}", step, number_of(json, "world_size"))});

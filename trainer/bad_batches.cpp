@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kUsualMost = 10, kMost = 1'000'000;
 constexpr std::size_t kMostNamed = 8;  // samples
+const std::string kBefore = ", and before it ";
 
 /// "samples 17, 203 and 30 more".
 std::string samples_of(const data::Batch& batch) {
@@ -90,20 +91,36 @@ void BadBatches::take_statistics_back() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) backend_.pointwise().copy(before_[i], *buffers_[i].tensor);
 }
 
-std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outcome, const data::Batch& batch,
-                                              bool own) {
+std::optional<SkippedReport> BadBatches::look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own,
+                                              Find find) {
   if (!on_cpu_ || outcome.scaling || std::isfinite(outcome.totals.loss)) return std::nullopt;
-  SkippedReport report = causes_of(outcome.step, batch, own ? samples_of(batch) : std::string());
-  if (count_ < most_) {
+  const bool skips = count_ < most_;
+  std::string text;
+  if (own) {
+    const std::string first = find();
+    text = fmt::format("{}{}{}", skips ? "the loss of " : "", samples_of(batch), skips ? " is not finite" : "") +
+           (first.empty() ? "" : kBefore + first);
+  }
+  SkippedReport report = causes_of(outcome.step, batch, text);
+  if (skips) {
     take_statistics_back();
-    for (auto& cause : report.causes) cause.text = fmt::format("the loss of {} is not finite", cause.text);
     return left_out(std::move(report));
   }
-  whose_.clear();
-  if (std::ssize(report.causes) < group_.size() || group_.size() == 1)
-    for (const auto& [rank, text] : report.causes)
-      whose_ += fmt::format("{}rank {}, {}", whose_.empty() ? "" : "; ", rank, text);
+  set_whose(report);
   return std::nullopt;
+}
+
+void BadBatches::look_at_gradients(const data::Batch& batch, Find find) {
+  if (!on_cpu_) return;
+  const std::string first = find();
+  set_whose(causes_of(0, batch, first.empty() ? first : samples_of(batch) + kBefore + first));
+}
+
+void BadBatches::set_whose(const SkippedReport& report) {
+  whose_.clear();
+  if (std::ssize(report.causes) == group_.size() && group_.size() > 1) return;
+  for (const auto& [rank, text] : report.causes)
+    whose_ += fmt::format("{}rank {}, {}", whose_.empty() ? "" : "; ", rank, text);
 }
 
 SkippedReport BadBatches::causes_of(std::int64_t step, const data::Batch& batch, const std::string& own) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/ddp/comm_hook.h"
@@ -53,10 +54,16 @@ class BadBatches {
   /// Before a step is computed, and to have them as they were before it.
   void keep_statistics();
   void take_statistics_back();
+  /// What of this rank's part of a batch is the first that is not finite: TrainingStep::first_not_finite().
+  using Find = FunctionRef<std::string()>;
   /// After it: what it has come to, and whether this rank's own loss is not finite. On CPUs collective where that of
   /// all is not; whose() then says which rank's it is.
-  std::optional<SkippedReport> look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own);
-  /// "rank 1, samples 17, 203 and 30 more"; empty: of all ranks, or it is not known.
+  std::optional<SkippedReport> look(const TrainingStep::Outcome& outcome, const data::Batch& batch, bool own,
+                                    Find find);
+  /// On CPUs, collective: whose() is that of gradients whose norm is not finite.
+  void look_at_gradients(const data::Batch& batch, Find find);
+  /// "rank 1, samples 17, 203 and 30 more, and before it the output of fc1 (linear)"; empty: of all ranks, or it is not
+  /// known.
   const std::string& whose() const { return whose_; }
 
   /// So far.
@@ -65,6 +72,7 @@ class BadBatches {
  private:
   SkippedReport causes_of(std::int64_t step, const data::Batch& batch, const std::string& own);
   SkippedReport left_out(SkippedReport report);
+  void set_whose(const SkippedReport& report);
 
   comm::ProcessGroup& group_;
   nn::Backend& backend_;

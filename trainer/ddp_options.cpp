@@ -6,6 +6,7 @@
 #include "options/values.h"
 #include "trainer/bad_batches.h"
 #include "trainer/balance.h"
+#include "trainer/divergence.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -124,6 +125,24 @@ void add_bad_batch_option(OptionTable& table, TrainConfig& config) {
                          }},
              .agree = Agree::kValue,
              .may_change = true});
+}
+
+void add_divergence_option(OptionTable& table, TrainConfig& config) {
+  table.add(
+      {.name = "on-divergence",
+       .placeholder = "stop|rewind[:K]",
+       .help = "what happens if the loss is not finite: rewind goes back to the newest checkpoint and continues with "
+               "the data that follow, at most K (3) times",
+       .default_text = config.on_divergence,
+       .value = options::parsed_text(config.on_divergence, parse_divergence, "stop"),
+       .applies = {.to = "training with --checkpoint-dir and without --stateful and --trace",
+                   .unless = [&config]() -> std::optional<std::string> {
+                     if (config.stateful) return "--stateful carries the state of each row to the next one";
+                     if (!config.trace.empty()) return "--trace writes one file of one run";
+                     return when(config.checkpoint_dir.empty(), "there are no checkpoints: give --checkpoint-dir");
+                   }},
+       .agree = Agree::kValue,
+       .may_change = true});
 }
 
 void add_audit_option(OptionTable& table, TrainConfig& config) {

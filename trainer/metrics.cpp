@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -28,6 +29,8 @@ namespace {
 
 constexpr auto kTogether = std::chrono::milliseconds(50);  // lines that one system call writes
 constexpr std::size_t kMostTogether = std::size_t{1} << 16;
+// Of lines that wait for space on the disk.
+constexpr std::size_t kMostKept = std::size_t{64} << 20;
 
 constexpr const char* kOtherFile = "choose another --metrics file";
 
@@ -90,7 +93,7 @@ bool is_standard_stream(const struct stat& file) {
 struct Kept {
   std::uint64_t bytes = 0;  // from its beginning: the run up to that step
   std::string lines = {};   // of what follows, those that are true all the same
-  std::int64_t step = 0;    // the last one there
+  std::int64_t step = 0;    // the last one there, skipped ones among them
 };
 
 /// Steps are in order: where the line of one begins that is no later than `step`, and not far from the end; 0: there is
@@ -125,8 +128,8 @@ Kept kept_of(const std::string& path, std::int64_t step) {
     const bool of_step = of.event == kStepEvent || of.event == "checkpoint" || of.event == "skipped";
     later = later || (of.step && (of_step ? *of.step > step : *of.step >= step));
     if (!later) kept.bytes += line.size() + 1;
-    if (!later && of.event == kStepEvent) kept.step = of.step.value_or(kept.step);
-    if (later && (of.event == "warning" || of.event == "restart")) kept.lines += line + '\n';
+    if (!later && (of.event == kStepEvent || of.event == "skipped")) kept.step = of.step.value_or(kept.step);
+    if (later && (of.event == "warning" || of.event == "restart" || of.event == "rewind")) kept.lines += line + '\n';
   }
   return kept;
 }
@@ -191,7 +194,14 @@ class Metrics::File {
   int fd() const { return fd_.get(); }
   std::string failure() {
     const std::lock_guard lock(mutex_);
-    return failure_;
+    if (!lack_.empty()) return lack_;
+    return why_.empty() ? std::string() : fmt::format("metrics file {} is cut: {}", path_, why_);
+  }
+
+  /// What it will never have, which is its failure().
+  void lack(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    lack_ = text;
   }
 
   void add(std::string_view lines, bool soon) {
@@ -208,19 +218,24 @@ class Metrics::File {
     write();
   }
 
-  /// What is to be said of it once: a failure() that is new.
-  std::string take_failure() {
+  /// What is to be said of it once: that it cannot be written.
+  std::string take_warning() {
     const std::lock_guard lock(mutex_);
-    return failure_.empty() || std::exchange(warned_, true) ? std::string() : failure_;
+    if (why_.empty() || std::exchange(warned_, true)) return {};
+    return fmt::format("metrics file {} cannot be written: {}; training continues {}", path_, why_,
+                       given_up_ ? "without it" : "and keeps its lines for when it can");
   }
 
  private:
+  // What a disk without space does not take is kept and tried again with the lines that follow.
   void write() {
-    if (lines_.empty() || !failure_.empty()) return;
+    if (lines_.empty() || given_up_) return;
     const ssize_t written = ::write(fd_.get(), lines_.data(), lines_.size());
-    if (written != static_cast<ssize_t>(lines_.size()))
-      failure_ =
-          fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
+    const int error = written < 0 ? errno : ENOSPC;
+    lines_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+    why_ = lines_.empty() ? std::string() : errno_text(error);
+    if (lines_.empty() || (error != EPIPE && lines_.size() <= kMostKept)) return;
+    given_up_ = true;
     lines_.clear();
   }
 
@@ -230,7 +245,9 @@ class Metrics::File {
   std::mutex mutex_;
   std::string lines_;
   Clock::time_point next_write_{};
-  std::string failure_;
+  std::string why_;  // the last lines are not written; empty: they are
+  std::string lack_;
+  bool given_up_ = false;
   bool warned_ = false;
 };
 
@@ -260,6 +277,7 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
       throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)), kOtherFile);
     file.add(kept.lines, /*soon=*/true);
     metrics.last_step_ = kept.step;
+    metrics.has_steps_ = !file.table() && there.st_size > 0;
   }
   return metrics;
 }
@@ -267,12 +285,19 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
 void Metrics::write(const JsonObject& event, bool soon) {
   if (!file_) return;
   if (const auto row = file_->table() ? row_of(event) : event.text() + '\n'; !row.empty()) file_->add(row, soon);
-  if (const auto failure = file_->take_failure(); !failure.empty())
-    log_warn("{}; training continues without it", failure);
+  if (const auto warning = file_->take_warning(); !warning.empty()) log_warn("{}", warning);
 }
 
 void Metrics::flush() {
   if (file_) file_->flush();
+}
+
+void Metrics::look_for_gap(std::int64_t step, bool restarted) {
+  if (!has_steps_ || last_step_ >= step) return;
+  const auto text = fmt::format("metrics file {} lacks the steps from {} to {}, which could not be written",
+                                file_->path(), last_step_ + 1, step);
+  log_warn("{}", text);
+  if (restarted) file_->lack(text);
 }
 
 std::string Metrics::failure() const { return file_ ? file_->failure() : std::string(); }
@@ -373,6 +398,11 @@ void Metrics::write(const SkippedReport& r) {
       with_time({{"event", "skipped"}, {"step", r.step}, {"epoch", r.epoch}, {"count", r.count}, {"causes", causes}}));
 }
 
+void Metrics::write(const RewindReport& r) {
+  if (!file_) return;
+  write(with_time({{"event", "rewind"}, {"step", r.step}, {"to", r.to}, {"count", r.count}, {"cause", r.cause}}));
+}
+
 void Metrics::take_warnings() {
   if (!file_ || file_->table()) return;
   set_warning_observer([file = file_](std::string_view text) {
@@ -401,6 +431,7 @@ void Metrics::write(const FinalReport& r) {
         {{"data_ms", rounded(data, 1e4)}, {"compute_ms", rounded(compute, 1e4)}, {"wait_ms", rounded(wait, 1e4)}});
   if (!times.empty()) json.add("times", times);
   if (r.skipped > 0) json.add("skipped", r.skipped);
+  if (r.rewinds > 0) json.add("rewinds", r.rewinds);
   if (r.audits > 0) json.add("audits", r.audits);
   if (const auto& hook = r.hook) {
     json.add("comm_hook", hook->name)

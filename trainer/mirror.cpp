@@ -13,7 +13,7 @@
 #include "base/scope.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "lockstep/base/env.h"
+#include "trainer/survivor.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -44,12 +44,6 @@ std::optional<dev_t> file_system_of(const std::string& directory) {
     if (::stat(at.c_str(), &found) == 0) return found.st_dev;
     if (!at.has_relative_path()) return std::nullopt;
   }
-}
-
-/// Whether a launcher has started the job again, perhaps on fewer hosts than the user had in mind.
-bool is_restarted() {
-  const auto attempt = parse_int(env("LOCKSTEP_ATTEMPT").value_or("0"));
-  return attempt && *attempt > 0;
 }
 
 /// A file that rank 0 makes and another rank looks for. A checkpoint's name while it is written, so that the next run
@@ -97,7 +91,8 @@ std::optional<Mirror> place_mirror(const TrainConfig& config, comm::ProcessGroup
     if (std::ranges::find(names, names[rank]) - names.begin() == static_cast<std::ptrdiff_t>(rank))
       mirror.on_a_host.push_back(static_cast<int>(rank));
   const auto refuse_or_warn = [&](const std::string& what, const std::string& remedy) {
-    if (!is_restarted()) throw UsageError(what, remedy);
+    // A job that is started again may be on fewer hosts than the user had in mind.
+    if (launcher_attempt() == 0) throw UsageError(what, remedy);
     if (group.rank() == 0) log_warn("{}; this attempt continues as it can", what);
   };
   comm::run_collectively(group, [&] {

@@ -448,6 +448,7 @@ OptionTable train_options(TrainConfig& config) {
   add_balance_option(table, config);
   add_audit_option(table, config);
   add_bad_batch_option(table, config);
+  add_divergence_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
   add_average_option(table, config);

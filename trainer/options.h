@@ -53,6 +53,7 @@ void add_shards_option(OptionTable& table, TrainConfig& config);
 void add_balance_option(OptionTable& table, TrainConfig& config);
 void add_audit_option(OptionTable& table, TrainConfig& config);
 void add_bad_batch_option(OptionTable& table, TrainConfig& config);
+void add_divergence_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);
 /// What carries gradients between the ranks.
 void add_comm_hook_option(OptionTable& table, TrainConfig& config);

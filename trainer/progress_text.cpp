@@ -145,6 +145,9 @@ std::string text_of(const Summary& s) {
         fmt::format("{} step{} audited: no rank computed otherwise\n", s.final.audits, s.final.audits == 1 ? "" : "s");
   if (s.final.skipped > 0)
     text += fmt::format("{} step{} left out for bad batches\n", s.final.skipped, s.final.skipped == 1 ? "" : "s");
+  if (s.final.rewinds > 0)
+    text += fmt::format("went back to a checkpoint {} time{} after divergence\n", s.final.rewinds,
+                        s.final.rewinds == 1 ? "" : "s");
   if (s.final.hook) text += describe(*s.final.hook) + '\n';
   for (const auto& straggler : s.stragglers) text += fmt::format("straggler: {}\n", straggler.text);
   return text;

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "lockstep/base/env.h"
 #include "trainer/status_server.h"
+#include "trainer/survivor.h"
 #include "trainer/tensorboard.h"
 
 namespace lockstep::trainer {
@@ -21,6 +22,7 @@ class MetricsFile final : public Follower {
   }
   void write(const ResumeReport& report) override { metrics_.write(report); }
   void write(const RestartReport& report) override { metrics_.write(report); }
+  void write(const RewindReport& report) override { metrics_.write(report); }
   void write(const data::DataSplits& splits) override { metrics_.write(splits); }
   void write(const StepReport& report) override { metrics_.write(report); }
   void write(const EvalReport& report) override { metrics_.write(report); }
@@ -30,6 +32,7 @@ class MetricsFile final : public Follower {
   void write(const FinalReport& report) override { metrics_.write(report); }
   void flush() override { metrics_.flush(); }
   std::int64_t last_step() const override { return metrics_.last_step(); }
+  void look_for_gap(std::int64_t step, bool restarted) override { metrics_.look_for_gap(step, restarted); }
   std::string failure() const override { return metrics_.failure(); }
 
  private:
@@ -38,9 +41,9 @@ class MetricsFile final : public Follower {
 
 /// If the launcher has started this job again, as it says.
 std::optional<RestartReport> restart() {
-  const auto attempt = parse_int(env("LOCKSTEP_ATTEMPT").value_or("0")).value_or(0);
+  const auto attempt = launcher_attempt();
   if (attempt < 1) return std::nullopt;
-  return RestartReport{.attempt = static_cast<int>(attempt), .cause = env("LOCKSTEP_RESTART_CAUSE").value_or("")};
+  return RestartReport{.attempt = attempt, .cause = env("LOCKSTEP_RESTART_CAUSE").value_or("")};
 }
 
 }  // namespace
@@ -50,17 +53,23 @@ bool follows_run(const TrainConfig& config) {
 }
 
 Reports::Reports(const TrainConfig& config, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
-                 const data::DataSplits& splits) {
+                 const data::DataSplits& splits, const StepReport* last, const RewindReport* rewound) {
   const std::int64_t done = resumed ? resumed->manifest.step : 0;
   if (config.status_port) followers_.push_back(make_status_server(config, done));
   if (!config.metrics.empty())
-    followers_.push_back(
-        std::make_unique<MetricsFile>(resumed ? Metrics::resumed(config.metrics, done) : Metrics(config.metrics)));
+    followers_.push_back(std::make_unique<MetricsFile>(
+        resumed || rewound != nullptr ? Metrics::resumed(config.metrics, done) : Metrics(config.metrics)));
   if (!config.tensorboard.empty()) followers_.push_back(make_tensorboard_follower(config.tensorboard, done));
   write(run);
   if (const auto again = restart()) write(*again);
+  if (rewound != nullptr) write(*rewound);
   if (resumed) write(ResumeReport{.step = done, .world_size = static_cast<int>(std::ssize(run.ranks))});
   write(splits);
+  if (!resumed) return;
+  for (const auto& follower : followers_) {
+    follower->look_for_gap(last != nullptr ? done - 1 : done, launcher_attempt() > 0);
+    if (last != nullptr && follower->last_step() < done) follower->write(*last);
+  }
 }
 
 double unix_seconds() {

@@ -34,6 +34,7 @@ class Follower {
   virtual void write(const RunReport& /*report*/) {}
   virtual void write(const ResumeReport& /*report*/) {}
   virtual void write(const RestartReport& /*report*/) {}
+  virtual void write(const RewindReport& /*report*/) {}
   virtual void write(const data::DataSplits& /*splits*/) {}
   virtual void write(const StepReport& /*report*/) {}
   /// Comes after the StepReport of its step.
@@ -47,6 +48,8 @@ class Follower {
   virtual void flush() {}
   /// Of a run that resumes: the last step that it has on record.
   virtual std::int64_t last_step() const { return std::numeric_limits<std::int64_t>::max(); }
+  /// Says that it lacks steps up to `step`, if so.
+  virtual void look_for_gap(std::int64_t /*step*/, bool /*restarted*/) {}
   /// Empty, or what it lacks.
   virtual std::string failure() const { return {}; }
 };
@@ -57,19 +60,15 @@ bool follows_run(const TrainConfig& config);
 class Reports {
  public:
   Reports() = default;
-  /// Those that the configuration names, with all that comes before the first step. Throws UsageError and IoError for
-  /// what cannot be written.
+  /// Those that the configuration names, with all that comes before the first step. `last`, if not nullptr: of the step
+  /// after which the run resumes, for those that do not have it, since whoever was to write it is gone. `rewound`,
+  /// likewise: it begins after divergence. Throws UsageError and IoError for what cannot be written.
   Reports(const TrainConfig& config, const RunReport& run, const std::optional<checkpoint::Resumed>& resumed,
-          const data::DataSplits& splits);
+          const data::DataSplits& splits, const StepReport* last, const RewindReport* rewound);
 
   explicit operator bool() const { return !followers_.empty(); }
   void write(const auto& report) {
     for (const auto& follower : followers_) follower->write(report);
-  }
-  /// Writes it to those that do not have that step, for whoever was to write it is gone.
-  void complete(const StepReport& report) {
-    for (const auto& follower : followers_)
-      if (follower->last_step() < report.step) follower->write(report);
   }
   void flush() {
     for (const auto& follower : followers_) follower->flush();

@@ -19,12 +19,14 @@
 
 namespace lockstep::trainer {
 
-Run::Run(const TrainConfig& config, session::Session& session, const TrainHooks& hooks, Survivor& own)
+Run::Run(const TrainConfig& config, session::Session& session, const TrainHooks& hooks, Survivor& own,
+         const std::optional<Rewound>& rewound)
     : own_(own),
       config_(own.config ? *own.config : config),
       hooks_(hooks),
       group_(*session.group),
       backend_(*session.backend),
+      rewound_(rewound),
       mirror_(place_mirror(config, *session.group)),
       checkpoints_(config, checkpoint_directories(config, mirror_, group_.rank()),
                    group_.rank() == 0 ? config.metrics : std::string()) {
@@ -69,15 +71,17 @@ Run::Run(const TrainConfig& config, session::Session& session, const TrainHooks&
   if (launcher_keeps_survivors()) resumed_ = resume_from_survivors(own_, group_, session.gradients(), plan, *model_);
   if (!resumed_)
     resumed_ = resume_module(config_, mirror_ ? &*mirror_ : nullptr, group_, session.gradients(), plan, *model_);
-  if (resumed_) shares_->sampler().restore(resumed_->manifest.position);
+  if (resumed_ || rewound_) shares_->sampler().restore(rewound_ ? rewound_->position : resumed_->manifest.position);
+  if (rewound_) rewound_->report.to = first_steps();
   const RunReport run = describe_run(config_, session, *model_, *splits_.train, plan.data, total_steps_);
   comm::run_collectively(group_, [&] {
     if (group_.rank() != 0) return;
     // A run of hours must not find out at its end that its result has no place to go.
     if (!config_.save.empty()) check_saved_place(config_);
     if (!config_.trace.empty()) Trace::check_path(config_.trace);
-    reports_ = Reports(config_, run, resumed_, splits_);
-    if (resumed_ && resumed_->in_memory && own_.report.step == first_steps()) reports_.complete(own_.report);
+    const bool has_report = resumed_ && resumed_->in_memory && own_.report.step == first_steps();
+    reports_ = Reports(config_, run, resumed_, splits_, has_report ? &own_.report : nullptr,
+                       rewound_ ? &rewound_->report : nullptr);
   });
   // Its time 0 comes before the first batch that it shows.
   if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
@@ -106,7 +110,8 @@ Run::Run(const TrainConfig& config, session::Session& session, const TrainHooks&
   if (resumed_ && !resumed_->in_memory) resume_hook_state(*resumed_, ddp_->reducer().comm_hook(), group_);
   scaler_ = make_grad_scaler(config_, backend_);
   if (resumed_ && scaler_ != nullptr) resume_scaler(*resumed_, *scaler_, group_);
-  divergence_.emplace(group_, config_.clip_norm > 0, scaler_ == nullptr || scaler_->options().dynamic);
+  divergence_.emplace(group_, config_.clip_norm > 0, scaler_ == nullptr || scaler_->options().dynamic,
+                      rewinds() < parse_divergence(config_.on_divergence).most);
   if (config_.ema) {
     if (!average_) average_.emplace(ddp_->parameters(), *config_.ema);
     if (resumed_) resume_average(*resumed_, group_, session.gradients(), *average_);
@@ -242,6 +247,24 @@ void Run::report_checkpoints(Progress& progress) {
   }
 }
 
+// See Note [Rewinding]. The collectives of steps that are under way end on all ranks before anything goes.
+void Run::begin_rewind(const Diverged& diverged) {
+  while (step_->outcomes_waiting() > 0) step_->take_outcome();
+  ddp_->wait_for_parameters();
+  finish_checkpoints(checkpoints_, group_);
+  checkpoints_.tell_failures();
+  bool has_own = false;
+  comm::run_collectively(
+      group_, [&] { has_own = group_.rank() == 0 && !checkpoint::list_checkpoints(config_.checkpoint_dir).empty(); });
+  const RewindReport report{.step = diverged.step, .count = rewinds() + 1, .cause = diverged.cause};
+  rewound_ = Rewound{.report = report, .position = position_};
+  rewound_->resume = group_.all_gather_numbers(has_own ? 1 : 0).front() != 0 ? "auto" : config_.resume;
+  if (group_.rank() == 0)
+    log_warn("{}: back to {} with the data that follow, {} of at most {} times", diverged.cause,
+             has_own ? "the newest checkpoint" : "where it began", report.count,
+             parse_divergence(config_.on_divergence).most);
+}
+
 // Someone has asked some rank to stop, and all know.
 int Run::leave(std::int64_t step, Progress& progress) {
   take_checkpoint(step, progress);
@@ -282,6 +305,7 @@ void Run::finish(Progress& progress, const EvalReport& evaluation, std::int64_t 
                            .best = best_ ? best_->history().best : std::nullopt,
                            .gave_up = gave_up_,
                            .skipped = bad_->count(),
+                           .rewinds = rewinds(),
                            .audits = audit_ ? audit_->count() : 0,
                            .kept = best_ ? best_->history().kept : std::vector<BestEvaluation>()};
   reports_.write(report);

@@ -36,10 +36,20 @@ namespace lockstep::trainer {
 class Run {
  public:
   /// What `own` has from a run before stays (Note [Rejoining]); the session's backend is its then.
-  Run(const TrainConfig& config, session::Session& session, const TrainHooks& hooks, Survivor& own);
-  int execute();
+  /// `rewound`: the run before in this session has diverged (Note [Rewinding]).
+  struct Rewound {
+    RewindReport report = {};
+    sampler::SamplerState position = {};  // with which data it continues
+    std::string resume = {};              // and from where: TrainConfig::resume
+  };
+  Run(const TrainConfig& config, session::Session& session, const TrainHooks& hooks, Survivor& own,
+      const std::optional<Rewound>& rewound);
+  /// The exit code; nothing: it has diverged and is to go back, as rewound() says.
+  std::optional<int> execute();
+  const std::optional<Rewound>& rewound() const { return rewound_; }
 
  private:
+  void begin_rewind(const Diverged& diverged);
   int train_and_report();
   int give_up(std::int64_t step, Progress& progress, const EvalReport& evaluation);
   void look_at_survival(const session::Session& session);
@@ -48,6 +58,7 @@ class Run {
   // Ranks take steps alone (parallel: Note [Local SGD]).
   bool averages() const { return config_.local_sgd > 0; }
   void average(std::int64_t step);
+  std::int64_t rewinds() const { return rewound_ ? rewound_->report.count : 0; }
   std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
   bool evaluation_due(std::int64_t step, std::uint64_t epoch) const;
   bool checkpoint_due(std::int64_t step, bool last_of_epoch, bool evaluates) const;
@@ -93,6 +104,7 @@ class Run {
   std::optional<CarriedState> carried_;
   std::unique_ptr<nn::GradScaler> scaler_;  // nullptr: losses are not scaled
   std::optional<DivergenceWatch> divergence_;
+  std::optional<Rewound> rewound_;  // of the run before, and then of this one
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   std::optional<Mirror> mirror_;

@@ -10,6 +10,7 @@
 #include "base/flight_record.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "trainer/not_finite.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -227,6 +228,36 @@ void TrainingStep::write_dropout_state(nn::Backend& backend, const nn::Tensor& t
       .step = step,
       .first_sample = static_cast<std::int64_t>(plan.local_begin - plan.global_begin + part.begin)};
   backend.write(std::as_bytes(std::span(&state, 1)), to);
+}
+
+std::string TrainingStep::first_not_finite(std::int64_t step, const data::Batch& batch, bool gradients) {
+  if (batch.empty() || (gradients && options_.tree != nullptr)) return {};
+  const Inputs inputs = with_activations(backend_, upload(batch), options_.activations);
+  std::vector<sampler::Slice> parts;
+  if (options_.tree != nullptr) {
+    const comm::TreeNode own = options_.tree->run_of(ddp_.group().rank());
+    for (std::uint32_t shard = own.first; shard < own.end(); ++shard) parts.push_back(shard_of(batch.plan, shard));
+  } else {
+    const auto count = std::min(static_cast<std::uint64_t>(options_.accumulate), batch.plan.local_count);
+    for (std::uint64_t p = 0; p < count; ++p) parts.push_back(sampler::slice_of(batch.plan.local_count, p, count));
+  }
+  if (gradients) optimizer_->zero_grad();
+  const DistributedDataParallel::NoSync no_sync(ddp_);
+  for (const sampler::Slice& part : parts) {
+    write_dropout_state(backend_, dropout_state_, step, batch.plan, part);
+    const Inputs rows = rows_of(inputs, part);
+    std::string found;
+    if (gradients) {
+      tape_.reset();
+      tape_.backward(forward(tape_, ddp_, rows, options_.loss, scale_).value);
+      tape_.reset();
+      found = first_gradient_not_finite(backend_, ddp_.module());
+    } else {
+      found = trainer::first_not_finite(backend_, ddp_.module(), tape_, rows);
+    }
+    if (!found.empty()) return found;
+  }
+  return {};
 }
 
 // Of several shards at a time, on the thread of each.

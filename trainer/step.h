@@ -114,6 +114,10 @@ class TrainingStep {
 
   /// On the CPU, after a step: whether the losses of this rank's own samples were finite.
   bool own_loss_is_finite() const { return own_finite_; }
+  /// On the CPU, after step `step` of `batch`: what of this rank's part is the first that is not finite
+  /// (not_finite.h), in its passes or, with `gradients`, in the gradients that they leave. Computes them again; with
+  /// `gradients` no step may follow. Empty: nothing is, or it is not known, as of gradients of shards.
+  std::string first_not_finite(std::int64_t step, const data::Batch& batch, bool gradients);
   /// The optimizer does not count the last step, which has changed nothing.
   void forget_step() { optimizer_->set_steps(optimizer_->steps() - 1); }
 

@@ -33,12 +33,17 @@ struct State {
 
 void Survivor::clear() {
   rejoins = false;
+  config.reset();
   step = -1;
   average.reset();
   optimizer.reset();
   model.reset();
   splits = {};
   backend.reset();
+}
+
+int launcher_attempt() {
+  return static_cast<int>(std::max<std::int64_t>(0, parse_int(env("LOCKSTEP_ATTEMPT").value_or("0")).value_or(0)));
 }
 
 bool launcher_keeps_survivors() { return env("LOCKSTEP_IN_PLACE") == "1"; }

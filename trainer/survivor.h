@@ -57,6 +57,8 @@ struct Survivor {
   void clear();
 };
 
+/// How often the launcher has started this job again; 0: not yet, or there is no launcher.
+int launcher_attempt();
 /// Whether the launcher keeps ranks that outlive others; the same on all of them.
 bool launcher_keeps_survivors();
 /// Whether this process waits for the place of a rank that others outlive.

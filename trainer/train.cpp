@@ -17,9 +17,12 @@
 
 namespace lockstep::trainer {
 
-int Run::execute() {
+std::optional<int> Run::execute() {
   try {
     return train_and_report();
+  } catch (const Diverged& diverged) {
+    begin_rewind(diverged);
+    return std::nullopt;
   } catch (...) {
     flush_progress();
     if (trace_) trace_->write_own();
@@ -45,8 +48,9 @@ int Run::train_and_report() {
   if (evaluator) evaluator->ignore(ignored_label_of(config_));
   if (evaluator && shares_->tree() != nullptr) evaluator->add_along_tree();
   EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
-  if (resumed_) {
-    progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
+  if (resumed_) progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
+  // A run that goes back has evaluated there.
+  if (resumed_ && !rewound_) {
     // Checkpoints are taken before the evaluation that is due after their steps.
     const sampler::SamplerState at = shares_->sampler().state();
     const bool between = at.cursor == 0, evaluates = evaluation_due(first_steps(), between ? at.epoch : 0);
@@ -123,6 +127,7 @@ void Run::leave_out(const SkippedReport& report) {
   if (bad_->stop_wanted()) stop_wanted_ = true;
   stragglers_->forget_data();
   reports_.write(report);
+  if (own_.rejoins) reports_.flush();
   report_progress(report.step);
 }
 
@@ -180,13 +185,15 @@ void Run::report_step(Progress& progress) {
   LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == outcome.plan.global_count, "{} of {} samples",
                   outcome.totals.count, outcome.plan.global_count);
   if (outcome.totals.stops > 0) stop_wanted_ = true;
-  if (const auto left_out = bad_->look(outcome, *batch_, !step_->own_loss_is_finite())) {
+  const auto find = [&](bool gradients) { return step_->first_not_finite(outcome.step, *batch_, gradients); };
+  if (const auto left_out = bad_->look(outcome, *batch_, !step_->own_loss_is_finite(), [&] { return find(false); })) {
     step_->forget_step();
     return leave_out(*left_out);
   }
   StepReport report = report_of(outcome, seconds);
   report.samples = samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
   report.memory_bytes = reports_.memory_bytes(backend_, now);
+  if (divergence_->is_of_gradients(report)) bad_->look_at_gradients(*batch_, [&] { return find(true); });
   complete(report.step);
   own_.report = report;
   report_progress(report.step);
@@ -262,18 +269,25 @@ int run_once(const TrainConfig& config, const std::optional<UsageError>& refusal
       own.clear();
   });
   std::optional<DeferredStops> deferred;
-  int code = 0;
-  {
-    Run run(config, session, hooks, own);
-    if (!config.checkpoint_dir.empty()) deferred.emplace();
+  std::optional<int> code;
+  std::optional<Run::Rewound> rewound;
+  while (!code) {
+    TrainConfig again = config;
+    if (rewound) {
+      again.resume = rewound->resume;
+      own.clear();
+    }
+    Run run(again, session, hooks, own, rewound);
+    if (!config.checkpoint_dir.empty() && !deferred) deferred.emplace();
     code = run.execute();
+    rewound = run.rewound();
   }
   own.clear();
   if (code == static_cast<int>(ExitCode::kCheckpointed) && env("LOCKSTEP_LAUNCHER"))
     session.leave();
   else
     session.shutdown();
-  return code;
+  return *code;
 }
 
 }  // namespace

@@ -98,6 +98,10 @@ INSTANTIATE_TEST_SUITE_P(Alone, BadInputTest, ::testing::ValuesIn(bad_inputs(R"(
   --steps 1 --on-bad-batch skip --comm-hook fp16 | which keeps something from step to step
   --steps 1 --on-bad-batch skip --local-sgd 2 | --local-sgd lets
   --steps 1 --on-bad-batch skip --parallel dp --device cpu:0,1 | --parallel dp has a copy
+  --steps 1 --on-divergence ignore | 'ignore' for divergence
+  --steps 1 --on-divergence rewind:0 --checkpoint-dir ck | rewind:K of at most K
+  --steps 1 --on-divergence rewind | give --checkpoint-dir
+  --steps 1 --on-divergence rewind --checkpoint-dir ck --trace t.json | one file of one run
   --steps 1 --balance auto --tail pad | --tail pad makes
   --steps 1 --balance auto --local-sgd 2 | --local-sgd lets
   --steps 1 --balance auto --parallel dp --device cpu:0,1 | --parallel dp has one rank

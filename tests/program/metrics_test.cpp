@@ -101,8 +101,14 @@ TEST(MetricsFile, HasTheDocumentedFields) {
            directory.path());
   add_fields(in("s.jsonl"), written);
 
+  run_well("PATH=$(dirname " FAULTY_PROGRAM
+           "):$PATH; LOCKSTEP_TEST_FAULT=nan:1 lockstep launch -n 2 -- faulty --steps 15 --on-divergence rewind "
+           "--checkpoint-dir rewound --checkpoint-every 5 --quiet --metrics w.jsonl",
+           directory.path());
+  add_fields(in("w.jsonl"), written);
+
   Fields wanted = documented();
-  ASSERT_EQ(wanted.size(), 11u);
+  ASSERT_EQ(wanted.size(), 12u);
   for (const auto& [event, names] : written)
     for (const auto& name : names) EXPECT_TRUE(wanted[event].contains(name)) << event << ": " << name;
   // Of GPUs.

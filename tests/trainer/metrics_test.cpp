@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -229,6 +231,55 @@ TEST_F(MetricsTest, FullDiskIsOneWarning) {
   EXPECT_NO_THROW(metrics.write(StepReport{}));
   EXPECT_NE(metrics.failure().find("/dev/full"), std::string::npos);
   EXPECT_NE(metrics.failure().find("No space left"), std::string::npos);
+  set_log_level(LogLevel::kInfo);
+}
+
+// A limit on the size of files stands for a disk, which takes a part of what is written, too.
+TEST_F(MetricsTest, LinesWaitUntilThereIsSpace) {
+  set_log_level(LogLevel::kError);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  {
+    Metrics metrics(path_);
+    metrics.write(EvalReport{.step = 1});
+    rlimit none = before;
+    none.rlim_cur = static_cast<rlim_t>(std::filesystem::file_size(path_)) + 10;
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+    metrics.write(EvalReport{.step = 2});
+    metrics.write(EvalReport{.step = 3});
+    EXPECT_THAT(metrics.failure(), HasSubstr("is cut: File too large"));
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    metrics.write(EvalReport{.step = 4});
+    EXPECT_EQ(metrics.failure(), "");
+  }
+  std::signal(SIGXFSZ, SIG_DFL);
+  const auto all = lines();
+  ASSERT_EQ(all.size(), 4u);
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["step"], i + 1);
+  set_log_level(LogLevel::kInfo);
+}
+
+TEST_F(MetricsTest, AGapIsAFailureOfARestartedRun) {
+  set_log_level(LogLevel::kError);
+  {
+    Metrics metrics(path_);
+    for (const std::int64_t step : {1, 2, 3}) metrics.write(StepReport{.step = step});
+  }
+  for (const auto& [step, restarted, failure] :
+       {std::tuple(3, true, ""), std::tuple(5, false, ""), std::tuple(5, true, "lacks the steps from 4 to 5")}) {
+    Metrics metrics = Metrics::resumed(path_, step);
+    EXPECT_EQ(metrics.last_step(), 3);
+    metrics.look_for_gap(step, restarted);
+    EXPECT_THAT(metrics.failure(), HasSubstr(failure));
+    if (*failure == 0) {
+      EXPECT_EQ(metrics.failure(), "");
+    }
+  }
+  std::filesystem::remove(path_);
+  Metrics metrics = Metrics::resumed(path_, 5);  // the run had no such file before
+  metrics.look_for_gap(5, true);
+  EXPECT_EQ(metrics.failure(), "");
   set_log_level(LogLevel::kInfo);
 }
 

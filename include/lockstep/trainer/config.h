@@ -69,6 +69,9 @@ struct TrainConfig : session::SessionOptions,
   /// What happens if a rank cannot read its part of a batch, or, on CPUs, the loss is not finite: "stop"; "skip",
   /// "skip:N": all ranks leave the batch out, at most N (10) times in this process.
   std::string on_bad_batch = "stop";
+  /// What happens if training diverges: "stop"; "rewind", "rewind:K": it goes back to the newest checkpoint and
+  /// continues with the data that follow, at most K (3) times in this process.
+  std::string on_divergence = "stop";
   /// With shards, on CPUs: the share of steps that two ranks compute each part of, and compare bit by bit; 0: none.
   double audit = 0;
 

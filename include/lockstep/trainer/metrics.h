@@ -118,6 +118,7 @@ struct FinalReport {
   std::optional<checkpoint::BestEvaluation> best = {};  // of a run that looks for it
   bool gave_up = false;                                 // it ended early, for want of a better one
   std::int64_t skipped = 0;                             // steps that were left out, since this process began
+  std::int64_t rewinds = 0;                             // after divergence, likewise
   std::int64_t audits = 0;                              // steps that two ranks have computed alike, likewise
   std::vector<checkpoint::BestEvaluation> kept = {};    // whose checkpoints stay, the best first
 };
@@ -125,6 +126,14 @@ struct FinalReport {
 struct ResumeReport {
   std::int64_t step = 0;  // the last one that had been done
   int world_size = 1;
+};
+
+/// Training has diverged and goes back to a checkpoint.
+struct RewindReport {
+  std::int64_t step = 0;   // at which it has diverged
+  std::int64_t to = 0;     // after which it continues; 0: at the beginning
+  std::int64_t count = 0;  // of such, since this process began
+  std::string cause = {};
 };
 
 /// The launcher has started the job again.
@@ -189,18 +198,23 @@ class Metrics {
   void write_classes(const EvalReport& report, const std::vector<std::string>& names);
   void write(const ResumeReport& report);
   void write(const RestartReport& report);
+  void write(const RewindReport& report);
   void write(const CheckpointReport& report);
   void write(const BalanceReport& report);
   void write(const SkippedReport& report);
-  /// Of a run that resumes: the last step whose line was there.
+  /// Of a run that resumes: the last step whose line was there, or that was left out.
   std::int64_t last_step() const { return last_step_; }
+  /// Of a run that resumes: warns if a file that was there lacks steps up to `step`. If the launcher has restarted the
+  /// run, that is its failure(): they were this job's. Of a table this is not known, for it has no rows of steps that
+  /// were left out.
+  void look_for_gap(std::int64_t step, bool restarted);
   /// Writes the lines of steps that wait: before a checkpoint, from which a run resumes without them.
   void flush();
   /// From here on warnings that this process logs are lines too, until the final report, or the end of this. Where
   /// they cannot be written they are left out.
   void take_warnings();
 
-  /// Empty, or why the file lacks lines.
+  /// Empty, or why the file lacks lines. While there is no space they wait in memory, up to 64 MiB.
   std::string failure() const;
 
  private:
@@ -210,6 +224,7 @@ class Metrics {
 
   std::shared_ptr<File> file_;  // nullptr: nothing is written
   std::int64_t last_step_ = 0;
+  bool has_steps_ = false;
   std::shared_ptr<void> observing_;  // with which the last one ends what take_warnings() has begun
 };
 

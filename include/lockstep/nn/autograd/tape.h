@@ -324,6 +324,12 @@ class Tape {
     Tape& tape_;
   };
 
+  /// Calls `visit` with each result that is recorded and that backward has not walked, in the order of the pass: for
+  /// whoever looks at a pass. `visit` must not use the tape.
+  void each_recorded(FunctionRef<void(const OpLabel& label, Var result)> visit) const {
+    for (const Node* node : nodes_) visit(node->label_, node->output());
+  }
+
   /// nullptr: none. It must outlive the tape or its next observer.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
 
