@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Whole jobs under the simulation of tests/simulation/world.h, each by a seed of its own, with faults at random moments.
 
-  schedules.py [--seconds S | --count N] [--first SEED] [--build DIR]
+  schedules.py [--seconds S | --count N] [--first SEED] [--until-failed] [--build DIR]
   schedules.py --seed N [--build DIR]          # one again, whose files stay in the directory that is printed
   schedules.py --again                         # those of found.txt, which once failed, and one twice: the same each time
 
 A seed says how many ranks there are, with which flags, the faults and their turns, how fast time goes and who runs next. A
 training must then end as docs/what-happens-when.md says, with the bits and the metrics of an undisturbed one; after the
-same command again, if it was not restarted. The line that names a culprit names one; no process and no file
+same command again, if it was not restarted. No checkpoint is lost of which the metrics file or an earlier attempt knows. The line that names a culprit names one; no process and no file
 remains; nobody waits without end. Prints what fails, with the fewest faults that it fails with; exit code 1. Takes root or user
 namespaces; 77 where there are none.
 """
@@ -38,7 +38,7 @@ FOR_SEVERAL_RANKS = ("audit", "balance", "zero", "mirror")
 EXPECTED_FILES = {"/tmp/checkpoints", "/tmp/mirror", "/tmp/m.jsonl"}
 # What a launcher may say that does not restart.
 GIVES_UP = ("no further step and no newer checkpoint was reported", "the ranks had reported that their work was done")
-METRICS_CUT = "metrics file /tmp/m.jsonl is cut"
+METRICS_CUT = "metrics file /tmp/m.jsonl lacks the steps"
 PATIENCE_S = 600  # of simulated time
 SKIPPED = 77
 
@@ -100,12 +100,14 @@ def schedule_of(seed: int) -> Schedule:
     ranks = draw.choice([1, 2, 2, 3, 4])
     hosts = draw.choice([0, 0, 2, 3])
     ranks = hosts or ranks
-    restarts = draw.choice(["none", "restarts", "restarts"] if hosts else ["none", "restarts", "in-place", "in-place"])
+    restarts = draw.choice(["none", "restarts", "restarts", "in-place"] if hosts
+                           else ["none", "restarts", "in-place", "in-place"])
     variant = draw.choice([name for name in VARIANTS if (ranks > 1 or name not in FOR_SEVERAL_RANKS)
                            and (hosts or name != "mirror")])
     switches = draw.choice([0.01, 0.05, 0.1, 0.3])
     pace = draw.choice([2_000, 2_000, 20_000, 200_000, 2_000_000])
-    turns = int((900 + 450 * ranks) * (1 if switches < 0.1 else 1.3) * (6 if hosts else 1))  # of an undisturbed job, about
+    # Of an undisturbed job, about.
+    turns = int((10_000 * ranks if hosts else 900 + 450 * ranks) * (1 if switches < 0.1 else 1.3))
     faults = []
     for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3])):
         turn, rank = draw.randrange(50, turns * (2 if faults else 1)), draw.randrange(ranks)
@@ -169,7 +171,7 @@ class Simulation:
         """What is wrong with how it ends, or None; and what simulated_job says."""
         shutil.rmtree(directory, ignore_errors=True)
         result = self.run_job(schedule, directory, processor)
-        # Of a full disk it has warned; who comes later does not know.
+        # Lines that waited for space are lost with their process: it has warned, and who comes later does not know.
         is_cut = METRICS_CUT in (directory / "stderr").read_text(errors="replace")
         found = self._judge(schedule, directory, result, is_cut)
         if found is None and result["code"] != 0:
@@ -177,9 +179,13 @@ class Simulation:
                 for left in (directory / "tmp").glob("lockstep-*"):  # a machine that starts empties it
                     shutil.rmtree(left)
             # The same command again completes it.
+            saved = newest_checkpoint(directory)
             undisturbed = dataclasses.replace(schedule, seed=schedule.seed + 1, faults=())
             again = self.run_job(undisturbed, directory, processor)
+            resumed = resumed_steps(directory)
             found = self._judge(undisturbed, directory, again, is_cut)
+            if found is None and saved > (resumed[0] if resumed else 0):
+                found = f"the checkpoint of step {saved} is lost, and those from which it resumes are {resumed}"
             found = found and f"after the same command again: {found}"
         return found, result
 
@@ -224,6 +230,9 @@ class Simulation:
             victims.add(0)  # which writes
         if not named <= victims and -2 not in victims:
             return f"blames {sorted(named - victims)}, and {sorted(victims)} were disturbed"
+        resumed = resumed_steps(directory)
+        if resumed != sorted(resumed):
+            return f"it resumes after the steps {resumed}"
         if result["code"] != 0 or any(one.who == "launcher" for one in killed):
             return None
         if sha_of(directory) != self._shas[schedule.variant]:
@@ -245,6 +254,19 @@ def sha_of(directory: pathlib.Path) -> str:
     return found[-1] if found else ""
 
 
+def resumed_steps(directory: pathlib.Path) -> list:
+    """Of the checkpoints from which attempts have resumed, in their order."""
+    found = re.findall(r"resuming at step (\d+), from \S*/(?:checkpoints|mirror)/", (directory / "stdout").read_text(errors="replace"))
+    return [int(step) - 1 for step in found]
+
+
+def newest_checkpoint(directory: pathlib.Path) -> int:
+    """That the metrics file has, 0: none."""
+    path = directory / "tmp/m.jsonl"
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return max((int(step) for step in re.findall(r'"event":"checkpoint","step":(\d+)', text)), default=0)
+
+
 def shrunk(simulation: Simulation, schedule: Schedule, directory: pathlib.Path, processor: int) -> Schedule:
     """With as few faults as it fails with."""
     for fault in schedule.faults:
@@ -263,7 +285,7 @@ def soak(simulation: Simulation, options, directory: pathlib.Path) -> int:
 
     def work(place: int) -> None:
         for seed in range(options.first + place, options.first + count, len(processors)):
-            if time.monotonic() > until:
+            if time.monotonic() > until or (options.until_failed and totals["failed"]):
                 return
             schedule, place_of = schedule_of(seed), directory / str(seed)
             found, result = simulation.problem(schedule, place_of, processors[place])
@@ -272,7 +294,7 @@ def soak(simulation: Simulation, options, directory: pathlib.Path) -> int:
             totals["faults"] += len(result["applied"])
             if found:
                 totals["failed"] += 1
-                least = shrunk(simulation, schedule, place_of, processors[place])
+                least = schedule if options.until_failed else shrunk(simulation, schedule, place_of, processors[place])
                 print(f"seed {seed}: {found}\n  {least}", flush=True)
             shutil.rmtree(place_of, ignore_errors=True)
 
@@ -309,6 +331,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=time.time_ns() // 1_000_000, help="default: another one each time")
+    parser.add_argument("--until-failed", action="store_true", help="end with the first one that fails, which is not shrunk")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()

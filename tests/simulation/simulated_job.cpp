@@ -52,7 +52,7 @@ namespace {
 constexpr std::uint64_t kSecond = 1'000'000'000;
 constexpr std::uint64_t kMostTurns = 20'000'000, kAfterwards = 2 * kSecond;
 constexpr const char* kWorldPath = "/dev/shm/.world";
-constexpr auto kHangs = std::chrono::seconds(20);  // of real time, in a call that the simulation does not know
+constexpr auto kHangs = std::chrono::seconds(60);  // of real time, in a call that the simulation does not know
 
 enum class FaultKind { kKill, kStop, kTerminate, kCut, kLose, kPower, kClock, kFull };
 

@@ -9,7 +9,7 @@
 //    random, and so is the order of a graph's nodes, within the captured edges (LOCKSTEP_SOFT_SEED repeats it);
 //  - a missing wait: streams run as late as they may, kernels may be loaded at their first launch.
 // Of each kernel, grid and block only the first launches are watched, and of those with many accesses some of the
-// blocks. tests/soft_cuda/mutants has planted defects that it must find (scripts/try-mutants).
+// blocks. tests/mutants/soft_cuda has planted defects that it must find (scripts/try-mutants).
 //
 // It does not prove what only a GPU has: atomic operations and fences as means of order (an access that is ordered by
 // them alone is reported), registers and shared memory that suffice, rounding of its own functions and fused products,

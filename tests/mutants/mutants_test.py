@@ -1,6 +1,8 @@
-"""The planted defects of mutants/ still apply, one by one, and name tests that there are. scripts/try-mutants tries them.
+"""The planted defects of the directories beside this still apply, one by one, and name tests that there are.
+scripts/try-mutants tries them.
 
-Usage: mutants_test.py --source DIR --build DIR. git apply works in any directory: the source need be no repository.
+Usage: mutants_test.py --source DIR --build DIR KIND...; a kind is the name of a directory. git apply works in any directory: the
+source need be no repository.
 """
 import argparse
 import dataclasses
@@ -17,13 +19,17 @@ import tempfile
 class Mutant:
     path: pathlib.Path
     what: str
-    program: str  # the target to build
-    test: str     # ctest's name of it
-    message: str  # a regular expression for what the test prints
+    programs: tuple  # the targets to build
+    test: str        # ctest's name of it
+    message: str     # a regular expression for what the test prints
 
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def kind(self) -> str:
+        return self.path.parent.name
 
     @property
     def files(self) -> list[str]:
@@ -32,9 +38,11 @@ class Mutant:
 
 def read_mutants(source: pathlib.Path) -> list[Mutant]:
     mutants = []
-    for path in sorted((source / "tests/soft_cuda/mutants").glob("*.patch")):
+    for path in sorted((source / "tests/mutants").glob("*/*.patch")):
         header = dict(line.split(": ", 1) for line in path.read_text().split("\n\n", 1)[0].splitlines())
-        mutants.append(Mutant(path, header["What"], header["Program"], header["Test"], header["Message"]))
+        if path.parent.name == "simulation":
+            header = {"Program": "lockstep simulated_job simulated_system", "Test": "simulation_schedules", **header}
+        mutants.append(Mutant(path, header["What"], tuple(header["Program"].split()), header["Test"], header["Message"]))
     return mutants
 
 
@@ -56,8 +64,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--source", type=pathlib.Path, required=True)
     parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("kinds", metavar="KIND", nargs="+")
     given = parser.parse_args()
-    mutants = read_mutants(given.source.resolve())
+    mutants = [mutant for mutant in read_mutants(given.source.resolve()) if mutant.kind in given.kinds]
     listed = subprocess.run(["ctest", "--test-dir", given.build, "-N"], text=True, stdout=subprocess.PIPE, check=True)
     tests = set(re.findall(r"Test +#\d+: (\S+)", listed.stdout))
     problems = 0
@@ -74,7 +83,7 @@ def main() -> int:
             problems += 1
             print(f"{mutant.path.name}: {problem}\n    make the patch again from the file as it is now", file=sys.stderr)
     print(f"{len(mutants)} mutants, {problems} of them with a problem")
-    return 0 if mutants and problems == 0 else 1
+    return 0 if {mutant.kind for mutant in mutants} == set(given.kinds) and problems == 0 else 1
 
 
 if __name__ == "__main__":
