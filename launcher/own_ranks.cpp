@@ -179,16 +179,21 @@ Place place_of(Place variables, int rank, bool on_this_host) {
   return variables;
 }
 
+/// Of this host: the place of a rank, whose wrapper is started where it is lost.
+void replace_here(const LaunchOptions& options, const HostFacts& facts, const RankPlace& place, bool is_lost,
+                  int output, Replacements& made) {
+  SpawnRequest request = own_rank(options, facts, place);
+  made.places.push_back(place_of(request.set_env, place.rank, /*on_this_host=*/true));
+  if (is_lost) made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
+}
+
 }  // namespace
 
 Replacements replace_own_ranks(const LaunchOptions& options, const HostFacts& facts, const HeldPort& port,
                                const std::vector<int>& lost, int output) {
   Replacements made;
   for_each_own_rank(options, &port, [&](const RankPlace& place) {
-    SpawnRequest request = own_rank(options, facts, place);
-    made.places.push_back(place_of(request.set_env, place.rank, /*on_this_host=*/true));
-    if (std::ranges::find(lost, place.rank) != lost.end())
-      made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
+    replace_here(options, facts, place, std::ranges::find(lost, place.rank) != lost.end(), output, made);
   });
   return made;
 }
@@ -214,17 +219,12 @@ Replacements replace_ranks_on(const GatheredHosts& gathered, const LaunchOptions
   Replacements made;
   for_each_rank_on(gathered, options, facts, [&](std::size_t host, const RankPlace& place) {
     const bool is_lost = std::ranges::find(lost, place.rank) != lost.end();
-    if (hosts.is_own(host)) {
-      SpawnRequest request = own_rank(options, facts, place);
-      made.places.push_back(place_of(request.set_env, place.rank, /*on_this_host=*/true));
-      if (is_lost) made.wrappers.emplace_back(place.rank, start_here(std::move(request), output));
-    } else {
-      StartRank start = remote_rank(options, facts, place, env);
-      made.places.push_back(place_of(start.set_env, place.rank, /*on_this_host=*/false));
-      if (!is_lost) return;
-      made.remote.emplace_back(place.rank, host);
-      hosts.send(host, start);
-    }
+    if (hosts.is_own(host)) return replace_here(options, facts, place, is_lost, output, made);
+    const StartRank start = remote_rank(options, facts, place, env);
+    made.places.push_back(place_of(start.set_env, place.rank, /*on_this_host=*/false));
+    if (!is_lost) return;
+    made.remote.emplace_back(place.rank, host);
+    hosts.send(host, start);
   });
   return made;
 }

@@ -38,13 +38,17 @@ std::string error_of(const std::exception_ptr& error) {
 
 }  // namespace
 
+std::optional<std::int64_t> parse_limit(const std::string& text, const std::string& word, std::int64_t usual,
+                                        std::int64_t most) {
+  if (text == "stop") return 0;
+  if (text == word) return usual;
+  if (!text.starts_with(word + ":")) return std::nullopt;
+  const auto given = parse_int(text.substr(word.size() + 1));
+  return given && *given >= 1 && *given <= most ? given : std::nullopt;
+}
+
 BadBatchSetting parse_bad_batch(const std::string& text) {
-  if (text == "stop") return {};
-  if (text == "skip") return {.most = kUsualMost};
-  constexpr std::string_view kSkip{"skip:"};
-  if (text.starts_with(kSkip))
-    if (const auto most = parse_int(text.substr(kSkip.size())); most && *most >= 1 && *most <= kMost)
-      return {.most = *most};
+  if (const auto most = parse_limit(text, "skip", kUsualMost, kMost)) return {.most = *most};
   throw UsageError(fmt::format("'{}' for bad batches", text),
                    fmt::format("give stop, skip, or skip:N of at most N batches, 1 to {}", kMost));
 }

@@ -27,6 +27,11 @@ namespace lockstep::trainer {
 /// batch at that step; steps and learning rates count on. What would keep a trace is refused: carried states, and hooks
 /// with a state (residuals, scales). A device's loss comes a step later, so there only what cannot be read is left out.
 
+/// How often "WORD" (`usual`) or "WORD:N" lets something happen, N from 1 to `most`; "stop": 0. Nothing for other
+/// texts.
+std::optional<std::int64_t> parse_limit(const std::string& text, const std::string& word, std::int64_t usual,
+                                        std::int64_t most);
+
 struct BadBatchSetting {
   std::int64_t most = 0;  // batches that are left out before the run ends; 0: it ends with the first
 };

@@ -4,18 +4,13 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "trainer/bad_batches.h"
 
 namespace lockstep::trainer {
 
 DivergenceSetting parse_divergence(const std::string& text) {
   constexpr std::int64_t kUsualMost = 3, kMost = 1000;
-  constexpr std::string_view kRewind{"rewind:"};
-  if (text == "stop") return {};
-  if (text == "rewind") return {.most = kUsualMost};
-  if (text.starts_with(kRewind))
-    if (const auto most = parse_int(text.substr(kRewind.size())); most && *most >= 1 && *most <= kMost)
-      return {.most = *most};
+  if (const auto most = parse_limit(text, "rewind", kUsualMost, kMost)) return {.most = *most};
   throw UsageError(fmt::format("'{}' for divergence", text),
                    fmt::format("give stop, rewind, or rewind:K of at most K times, 1 to {}", kMost));
 }
